@@ -1,0 +1,42 @@
+"""Attention and gradient checkpointing as torch_xla needs them."""
+
+from __future__ import annotations
+
+from . import xla
+
+SDPA_ONE_DTYPE = "sdpa_one_dtype"
+
+
+def use_one_dtype(model) -> bool:
+    """Gives a transformers model an SDPA attention that survives `torch.autocast("xla")`; False if it has no SDPA.
+
+    Rotary embeddings leave queries and keys in fp32 beside bf16 values there, and SDPA refuses the mixture.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    if getattr(model.config, "_attn_implementation", None) != "sdpa":
+        return False
+    AttentionInterface.register(SDPA_ONE_DTYPE, _sdpa_one_dtype)
+    AttentionMaskInterface.register(SDPA_ONE_DTYPE, sdpa_mask)
+    model.set_attn_implementation(SDPA_ONE_DTYPE)
+    return True
+
+
+def _sdpa_one_dtype(module, query, key, value, attention_mask, **kwargs):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def checkpoint_activations(model, kind: str) -> None:
+    """Recomputes activations in backward: transformers' way on CPU and CUDA, torch_xla's own function on XLA."""
+    if kind == "xla":
+        # Every mode of torch.utils.checkpoint crashes on XLA; without input gradients the reentrant one trains nothing.
+        model.enable_input_require_grads()
+        model._set_gradient_checkpointing(True, xla.checkpoint_function())
+    elif hasattr(model, "activation_checkpointing_enable"):  # transformers 5.20 renamed it
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable()

@@ -1,0 +1,124 @@
+"""Throughput, memory and MFU of a training run, with compilation, evaluation and saving kept apart."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator
+
+from . import xla
+from .runtime import Runtime
+
+_STATE = ("examples", "tokens", "seconds", "aside_seconds", "compile_seconds")
+
+
+class Meter:
+    """Counts what a run did. Counting is host-side arithmetic on shapes: it never waits for the device.
+
+    Tokens are positions the model computed, padding included.
+    """
+
+    def __init__(self, runtime: Runtime, flops_per_token: float):
+        """
+        Args:
+            runtime: the device, whose datasheet peak is what MFU is measured against.
+            flops_per_token: floating-point operations of one token's training step (6 x trained parameters, say).
+        """
+        self.runtime = runtime
+        self.flops_per_token = flops_per_token
+        self.examples = self.tokens = 0
+        self.seconds = self.aside_seconds = self.compile_seconds = 0.0
+        self._started: float | None = None
+        self._compile_mark = 0.0
+
+    def start(self, state: dict | None = None) -> None:
+        """Starts the clock, going on from what `state()` returned in an earlier session."""
+        for name, value in (state or dict.fromkeys(_STATE, 0)).items():
+            setattr(self, name, value)
+        if self.runtime.kind == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+        self._compile_mark = self._compile_clock()
+        self._started = time.perf_counter()
+
+    def state(self) -> dict:
+        """Counts and seconds so far, for `start` after a resume."""
+        self._read_clocks()
+        return {name: getattr(self, name) for name in _STATE}
+
+    def close(self) -> None:
+        """Stops the clock."""
+        self._wait_for_device()
+        self._read_clocks()
+        self._started = None
+
+    def _read_clocks(self) -> None:
+        if self._started is None:
+            return
+        now, compiled = time.perf_counter(), self._compile_clock()
+        self.seconds += now - self._started
+        self.compile_seconds += compiled - self._compile_mark
+        self._started, self._compile_mark = now, compiled
+
+    def count(self, inputs) -> None:
+        """Adds one micro-batch, given its dict of tensors ([B, T] first)."""
+        shape = next(tensor.shape for tensor in inputs.values() if getattr(tensor, "dim", lambda: 0)() >= 1)
+        self.examples += shape[0]
+        self.tokens += shape[0] * (shape[1] if len(shape) > 1 else 1)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Time that is not training: evaluation, saving."""
+        self._wait_for_device()
+        begin, compiling = time.perf_counter(), self._compile_clock()
+        try:
+            yield
+        finally:
+            self._wait_for_device()
+            # Compilation in here is counted once, as compilation.
+            self.aside_seconds += time.perf_counter() - begin - (self._compile_clock() - compiling)
+
+    def results(self) -> dict:
+        """Seconds, rates over pure training time, MFU with the peak it is against, peak memory in bytes."""
+        self._read_clocks()
+        training = max(self.seconds - self.aside_seconds - self.compile_seconds, 1e-9)
+        tokens_per_second = self.tokens / training
+        accelerator = self.runtime.accelerator
+        peak = accelerator and accelerator.peak_for(self.runtime.precision)
+        return {
+            "seconds": round(self.seconds, 3),
+            "compile_seconds": round(self.compile_seconds, 3),
+            "evaluate_and_save_seconds": round(self.aside_seconds, 3),
+            "examples_per_second": round(self.examples / training, 3),
+            "tokens_per_second": round(tokens_per_second, 1),
+            "mfu": peak and round(tokens_per_second * self.flops_per_token / (peak * self.runtime.device_count), 4),
+            "mfu_peak": peak and f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})",
+            "peak_memory_bytes": peak_memory(self.runtime),
+        }
+
+    def _compile_clock(self) -> float:
+        return xla.counters()["compile_seconds"] if self.runtime.kind == "xla" else 0.0
+
+    def _wait_for_device(self) -> None:
+        if self.runtime.kind == "xla":
+            xla.wait()
+        elif self.runtime.kind == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def peak_memory(runtime: Runtime) -> int | None:
+    """Bytes: the allocator's peak on CUDA, the device's on a TPU (None where it does not tell), the process's on a CPU."""
+    if runtime.kind == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    if runtime.kind == "xla":
+        info = xla.memory_info() or {}
+        return info.get("peak_bytes_used") or info.get("bytes_used")
+    # Linux counts kilobytes, macOS bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

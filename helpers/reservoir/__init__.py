@@ -1,0 +1,1 @@
+"""Reservoir (echo-state) language model on short stories, beside a transformer of the same size."""

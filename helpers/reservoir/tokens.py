@@ -1,0 +1,311 @@
+"""Tokeniser, and the tokens of all stories in one memory-mapped file.
+
+# V vocabulary · B blocks · T tokens in a block
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from helpers.reservoir.stories import END_OF_TEXT, batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+GPT2 = "openai-community/gpt2"
+GPT2_REVISION = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
+TRAINING_STORIES = 50_000  # merges hardly change with more, and training takes seconds
+MIN_VOCAB_SIZE = 257  # 256 bytes and END_OF_TEXT
+
+
+# ---- tokeniser
+
+
+def load_tokenizer(source: str, stories: Iterable[str], vocab_size: int) -> tuple["PreTrainedTokenizerFast", str]:
+    """A byte-level BPE tokeniser and the reason for it.
+
+    source: "gpt2" is GPT-2's at a pinned revision, or one trained on `stories` where that cannot be had; "train" trains
+        one of `vocab_size` entries on the first 50,000 stories, the same each time; anything else is a local path or
+        hub id for `AutoTokenizer` (no remote code).
+
+    Raises ValueError where vocab_size < 257, or where the tokeniser is not byte-level or has no end-of-text token, and
+    OSError where a path or id cannot be loaded.
+    """
+    if source == "train":
+        tokenizer = _train(stories, vocab_size)
+        return tokenizer, f'tokenizer="train": byte-level BPE of {len(tokenizer)} entries, trained on the stories'
+    if source == "gpt2":
+        try:
+            tokenizer = _pretrained(GPT2, GPT2_REVISION, local_files_only=not _hub_answers())
+        except OSError as error:
+            tokenizer = _train(stories, vocab_size)
+            return tokenizer, (
+                f"{GPT2} cannot be loaded ({str(error).splitlines()[0]}): "
+                f"byte-level BPE of {len(tokenizer)} entries, trained on the stories instead"
+            )
+        return tokenizer, f'tokenizer="gpt2": {GPT2}@{GPT2_REVISION[:7]}, {len(tokenizer)} entries'
+    tokenizer = _pretrained(source, None, local_files_only=False)
+    return tokenizer, f"tokenizer={source!r}: {len(tokenizer)} entries"
+
+
+def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
+    """UTF-8 bytes that each token stands for, int64 [V]; special tokens stand for 0.
+
+    A byte-level BPE writes each byte as one character of a fixed alphabet, so a token's length is its bytes: also for a
+    token that is part of a character and decodes to nothing by itself. Raises ValueError for any other tokeniser.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]):
+        raise ValueError("tokenizer: bytes per token are known for byte-level BPE only; use one like GPT-2's")
+    alphabet = set(ByteLevel.alphabet())
+    added = tokenizer.added_tokens_decoder
+    lengths = np.zeros(len(tokenizer), dtype=np.int64)
+    for token, index in tokenizer.get_vocab().items():
+        if index in added:
+            lengths[index] = 0 if added[index].special else len(token.encode())
+        elif alphabet.issuperset(token):
+            lengths[index] = len(token)
+        else:
+            raise ValueError(f"tokenizer: token {index} ({token!r}) is not written in the byte-level alphabet")
+    return lengths
+
+
+def _train(stories: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(
+            f"vocab_size={vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and {END_OF_TEXT}) to train a tokenizer"
+        )
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(itertools.islice(stories, TRAINING_STORIES), trainer)
+    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)  # GPT-2's habit
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **tokens)
+
+
+def _pretrained(name: str, revision: str | None, *, local_files_only: bool) -> "PreTrainedTokenizerFast":
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    kept = {"revision": revision} if revision else {}
+    tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only, trust_remote_code=False, **kept)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.eos_token_id is None:
+        raise ValueError(f"tokenizer={name!r}: must be a fast tokenizer with an end-of-text token")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _hub_answers(timeout: float = 5.0) -> bool:
+    """Whether the hub answers at all: `from_pretrained` takes 46 s of retries to find out that it does not."""
+    import urllib.error
+    import urllib.request
+
+    import huggingface_hub.constants as hub
+
+    if hub.HF_HUB_OFFLINE:
+        return False
+    try:
+        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=timeout):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+# ---- token file
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A flat file of token ids: each story, then the end-of-text token. Its facts are in `<path>.json` beside it."""
+
+    path: Path
+    tokens: int
+    stories: int
+    text_bytes: int  # UTF-8 bytes of the stories
+    dtype: str  # "uint16" or "uint32"
+    tokenizer: str  # sha256 of the tokeniser's definition
+    source: str | None  # sha256 of the caller's description of the stories
+
+
+def write_tokens(
+    stories: Iterable[str], tokenizer: "PreTrainedTokenizerFast", path: Path, *, source: str | None = None
+) -> TokenFile:
+    """Tokenise `stories` into `path`, streaming; skipped when the file is there already, whole and of the same origin.
+
+    source: describes the stories (`StorySplits.source` and the split's name). Without it nothing is ever skipped.
+
+    A story that spells out a special token is tokenised as the text it is. Raises ValueError when there is no story.
+    """
+    digests = {
+        "tokenizer": _tokenizer_digest(tokenizer),
+        "source": None if source is None else hashlib.sha256(source.encode()).hexdigest(),
+    }
+    path = Path(path)
+    present = _read_metadata(path)
+    if present and source is not None and digests.items() <= asdict(present).items():
+        return present
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dtype = "uint16" if len(tokenizer) <= 65536 else "uint32"
+    counts = dict.fromkeys(("tokens", "stories", "text_bytes"), 0)
+    with _replacing(path) as partial, partial.open("wb") as file:
+        for batch in batches(stories):
+            rows = tokenizer(
+                batch, add_special_tokens=False, return_attention_mask=False, split_special_tokens=True, verbose=False
+            )["input_ids"]
+            ids = [token for row in rows for token in (*row, tokenizer.eos_token_id)]
+            np.asarray(ids, dtype=dtype).tofile(file)
+            counts["tokens"] += len(ids)
+            counts["stories"] += len(batch)
+            counts["text_bytes"] += sum(len(story.encode()) for story in batch)
+        if not counts["stories"]:
+            raise ValueError(f"stories: none to write to {path}")
+        file.flush()
+        os.fsync(file.fileno())
+        # Old facts must not outlive the tokens that they describe.
+        _metadata_path(path).unlink(missing_ok=True)
+    written = TokenFile(path=path, dtype=dtype, **counts, **digests)
+    with _replacing(_metadata_path(path)) as partial:
+        partial.write_text(json.dumps(asdict(written) | {"path": path.name}, indent=2) + "\n", encoding="utf-8")
+    return written
+
+
+def open_tokens(path: Path) -> np.memmap:
+    """The tokens that `write_tokens` wrote to `path`, memory-mapped read-only, uint16 or uint32 [tokens].
+
+    Raises FileNotFoundError where there is no whole token file.
+    """
+    token_file = _read_metadata(Path(path))
+    if token_file is None:
+        raise FileNotFoundError(f"{path}: no whole token file here; run write_tokens again")
+    return np.memmap(token_file.path, dtype=token_file.dtype, mode="r", shape=(token_file.tokens,))
+
+
+def _metadata_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _read_metadata(path: Path) -> TokenFile | None:
+    """Facts of the token file at `path`, or None where it is absent, unreadable or not of the stated size."""
+    try:
+        facts = json.loads(_metadata_path(path).read_text(encoding="utf-8"))
+        token_file = TokenFile(**(facts | {"path": path}))
+        whole = token_file.dtype in ("uint16", "uint32") and (
+            path.stat().st_size == token_file.tokens * np.dtype(token_file.dtype).itemsize > 0
+        )
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return token_file if whole else None
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes `path` when the block ends well, and vanishes when it does not."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    # Left behind by earlier calls of the tokeniser; they do not change the ids written here.
+    del definition["truncation"], definition["padding"]
+    definition["end_of_text"] = tokenizer.eos_token_id
+    return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
+
+
+# ---- blocks
+
+
+class TokenBlocks(torch.utils.data.Dataset):
+    """Consecutive blocks of T tokens that do not overlap; the tail is dropped. Labels are the inputs: models shift.
+
+    sequence_length: T, at least 2. max_blocks: take the first ones only. multiple_of: trim the count to a multiple (the
+        batch size where every batch must have one shape, as on a TPU).
+
+    Raises ValueError where no block is left.
+    """
+
+    def __init__(
+        self, token_file: TokenFile, sequence_length: int, max_blocks: int | None = None, multiple_of: int = 1
+    ) -> None:
+        if sequence_length < 2:
+            raise ValueError(f"sequence_length={sequence_length}: must be at least 2 (one token predicts the next)")
+        if multiple_of < 1 or (max_blocks is not None and max_blocks < 1):
+            raise ValueError(f"multiple_of={multiple_of}, max_blocks={max_blocks}: must be at least 1")
+        count = token_file.tokens // sequence_length
+        count = count if max_blocks is None else min(count, max_blocks)
+        self.count = count - count % multiple_of
+        if self.count == 0:
+            raise ValueError(
+                f"sequence_length={sequence_length}, batch_size={multiple_of}, max_blocks={max_blocks}: "
+                f"{token_file.tokens} tokens make {count} blocks, not one batch; "
+                "use more stories, a smaller sequence_length or a smaller batch_size"
+            )
+        self.token_file = token_file
+        self.sequence_length = sequence_length
+        self._tokens: np.memmap | None = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not -self.count <= index < self.count:
+            raise IndexError(f"block {index} of {self.count}")
+        start = index % self.count * self.sequence_length
+        ids_T = torch.from_numpy(self._mapped()[start : start + self.sequence_length].astype(np.int64))
+        return {"input_ids": ids_T, "labels": ids_T.clone()}
+
+    def arrays(self, rows: int = 1024) -> Iterator[np.ndarray]:
+        """All blocks in order, as int64 arrays [<= rows, T]."""
+        for start in range(0, self.count, rows):
+            stop = min(start + rows, self.count)
+            flat = self._mapped()[start * self.sequence_length : stop * self.sequence_length]
+            yield flat.astype(np.int64).reshape(-1, self.sequence_length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A memmap pickles as a copy of the whole array; a worker maps the file itself.
+        return self.__dict__ | {"_tokens": None}
+
+    def _mapped(self) -> np.memmap:
+        if self._tokens is None:
+            self._tokens = open_tokens(self.token_file.path)
+        return self._tokens
+
+
+def scored_bytes(blocks: TokenBlocks, token_bytes: np.ndarray) -> int:
+    """UTF-8 bytes of the tokens that are predicted: all but the first of each block."""
+    return sum(int(token_bytes[ids_BT[:, 1:]].sum()) for ids_BT in blocks.arrays())
+
+
+def bits_per_byte(mean_nats_per_token: float, blocks: TokenBlocks, token_bytes: np.ndarray) -> float:
+    """Cross-entropy per byte of text, which unlike nats per token compares models of different tokenisers.
+
+    mean_nats_per_token: over the predicted tokens of `blocks`, end-of-text tokens included; those add nats, not bytes.
+    """
+    predicted = len(blocks) * (blocks.sequence_length - 1)
+    return mean_nats_per_token * predicted / math.log(2) / scored_bytes(blocks, token_bytes)

@@ -1,0 +1,182 @@
+"""What is this machine? One value that says the device, the precision and, for each choice, the reason."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import warnings
+from dataclasses import dataclass
+
+from . import hardware, xla
+
+NATIVE_BF16 = (8, 0)  # Ampere; `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """The device a run uses and how it computes there."""
+
+    kind: str  # "cpu", "cuda" or "xla"
+    reason: str  # why this kind
+    device_name: str
+    device_count: int  # devices this process drives
+    memory: int | None  # bytes a device, None where the runtime does not tell
+    compute_capability: tuple[int, int] | None
+    precision: str  # "fp32", "fp16" or "bf16": dtype of the matrix products
+    precision_reason: str
+    torch: str
+    torch_xla: str | None
+
+    @property
+    def device(self):
+        """The `torch.device` to put tensors on."""
+        import torch
+
+        return xla.start() if self.kind == "xla" else torch.device(self.kind)
+
+    @property
+    def accelerator(self) -> hardware.Accelerator | None:
+        """The datasheet entry of this device, None when it is not in the catalogue."""
+        return hardware.find(self.device_name)
+
+    def results(self) -> dict:
+        """The `runtime` part of results.json."""
+        return {
+            "kind": self.kind,
+            "device_name": self.device_name,
+            "device_count": self.device_count,
+            "memory_bytes": self.memory,
+            "precision": self.precision,
+            "python": platform.python_version(),
+            "torch": self.torch,
+            "torch_xla": self.torch_xla,
+        }
+
+    def __str__(self) -> str:
+        memory = f"{self.memory / 2**30:.1f} GiB" if self.memory else "memory unknown"
+        capability = "" if self.compute_capability is None else " · sm_{}{}".format(*self.compute_capability)
+        xla_version = f" · torch_xla {self.torch_xla}" if self.torch_xla else ""
+        return "\n".join(
+            (
+                f"device     {self.device_count} x {self.device_name} ({self.kind}) · {memory}{capability}",
+                f"           {self.reason}",
+                f"precision  {self.precision}: {self.precision_reason}",
+                f"versions   Python {platform.python_version()} · torch {self.torch}{xla_version}",
+            )
+        )
+
+
+def choose_precision(kind: str, name: str, compute_capability: tuple[int, int] | None) -> tuple[str, str]:
+    """Training dtype for one device and the reason for it."""
+    if kind == "xla":
+        return "bf16", "the matrix unit multiplies bf16; weights and optimizer stay fp32 under autocast"
+    if kind == "cpu":
+        return "fp32", "a CPU gains nothing from half precision that would be worth the error"
+    sm = "sm_{}{}".format(*compute_capability)
+    if compute_capability >= NATIVE_BF16:
+        return "bf16", f"{name} ({sm}) multiplies bf16 natively; what stays fp32 uses TF32"
+    return "fp16", f"{name} ({sm}) has no native bf16; fp16 with loss scaling over fp32 weights"
+
+
+def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
+    """Finds the device to train on: TPU (when asked for), then GPU, then CPU, and says why.
+
+    Args:
+        use_tpu: prefer a TPU. None there: one warning, then the GPU, then the CPU.
+        precision: "auto", or "fp32", "bf16", "fp16" to insist.
+
+    Raises:
+        RuntimeError: torch and torch_xla versions differ, XLA stores weights in bf16, or transformers was already
+            imported for the other kind of device in this kernel.
+        ValueError: a precision that this device cannot train in.
+    """
+    reason = "use_tpu=False"
+    if use_tpu:
+        found, reason = xla.available()
+        if not found:
+            warnings.warn(
+                f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
+                stacklevel=2,
+            )
+    else:
+        found = False
+    _announce_to_huggingface(found)
+
+    if found:
+        xla.start()
+        torch_version, xla_version = xla.versions()
+        info = xla.memory_info()
+        kind, name, count, capability = "xla", xla.device_name(), xla.device_count(), None
+        memory = info and info.get("bytes_limit")
+    else:
+        import psutil
+        import torch
+
+        torch_version, xla_version = torch.__version__, None
+        if torch.cuda.is_available():
+            count, note = _visible_gpus(torch)
+            kind, name, capability = "cuda", torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+            memory = torch.cuda.get_device_properties(0).total_memory
+            reason = f"{reason}; torch sees a GPU{note}"
+        else:
+            kind, name, count, capability = "cpu", platform.processor() or platform.machine(), 1, None
+            memory = psutil.virtual_memory().total
+            reason = f"{reason}; torch sees no GPU"
+
+    chosen, why = choose_precision(kind, name, capability)
+    if precision != "auto":
+        _check_precision(kind, name, capability, precision)
+        chosen, why = precision, f"asked for (precision={precision!r}); auto would be {chosen}: {why}"
+    return Runtime(
+        kind=kind,
+        reason=reason,
+        device_name=name,
+        device_count=count,
+        memory=memory,
+        compute_capability=capability,
+        precision=chosen,
+        precision_reason=why,
+        torch=torch_version,
+        torch_xla=xla_version,
+    )
+
+
+def get_device(use_tpu: bool = False):
+    """The `torch.device` of `detect(use_tpu)`: XLA, CUDA or CPU, with one warning where a wish cannot be met."""
+    return detect(use_tpu).device
+
+
+def _announce_to_huggingface(use_xla: bool) -> None:
+    """transformers and accelerate take XLA whenever torch_xla imports, a GPU or no TPU notwithstanding."""
+    wanted = "1" if use_xla else "0"
+    current = os.environ.get("USE_TORCH_XLA", "1")
+    loaded = [name for name in ("transformers", "accelerate") if name in sys.modules]
+    if xla.installed() and loaded and current != wanted:
+        raise RuntimeError(
+            f"{' and '.join(loaded)} already run for {'a GPU or CPU' if use_xla else 'a TPU'} in this kernel and cannot "
+            "change over. Restart the kernel (Runtime > Restart session), then run all cells with the new use_tpu."
+        )
+    os.environ["USE_TORCH_XLA"] = wanted
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # widgets that no saved notebook can show
+
+
+def _visible_gpus(torch) -> tuple[int, str]:
+    """How many GPUs this process drives: one, unless a launcher started one process a GPU."""
+    count = torch.cuda.device_count()
+    if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
+        # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        return 1, f"; using 1 of {count} (use `accelerate launch` for all)"
+    return 1, ""
+
+
+def _check_precision(kind: str, name: str, capability: tuple[int, int] | None, precision: str) -> None:
+    if precision == "fp16" and kind != "cuda":
+        raise ValueError(
+            f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"
+        )
+    if precision == "bf16" and kind == "cuda" and capability < NATIVE_BF16:
+        raise ValueError(
+            f"precision='bf16' is emulated and slow on {name}; use 'auto' (fp16 with loss scaling) or 'fp32'"
+        )

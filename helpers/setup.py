@@ -1,0 +1,183 @@
+"""Installs what a notebook lacks and leaves alone what its runtime came with.
+
+Colab and Kaggle ship a torch built for their driver, with torchvision and torch_xla built for that torch. A plain
+`pip install` of a package that wants another version replaces it under a kernel that may have it loaded; pip with a
+constraints file of the installed versions refuses instead. torch and torch_xla are never upgraded, whatever is asked.
+
+Standard library only at import: this runs before anything is installed (`packaging` comes with ipykernel).
+"""
+
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+NEVER_MOVED = ("torch", "torch-xla")
+HELD_WHEN_INSTALLED = ("torch", "torchvision", "torchaudio", "torch_xla", "numpy")
+HELD_WHEN_LOADED = {"pyarrow": "pyarrow", "pandas": "pandas", "PIL": "pillow"}  # module: distribution
+PIP_TAIL_LINES = 15
+
+
+def install(requirements: str) -> list[str]:
+    """Install those `requirements` that are absent or out of range; nothing, and no network, when all are satisfied.
+
+    requirements: one specifier a line, as in requirements-gpu.txt; comments and blank lines are allowed.
+    Returns what was installed for them, as `name==version`. An installed torch or torch_xla is kept: out of range it
+    only warns. An absent torch_xla is left out, with a warning, where the installed torch is not the one it is for.
+
+    Raises ValueError for a line that is no requirement; RuntimeError when pip is absent or fails, or when it changed a
+    package that this kernel has loaded.
+    """
+    missing, complaints = _missing(requirements)
+    for complaint in complaints:
+        warnings.warn(complaint, stacklevel=2)
+    if not missing:
+        return []
+    print(f"installing {', '.join(missing)}")
+    before = _installed_versions()
+    _run_pip(missing, _constraints())
+    importlib.invalidate_caches()
+    after = _installed_versions()
+
+    moved = [name for name in before if after.get(name, before[name]) != before[name] and _is_loaded(name)]
+    if moved:
+        changes = ", ".join(f"{name} {before[name]} to {after[name]}" for name in moved)
+        raise RuntimeError(f"pip moved {changes}, loaded in this kernel: restart the runtime and Run all again.")
+    still_missing, _ = _missing(requirements)
+    if still_missing:
+        raise RuntimeError(
+            f"pip succeeded, but {sys.executable} does not see {', '.join(still_missing)}: "
+            "restart the runtime and Run all again."
+        )
+    installed = [f"{name}=={metadata.version(name)}" for name in map(_name, missing)]
+    print(f"installed {', '.join(installed)}")
+    return installed
+
+
+def _missing(requirements: str) -> tuple[list[str], list[str]]:
+    """What to ask pip for, and what is out of range and kept all the same (each with the reason)."""
+    from packaging.requirements import Requirement
+
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
+    queue = [Requirement(line) for line in lines if line]
+    torch = _version("torch")
+    missing, complaints = [], []
+    while queue:
+        requirement = queue.pop(0)
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        version = _version(requirement.name)
+        in_range = version is not None and requirement.specifier.contains(version, prereleases=True)
+        never_moved = requirement.name.lower().replace("_", "-") in NEVER_MOVED
+        if version is None and never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
+            complaints.append(
+                f"{requirement.name} is not installed, and {requirement} does not fit the installed torch {torch}: "
+                "left out, so this run uses the GPU or the CPU. For a TPU choose a TPU runtime."
+            )
+        elif in_range or (version and never_moved):
+            queue += _requirements_of_extras(requirement)
+            if not in_range:
+                complaints.append(
+                    f"{requirement.name} {version} is installed; this notebook was tried with "
+                    f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
+                )
+        else:
+            missing.append(str(requirement))
+    return missing, complaints
+
+
+def _requirements_of_extras(requirement: "Requirement") -> list["Requirement"]:
+    """What an installed distribution needs for the extras asked of it, e.g. jax for torch_xla[pallas]."""
+    from packaging.requirements import Requirement
+
+    needed = []
+    for line in metadata.requires(requirement.name) or []:
+        dependency = Requirement(line)
+        marker = dependency.marker
+        if marker and not marker.evaluate() and any(marker.evaluate({"extra": extra}) for extra in requirement.extras):
+            dependency.marker = None
+            needed.append(dependency)
+    return needed
+
+
+def _constraints() -> list[str]:
+    loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
+    return [f"{name}=={version}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (version := _version(name))]
+
+
+def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise RuntimeError(
+            f"{', '.join(specifiers)} must be installed, but {sys.executable} has no pip. "
+            f"Run `{sys.executable} -m ensurepip`, or install requirements-gpu.txt (TPU: requirements-tpu.txt) "
+            "with the tool that made this environment."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "constraints.txt")
+        file.write_text("\n".join(constraints) + "\n", encoding="utf-8")
+        options = ["--quiet", "--no-input", "--disable-pip-version-check", "-c", str(file)]
+        pip = subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, *specifiers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    if pip.returncode:
+        tail = "\n".join(pip.stdout.splitlines()[-PIP_TAIL_LINES:])
+        raise RuntimeError(
+            f"pip could not install {', '.join(specifiers)} (exit code {pip.returncode}) "
+            f"beside {', '.join(constraints) or 'nothing held'}:\n{tail}\n"
+            "No network? On Kaggle switch Internet on (Settings); elsewhere install requirements-gpu.txt "
+            "(TPU: requirements-tpu.txt) beforehand. A conflict with a held version? Restart the runtime and run this "
+            "cell first; if it stays, choose a newer runtime."
+        )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _installed_versions() -> dict[str, str]:
+    """Version of every distribution; the first on sys.path wins, as it does for `import`."""
+    from packaging.utils import canonicalize_name
+
+    versions: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        described = distribution.metadata
+        if described["Name"]:  # an interrupted pip leaves folders without one
+            versions.setdefault(canonicalize_name(described["Name"]), described["Version"])
+    return versions
+
+
+def _is_loaded(name: str) -> bool:
+    """Whether a module of this distribution is imported.
+
+    Files decide, not top-level names: `google` is always loaded on Colab and belongs to dozens of distributions.
+    """
+    for file in metadata.files(name) or []:
+        if file.suffix in {".py", ".so", ".pyd"}:
+            stem = PurePosixPath(file).with_name(file.name.partition(".")[0])
+            parts = stem.parts[:-1] if stem.name == "__init__" else stem.parts
+            if ".".join(parts) in sys.modules:
+                return True
+    return False
+
+
+def _name(specifier: str) -> str:
+    from packaging.requirements import Requirement
+
+    return Requirement(specifier).name

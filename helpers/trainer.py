@@ -1,0 +1,453 @@
+"""One mixin over the Hugging Face trainers: exact resume, whole checkpoints, preemption, NaN stop, memory, metering.
+
+    class ReservoirTrainer(TrainerMixin, transformers.Trainer): ...
+
+It adds what the stock trainers lack and changes nothing a user knows: arguments, callbacks, evaluation and logging are
+transformers'. On XLA it also shards the batches over all chips and keeps every value on the device between two logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import transformers.trainer
+from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
+
+from . import attention, checkpoint, tracking, xla
+from .interruption import FiniteGuard, NonFiniteLoss, Preempted, Preemption, is_out_of_memory, smaller_micro_batch
+from .meter import Meter
+from .plan import Plan
+from .runtime import Runtime
+
+METER_FILE = "meter.json"
+WARMUP_STEPS = 3  # XLA compiles the first step, the first with optimizer state, and the first after a log
+
+
+def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
+    """`TrainingArguments` (or a subclass) for a plan; every field of the plan reaches the trainer here.
+
+    Args:
+        plan: the settings.
+        runtime: the device.
+        output_dir: the run's folder.
+        seed: of weights, data order and dropout.
+        cls: `TrainingArguments`, `SFTConfig` or `SentenceTransformerTrainingArguments`.
+        **overrides: any of its fields.
+    """
+    on_cuda = runtime.kind == "cuda"
+    batch = plan.micro_batch_size if runtime.kind == "xla" else plan.per_device_batch_size
+    fields = {
+        "output_dir": str(output_dir),
+        "seed": seed,
+        "data_seed": seed,
+        "per_device_train_batch_size": batch,  # under SPMD this process feeds all chips
+        "per_device_eval_batch_size": batch,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "learning_rate": plan.learning_rate,
+        "max_steps": plan.max_steps,
+        "warmup_steps": plan.warmup_steps,
+        "lr_scheduler_type": "cosine",
+        "weight_decay": plan.weight_decay,
+        "max_grad_norm": plan.max_grad_norm,
+        "optim": plan.optimizer,
+        "fp16": on_cuda and plan.precision == "fp16",
+        "bf16": plan.precision == "bf16" and runtime.kind != "xla",  # on XLA it would store the weights in bf16
+        "tf32": True if on_cuda and runtime.compute_capability >= (8, 0) else None,
+        "use_cpu": runtime.kind == "cpu",
+        "dataloader_num_workers": plan.dataloader_workers,
+        "dataloader_pin_memory": plan.pin_memory,
+        "dataloader_drop_last": True,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,  # hides NaN in the logs and costs a sync a micro-batch
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "save_total_limit": 2,
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "prediction_loss_only": True,
+    }
+    return cls(**{**fields, **overrides})
+
+
+class TrainerMixin:
+    """Put before a Hugging Face trainer class.
+
+    Args:
+        plan: what `plan.plan` returned; the out-of-memory ladder replaces it with smaller micro-batches.
+        runtime: what `runtime.detect` returned.
+        flops_per_token: of one training step, for MFU (default 6 x trained parameters).
+        *args, **kwargs: the trainer's own.
+    """
+
+    def __init__(self, *args, plan: Plan, runtime: Runtime, flops_per_token: float | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.plan, self.runtime = plan, runtime
+        trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
+        self.preemption = Preemption()
+        self.resumed_from: int | None = None
+        self.messages: list[str] = []
+        self._finite: FiniteGuard | None = None
+        self._staging: Path | None = None
+        self._batches_checked = False
+        self._first_step = 0
+        self._counters: dict | None = None
+        self._phase_runs: dict[str, int] = {}
+        self._xla = {"compiles": 0, "compiles_after_warmup": 0, "host_transfers": 0, "steps": 0}
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
+        self.add_callback(self.preemption)
+        self.add_callback(_StepBoundary(self))
+        self.add_callback(tracking.Progress())
+        if runtime.kind == "xla":
+            attention.use_one_dtype(self.model)
+        if plan.gradient_checkpointing:
+            attention.checkpoint_activations(self.model, runtime.kind)
+
+    # -- the run --
+
+    def train(self, resume_from_checkpoint: bool | str | Path | None = True, **kwargs):
+        """Trains to `max_steps`, from the newest whole checkpoint where there is one.
+
+        Args:
+            resume_from_checkpoint: True takes the newest checkpoint in `output_dir` that verifies, or starts fresh;
+                a path must verify; False or None starts fresh.
+
+        Returns:
+            transformers' `TrainOutput`. The weights of the best evaluation are loaded at the end.
+
+        Raises:
+            Preempted: SIGTERM came; a checkpoint of the last finished step was written.
+            NonFiniteLoss: the loss became NaN or infinite.
+            CheckpointNotWritten: the disk did not take a checkpoint (the first is written before the first step).
+            RuntimeError: out of memory at one example a device.
+        """
+        source = self._checkpoint_to_resume(resume_from_checkpoint)
+        self.resumed_from = source and checkpoint.step_of(source)
+        checkpoint.sweep(self.args.output_dir)
+        with self.preemption, _sharding_survives_skipping(), contextlib.closing(self.meter):
+            while True:
+                self.meter.start(_read_json(source / METER_FILE) if source else None)
+                try:
+                    output = self._train_from(source, **kwargs)
+                    break
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    self._shrink_micro_batch(error)
+                # Outside `except`: the traceback would keep the failed step's tensors alive.
+                self._forget_failed_step()
+                source, _ = checkpoint.newest_whole(self.args.output_dir)
+        if self.preemption.requested and self.state.global_step < self.args.max_steps:
+            raise Preempted(
+                f"SIGTERM at step {self.state.global_step}: checkpoint-{self.state.global_step} is written and whole. "
+                "Run the notebook again with the same output_dir and resume=True to go on from there."
+            )
+        self._load_best()
+        return output
+
+    def _train_from(self, source: Path | None, **kwargs):
+        if source is not None and checkpoint.step_of(source) >= self.args.max_steps:
+            # Stock Trainer would train one step too many.
+            self._load_from_checkpoint(str(source))
+            self.state = TrainerState.load_from_json(str(source / transformers.trainer.TRAINER_STATE_NAME))
+            self._say(f"the run is finished: {source.name} is its last step")
+            return None
+        self._finite, self._batches_checked = None, False
+        return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
+
+    def _checkpoint_to_resume(self, wanted: bool | str | Path | None) -> Path | None:
+        if wanted is None or wanted is False:
+            return None
+        if wanted is not True:
+            problem = checkpoint.damage(wanted)
+            if problem:
+                raise ValueError(
+                    f"resume_from_checkpoint={str(wanted)!r}: {problem}; pass True for the newest whole one"
+                )
+            return Path(wanted)
+        source, skipped = checkpoint.newest_whole(self.args.output_dir)
+        for line in skipped:
+            self._say(line)
+        if source is not None:
+            self._say(f"resuming from {source.name}")
+        elif skipped:
+            self._say("no whole checkpoint: starting from step 0")
+        return source
+
+    def _load_best(self) -> None:
+        if self.state.best_global_step is None:
+            return
+        best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
+        problem = checkpoint.damage(best) if best.is_dir() else "it is gone"
+        if problem:
+            self._say(f"keeping the last weights: the best checkpoint {best.name} cannot be used: {problem}")
+            return
+        self._load_from_checkpoint(str(best))
+        self._say(f"loaded {best.name}, the best evaluation (loss {self.state.best_metric:.4f})")
+
+    # -- one step --
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if self.runtime.kind == "xla" and not self._batches_checked:
+            self._assert_sharded(inputs)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._finite is None:
+            self._finite = FiniteGuard(loss.device)
+        self._finite.update(loss)
+        self.meter.count(inputs)
+        if self.runtime.kind == "xla" and not self.accelerator.gradient_state.sync_gradients:
+            xla.sync()  # one graph a micro-batch, not one that grows with accumulation
+        return loss
+
+    def compute_loss_context_manager(self):
+        stack = super().compute_loss_context_manager()
+        if self.runtime.kind == "xla" and self.plan.precision == "bf16":
+            stack.enter_context(torch.autocast("xla", dtype=torch.bfloat16))
+        return stack
+
+    def _get_dataloader(self, *args, **kwargs):
+        loader = super()._get_dataloader(*args, **kwargs)
+        return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        """Evaluation sees every example: on XLA the last batch must be as large as the others, elsewhere it may be short."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        batch = self.args.eval_batch_size
+        if self.runtime.kind == "xla" and hasattr(dataset, "__len__") and len(dataset) % batch:
+            raise ValueError(
+                f"eval_dataset has {len(dataset)} examples, which is no multiple of the evaluation batch of {batch}: "
+                "a shorter last batch would compile anew. Trim or pad it to a multiple."
+            )
+        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = drop_last
+
+    def _assert_sharded(self, inputs) -> None:
+        self._batches_checked = True
+        tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
+        whole = [name for name, tensor in tensors.items() if not xla.is_batch_sharded(tensor)]
+        assert not whole, (
+            f"{whole} are not split over the {self.runtime.device_count} devices: each computes everything"
+        )
+
+    def seed_step(self) -> None:
+        """Seeds every generator from (seed, step), so that a resumed step draws what it would have drawn."""
+        value = (self.args.seed * 1_000_003 + self.state.global_step * 2_654_435_761 + self.args.process_index) % 2**31
+        torch.manual_seed(value)
+        if self.runtime.kind == "xla":
+            xla.seed(value)
+
+    # -- logging, evaluation, saving --
+
+    def log(self, logs: dict, start_time: float | None = None) -> None:
+        fp16 = self.plan.precision == "fp16"  # there an infinite gradient norm only means that the scaler backs off
+        for name in ("loss",) if fp16 else ("loss", "grad_norm"):
+            if name in logs and not torch.isfinite(torch.tensor(logs[name])):
+                self._stop_on_nonfinite(name, logs[name])
+        super().log(logs, start_time)
+        if "loss" in logs:
+            self.count_phase("log")
+
+    def evaluate(self, *args, **kwargs):
+        with self.aside("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def _determine_best_metric(self, metrics, trial) -> bool:
+        improved = super()._determine_best_metric(metrics, trial)
+        self.control.should_save |= improved  # the best weights are kept whatever save_steps is
+        return improved
+
+    def _get_output_dir(self, trial) -> str:
+        return str(self._staging) if self._staging else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        with self.aside("save"):
+            if self._finite is not None and self._finite.first_bad_micro_batch() is not None:
+                self._stop_on_nonfinite("loss", float("nan"))
+            self._save_staged(model, trial)
+
+    def _save_staged(self, model, trial) -> None:
+        output_dir, step = Path(self.args.output_dir), self.state.global_step
+        best = self.state.best_global_step
+        self.state.best_model_checkpoint = str(checkpoint.folder(output_dir, best)) if best else None
+        with checkpoint.staged(output_dir, step) as staging:
+            self._staging = staging
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._staging = None
+            written = checkpoint.folder(staging, step)
+            # Stock code may have noted the staging path of a best checkpoint that is this one.
+            self.state.best_model_checkpoint = str(checkpoint.folder(output_dir, best)) if best else None
+            self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
+            (written / METER_FILE).write_text(json.dumps(self.meter.state()), encoding="utf-8")
+        checkpoint.prune(output_dir, self.args.save_total_limit or 2, protect=self.state.best_model_checkpoint)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.runtime.kind != "xla":
+            super().save_model(output_dir, _internal_call)
+            return
+        xla.sync()
+        copies: dict[int, torch.Tensor] = {}  # one CPU copy a tensor, so that tied weights stay tied
+        state = {
+            name: copies.setdefault(id(tensor), tensor.detach().cpu())
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+        }
+        self._save(output_dir or self.args.output_dir, state_dict=state)
+
+    def _stop_on_nonfinite(self, name: str, value: float) -> None:
+        bad = None if self._finite is None else self._finite.first_bad_micro_batch()
+        step = first_step = self.state.global_step
+        if bad is not None:
+            first_step = self._first_step + bad // self.args.gradient_accumulation_steps + 1
+        last, _ = checkpoint.newest_whole(self.args.output_dir)
+        raise NonFiniteLoss(
+            f"{name} is {value} (first at step {first_step}, noticed at step {step}); nothing was saved since. "
+            f"The last good checkpoint is {last.name if last else 'none'} in {self.args.output_dir}. "
+            f"Lower learning_rate (now {self.args.learning_rate:g}) or set precision='fp32' (now {self.plan.precision!r}), "
+            "and start in a new output_dir."
+        )
+
+    # -- out of memory --
+
+    def _shrink_micro_batch(self, error: Exception) -> None:
+        args, devices = self.args, self.runtime.device_count if self.runtime.kind == "xla" else 1
+        smaller = smaller_micro_batch(args.per_device_train_batch_size, args.gradient_accumulation_steps, devices)
+        if args.world_size > 1 or smaller is None:
+            raise RuntimeError(
+                f"out of memory with {args.per_device_train_batch_size} examples of {self.plan.sequence_length} tokens on "
+                f"{self.runtime.device_name}, and no smaller micro-batch keeps {self.plan.batch_size} examples a step. "
+                "Set gradient_checkpointing=True, a shorter sequence_length, or a smaller model or batch_size."
+            ) from error
+        micro, accumulation = smaller
+        self._say(
+            f"out of memory with micro-batch {args.per_device_train_batch_size}: going on with {micro} x "
+            f"{accumulation} accumulation, still {micro * accumulation} examples a step and the same learning rate"
+        )
+        args.per_device_train_batch_size = self._train_batch_size = micro
+        args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, micro)
+        args.gradient_accumulation_steps = accumulation
+        self.plan = replace(
+            self.plan,
+            per_device_batch_size=micro // devices,
+            gradient_accumulation_steps=accumulation,
+            reasons={**self.plan.reasons, "per_device_batch_size": "halved after running out of memory"},
+        )
+
+    def _forget_failed_step(self) -> None:
+        self.optimizer = self.lr_scheduler = None
+        self.model_wrapped = self.model
+        self.model.zero_grad(set_to_none=True)
+        self._finite = None
+        self.accelerator.free_memory()
+        gc.collect()
+        if self.runtime.kind == "cuda":
+            torch.cuda.empty_cache()
+
+    # -- measuring --
+
+    def results(self) -> dict:
+        """The `plan`, `train` and, on XLA, `xla` parts of results.json."""
+        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
+        results = {
+            "plan": self.plan.results(),
+            "train": {
+                "steps": self.state.global_step,
+                "loss_first": losses[0] if losses else None,
+                "loss_last": losses[-1] if losses else None,
+                **self.meter.results(),
+                "resumed_from_step": self.resumed_from,
+                "messages": self.messages,
+            },
+        }
+        if self.runtime.kind == "xla":
+            results["xla"] = {
+                "compiles": self._xla["compiles"],
+                "compiles_after_warmup": self._xla["compiles_after_warmup"],
+                "host_syncs_per_step": self._xla["host_transfers"] / max(self._xla["steps"], 1),
+            }
+        return results
+
+    @contextlib.contextmanager
+    def aside(self, name: str):
+        """Work that is not training (evaluating, saving): timed and counted apart."""
+        self.count_phase("between")
+        with self.meter.aside():
+            yield
+        self.count_phase(name)
+
+    def count_phase(self, name: str) -> None:
+        """Books what XLA compiled and copied to the host since the last call; the first runs of a phase are warm-up."""
+        if self.runtime.kind != "xla":
+            return
+        now = xla.counters()
+        before, self._counters = self._counters or now, now
+        runs = self._phase_runs[name] = self._phase_runs.get(name, 0) + 1
+        compiles = int(now["compiles"] - before["compiles"])
+        self._xla["compiles"] += compiles
+        if runs > (WARMUP_STEPS if name in ("step", "between") else 1):
+            self._xla["compiles_after_warmup"] += compiles
+            if name in ("step", "between"):
+                self._xla["steps"] += name == "step"
+                self._xla["host_transfers"] += int(now["host_transfers"] - before["host_transfers"])
+
+    def _say(self, message: str) -> None:
+        self.messages.append(message)
+        tracking.say(message)
+
+
+class _StepBoundary(TrainerCallback):
+    """What must happen exactly at the edge of an optimizer step."""
+
+    def __init__(self, trainer: TrainerMixin):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer._first_step = state.global_step
+        if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
+            # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
+            self.trainer._save_checkpoint(self.trainer.model, None)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.trainer.count_phase("between")
+        self.trainer.seed_step()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.trainer.runtime.kind == "xla":
+            xla.sync()
+            self.trainer.count_phase("step")
+        if state.global_step >= state.max_steps:
+            control.should_log = control.should_evaluate = control.should_save = True
+
+
+def _read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _sharding_survives_skipping():
+    """accelerate's `skip_first_batches` rebuilds the device loader and drops how it shards; carry that over."""
+    original = transformers.trainer.skip_first_batches
+
+    def skip(dataloader, num_batches=0):
+        skipped = original(dataloader, num_batches)
+        if hasattr(dataloader, "_parallel_loader_kwargs"):
+            skipped._parallel_loader_kwargs.update(dataloader._parallel_loader_kwargs)
+        return skipped
+
+    transformers.trainer.skip_first_batches = skip
+    try:
+        yield
+    finally:
+        transformers.trainer.skip_first_batches = original

@@ -1,0 +1,213 @@
+"""Everything that touches torch_xla, and the only file that imports it.
+
+TPU training here is SPMD in the notebook's own process: one mesh axis over all chips, batches sharded along it,
+parameters replicated. `PJRT_DEVICE=CPU CPU_NUM_DEVICES=8` compiles and runs the same graphs on a CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+
+BATCH_AXIS = "data"
+REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
+
+
+def installed() -> bool:
+    """Whether torch_xla can be imported; nothing is imported to find out."""
+    return importlib.util.find_spec("torch_xla") is not None
+
+
+def versions() -> tuple[str, str]:
+    """Installed (torch, torch_xla) versions.
+
+    Raises:
+        RuntimeError: they differ in major.minor; the import would fail with `undefined symbol`.
+    """
+    torch_version = importlib.metadata.version("torch")
+    xla_version = importlib.metadata.version("torch_xla")
+    if torch_version.split(".")[:2] != xla_version.split(".")[:2]:
+        raise RuntimeError(
+            f"torch {torch_version} and torch_xla {xla_version} do not fit together: they must have the same major.minor "
+            "version. On Colab and Kaggle restore the runtime's own pair (Runtime > Disconnect and delete runtime); "
+            "elsewhere install requirements-tpu.txt into a fresh environment."
+        )
+    return torch_version, xla_version
+
+
+def available() -> tuple[bool, str]:
+    """Whether an XLA device was asked for and can be had, and why.
+
+    `PJRT_DEVICE=CPU` counts as asked for: a rehearsal of the TPU run on the CPU. Raises RuntimeError as `versions`
+    does, and when XLA_USE_BF16 or XLA_DOWNCAST_BF16 is set.
+    """
+    if not installed():
+        return False, "torch_xla is not installed"
+    versions()
+    for flag in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+        if os.environ.get(flag, "0") not in ("", "0"):
+            raise RuntimeError(
+                f"{flag}={os.environ[flag]} stores the weights themselves in bf16, where AdamW at small learning rates "
+                f"changes nothing. Unset {flag} and restart the kernel; bf16 compute is chosen by `precision`."
+            )
+    asked = os.environ.get("PJRT_DEVICE")
+    if asked == REHEARSAL:
+        return True, "PJRT_DEVICE=CPU: the TPU's XLA graphs, run on the CPU"
+    # C++ warnings about GSPMD, one a compilation, drown everything else.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import torch_xla  # noqa: F401  sets PJRT_DEVICE to TPU when it finds a chip, to CPU otherwise
+
+    chosen = os.environ.get("PJRT_DEVICE", "")
+    if chosen.startswith("TPU"):
+        return True, "torch_xla found a TPU"
+    if asked is None:
+        os.environ.pop("PJRT_DEVICE", None)  # torch_xla's default must not read as the user's wish later
+    return False, f"torch_xla found no TPU chip (PJRT_DEVICE={chosen or 'unset'})"
+
+
+def start():
+    """Switches SPMD on with one mesh over all devices and returns the XLA device. Calling it again changes nothing."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import numpy as np
+    import torch_xla
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    if not xr.is_spmd():
+        xr.use_spmd()
+    if xs.get_global_mesh() is None:
+        count = xr.global_runtime_device_count()
+        xs.set_global_mesh(xs.Mesh(np.arange(count), (count,), (BATCH_AXIS,)))
+    return torch_xla.device()
+
+
+def device_count() -> int:
+    """Chips (or virtual CPU devices) that the mesh spans."""
+    import torch_xla.runtime as xr
+
+    return xr.global_runtime_device_count()
+
+
+def device_name() -> str:
+    """`TPU v5 lite` as the driver names it, or `XLA on CPU`."""
+    import torch_xla.runtime as xr
+
+    if xr.device_type() == REHEARSAL:
+        return "XLA on CPU"
+    from torch_xla._internal import tpu
+
+    return f"TPU {tpu.get_tpu_type()}" if hasattr(tpu, "get_tpu_type") else "TPU"
+
+
+def memory_info() -> dict[str, int] | None:
+    """`{"bytes_used", "bytes_limit", ...}` of one device, or None where the runtime does not tell (XLA on CPU)."""
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    if xr.device_type() == REHEARSAL:
+        return None
+    try:
+        return dict(xm.get_memory_info("xla:0"))
+    except RuntimeError:
+        return None
+
+
+class BatchSharding:
+    """Input sharding that splits dimension 0 over the mesh for tensors of any rank.
+
+    `ShardingSpec` fits one rank and silently replicates every other; a batch holds [B, T] ids beside [B] labels.
+    """
+
+    minibatch = False
+
+    def _spec_for(self, tensor):
+        import torch_xla.distributed.spmd as xs
+
+        return xs.ShardingSpec(xs.get_global_mesh(), (BATCH_AXIS,) + (None,) * (tensor.dim() - 1))
+
+    def can_apply(self, tensor) -> bool:
+        return tensor.dim() > 0 and tensor.shape[0] % device_count() == 0
+
+    def xla_spec(self, tensor):
+        return self._spec_for(tensor).xla_spec(tensor) if self.can_apply(tensor) else None
+
+    def apply(self, tensor):
+        self._spec_for(tensor).apply(tensor)
+
+
+def shard_loader(loader):
+    """Makes a device loader (accelerate's `MpDeviceLoaderWrapper`) shard every batch; returns the same loader."""
+    loader._parallel_loader_kwargs["input_sharding"] = BatchSharding()
+    return loader
+
+
+def shard_batch(tensor):
+    """Marks dimension 0 of an intermediate tensor as split over the mesh (outside SPMD, nothing)."""
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+
+    if xr.is_spmd():
+        xs.mark_sharding(tensor, xs.get_global_mesh(), (BATCH_AXIS,) + (None,) * (tensor.dim() - 1))
+    return tensor
+
+
+def is_batch_sharded(tensor) -> bool:
+    """Whether dimension 0 of a device tensor is split over all devices of the mesh."""
+    import torch_xla
+
+    spec = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+    return device_count() == 1 or spec.startswith(f"{{devices=[{device_count()}")
+
+
+def seed(value: int) -> None:
+    """Seeds XLA's own generator, which `torch.manual_seed` does not reach."""
+    import torch_xla.core.xla_model as xm
+
+    xm.set_rng_state(value)
+
+
+def sync() -> None:
+    """Cuts the graph here and starts it."""
+    import torch_xla
+
+    torch_xla.sync()
+
+
+def wait() -> None:
+    """Blocks until the device has nothing left to do (for clocks, never inside a step)."""
+    import torch_xla.core.xla_model as xm
+
+    sync()
+    xm.wait_device_ops()
+
+
+def scan(step, carry, inputs):
+    """`torch_xla.experimental.scan`: one While loop whatever the length; `step` must be a module-level function.
+
+    Tensors that `step` would close over must travel in `carry`.
+    """
+    from torch_xla.experimental.scan import scan as xla_scan
+
+    return xla_scan(step, carry, inputs)
+
+
+def checkpoint_function():
+    """The gradient checkpointing function that works on XLA; every mode of `torch.utils.checkpoint` crashes there."""
+    from torch_xla.utils.checkpoint import checkpoint
+
+    return checkpoint
+
+
+def counters() -> dict[str, float]:
+    """Counts since the process began: compiles, seconds compiling, device-to-host transfers, `.item()` calls."""
+    import torch_xla.debug.metrics as met
+
+    compile_data = met.metric_data("CompileTime")
+    transfers = met.metric_data("TransferFromDeviceTime")
+    return {
+        "compiles": met.counter_value("UncachedCompile") or 0,
+        "compile_seconds": compile_data[1] / 1e9 if compile_data else 0.0,
+        "host_transfers": transfers[0] if transfers else 0,
+        "item_calls": met.counter_value("aten::_local_scalar_dense") or 0,
+    }

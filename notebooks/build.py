@@ -1,0 +1,198 @@
+"""Builds the notebooks: each `source/NAME.py` becomes `NAME.ipynb` (GPU) and `NAME_tpu.ipynb` (TPU).
+
+    python notebooks/build.py            write them
+    python notebooks/build.py --check    exit 1 and name each one that differs from what would be written
+
+A source is a jupytext percent file. A cell tagged `gpu` or `tpu` goes into that twin only, and so does a line of code
+that ends in `# gpu only` or `# tpu only` (the marker is stripped). The cell tagged `setup` holds nothing but
+`# requirements: torch transformers ...`; bootstrap.py takes its place, with these requirements in the ranges of
+requirements-gpu.txt or requirements-tpu.txt and with the `helpers` package as its payload.
+"""
+
+import argparse
+import base64
+import bz2
+import io
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import jupytext
+import nbformat
+from bootstrap import content_hash, package_files
+from nbformat import NotebookNode
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+SUFFIX = {"gpu": "", "tpu": "_tpu"}
+COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
+ONLY = re.compile(r"\s*# (gpu|tpu) only$")
+
+
+def render(source_folder: Path) -> dict[str, bytes]:
+    """Both twins of every source: file name -> bytes.
+
+    Raises FileNotFoundError when the folder holds no source, ValueError for what `notebook` refuses.
+    """
+    sources = sorted(source_folder.glob("*.py"))
+    if not sources:
+        raise FileNotFoundError(f"{source_folder} holds no notebook source (*.py)")
+    return {
+        f"{source.stem}{suffix}.ipynb": (nbformat.writes(notebook(source, twin)) + "\n").encode()
+        for source in sources
+        for twin, suffix in SUFFIX.items()
+    }
+
+
+def notebook(source: Path, twin: str) -> NotebookNode:
+    """One twin, `gpu` or `tpu`, as a valid nbformat 4.5 notebook without outputs.
+
+    Raises ValueError for a wrong tag or marker, and for a setup cell that is absent, repeated or not understood.
+    """
+    accelerator, gpu_type = COLAB_RUNTIME[twin]
+    built = nbformat.v4.new_notebook(
+        cells=twin_cells(source, twin),
+        metadata={
+            "accelerator": accelerator,
+            "colab": {"gpuType": gpu_type, "provenance": []},
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+    )
+    built.nbformat_minor = 5
+    nbformat.validate(built)
+    return built
+
+
+def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
+    """The cells of one twin. A cell that both twins have has the same id in both: source name and position."""
+    read = jupytext.read(source, fmt="py:percent").cells
+    if sum("setup" in _tags(cell) for cell in read) != 1:
+        raise ValueError(f'{source}: needs exactly one cell with tags=["setup"]')
+    cells = []
+    for position, cell in enumerate(read):
+        tags = _tags(cell)
+        if {"gpu", "tpu"} <= set(tags):
+            raise ValueError(f"{source}: cell {position} is tagged gpu and tpu; a cell of both twins has neither tag")
+        if {"gpu", "tpu"} & set(tags) - {twin}:
+            continue
+        if cell.cell_type == "raw":
+            raise ValueError(f"{source}: cell {position} is raw; write markdown or code (or check the file's header)")
+        text, metadata = cell.source, {"tags": tags} if tags else {}
+        if "setup" in tags:
+            text = setup_cell(text, twin, where=f"{source}: setup cell")
+            metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
+        elif cell.cell_type == "code":
+            text = _twin_lines(text, twin, where=f"{source}: cell {position}")
+        new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
+        cells.append(new_cell(text, id=f"{source.stem}-{position:02d}", metadata=metadata))
+    return cells
+
+
+def setup_cell(declaration: str, twin: str, where: str = "setup cell") -> str:
+    """Code of the setup cell: a readable header, then bootstrap.py with its constants filled in.
+
+    declaration: one or more lines `# requirements: name name ...`.
+    """
+    lines = declaration.strip().splitlines()
+    if not lines or not all(line.startswith("# requirements:") for line in lines):
+        raise ValueError(f"{where} must hold `# requirements: name name ...` and nothing else, not {declaration!r}")
+    names = [name for line in lines for name in line.removeprefix("# requirements:").split()]
+    files = package_files(ROOT)
+    version = re.search(rb'^__version__ = "(.+)"$', files["helpers/__init__.py"], re.MULTILINE).group(1).decode()
+    header = [
+        # With the space that `ruff format` wants; Colab reads `# @title` and `#@title` alike.
+        '# @title Setup: unpack helpers, install what is missing {display-mode: "form"}',
+        f"# PAYLOAD is the package helpers {version}, sha256 {content_hash(files)}, {len(files)} files:",
+        *(f"#   {name}" for name in sorted(files)),
+        "# It is this project's own; `pip install helpers` would install a stranger's.",
+    ]
+    constants = {
+        "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
+        "SHA256": f'"{content_hash(files)}"',
+        "PAYLOAD": f'"{payload(files)}"',
+    }
+    _, _, code = (NOTEBOOKS / "bootstrap.py").read_text(encoding="utf-8").split('"""', 2)
+    for name, value in constants.items():
+        placeholder = f'\n{name} = ""\n'
+        assert code.count(placeholder) == 1, f"bootstrap.py must hold {placeholder!r} once"
+        code = code.replace(placeholder, f"\n{name} = {value}\n")
+    return "\n".join(header) + "\n" + code.strip()
+
+
+def requirement_lines(names: list[str], twin: str, where: str = "setup cell") -> list[str]:
+    """The lines of the twin's requirements file for these names; torch brings torch_xla into the TPU twin."""
+    file = ROOT / f"requirements-{twin}.txt"
+    lines = (line.partition(" #")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+    known = {canonicalize_name(Requirement(line).name): line for line in lines if line and not line.startswith("#")}
+    if twin == "tpu" and "torch" in names:
+        names = [added for name in names for added in ((name, "torch_xla") if name == "torch" else (name,))]
+    unknown = [name for name in names if canonicalize_name(name) not in known]
+    if unknown:
+        raise ValueError(f"{where} requires {', '.join(unknown)}: not in {file.name}; add it there with its range")
+    return [known[canonicalize_name(name)] for name in names]
+
+
+def payload(files: dict[str, bytes]) -> str:
+    """The files as base85 of a zip, the same bytes on every machine.
+
+    The zip only stores; bz2 compresses it. zlib and zlib-ng write different bytes, xz may change its own with a release,
+    but bz2 has one implementation, unchanged for years and imitated byte for byte. On Python source it is no larger.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3  # Unix, wherever this runs
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, files[name])
+    return base64.b85encode(bz2.compress(buffer.getvalue(), 9)).decode()
+
+
+def differences(built: dict[str, bytes], folder: Path) -> list[str]:
+    """One line for each notebook in `folder` that is not what was built: missing, stale, or without a source."""
+    there = {path.name: path.read_bytes() for path in folder.glob("*.ipynb")}
+    found = [f"missing: {name}" for name in sorted(built.keys() - there.keys())]
+    found += [f"stale: {name}" for name in sorted(built.keys() & there.keys()) if built[name] != there[name]]
+    return found + [f"extra: {name} (it has no source; delete it)" for name in sorted(there.keys() - built.keys())]
+
+
+def _tags(cell: NotebookNode) -> list[str]:
+    return list(cell.metadata.get("tags", []))
+
+
+def _twin_lines(text: str, twin: str, where: str) -> str:
+    kept = [
+        ONLY.sub("", line)
+        for line in text.splitlines()
+        if (marker := ONLY.search(line)) is None or marker.group(1) == twin
+    ]
+    if text and not kept:
+        raise ValueError(f'{where} has no line left in the {twin} twin; tag the cell instead, tags=["gpu"] or ["tpu"]')
+    return "\n".join(kept)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a notebook is out of date")
+    parser.add_argument("--source", type=Path, default=NOTEBOOKS / "source", metavar="DIR")
+    parser.add_argument("--out", type=Path, default=NOTEBOOKS, metavar="DIR")
+    options = parser.parse_args(arguments)
+    built = render(options.source)
+    if not options.check:
+        options.out.mkdir(parents=True, exist_ok=True)
+        for name, content in built.items():
+            (options.out / name).write_bytes(content)
+        print(f"wrote {len(built)} notebooks to {options.out}")
+        return 0
+    found = differences(built, options.out)
+    if found:
+        print("\n".join([*found, "run `make notebooks`"]), file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

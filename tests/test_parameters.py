@@ -1,0 +1,241 @@
+"""Types, ranges and names of notebook parameters, in plain objects, in IPython and through real papermill."""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from nbformat.v4 import new_code_cell, new_notebook
+from traitlets.config import Config
+
+from helpers import parameters
+from helpers.parameters import Parameters
+
+ROOT = Path(__file__).resolve().parents[1]
+GOOD = {
+    "data_source": "sample",
+    "output_dir": "out",
+    "max_steps": 0,
+    "batch_size": 0,
+    "learning_rate": 0.0,
+    "seed": 0,
+    "resume": True,
+    "use_tpu": False,
+    "precision": "auto",
+    "report_to": "none",
+}
+CELL = "#@title Parameters\n" + "\n".join(f"{k}: {type(v).__name__} = {v!r}  #@param" for k, v in GOOD.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservoir(Parameters):
+    size: int  # units
+
+    def __post_init__(self):
+        super().__post_init__()
+        parameters.positive("size", self.size)
+
+
+def make(**changes):
+    return Parameters(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize("text", ["false", "False", "true", 0, 1, None])
+def test_only_a_bool_is_a_bool_and_the_message_says_what_to_write(text):
+    with pytest.raises(ValueError, match=rf"resume={text!r} .* `-p resume (True|False)`"):
+        make(resume=text)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("false", "False"), ("true", "True")])
+def test_remedy_for_a_string_keeps_the_meaning_of_the_string(text, meant):
+    with pytest.raises(ValueError, match=rf'`-p resume {meant}` or `-y "resume: {meant.lower()}"`'):
+        make(resume=text)
+
+
+def test_number_that_yaml_left_a_string_is_refused_with_both_ways_to_write_it():
+    with pytest.raises(ValueError, match=r"learning_rate='1e-3' .* 1\.0e-3, or `-p learning_rate 1e-3`"):
+        make(learning_rate="1e-3")
+
+
+@pytest.mark.parametrize("value", [True, 3.0, "3", None])
+def test_only_an_int_is_an_int(value):
+    with pytest.raises(ValueError, match="max_steps="):
+        make(max_steps=value)
+
+
+def test_int_given_for_a_float_is_stored_as_a_float():
+    assert type(make(learning_rate=1).learning_rate) is float
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True])
+def test_float_that_is_no_finite_number_is_refused(value):
+    with pytest.raises(ValueError, match="learning_rate="):
+        make(learning_rate=value)
+
+
+@pytest.mark.parametrize("value", [1, None, Path("out")])
+def test_only_a_str_is_a_str(value):
+    with pytest.raises(ValueError, match="output_dir="):
+        make(output_dir=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_steps", -1),
+        ("batch_size", -8),
+        ("learning_rate", -1e-3),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("precision", "float16"),
+        ("report_to", "tensorboard"),
+        ("output_dir", " "),
+    ],
+)
+def test_value_out_of_range_is_refused_by_name_and_value(name, value):
+    with pytest.raises(ValueError, match=f"^{name}={value!r}"):
+        make(**{name: value})
+
+
+def test_largest_seed_that_numpy_takes_is_accepted():
+    assert make(seed=2**32 - 1).seed == 2**32 - 1
+
+
+@pytest.mark.parametrize("below", ["", "/run"])
+def test_output_dir_that_is_or_lies_under_a_file_is_refused(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"output_dir=.* is a file"):
+        make(output_dir=f"{tmp_path}/file{below}")
+
+
+@pytest.mark.parametrize("source", ["roneneldan/TinyStories", "gpt2", "HuggingFaceTB/SmolLM2-135M", "a_b/c.d-e"])
+def test_hub_id_is_not_taken_for_a_path(source):
+    assert parameters.source_path("data_source", source) is None
+
+
+@pytest.mark.parametrize("source", ["./no", "../no", "/no/such", "~/no/such", "no.txt", "owner/no.parquet", "no.JSONL"])
+def test_path_with_nothing_there_is_named_with_its_absolute_form(source):
+    with pytest.raises(FileNotFoundError, match=f"data_source={source!r}: nothing at /"):
+        make(data_source=source)
+
+
+@pytest.mark.parametrize("source", ["", " ", "a/b/c", "two words", "a--b", "a..b", "-a/b", "owner/"])
+def test_source_that_is_neither_path_nor_hub_id_is_refused(source):
+    with pytest.raises(ValueError, match="data_source="):
+        make(data_source=source)
+
+
+def test_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "stories.txt").write_text("once")
+    made = make(data_source="~/stories.txt", output_dir="~/runs")
+    assert (made.data_source, made.output_dir) == (str(tmp_path / "stories.txt"), str(tmp_path / "runs"))
+
+
+def test_existing_relative_path_that_looks_like_a_hub_id_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "stories").mkdir(parents=True)
+    assert parameters.source_path("data_source", "owner/stories") == Path("owner/stories")
+
+
+def test_subclass_fields_are_typed_and_ranged():
+    with pytest.raises(ValueError, match="size='64'"):
+        Reservoir(**GOOD, size="64")
+    with pytest.raises(ValueError, match="size=0 is not positive"):
+        Reservoir(**GOOD, size=0)
+
+
+def test_identity_ignores_where_a_run_is_written_and_watched_and_nothing_else():
+    one = parameters.identity(Reservoir(**GOOD, size=4))
+    other = {**GOOD, "output_dir": "elsewhere", "resume": False, "report_to": "wandb"}
+    assert parameters.identity(Reservoir(**other, size=4)) == one
+    assert set(GOOD) | {"size"} == set(one) | {"output_dir", "resume", "report_to"}
+
+
+def test_missing_parameter_is_named():
+    with pytest.raises(ValueError, match="size: not set"):
+        parameters.check(Reservoir, GOOD)
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a shell puts its own there; put ours back
+    return InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+
+
+def execute(shell, *cells):
+    for cell in cells:
+        shell.run_cell(cell, store_history=True).raise_error()
+
+
+def test_interactive_variables_outside_the_parameters_cell_are_nobodys_business(shell):
+    execute(shell, "max_step = 1", CELL, "max_stepps = 2\nmy_learning_rate = 3")
+    assert parameters.check(Parameters, shell.user_ns) == make()
+
+
+def test_name_misspelt_in_the_parameters_cell_is_refused_with_the_closest(shell):
+    execute(shell, CELL, CELL + "\nmax_step = 3")
+    with pytest.raises(ValueError, match=r"max_step is not a parameter .* did you mean max_steps\?"):
+        parameters.check(Parameters, shell.user_ns)
+
+
+def test_correcting_the_parameters_cell_clears_the_error(shell):
+    execute(shell, CELL + "\nmax_step = 3", CELL)
+    assert parameters.check(Parameters, shell.user_ns) == make()
+
+
+def test_injected_cell_from_before_the_parameters_cell_was_run_again_is_forgotten(shell):
+    execute(shell, CELL, "# Parameters\nmax_step = 3", CELL)
+    assert parameters.check(Parameters, shell.user_ns) == make()
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    check = (
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom dataclasses import dataclass\nfrom helpers import parameters\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Tiny(parameters.Parameters):\n    size: int\n"
+        "params = parameters.check(Tiny, globals())\nprint(sys.executable)\nprint(params)\nprint('torch' in sys.modules)"
+    )
+    made = new_notebook(
+        cells=[new_code_cell(f"{CELL}\nsize: int = 4", metadata={"tags": ["parameters"]}), new_code_cell(check)]
+    )
+    made.metadata.kernelspec = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    nbformat.write(made, tmp_path / "tiny.ipynb")
+    return tmp_path / "tiny.ipynb"
+
+
+def through_papermill(notebook, **passed):
+    output = notebook.with_name("executed.ipynb")
+    return papermill.execute_notebook(notebook, output, passed, kernel_name="python3", progress_bar=False)
+
+
+def test_papermill_values_reach_the_checked_object_in_this_interpreter_without_torch(notebook):
+    executed = through_papermill(notebook, max_steps=7, learning_rate=1, resume=False, size=9)
+    printed = executed.cells[-1].outputs[0].text
+    interpreter, shown, torch = printed.splitlines()
+    assert interpreter == sys.executable
+    assert "max_steps=7," in shown
+    assert "learning_rate=1.0," in shown
+    assert "resume=False," in shown
+    assert "size=9" in shown
+    assert torch == "False"
+
+
+@pytest.mark.parametrize(
+    ("passed", "kind", "message"),
+    [
+        ({"max_step": 7}, "ValueError", "max_step is not a parameter of this notebook: did you mean max_steps?"),
+        ({"resume": "false"}, "ValueError", "resume='false' is of type str, not bool"),
+        ({"max_steps": -1}, "ValueError", "max_steps=-1 is negative"),
+        ({"data_source": "./none.txt"}, "FileNotFoundError", "data_source='./none.txt': nothing at /"),
+    ],
+)
+def test_what_papermill_lets_through_stops_at_the_check(notebook, passed, kind, message):
+    with pytest.raises(papermill.PapermillExecutionError) as error:
+        through_papermill(notebook, **passed)
+    assert error.value.ename == kind
+    assert message in error.value.evalue

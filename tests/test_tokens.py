@@ -1,0 +1,345 @@
+"""Tokeniser, token file and blocks, held against decoding, plain byte counts and slow loops."""
+
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.reservoir.sample import sample_stories
+from helpers.reservoir.tokens import (
+    END_OF_TEXT,
+    TokenBlocks,
+    bits_per_byte,
+    load_tokenizer,
+    open_tokens,
+    scored_bytes,
+    token_bytes,
+    write_tokens,
+)
+
+ROOT = Path(__file__).parents[1]
+GPT2_FILES = Path("/work/shared/data/gpt2_bpe")
+STORIES = sample_stories(100, seed=0)
+ODD_TEXTS = [
+    "“Café” – 你好 🦊\n\ttabs  and   spaces\r\n",
+    f"a {END_OF_TEXT} that is only text",
+    "ﬁ é e\u0301 \x00 \u2028",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("train", STORIES, 500)[0]
+
+
+def encode(tokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+
+# ---- tokeniser
+
+
+def test_trained_tokenizer_has_the_asked_size_and_one_special_token(tokenizer):
+    assert len(tokenizer) == 500
+    assert tokenizer.all_special_tokens == [END_OF_TEXT]
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize("text", [*STORIES[:5], *ODD_TEXTS])
+def test_trained_tokenizer_gives_back_any_text(tokenizer, text):
+    assert tokenizer.decode(encode(tokenizer, text)) == text
+
+
+@pytest.mark.parametrize("text", [*STORIES[:5], *ODD_TEXTS])
+def test_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer, text):
+    assert token_bytes(tokenizer)[encode(tokenizer, text)].sum() == len(text.encode())
+
+
+def test_end_of_text_stands_for_no_bytes_and_every_other_token_for_some(tokenizer):
+    lengths = token_bytes(tokenizer)
+    assert lengths.dtype == np.int64
+    assert lengths.shape == (500,)
+    assert np.flatnonzero(lengths == 0).tolist() == [tokenizer.eos_token_id]
+
+
+def test_bytes_of_a_tokenizer_that_is_not_byte_level_are_refused():
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(ValueError, match="byte-level"):
+        token_bytes(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+def test_training_is_the_same_in_another_process(tokenizer):
+    code = "import hashlib;from helpers.reservoir.sample import sample_stories as s;"
+    code += "from helpers.reservoir.tokens import load_tokenizer as l;"
+    code += "print(l('train', s(100, 0), 500)[0].backend_tokenizer.to_str(), end='')"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": "3"},
+            check=True,
+            capture_output=True,
+            encoding="utf-8",
+        ).stdout
+    }
+    fresh = load_tokenizer("train", STORIES, 500)[0].backend_tokenizer.to_str()
+    assert outputs == {fresh}
+
+
+def test_gpt2_out_of_reach_falls_back_to_training_and_says_so(tmp_path):
+    code = "from helpers.reservoir.sample import sample_stories as s;"
+    code += "from helpers.reservoir.tokens import load_tokenizer as l;"
+    code += "t, reason = l('gpt2', s(100, 0), 500); print(len(t)); print(reason)"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    start = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    assert time.monotonic() - start < 45
+    size, reason = run.stdout.splitlines()
+    assert size == "500"
+    assert "openai-community/gpt2 cannot be loaded" in reason
+    assert "trained on the stories instead" in reason
+
+
+def test_gpt2_behind_a_dead_endpoint_falls_back_without_the_hub_retries(tmp_path):
+    code = (
+        "import time, transformers;from helpers.reservoir.tokens import load_tokenizer as l;start = time.monotonic();"
+    )
+    code += "reason = l('gpt2', ['a b'], 300)[1]; print(time.monotonic() - start, reason)"
+    environment = {key: value for key, value in os.environ.items() if "HUB_OFFLINE" not in key}
+    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+    )
+    seconds, reason = run.stdout.split(maxsplit=1)
+    assert float(seconds) < 15
+    assert "cannot be loaded" in reason
+
+
+def test_local_tokenizer_is_loaded_from_its_path(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded, reason = load_tokenizer(str(tmp_path), [], 0)
+    assert str(tmp_path) in reason
+    assert encode(loaded, STORIES[0]) == encode(tokenizer, STORIES[0])
+    assert (token_bytes(loaded) == token_bytes(tokenizer)).all()
+
+
+def test_too_small_a_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocab_size=256"):
+        load_tokenizer("train", STORIES, 256)
+
+
+@pytest.mark.skipif(not GPT2_FILES.exists(), reason="optional: a copy of GPT-2's vocabulary")
+def test_bytes_of_gpt2_tokens_are_the_bytes_of_the_text():
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    backend = ByteLevelBPETokenizer(str(GPT2_FILES / "gpt2_vocab.json"), str(GPT2_FILES / "gpt2_merges.txt"))
+    gpt2 = PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer, eos_token=END_OF_TEXT)
+    assert gpt2.eos_token_id == 50256
+    lengths = token_bytes(gpt2)
+    for text in [*STORIES, *ODD_TEXTS]:
+        assert lengths[encode(gpt2, text)].sum() == len(text.encode())
+
+
+# ---- token file
+
+
+def test_token_file_holds_each_story_then_end_of_text(tokenizer, tmp_path):
+    written = write_tokens(STORIES, tokenizer, tmp_path / "train.bin")
+    expected = [token for story in STORIES for token in [*encode(tokenizer, story), tokenizer.eos_token_id]]
+    assert open_tokens(written.path).tolist() == expected
+    assert (written.tokens, written.stories) == (len(expected), 100)
+    assert written.text_bytes == sum(len(story.encode()) for story in STORIES)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["train.bin", "train.bin.json"]
+
+
+def test_tokens_are_memory_mapped_read_only(tokenizer, tmp_path):
+    tokens = open_tokens(write_tokens(STORIES, tokenizer, tmp_path / "train.bin").path)
+    assert isinstance(tokens, np.memmap)
+    assert (tokens.mode, tokens.dtype) == ("r", np.uint16)
+
+
+def test_large_vocabulary_takes_uint32(tokenizer, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    large = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=END_OF_TEXT)
+    large.add_tokens([f"wordnumber{number}" for number in range(65536)])
+    written = write_tokens(["wordnumber65535"], large, tmp_path / "train.bin")
+    assert open_tokens(written.path).tolist() == [66035, large.eos_token_id]
+    assert open_tokens(written.path).dtype == np.uint32
+
+
+def test_end_of_text_inside_a_story_does_not_end_it(tokenizer, tmp_path):
+    written = write_tokens([ODD_TEXTS[1]], tokenizer, tmp_path / "train.bin")
+    tokens = open_tokens(written.path)
+    assert np.flatnonzero(tokens == tokenizer.eos_token_id).tolist() == [written.tokens - 1]
+    assert token_bytes(tokenizer)[tokens].sum() == written.text_bytes
+
+
+def test_same_stories_are_not_tokenised_again(tokenizer, tmp_path):
+    first = write_tokens(STORIES, tokenizer, tmp_path / "train.bin", source="sample 0")
+
+    def unread():
+        raise AssertionError("read again")
+        yield
+
+    assert write_tokens(unread(), tokenizer, tmp_path / "train.bin", source="sample 0") == first
+
+
+def test_padding_between_two_runs_does_not_tokenise_again(tokenizer, tmp_path):
+    first = write_tokens(STORIES, tokenizer, tmp_path / "train.bin", source="sample 0")
+    tokenizer(STORIES[:3], padding="max_length", truncation=True, max_length=32)
+    assert write_tokens(iter(()), tokenizer, tmp_path / "train.bin", source="sample 0") == first
+
+
+def test_other_stories_or_another_tokenizer_are_tokenised_again(tokenizer, tmp_path):
+    path = tmp_path / "train.bin"
+    write_tokens(STORIES, tokenizer, path, source="sample 0")
+    assert write_tokens(STORIES[:5], tokenizer, path, source="sample 1").stories == 5
+    smaller = load_tokenizer("train", STORIES, 300)[0]
+    assert write_tokens(STORIES[:6], smaller, path, source="sample 1").stories == 6
+    assert write_tokens(STORIES[:7], smaller, path).stories == 7
+    assert write_tokens(STORIES[:8], smaller, path).stories == 8
+
+
+@pytest.mark.parametrize("damage", ["cut", "no metadata", "corrupt metadata", "foreign metadata"])
+def test_damaged_token_file_does_not_count_and_is_written_again(tokenizer, tmp_path, damage):
+    path = tmp_path / "train.bin"
+    metadata = tmp_path / "train.bin.json"
+    first = write_tokens(STORIES, tokenizer, path, source="sample 0")
+    whole = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "no metadata":
+        metadata.unlink()
+    elif damage == "corrupt metadata":
+        metadata.write_text(metadata.read_text()[:40])
+    else:
+        metadata.write_text(json.dumps({"tokens": 3, "unknown": True}))
+    with pytest.raises(FileNotFoundError, match="no whole token file"):
+        open_tokens(path)
+    assert write_tokens(STORIES, tokenizer, path, source="sample 0") == first
+    assert path.read_bytes() == whole
+
+
+def test_writer_killed_half_way_leaves_no_token_file(tmp_path):
+    code = "import os;from helpers.reservoir.sample import sample_stories as s;"
+    code += "from helpers.reservoir.tokens import *;from pathlib import Path\n"
+    code += "def stories():\n  yield from s(1500, 0)\n  os._exit(9)\n"
+    code += "write_tokens(stories(), load_tokenizer('train', s(50, 0), 300)[0], Path('train.bin'), source='x')"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment).returncode == 9
+    assert list(tmp_path.glob("*.partial"))
+    assert not (tmp_path / "train.bin").exists()
+    with pytest.raises(FileNotFoundError, match="no whole token file"):
+        open_tokens(tmp_path / "train.bin")
+
+
+def test_failed_writer_keeps_the_file_that_was_there(tokenizer, tmp_path):
+    path = tmp_path / "train.bin"
+    write_tokens(STORIES, tokenizer, path, source="sample 0")
+    whole = path.read_bytes()
+    with pytest.raises(ValueError, match="stories: none"):
+        write_tokens([], tokenizer, path, source="sample 1")
+    assert path.read_bytes() == whole
+    assert open_tokens(path).size
+    assert not list(tmp_path.glob("*.partial"))
+
+
+# ---- blocks
+
+
+@pytest.fixture(scope="module")
+def token_file(tokenizer, tmp_path_factory):
+    return write_tokens(STORIES, tokenizer, tmp_path_factory.mktemp("tokens") / "train.bin")
+
+
+def test_blocks_are_the_tokens_in_order_without_the_tail(token_file):
+    blocks = TokenBlocks(token_file, 32)
+    tokens = open_tokens(token_file.path).tolist()
+    assert len(blocks) == len(tokens) // 32
+    assert [token for block in blocks for token in block["input_ids"].tolist()] == tokens[: 32 * len(blocks)]
+    assert np.concatenate(list(blocks.arrays(rows=7))).ravel().tolist() == tokens[: 32 * len(blocks)]
+
+
+def test_block_has_long_inputs_and_equal_labels_of_its_own(token_file):
+    block = TokenBlocks(token_file, 32)[-1]
+    assert block["input_ids"].dtype == block["labels"].dtype == torch.int64
+    assert block["input_ids"].shape == (32,)
+    assert torch.equal(block["input_ids"], block["labels"])
+    block["labels"][0] = -100
+    assert block["input_ids"][0] != -100
+
+
+def test_count_is_trimmed_to_whole_batches(token_file):
+    assert len(TokenBlocks(token_file, 32, max_blocks=30)) == 30
+    assert len(TokenBlocks(token_file, 32, max_blocks=30, multiple_of=8)) == 24
+
+
+def test_no_block_left_names_the_sizes_and_the_remedy(token_file):
+    with pytest.raises(ValueError, match=rf"sequence_length=32, batch_size=64.*{token_file.tokens} tokens.*use more"):
+        TokenBlocks(token_file, 32, max_blocks=30, multiple_of=64)
+    with pytest.raises(ValueError, match="sequence_length=1:"):
+        TokenBlocks(token_file, 1)
+
+
+def test_block_beyond_the_end_is_an_index_error(token_file):
+    blocks = TokenBlocks(token_file, 32)
+    with pytest.raises(IndexError):
+        blocks[len(blocks)]
+
+
+def test_pickle_carries_no_tokens_and_reads_the_same(token_file):
+    blocks = TokenBlocks(token_file, 32)
+    expected = blocks[5]["input_ids"]
+    pickled = pickle.dumps(blocks)
+    assert len(pickled) < 2000 < token_file.path.stat().st_size
+    assert torch.equal(pickle.loads(pickled)[5]["input_ids"], expected)
+
+
+def test_two_workers_read_what_the_process_itself_reads(token_file):
+    blocks = TokenBlocks(token_file, 32, max_blocks=16)
+    _ = blocks[0]
+    here, there = (
+        torch.cat(
+            [batch["input_ids"] for batch in torch.utils.data.DataLoader(blocks, batch_size=4, num_workers=count)]
+        )
+        for count in (0, 2)
+    )
+    assert torch.equal(here, there)
+
+
+def test_scored_bytes_are_those_of_all_tokens_but_the_first_of_each_block(tokenizer, token_file):
+    blocks = TokenBlocks(token_file, 32)
+    pieces = tokenizer.backend_tokenizer
+    slow = sum(
+        len(pieces.decode([token], skip_special_tokens=True).encode())
+        for block in blocks
+        for token in block["input_ids"].tolist()[1:]
+    )
+    assert all(story.isascii() for story in STORIES)  # so that every token decodes by itself
+    assert scored_bytes(blocks, token_bytes(tokenizer)) == slow
+
+
+def test_uniform_guess_over_256_bytes_costs_8_bits_per_byte(tmp_path):
+    """One token a byte and a loss of ln 256: 8 bits a byte, and the end-of-text tokens on top."""
+    tokenizer = load_tokenizer("train", [], 257)[0]
+    blocks = TokenBlocks(write_tokens(STORIES, tokenizer, tmp_path / "train.bin"), 50)
+    predicted = np.concatenate(list(blocks.arrays()))[:, 1:]
+    texts = int((predicted != tokenizer.eos_token_id).sum())
+    expected = 8 * predicted.size / texts
+    assert bits_per_byte(math.log(256), blocks, token_bytes(tokenizer)) == pytest.approx(expected, rel=1e-12)
