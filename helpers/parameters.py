@@ -24,7 +24,7 @@ NOT_IDENTITY = frozenset({"output_dir", "resume", "report_to"})
 # huggingface_hub.utils._validators.REPO_ID_REGEX, with its separate ban on "--" and ".." folded in.
 HUB_ID = re.compile(r"(?!.*(--|\.\.))(\b[\w\-.]+\b/)?\b[\w\-.]{1,96}\b")
 
-OWN_CELL = "#@title Parameters"
+OWN_CELL = ("# @title Parameters", "#@title Parameters")  # Colab reads both; ruff format writes the first
 INJECTED_CELL = "# Parameters"  # papermill.parameterize.parameterize_notebook(comment="Parameters")
 
 

@@ -158,7 +158,9 @@ def _announce_to_huggingface(use_xla: bool) -> None:
             "change over. Restart the kernel (Runtime > Restart session), then run all cells with the new use_tpu."
         )
     os.environ["USE_TORCH_XLA"] = wanted
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # widgets that no saved notebook can show
+    # Progress widgets: no saved notebook can show them, and a headless kernel only warns about them.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def _visible_gpus(torch) -> tuple[int, str]:

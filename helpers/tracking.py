@@ -61,6 +61,9 @@ class Progress(_callback_base()):
     def on_train_begin(self, args, state, control, **kwargs):
         self._mark = (state.global_step, time.perf_counter())
 
+    def on_train_end(self, args, state, control, **kwargs):
+        self._mark = None
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not logs or not ("loss" in logs or "eval_loss" in logs) or self._mark is None:
             return

@@ -108,6 +108,7 @@ class TrainerMixin:
         self.add_callback(_StepBoundary(self))
         self.add_callback(tracking.Progress())
         if runtime.kind == "xla":
+            xla.replicate(self.model)
             attention.use_one_dtype(self.model)
         if plan.gradient_checkpointing:
             attention.checkpoint_activations(self.model, runtime.kind)
@@ -336,7 +337,10 @@ class TrainerMixin:
             f"{accumulation} accumulation, still {micro * accumulation} examples a step and the same learning rate"
         )
         args.per_device_train_batch_size = self._train_batch_size = micro
-        args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, micro)
+        while args.per_device_eval_batch_size > micro and (
+            less := smaller_micro_batch(args.per_device_eval_batch_size, 1, devices)
+        ):
+            args.per_device_eval_batch_size = less[0]
         args.gradient_accumulation_steps = accumulation
         self.plan = replace(
             self.plan,

@@ -152,6 +152,16 @@ def shard_batch(tensor):
     return tensor
 
 
+def replicate(model) -> None:
+    """Marks every weight as whole on every device; unmarked ones compile anew once a step has marked them."""
+    import itertools
+
+    import torch_xla.distributed.spmd as xs
+
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        xs.mark_sharding(tensor, xs.get_global_mesh(), (None,) * tensor.dim())
+
+
 def is_batch_sharded(tensor) -> bool:
     """Whether dimension 0 of a device tensor is split over all devices of the mesh."""
     import torch_xla

@@ -1,5 +1,6 @@
 """Where stories come from: the sample grammar, local files, and data sets in hub layout."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -55,8 +56,8 @@ def test_sample_stories_are_60_to_150_words_and_leave_no_gap():
 
 def test_sample_uses_the_right_article():
     words = " ".join(sample_stories(500, seed=2)).replace("\n", " ").split()
-    wrong = [(a, b) for a, b in zip(words, words[1:], strict=False) if a in ("a", "A") and b[0] in "aeiou"]
-    wrong += [(a, b) for a, b in zip(words, words[1:], strict=False) if a in ("an", "An") and b[0] not in "aeiou"]
+    wrong = [(a, b) for a, b in itertools.pairwise(words) if a in ("a", "A") and b[0] in "aeiou"]
+    wrong += [(a, b) for a, b in itertools.pairwise(words) if a in ("an", "An") and b[0] not in "aeiou"]
     assert not wrong
 
 
@@ -128,6 +129,13 @@ def test_repeats_that_differ_in_white_space_are_removed_and_counted(tmp_path):
     assert splits.duplicates_removed == 2
     assert len(splits.train) + len(splits.validation) == 60
     assert normalised(splits.train) | normalised(splits.validation) == normalised(STORIES)
+
+
+def test_the_seed_decides_which_stories_of_a_file_are_held_out(tmp_path):
+    path = tmp_path / "stories.txt"
+    path.write_text("\n\n".join(STORIES))
+    held_out = {tuple(load_stories(str(path), num_stories=0, seed=seed).validation) for seed in range(4)}
+    assert len(held_out) == 4
 
 
 # ---- local files

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.reservoir.blocks import TokenBlocks, bits_per_byte, scored_bytes
 from helpers.reservoir.sample import sample_stories
 from helpers.reservoir.tokens import (
     END_OF_TEXT,
-    TokenBlocks,
-    bits_per_byte,
     load_tokenizer,
     open_tokens,
-    scored_bytes,
     token_bytes,
     write_tokens,
 )
@@ -81,21 +79,18 @@ def test_bytes_of_a_tokenizer_that_is_not_byte_level_are_refused():
 
 
 def test_training_is_the_same_in_another_process(tokenizer):
-    code = "import hashlib;from helpers.reservoir.sample import sample_stories as s;"
-    code += "from helpers.reservoir.tokens import load_tokenizer as l;"
+    code = "from helpers.reservoir.sample import sample_stories as s;from helpers.reservoir.tokens import load_tokenizer as l;"
     code += "print(l('train', s(100, 0), 500)[0].backend_tokenizer.to_str(), end='')"
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONHASHSEED": "3"},
-            check=True,
-            capture_output=True,
-            encoding="utf-8",
-        ).stdout
-    }
-    fresh = load_tokenizer("train", STORIES, 500)[0].backend_tokenizer.to_str()
-    assert outputs == {fresh}
+    other = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "3"},
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    fresh = load_tokenizer("train", STORIES, 500)[0]
+    assert other.stdout == fresh.backend_tokenizer.to_str()
 
 
 def test_gpt2_out_of_reach_falls_back_to_training_and_says_so(tmp_path):
@@ -188,6 +183,11 @@ def test_end_of_text_inside_a_story_does_not_end_it(tokenizer, tmp_path):
     tokens = open_tokens(written.path)
     assert np.flatnonzero(tokens == tokenizer.eos_token_id).tolist() == [written.tokens - 1]
     assert token_bytes(tokenizer)[tokens].sum() == written.text_bytes
+
+
+def test_writing_leaves_the_tokenizer_reading_end_of_text_as_one_token(tokenizer, tmp_path):
+    write_tokens(STORIES[:2], tokenizer, tmp_path / "train.bin")
+    assert tokenizer(END_OF_TEXT)["input_ids"] == [tokenizer.eos_token_id]
 
 
 def test_same_stories_are_not_tokenised_again(tokenizer, tmp_path):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers.reservoir.tokens import TokenBlocks
+from helpers.reservoir.blocks import TokenBlocks
 
-MAX_TRAIN_TOKENS = 20_000_000  # bounds time (a sort) and memory (about 0.5 GB)
+MAX_TRAIN_TOKENS = 20_000_000  # bounds time (a sort) and memory (under 1 GB)
 SMOOTHING = 0.1  # added to each token's count, so that an unseen token has a probability
 HELD_OUT_SHARE = 0.1
 PRIOR_STRENGTHS = tuple(2.0**power for power in range(-2, 17))

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from .. import xla
+from helpers import xla
 
 # B batch · T tokens · N reservoir units · R readout units · V vocabulary
 

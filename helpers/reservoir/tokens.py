@@ -1,21 +1,19 @@
 """Tokeniser, and the tokens of all stories in one memory-mapped file.
 
-# V vocabulary · B blocks · T tokens in a block
+# V vocabulary
 """
 
 import contextlib
 import hashlib
 import itertools
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from helpers.reservoir.stories import END_OF_TEXT, batches
 
@@ -26,9 +24,6 @@ GPT2 = "openai-community/gpt2"
 GPT2_REVISION = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 TRAINING_STORIES = 50_000  # merges hardly change with more, and training takes seconds
 MIN_VOCAB_SIZE = 257  # 256 bytes and END_OF_TEXT
-
-
-# ---- tokeniser
 
 
 def load_tokenizer(source: str, stories: Iterable[str], vocab_size: int) -> tuple["PreTrainedTokenizerFast", str]:
@@ -236,76 +231,3 @@ def _tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
     del definition["truncation"], definition["padding"]
     definition["end_of_text"] = tokenizer.eos_token_id
     return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
-
-
-# ---- blocks
-
-
-class TokenBlocks(torch.utils.data.Dataset):
-    """Consecutive blocks of T tokens that do not overlap; the tail is dropped. Labels are the inputs: models shift.
-
-    sequence_length: T, at least 2. max_blocks: take the first ones only. multiple_of: trim the count to a multiple (the
-        batch size where every batch must have one shape, as on a TPU).
-
-    Raises ValueError where no block is left.
-    """
-
-    def __init__(
-        self, token_file: TokenFile, sequence_length: int, max_blocks: int | None = None, multiple_of: int = 1
-    ) -> None:
-        if sequence_length < 2:
-            raise ValueError(f"sequence_length={sequence_length}: must be at least 2 (one token predicts the next)")
-        if multiple_of < 1 or (max_blocks is not None and max_blocks < 1):
-            raise ValueError(f"multiple_of={multiple_of}, max_blocks={max_blocks}: must be at least 1")
-        count = token_file.tokens // sequence_length
-        count = count if max_blocks is None else min(count, max_blocks)
-        self.count = count - count % multiple_of
-        if self.count == 0:
-            raise ValueError(
-                f"sequence_length={sequence_length}, batch_size={multiple_of}, max_blocks={max_blocks}: "
-                f"{token_file.tokens} tokens make {count} blocks, not one batch; "
-                "use more stories, a smaller sequence_length or a smaller batch_size"
-            )
-        self.token_file = token_file
-        self.sequence_length = sequence_length
-        self._tokens: np.memmap | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not -self.count <= index < self.count:
-            raise IndexError(f"block {index} of {self.count}")
-        start = index % self.count * self.sequence_length
-        ids_T = torch.from_numpy(self._mapped()[start : start + self.sequence_length].astype(np.int64))
-        return {"input_ids": ids_T, "labels": ids_T.clone()}
-
-    def arrays(self, rows: int = 1024) -> Iterator[np.ndarray]:
-        """All blocks in order, as int64 arrays [<= rows, T]."""
-        for start in range(0, self.count, rows):
-            stop = min(start + rows, self.count)
-            flat = self._mapped()[start * self.sequence_length : stop * self.sequence_length]
-            yield flat.astype(np.int64).reshape(-1, self.sequence_length)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A memmap pickles as a copy of the whole array; a worker maps the file itself.
-        return self.__dict__ | {"_tokens": None}
-
-    def _mapped(self) -> np.memmap:
-        if self._tokens is None:
-            self._tokens = open_tokens(self.token_file.path)
-        return self._tokens
-
-
-def scored_bytes(blocks: TokenBlocks, token_bytes: np.ndarray) -> int:
-    """UTF-8 bytes of the tokens that are predicted: all but the first of each block."""
-    return sum(int(token_bytes[ids_BT[:, 1:]].sum()) for ids_BT in blocks.arrays())
-
-
-def bits_per_byte(mean_nats_per_token: float, blocks: TokenBlocks, token_bytes: np.ndarray) -> float:
-    """Cross-entropy per byte of text, which unlike nats per token compares models of different tokenisers.
-
-    mean_nats_per_token: over the predicted tokens of `blocks`, end-of-text tokens included; those add nats, not bytes.
-    """
-    predicted = len(blocks) * (blocks.sequence_length - 1)
-    return mean_nats_per_token * predicted / math.log(2) / scored_bytes(blocks, token_bytes)

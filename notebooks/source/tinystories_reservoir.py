@@ -1,0 +1,260 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown] tags=["gpu"]
+# # A reservoir language model on TinyStories (GPU)
+#
+# Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
+# text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
+# byte beside two baselines, a story told by the model, and a checkpoint that `AutoModelForCausalLM.from_pretrained`
+# loads.
+#
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait:
+# what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
+# `tinystories_reservoir_tpu.ipynb`; it has the same cells.
+#
+# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+
+# %% [markdown] tags=["tpu"]
+# # A reservoir language model on TinyStories (TPU)
+#
+# Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
+# text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
+# byte beside two baselines, a story told by the model, and a checkpoint that `AutoModelForCausalLM.from_pretrained`
+# loads.
+#
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
+# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
+# twin is `tinystories_reservoir.ipynb`; it has the same cells.
+#
+# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets wandb matplotlib
+
+# %% [markdown]
+# ## Parameters
+#
+# `data_source` is a Hub data set, a path to your own `.txt`, `.jsonl` or `.parquet` (stories separated by
+# `<|endoftext|>` or blank lines), or `"sample"`, which needs no network. Zeros mean "what the recipe says".
+# Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+
+# %% tags=["parameters"]
+# @title Parameters
+data_source: str = "roneneldan/TinyStories"  # @param {type:"string"}
+num_stories: int = 0  # @param {type:"integer"}
+tokenizer: str = "gpt2"  # @param {type:"string"}
+vocab_size: int = 4096  # @param {type:"integer"}
+output_dir: str = "outputs/tinystories_reservoir"  # @param {type:"string"} # gpu only
+output_dir: str = "outputs/tinystories_reservoir_tpu"  # @param {type:"string"} # tpu only
+resume: bool = True  # @param {type:"boolean"}
+use_tpu: bool = False  # @param {type:"boolean"} # gpu only
+use_tpu: bool = True  # @param {type:"boolean"} # tpu only
+precision: str = "auto"  # @param ["auto", "fp32", "bf16", "fp16"]
+seed: int = 0  # @param {type:"integer"}
+max_steps: int = 0  # @param {type:"integer"}
+batch_size: int = 0  # @param {type:"integer"}
+learning_rate: float = 0.0  # @param {type:"number"}
+sequence_length: int = 256  # @param {type:"integer"}
+reservoir_size: int = 1024  # @param {type:"integer"}
+readout_size: int = 256  # @param {type:"integer"}
+spectral_radius: float = 0.9  # @param {type:"number"}
+leak: float = 0.6  # @param {type:"number"}
+input_scaling: float = 1.0  # @param {type:"number"}
+density: float = 0.1  # @param {type:"number"}
+dropout: float = 0.1  # @param {type:"number"}
+logging_steps: int = 10  # @param {type:"integer"}
+eval_steps: int = 100  # @param {type:"integer"}
+save_steps: int = 100  # @param {type:"integer"}
+prompt: str = "Once upon a time"  # @param {type:"string"}
+max_new_tokens: int = 120  # @param {type:"integer"}
+temperature: float = 0.8  # @param {type:"number"}
+top_k: int = 50  # @param {type:"integer"}
+top_p: float = 0.95  # @param {type:"number"}
+report_to: str = "none"  # @param ["none", "wandb"]
+
+# %% [markdown]
+# ## Check and look around
+#
+# Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
+# reported with the reason for each choice.
+
+# %%
+from helpers import parameters, run_folder, runtime
+from helpers.reservoir.parameters import ReservoirParameters
+
+params = parameters.check(ReservoirParameters, globals())
+machine = runtime.detect(params.use_tpu, params.precision)
+print(machine)
+folder = run_folder.claim(params.output_dir, "tinystories_reservoir", parameters.identity(params), resume=params.resume)
+print(f"output     {folder.resolve()}")
+
+# %% [markdown]
+# ## Data
+#
+# One story first, as a person reads it. Exact duplicates are removed, so that no story is in both splits.
+
+# %%
+from helpers.reservoir.stories import load_stories
+
+splits = load_stories(params.data_source, num_stories=params.stories_wanted, seed=params.seed)
+print(f"{len(splits.train)} training and {len(splits.validation)} validation stories from {splits.source}")
+print(f"{splits.duplicates_removed} duplicates removed\n")
+print(splits.train[0])
+
+# %% [markdown]
+# The same story as the model sees it: byte-level tokens, with an end-of-text token after every story. All of them go into
+# one memory-mapped file, so that the full set trains on a machine with little RAM.
+
+# %%
+from helpers.reservoir import experiment
+from helpers.reservoir.tokens import load_tokenizer
+
+story_tokenizer, reason = load_tokenizer(params.tokenizer, splits.train, params.vocab_size)
+print(reason)
+corpus = experiment.tokenise(splits, story_tokenizer, folder / "data")
+print(f"{corpus.train.tokens:,} training and {corpus.validation.tokens:,} validation tokens\n")
+print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["input_ids"][:24]))
+
+# %% [markdown]
+# ## Model
+#
+# `frozen` weights are the reservoir: drawn once from the seed, scaled to the spectral radius, never touched again. Only
+# `trainable` ones are learned.
+
+# %%
+model = experiment.new_model(params, story_tokenizer)
+print(model)
+print({name: f"{count:,}" for name, count in model.parameter_counts().items()})
+
+# %% [markdown]
+# ## Plan
+#
+# What will run, and why. The memory figure is an estimate from shapes; the measured one comes after training.
+
+# %%
+from helpers import plan as planner
+from helpers.reservoir.parameters import model_size, recipe
+
+plan = planner.plan(
+    recipe(params.sequence_length, corpus.train.tokens),
+    model_size(len(story_tokenizer), params.reservoir_size, params.readout_size),
+    machine,
+    batch_size=params.batch_size,
+    learning_rate=params.learning_rate,
+    max_steps=params.max_steps,
+)
+print(plan)
+
+# %% [markdown]
+# ## Before training
+#
+# The untrained model must be about as bad as a uniform guess. The bigram is the bar: a model that ends above it has
+# learned no more than which token follows which.
+
+# %%
+trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
+before = experiment.evaluate(trainer, corpus)
+baselines = experiment.baselines(corpus, trainer.eval_dataset)
+for name, values in {"untrained": before, **baselines}.items():
+    print(f"{name:<10}" + "   ".join(f"{metric} {value:.3f}" for metric, value in values.items()))
+
+# %% [markdown]
+# ## Train
+#
+# The loss should fall below the bigram's within the first few hundred steps. The best weights by validation loss are kept
+# and are the ones loaded at the end.
+
+# %%
+output = trainer.train(resume_from_checkpoint=params.resume)
+
+# %% [markdown] tags=["gpu"]
+# What the run cost, measured. `mfu` is the share of the named datasheet peak that was used; a reservoir is a chain of
+# small matrix products, so expect single digits.
+
+# %% [markdown] tags=["tpu"]
+# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything
+# else means that shapes change or that values leave the chip at every step.
+
+# %%
+measured = trainer.results()
+print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
+print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
+
+# %% [markdown]
+# ## After training
+#
+# The same measure on the same tokens, beside the baselines. Bits per byte does not depend on the tokeniser, so it is the
+# number to compare with other people's.
+
+# %%
+after = experiment.evaluate(trainer, corpus)
+for name, values in {"untrained": before, **baselines, "trained": after}.items():
+    print(f"{name:<10}" + "   ".join(f"{metric} {value:.3f}" for metric, value in values.items()))
+story = experiment.tell(trainer.model, story_tokenizer, params)
+print(f"\n{story}")
+
+# %% [markdown]
+# ## Loss
+
+# %%
+from helpers import tracking
+
+figure = tracking.plot_loss(
+    trainer.state.log_history,
+    folder / "figures" / "loss.png",
+    title=f"Reservoir language model, {plan.batch_size} x {plan.sequence_length} tokens a step",
+    baselines={name: values["loss"] for name, values in baselines.items()},
+)
+
+# %% [markdown]
+# ## Save, reload, compare
+#
+# The saved model must tell the same story as the one in memory: same weights, same tokeniser, same seed.
+
+# %%
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+trainer.save_model(str(folder / "model"))
+reloaded = AutoModelForCausalLM.from_pretrained(folder / "model")
+retold = experiment.tell(reloaded, AutoTokenizer.from_pretrained(folder / "model"), params)
+same_story = retold == story
+print(f"the reloaded model tells the same story: {same_story}")
+if machine.kind == "cpu" and not same_story:
+    raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one:\n{retold}")
+
+# %%
+results_file = run_folder.write_results(
+    folder,
+    {
+        "notebook": "tinystories_reservoir",
+        "seed": params.seed,
+        "runtime": machine.results(),
+        **measured,
+        "data": {
+            "source": splits.source,
+            "train_examples": len(trainer.train_dataset),
+            "eval_examples": len(trainer.eval_dataset),
+            "train_tokens": corpus.train.tokens,
+            "vocab_size": len(story_tokenizer),
+        },
+        "model": model.parameter_counts(),
+        "eval": {"before": before, "after": after, "baselines": baselines},
+        "artifacts": {"model": str(folder / "model"), "figures": str(folder / "figures"), "same_story": same_story},
+    },
+)
+print(results_file.resolve())
+
+# %% [markdown]
+# ## Next steps
+#
+# - **Use the model elsewhere**: `import helpers.reservoir.model`, then
+#   `AutoModelForCausalLM.from_pretrained("<output_dir>/model")`.
+# - **Your own text**: set `data_source` to a `.txt` with `<|endoftext|>` between the pieces.
+# - **Longer or larger**: raise `max_steps`, `num_stories` or `reservoir_size` and give a new `output_dir`.
+# - **Another device**: change `use_tpu` alone, restart the kernel, Run all.

@@ -1,0 +1,409 @@
+"""helpers.checkpoint: whole or absent, against damage, a full disk, and a kill at every file operation."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import checkpoint
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = {
+    "model.safetensors": random.Random(0).randbytes(5_000),
+    "optimizer.pt": random.Random(1).randbytes(9_000),
+    "rng_state.pth": random.Random(2).randbytes(700),
+    "trainer_state.json": b'{"global_step": 1}',
+    "adapter/weights.bin": random.Random(3).randbytes(300),
+}
+
+
+def write(output_dir: Path, step: int) -> Path:
+    with checkpoint.staged(output_dir, step) as staging:
+        fill(staging / f"checkpoint-{step}", step)
+    return checkpoint.folder(output_dir, step)
+
+
+def fill(folder: Path, step: int) -> None:
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content + str(step).encode())
+
+
+def names(output_dir: Path) -> list[str]:
+    return sorted(path.name for path in output_dir.iterdir())
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+# -- what is written --
+
+
+def test_a_checkpoint_appears_under_its_name_with_nothing_beside_it(tmp_path):
+    written = write(tmp_path / "run", 3)
+    assert names(tmp_path / "run") == ["checkpoint-3"]
+    assert {path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file()} == {
+        *FILES,
+        "manifest.json",
+    }
+
+
+def test_the_manifest_holds_sizes_and_hashes_of_what_was_written(tmp_path):
+    manifest = json.loads((write(tmp_path, 3) / "manifest.json").read_text())
+    content = {name: before + b"3" for name, before in FILES.items()}
+    assert manifest["step"] == 3
+    assert manifest["files"] == {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in content.items()
+    }
+
+
+def test_a_fresh_checkpoint_has_no_damage(tmp_path):
+    assert checkpoint.damage(write(tmp_path, 3)) is None
+
+
+def test_checkpoints_are_listed_by_number_and_not_by_name(tmp_path):
+    for step in (5, 100, 20):
+        write(tmp_path, step)
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-7").write_text("a file")
+    assert [checkpoint.step_of(path) for path in checkpoint.listed(tmp_path)] == [100, 20, 5]
+
+
+def test_a_folder_that_is_not_there_has_no_checkpoints(tmp_path):
+    assert checkpoint.newest_whole(tmp_path / "nothing") == (None, [])
+
+
+# -- damage --
+
+
+@pytest.mark.parametrize("harm", [remove, truncate, empty, flip_a_bit])
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_damage_of_any_file_is_named_and_passed_over(tmp_path, name, harm):
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    harm(newer / name)
+    assert Path(name).name in checkpoint.damage(newer)
+    found, (skipped,) = checkpoint.newest_whole(tmp_path)
+    assert found == older
+    assert skipped == f"skipped checkpoint-2: {checkpoint.damage(newer)}"
+
+
+def test_an_empty_folder_is_damaged(tmp_path):
+    (tmp_path / "checkpoint-4").mkdir()
+    assert "empty" in checkpoint.damage(tmp_path / "checkpoint-4")
+
+
+def test_the_manifest_of_another_step_is_damage(tmp_path):
+    write(tmp_path, 4).rename(tmp_path / "checkpoint-5")
+    assert checkpoint.damage(tmp_path / "checkpoint-5") == "manifest.json is of step 4"
+
+
+def test_a_checkpoint_of_the_stock_trainer_is_passed_over(tmp_path):
+    fill(tmp_path / "checkpoint-9", 9)
+    assert checkpoint.newest_whole(tmp_path) == (None, ["skipped checkpoint-9: manifest.json is missing"])
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        '"text"',
+        "{}",
+        '{"schema": 1, "step": 2}',
+        '{"schema": 2, "step": 2, "files": {}}',
+        '{"schema": 1, "step": "2", "files": {}}',
+        '{"schema": 1, "step": 2, "files": []}',
+        '{"schema": 1, "step": 2, "files": {"optimizer.pt": {}}}',
+        '{"schema": 1, "step": 2, "files": {"optimizer.pt": null}}',
+    ],
+)
+def test_no_manifest_however_broken_stops_the_search(tmp_path, manifest):
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    (newer / "manifest.json").write_text(manifest)
+    assert checkpoint.newest_whole(tmp_path)[0] == older
+
+
+def test_any_flipped_bit_of_the_manifest_is_damage_or_changes_nothing_it_says(tmp_path):
+    written = write(tmp_path, 2)
+    path = written / "manifest.json"
+    original = path.read_bytes()
+    said = json.loads(original)
+    crashed, unnoticed = [], []
+    for position in range(len(original)):
+        for bit in range(8):
+            changed = bytearray(original)
+            changed[position] ^= 1 << bit
+            path.write_bytes(changed)
+            try:
+                problem = checkpoint.damage(written)
+            except Exception as error:
+                crashed.append(f"byte {position} bit {bit}: {error!r}")
+                continue
+            if problem is None and json.loads(bytes(changed)) != said:
+                unnoticed.append(f"byte {position} bit {bit}")
+    assert not unnoticed
+    assert not crashed, crashed[:3]
+
+
+def test_a_manifest_that_cannot_be_read_as_a_file_is_damage(tmp_path):
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    (newer / "manifest.json").unlink()
+    (newer / "manifest.json").mkdir()
+    assert checkpoint.newest_whole(tmp_path)[0] == older
+
+
+def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(tmp_path):
+    assert "missing" in checkpoint.damage(tmp_path / "checkpoint-8")
+
+
+def test_a_folder_of_another_name_is_refused_with_the_name_it_needs(tmp_path):
+    with pytest.raises(ValueError, match="checkpoint-"):
+        checkpoint.step_of(tmp_path / "best")
+
+
+# -- failures while writing --
+
+
+def test_a_failure_in_the_block_leaves_the_older_checkpoint_and_nothing_else(tmp_path):
+    older = write(tmp_path, 1)
+    with pytest.raises(checkpoint.CheckpointNotWritten) as raised, checkpoint.staged(tmp_path, 2) as staging:
+        fill(staging / "checkpoint-2", 2)
+        raise OSError(28, "No space left on device")
+    assert names(tmp_path) == ["checkpoint-1"] and checkpoint.damage(older) is None
+    message = str(raised.value)
+    assert f"output_dir={str(tmp_path)!r}" in message and "No space left on device" in message
+    assert "newest whole checkpoint is checkpoint-1" in message and "step 2" in message
+
+
+def test_without_an_older_checkpoint_the_message_says_none(tmp_path):
+    none = pytest.raises(checkpoint.CheckpointNotWritten, match="newest whole checkpoint is none")
+    with none, checkpoint.staged(tmp_path, 2):
+        raise OSError("disk")
+
+
+def test_a_block_that_writes_nothing_publishes_nothing(tmp_path):
+    with pytest.raises(checkpoint.CheckpointNotWritten), checkpoint.staged(tmp_path, 2):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_an_output_dir_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(checkpoint.CheckpointNotWritten, match="output_dir="), checkpoint.staged(tmp_path / "run", 2):
+        pass
+
+
+def test_an_output_dir_that_cannot_be_made_is_named(tmp_path):
+    named = pytest.raises(checkpoint.CheckpointNotWritten, match="output_dir=")
+    with named, checkpoint.staged(Path("/proc/nowhere/run"), 2):
+        pass
+
+
+def test_ctrl_c_while_writing_stays_ctrl_c(tmp_path):
+    with pytest.raises(KeyboardInterrupt), checkpoint.staged(tmp_path, 2) as staging:
+        fill(staging / "checkpoint-2", 2)
+        raise KeyboardInterrupt
+    assert checkpoint.listed(tmp_path) == []
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_mistake_of_ours_is_not_blamed_on_the_disk(tmp_path):
+    with pytest.raises(KeyError), checkpoint.staged(tmp_path, 2):
+        raise KeyError("no such state")
+    assert names(tmp_path) == []
+
+
+def test_a_leftover_of_a_killed_writer_does_not_leak_into_the_next_checkpoint(tmp_path):
+    (tmp_path / ".staging-2/checkpoint-2").mkdir(parents=True)
+    (tmp_path / ".staging-2/checkpoint-2/stale.bin").write_text("stale")
+    assert not (write(tmp_path, 2) / "stale.bin").exists()
+
+
+FULL_DISK = """
+import json, resource, signal, sys
+from pathlib import Path
+import safetensors.torch, torch
+from helpers import checkpoint
+output_dir = Path(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+state = {"weight": torch.zeros(300_000)}
+savers = {
+    "torch.save": lambda path: torch.save(state, path),
+    "safetensors": lambda path: safetensors.torch.save_file(state, path),
+}
+def write(name, step):
+    with checkpoint.staged(output_dir, step) as staging:
+        (staging / f"checkpoint-{step}").mkdir()
+        savers[name](staging / f"checkpoint-{step}" / "state")
+write("torch.save", 1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
+answers = {}
+for name in savers:
+    try:
+        write(name, 2)
+    except Exception as error:
+        answers[name] = [type(error).__name__, str(error)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+newest, skipped = checkpoint.newest_whole(output_dir)
+print(json.dumps(dict(answers=answers, left=sorted(p.name for p in output_dir.iterdir()), newest=newest.name)))
+"""
+
+
+@pytest.fixture(scope="module")
+def full_disk(tmp_path_factory):
+    """A file that may not grow past half a megabyte (EFBIG where a full disk says ENOSPC), met by both libraries."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path_factory.mktemp("run"))]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("library", ["torch.save", "safetensors"])
+def test_a_write_that_the_disk_refuses_says_so_and_names_the_older_checkpoint(full_disk, library):
+    kind, message = full_disk["answers"][library]
+    assert kind == "CheckpointNotWritten"
+    assert "output_dir=" in message and "newest whole checkpoint is checkpoint-1" in message
+
+
+def test_refused_writes_leave_only_the_older_checkpoint(full_disk):
+    assert (full_disk["left"], full_disk["newest"]) == (["checkpoint-1"], "checkpoint-1")
+
+
+# -- kills --
+
+KILLED = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+from helpers import checkpoint
+from tests.test_checkpoint import fill, names, truncate, write
+base, case = Path(sys.argv[1]), sys.argv[2]
+WATCHED = ("open", "os.", "shutil.")  # audit events of files and folders
+
+def prepare(output_dir):
+    if case != "same step":
+        write(output_dir, 1)
+    if case == "damaged":
+        truncate(write(output_dir, 2) / "optimizer.pt")
+    if case == "same step":
+        write(output_dir, 2)
+    if case == "prune":
+        write(output_dir, 2)
+
+def work(output_dir):
+    write(output_dir, 3 if case == "prune" else 2)
+    if case == "prune":
+        checkpoint.prune(output_dir, keep=1)
+
+def killed(output_dir, at):
+    child = os.fork()
+    if child:
+        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    seen = 0
+    def hook(event, arguments):
+        nonlocal seen
+        if event.startswith(WATCHED):
+            seen += 1
+            if seen == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    try:
+        work(output_dir)
+    finally:
+        os._exit(0)
+
+kills, bad = 0, []
+while True:
+    output_dir = base / str(kills)
+    prepare(output_dir)
+    if not killed(output_dir, kills + 1):
+        break
+    kills += 1
+    newest, skipped = checkpoint.newest_whole(output_dir)
+    after = newest and (newest.name, checkpoint.damage(newest))
+    before = names(output_dir)
+    checkpoint.sweep(output_dir)
+    left = [name for name in names(output_dir) if not name.startswith("checkpoint-")]
+    work(output_dir)
+    retried = checkpoint.newest_whole(output_dir)[0]
+    final = "checkpoint-3" if case == "prune" else "checkpoint-2"
+    if newest is None or after[1] or left or retried.name != final:
+        bad.append(f"kill {kills}: newest {after}, folder {before}, after sweep {left}, after a retry {retried}")
+    shutil.rmtree(output_dir)
+print(json.dumps(dict(kills=kills, bad=bad)))
+"""
+
+
+@pytest.mark.parametrize("case", ["new", "damaged", "same step", "prune"])
+def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path, case):
+    command = [sys.executable, "-c", KILLED, str(tmp_path), case]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    seen = json.loads(finished.stdout.splitlines()[-1])
+    assert seen["kills"] > 25  # every open, mkdir, rename and delete was one
+    assert seen["bad"] == []
+
+
+# -- replacing and pruning --
+
+
+def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    truncate(write(tmp_path, 2) / "optimizer.pt")
+    written = write(tmp_path, 2)
+    assert checkpoint.damage(written) is None and names(tmp_path) == ["checkpoint-2"]
+
+
+def test_pruning_keeps_the_newest_and_the_protected(tmp_path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    checkpoint.prune(tmp_path, keep=2, protect=checkpoint.folder(tmp_path, 1))
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+
+
+def test_pruning_takes_a_relative_protected_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for step in (1, 2):
+        write(tmp_path, step)
+    checkpoint.prune(tmp_path, keep=1, protect="checkpoint-1")
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_damaged_checkpoints_with_higher_numbers_do_not_cost_the_whole_ones(tmp_path):
+    # A run that passed over checkpoints 30 and 40 went on from 20 and wrote 25.
+    write(tmp_path, 20)
+    for step in (30, 40):
+        truncate(write(tmp_path, step) / "optimizer.pt")
+    written = write(tmp_path, 25)
+    checkpoint.prune(tmp_path, keep=2)
+    assert checkpoint.newest_whole(tmp_path)[0] == written
+
+
+def test_sweeping_takes_leftovers_and_leaves_checkpoints_and_files(tmp_path):
+    write(tmp_path, 1)
+    for name in (".staging-2/checkpoint-2", ".discarded-checkpoint-1"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "run.json").write_text("{}")
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path) == ["checkpoint-1", "run.json"]

@@ -1,0 +1,247 @@
+"""helpers.run_folder: who owns an output folder, and results that are whole whatever happens."""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import checkpoint, run_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "resume_from": ""}
+
+
+def claim(path: Path, identity=IDENTITY, notebook: str = "legal_cot_sft", resume: bool = True) -> Path:
+    return run_folder.claim(path, notebook, identity, resume=resume)
+
+
+def tree(path: Path) -> dict[str, str]:
+    """What a folder holds: hash of each file, by relative path."""
+    files = (file for file in path.rglob("*") if file.is_file())
+    return {str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def add_checkpoint(path: Path, step: int = 5) -> None:
+    with checkpoint.staged(path, step) as staging:
+        (staging / f"checkpoint-{step}").mkdir()
+        (staging / f"checkpoint-{step}/weights").write_text("weights")
+
+
+# -- claiming --
+
+
+def test_a_new_folder_is_made_with_its_parents_and_says_whose_it_is(tmp_path):
+    path = claim(tmp_path / "deep/run")
+    assert json.loads((path / "run.json").read_text())["parameters"] == IDENTITY
+    assert json.loads((path / "run.json").read_text())["notebook"] == "legal_cot_sft"
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_an_empty_folder_is_taken(tmp_path, resume):
+    assert claim(tmp_path, resume=resume) == tmp_path
+
+
+def test_a_notebook_frontends_own_folder_does_not_count_as_content(tmp_path):
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    assert claim(tmp_path) == tmp_path
+
+
+def test_a_home_directory_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert claim("~/run") == tmp_path / "run"
+
+
+def test_the_same_parameters_come_back_to_their_run(tmp_path):
+    claim(tmp_path)
+    add_checkpoint(tmp_path)
+    before = tree(tmp_path)
+    assert claim(tmp_path) == tmp_path
+    assert tree(tmp_path) == before
+
+
+def test_a_claimed_folder_without_progress_can_start_without_resume(tmp_path):
+    claim(tmp_path)
+    assert claim(tmp_path, resume=False) == tmp_path
+
+
+def refused(path: Path, **arguments) -> str:
+    """The message of a refused claim, after checking that it names the folder and that the folder is as before."""
+    before = tree(path)
+    with pytest.raises(ValueError) as raised:
+        claim(path, **arguments)
+    assert f"output_dir={str(path)!r}" in str(raised.value)
+    assert tree(path) == before
+    return str(raised.value)
+
+
+def test_a_changed_parameter_is_refused_with_both_values(tmp_path):
+    claim(tmp_path)
+    assert "seed=7 there, 8 here" in refused(tmp_path, identity=IDENTITY | {"seed": 8})
+
+
+def test_a_parameter_that_is_new_or_gone_is_refused_naming_it(tmp_path):
+    claim(tmp_path)
+    assert "lora_rank" in refused(tmp_path, identity=IDENTITY | {"lora_rank": 8})
+    assert "seed" in refused(tmp_path, identity={key: value for key, value in IDENTITY.items() if key != "seed"})
+
+
+def test_another_notebook_is_refused_naming_both(tmp_path):
+    claim(tmp_path)
+    message = refused(tmp_path, notebook="lejepa_training")
+    assert "'legal_cot_sft' there" in message and "'lejepa_training' here" in message
+
+
+def test_a_checkpoint_without_resume_is_refused(tmp_path):
+    claim(tmp_path)
+    add_checkpoint(tmp_path)
+    assert "resume=False" in refused(tmp_path, resume=False)
+
+
+def test_results_without_resume_are_refused(tmp_path):
+    claim(tmp_path)
+    run_folder.write_results(tmp_path, {})
+    assert "resume=False" in refused(tmp_path, resume=False)
+
+
+def test_files_that_are_no_run_are_refused_and_some_are_named(tmp_path):
+    for name in "abcdef":
+        (tmp_path / f"{name}.txt").write_text(name)
+    message = refused(tmp_path)
+    assert "a.txt, b.txt, c.txt, d.txt, ..." in message
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"parameters": 3, "notebook": "legal_cot_sft"}'])
+def test_a_run_file_that_cannot_be_read_is_refused_naming_the_folder(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    refused(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_naming_it(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises((ValueError, OSError), match="output_dir="):
+        claim(tmp_path / "run")
+
+
+@pytest.mark.parametrize("path", ["/proc/nowhere/run", "/sys/nowhere"])
+def test_a_folder_that_cannot_be_made_is_named(path):
+    with pytest.raises(OSError, match=f"output_dir='{path}'"):
+        claim(Path(path))
+
+
+def test_a_folder_on_a_read_only_system_is_named():
+    # The root of a read-only file system even refuses root, as /kaggle/input does.
+    with pytest.raises(OSError, match="output_dir='/proc/self'"):
+        claim(Path("/proc/self"), resume=False)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_write_permission_is_refused_naming_it(tmp_path):
+    claim(tmp_path)
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match="output_dir="):
+        claim(tmp_path)
+
+
+# -- results --
+
+
+def results_of(tmp_path: Path, results: dict) -> dict:
+    return json.loads(run_folder.write_results(tmp_path, results).read_text())
+
+
+def test_results_carry_schema_and_version(tmp_path):
+    from helpers import __version__
+
+    assert results_of(tmp_path, {"seed": 3}) == {"schema": 1, "helpers_version": __version__, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, -math.inf, np.float64("nan"), np.float32("nan"), np.float16("inf"), np.array(math.nan)],
+    ids=lambda value: f"{type(value).__name__} {value}",
+)
+def test_what_is_no_number_becomes_null(tmp_path, value):
+    assert results_of(tmp_path, {"eval": {"loss": [value]}})["eval"] == {"loss": [None]}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(np.float32(0.5), 0.5), (np.int64(3), 3), (np.bool_(True), True), ((1, 2), [1, 2]), (None, None), ("x", "x")],
+    ids=str,
+)
+def test_numpy_scalars_and_tuples_become_plain_json(tmp_path, value, expected):
+    assert results_of(tmp_path, {"value": value})["value"] == expected
+
+
+def test_tensor_scalars_become_plain_json(tmp_path):
+    torch = pytest.importorskip("torch")
+    written = results_of(tmp_path, {"loss": torch.tensor(0.5), "bad": torch.tensor(math.nan)})
+    assert (written["loss"], written["bad"]) == (0.5, None)
+
+
+def test_keys_that_are_no_text_become_text(tmp_path):
+    assert results_of(tmp_path, {"hits": {1: 0.5, 10: 0.9}})["hits"] == {"1": 0.5, "10": 0.9}
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from helpers import run_folder
+base, case = Path(sys.argv[1]), sys.argv[2]
+identity = {"seed": 1}
+
+def work(path):
+    if case == "claim":
+        run_folder.claim(path, "notebook", identity, resume=True)
+    else:
+        run_folder.write_results(path, {"numbers": list(range(2_000))})
+
+def killed(path, at):
+    child = os.fork()
+    if child:
+        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    seen = 0
+    def hook(event, arguments):
+        nonlocal seen
+        if event == "open" or event.startswith("os."):
+            seen += 1
+            if seen == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    try:
+        work(path)
+    finally:
+        os._exit(0)
+
+kills, bad = 0, []
+while True:
+    path = base / str(kills)
+    if case == "results":
+        path.mkdir(parents=True)
+        run_folder.write_results(path, {"numbers": [0]})
+    if not killed(path, kills + 1):
+        break
+    kills += 1
+    try:
+        if case == "results" and len(json.loads((path / "results.json").read_text())["numbers"]) not in (1, 2_000):
+            bad.append(f"kill {kills}: another file")
+        work(path)
+    except ValueError as error:
+        bad.append(f"kill {kills}: {error}")
+print(json.dumps(dict(kills=kills, bad=bad)))
+"""
+
+
+@pytest.mark.parametrize("case", ["claim", "results"])
+def test_a_kill_at_any_file_operation_leaves_the_old_file_or_the_new_and_can_be_repeated(tmp_path, case):
+    command = [sys.executable, "-c", KILLED, str(tmp_path), case]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    seen = json.loads(finished.stdout.splitlines()[-1])
+    assert seen["kills"] >= 2 and seen["bad"] == []

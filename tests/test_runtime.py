@@ -1,0 +1,318 @@
+"""helpers.runtime and helpers.hardware: what the machine is, what is refused, what falls back and says so."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import hardware, runtime
+
+ROOT = Path(__file__).resolve().parents[1]
+needs_torch_xla = pytest.mark.skipif(
+    importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed (requirements-tpu.txt)"
+)
+CLEARED = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "USE_TORCH_XLA", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
+
+DETECT = """
+import json, os, sys, warnings
+from helpers import runtime
+for module in {imported!r}:
+    __import__(module)
+answers = []
+for arguments in {calls!r}:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found, error = runtime.detect(*arguments), None
+            found = dict(text=str(found), reason=found.reason, precision_reason=found.precision_reason, **found.results())
+        except (RuntimeError, ValueError, OSError) as raised:
+            found, error = {{}}, f"{{type(raised).__name__}}: {{raised}}"
+    ours = [str(warning.message) for warning in caught if "use_tpu" in str(warning.message)]
+    answers.append(dict(found, error=error, warnings=ours))
+environment = {{name: os.environ.get(name) for name in ("USE_TORCH_XLA", "PJRT_DEVICE")}}
+print("\\n" + json.dumps(dict(answers=answers, environment=environment, torch_loaded="torch" in sys.modules)))
+"""
+
+
+def detect(*calls: tuple, imported: tuple[str, ...] = (), **environment: str) -> dict:
+    """`runtime.detect(*call)` for each call, one after the other in one fresh process without a GPU."""
+    clean = {name: value for name, value in os.environ.items() if name not in CLEARED}
+    finished = subprocess.run(
+        [sys.executable, "-c", DETECT.format(imported=imported, calls=calls)],
+        env=clean | {"CUDA_VISIBLE_DEVICES": "", "TPU_SKIP_MDS_QUERY": "1"} | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def without_tpu():
+    """A TPU wished twice where there is none."""
+    return detect((True,), (True,))
+
+
+@pytest.fixture(scope="module")
+def on_cpu():
+    return detect((False,), (False, "fp16"), (False, "bf16"), (False, "fp8"))["answers"]
+
+
+@pytest.fixture(scope="module")
+def rehearsal():
+    """The TPU's graphs on eight virtual CPU devices."""
+    calls = (True,), (True, "fp16"), (True,)
+    return detect(*calls, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", XLA_USE_BF16="0")
+
+
+# -- precision --
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "capability", "expected"),
+    [
+        ("cuda", "Tesla T4", (7, 5), "fp16"),
+        ("cuda", "Tesla V100-SXM2-16GB", (7, 0), "fp16"),
+        ("cuda", "NVIDIA A100-SXM4-40GB", (8, 0), "bf16"),
+        ("cuda", "NVIDIA L4", (8, 9), "bf16"),
+        ("cuda", "NVIDIA H200", (9, 0), "bf16"),
+        ("cuda", "NVIDIA RTX PRO 6000", (12, 0), "bf16"),
+        ("cpu", "x86_64", None, "fp32"),
+        ("xla", "TPU v5litepod", None, "bf16"),
+    ],
+)
+def test_precision_follows_what_the_device_multiplies_natively(kind, name, capability, expected):
+    assert runtime.choose_precision(kind, name, capability)[0] == expected
+
+
+def test_the_reason_for_fp16_names_the_device_and_its_missing_bf16():
+    _, reason = runtime.choose_precision("cuda", "Tesla T4", (7, 5))
+    assert "Tesla T4" in reason and "sm_75" in reason and "no native bf16" in reason
+
+
+def test_bf16_is_refused_where_the_gpu_only_emulates_it():
+    with pytest.raises(ValueError, match=r"precision='bf16'.*Tesla T4.*fp32"):
+        runtime._check_precision("cuda", "Tesla T4", (7, 5), "bf16")
+
+
+def test_fp16_on_a_cpu_is_refused_naming_precision(on_cpu):
+    assert on_cpu[1]["error"].startswith("ValueError: precision='fp16' needs a CUDA GPU")
+
+
+def test_fp16_on_a_tpu_is_refused_naming_precision():
+    with pytest.raises(ValueError, match="precision='fp16'"):
+        runtime._check_precision("xla", "TPU v5e", None, "fp16")
+
+
+def test_bf16_on_a_cpu_is_taken_when_asked_for_and_says_what_auto_were(on_cpu):
+    assert on_cpu[2]["precision"] == "bf16"
+    assert "asked for" in on_cpu[2]["precision_reason"] and "fp32" in on_cpu[2]["precision_reason"]
+
+
+def test_an_unknown_precision_is_refused_naming_the_choices(on_cpu):
+    assert on_cpu[3]["error"] is not None, "precision='fp8' was accepted"
+    assert "ValueError: precision='fp8'" in on_cpu[3]["error"] and "bf16" in on_cpu[3]["error"]
+
+
+# -- which device --
+
+
+def test_without_a_wish_for_a_tpu_nothing_is_warned(on_cpu):
+    assert on_cpu[0]["kind"] == "cpu" and on_cpu[0]["device_count"] == 1 and on_cpu[0]["warnings"] == []
+
+
+def test_memory_of_a_cpu_is_what_the_kernel_says(on_cpu):
+    total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
+    assert on_cpu[0]["memory_bytes"] == total
+
+
+def test_the_report_prints_the_reasons(on_cpu):
+    report = on_cpu[0]["text"]
+    assert on_cpu[0]["reason"] in report and on_cpu[0]["precision_reason"] in report and on_cpu[0]["torch"] in report
+
+
+def test_a_tpu_that_is_not_there_is_warned_of_once_and_the_run_goes_on(without_tpu):
+    first = without_tpu["answers"][0]
+    assert first["kind"] == "cpu" and first["error"] is None
+    (warning,) = first["warnings"]
+    assert "going on without a TPU" in warning and "Change runtime type" in warning
+
+
+def test_a_second_look_for_a_missing_tpu_gives_the_same_answer(without_tpu):
+    first, second = (
+        {name: answer[name] for name in ("kind", "precision", "error")} for answer in without_tpu["answers"]
+    )
+    assert first == second
+
+
+def test_after_the_fallback_hugging_face_leaves_xla_alone(without_tpu):
+    assert without_tpu["environment"]["USE_TORCH_XLA"] == "0"
+
+
+def test_after_the_fallback_no_pjrt_device_pretends_to_be_a_wish(without_tpu):
+    assert without_tpu["environment"]["PJRT_DEVICE"] is None
+
+
+@needs_torch_xla
+def test_a_stale_pjrt_device_falls_back_like_any_missing_tpu():
+    (answer,) = detect((True,), PJRT_DEVICE="TPU")["answers"]
+    assert answer["error"] is None, answer["error"]
+    assert answer["kind"] == "cpu" and len(answer["warnings"]) == 1
+
+
+@needs_torch_xla
+def test_a_rehearsal_spans_all_virtual_devices(rehearsal):
+    first = rehearsal["answers"][0]
+    assert (first["kind"], first["device_count"], first["precision"]) == ("xla", 8, "bf16")
+    assert first["warnings"] == [] and rehearsal["environment"]["USE_TORCH_XLA"] == "1"
+
+
+@needs_torch_xla
+def test_detecting_xla_again_changes_nothing(rehearsal):
+    first, refused, again = rehearsal["answers"]
+    assert refused["error"].startswith("ValueError: precision='fp16'")
+    assert again == first
+
+
+@needs_torch_xla
+@pytest.mark.parametrize("flag", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
+def test_weights_in_bf16_are_refused_before_anything_is_loaded(flag):
+    seen = detect((True,), **{flag: "1"})
+    assert seen["answers"][0]["error"].startswith(f"RuntimeError: {flag}=1 stores the weights")
+    assert not seen["torch_loaded"]
+
+
+def test_a_torch_xla_of_another_torch_is_refused_with_both_versions(tmp_path):
+    (tmp_path / "torch_xla").mkdir()
+    (tmp_path / "torch_xla/__init__.py").write_text("")
+    (tmp_path / "torch_xla-2.8.0.dist-info").mkdir()
+    (tmp_path / "torch_xla-2.8.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch_xla\nVersion: 2.8.0\n"
+    )
+    seen = detect((True,), PYTHONPATH=str(tmp_path))
+    error = seen["answers"][0]["error"]
+    assert error.startswith("RuntimeError: torch 2.") and "torch_xla 2.8.0 do not fit together" in error
+    assert not seen["torch_loaded"]
+
+
+@needs_torch_xla
+def test_a_wish_that_changes_after_transformers_came_asks_for_a_restart():
+    (answer,) = detect((False,), imported=("transformers",))["answers"]
+    assert answer["error"].startswith("RuntimeError: transformers already run for a TPU")
+    assert "Restart" in answer["error"]
+
+
+@needs_torch_xla
+def test_the_way_back_to_a_tpu_asks_for_a_restart_too():
+    (answer,) = detect((True,), imported=("transformers",), USE_TORCH_XLA="0", PJRT_DEVICE="CPU")["answers"]
+    assert answer["error"].startswith("RuntimeError: transformers already run for a GPU or CPU")
+    assert "Restart" in answer["error"]
+
+
+@needs_torch_xla
+def test_use_torch_xla_spelled_true_means_the_same_as_one():
+    (answer,) = detect((True,), imported=("transformers",), USE_TORCH_XLA="TRUE", PJRT_DEVICE="CPU")["answers"]
+    assert answer["error"] is None, answer["error"]
+
+
+# -- the catalogue --
+
+
+@pytest.mark.parametrize(
+    ("reported", "entry"),
+    [
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("TPU v5litepod-8", "TPU v5e"),
+        ("TPU v5litepod", "TPU v5e"),
+        ("TPU v5 lite", "TPU v5e"),
+        ("TPU v5e", "TPU v5e"),
+        ("TPU v6e", "TPU v6e"),
+        ("TPU v6 lite", "TPU v6e"),
+    ],
+)
+def test_a_reported_name_finds_its_datasheet(reported, entry):
+    assert hardware.find(reported).name == entry
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        "NVIDIA L40S",
+        "NVIDIA L40",
+        "NVIDIA GH200 480GB",
+        "NVIDIA T400 4GB",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "TPU v5p",
+        "TPU v4",
+        "TPU",
+        "XLA on CPU",
+        "Intel(R) Xeon(R) CPU @ 2.20GHz",
+        "x86_64",
+        "",
+    ],
+)
+def test_an_unknown_device_has_no_datasheet(reported):
+    assert hardware.find(reported) is None
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        "NVIDIA A10G",  # 70 dense fp16 TFLOP/s (AWS G5, NVIDIA A10G datasheet), the A10 has 125
+        "NVIDIA H100 PCIe",  # 756 dense bf16 TFLOP/s and 2.0 TB/s, the SXM board 989 and 3.35
+        "NVIDIA H100 NVL",  # 94 GB
+        "NVIDIA H200 NVL",  # 835 dense bf16 TFLOP/s
+        "Tesla V100-SXM2-32GB",  # twice the memory of the entry
+        "Tesla V100-PCIE-16GB",  # 112 fp16 TFLOP/s, the SXM2 board 125
+        "NVIDIA GeForce RTX 4090 D",  # 14592 cores instead of 16384
+        "NVIDIA GeForce RTX 4090 Laptop GPU",  # 16 GB, another chip
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # one seventh of the board
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    ],
+)
+def test_a_sibling_with_another_datasheet_does_not_borrow_this_one(reported):
+    assert hardware.find(reported) is None
+
+
+def test_every_entry_is_found_by_its_own_name():
+    assert [hardware.find(entry.name) for entry in hardware.CATALOGUE] == list(hardware.CATALOGUE)
+
+
+@pytest.mark.parametrize("entry", hardware.CATALOGUE, ids=lambda entry: entry.name)
+def test_an_entry_is_in_plausible_units_and_names_its_source(entry):
+    assert 10 * 2**30 <= entry.memory <= 200 * 2**30
+    assert 10**11 <= entry.bandwidth <= 10**13
+    assert all(10**12 <= peak <= 2 * 10**15 for peak in entry.peak.values())
+    assert entry.source
+
+
+@pytest.mark.parametrize("entry", hardware.CATALOGUE, ids=lambda entry: entry.name)
+def test_the_precision_a_device_trains_in_has_a_peak(entry):
+    precision, _ = runtime.choose_precision(entry.kind, entry.name, entry.compute_capability)
+    assert entry.peak_for(precision) > 0
+
+
+def test_fp32_is_held_against_tf32_where_there_is_one():
+    assert hardware.find("NVIDIA L4").peak_for("fp32") == 60e12
+    assert hardware.find("Tesla T4").peak_for("fp32") == 8.1e12
+
+
+def test_a_precision_that_a_device_lacks_has_no_peak():
+    assert hardware.find("Tesla T4").peak_for("bf16") is None

@@ -1,0 +1,190 @@
+"""One small but real training run in its own process, for the tests that kill, resume and compare runs.
+
+python tests/training_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+DEFAULTS = {
+    "kind": "cpu",  # or "xla"
+    "precision": "fp32",
+    "model": "reservoir",  # or "llama"
+    "dropout": 0.1,
+    "checkpointing": False,
+    "steps": 12,
+    "accumulation": 2,
+    "logging_steps": 1,
+    "save_steps": 4,
+    "blocks": 40,
+    "length": 16,
+    "width": 64,
+    "learning_rate": 3e-3,
+    "batch_size": 8,
+    "resume": True,
+    "kill_step": None,  # kill -9 inside this step
+    "kill_write": None,  # kill -9 at this file operation inside a checkpoint write
+    "sigterm_step": None,
+    "nan_step": None,  # the data of this step make the loss infinite
+    "memory_limit": None,  # bytes of address space for the training
+    "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
+}
+
+
+def kill_at_file_operation(number: int) -> None:
+    """Kills this process at the n-th file operation inside a staging folder: opened, renamed, removed."""
+    seen = 0
+
+    def hook(event, arguments):
+        nonlocal seen
+        if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir") and any(
+            isinstance(argument, (str, os.PathLike)) and ".staging-" in os.fspath(argument) for argument in arguments
+        ):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def build_model(options):
+    import torch
+
+    if options["model"] == "llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(1)
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=200,
+                hidden_size=options["width"],
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                attention_dropout=options["dropout"],
+                bos_token_id=0,
+                eos_token_id=0,
+                pad_token_id=0,
+            )
+        )
+    from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+
+    config = ReservoirConfig(
+        vocab_size=200, reservoir_size=options["width"], readout_size=32, dropout=options["dropout"], eos_token_id=0
+    )
+    return ReservoirForCausalLM.initialise(config, seed=1)
+
+
+def main(output_dir: str, options: dict) -> dict:
+    if options["kind"] == "xla":
+        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
+    from helpers import runtime
+
+    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    import torch
+    import transformers
+
+    from helpers import xla
+    from helpers.plan import ModelSize, Recipe, plan
+    from helpers.trainer import TrainerMixin, training_arguments
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(1, 200, (options["blocks"] + 8, options["length"]), generator=generator)
+    blocks[:, 1::2] = blocks[:, :1]  # something to learn
+    examples = [{"input_ids": block, "labels": block} for block in blocks]
+
+    import dataclasses
+
+    recipe = Recipe(batch_size=8, learning_rate=1e-3, max_steps=1, sequence_length=options["length"])
+    planned = plan(
+        recipe,
+        ModelSize(trainable=1, frozen=0, activations=1),
+        machine,
+        batch_size=options["batch_size"] * options["accumulation"],
+        learning_rate=options["learning_rate"],
+        max_steps=options["steps"],
+        gradient_checkpointing=options["checkpointing"],
+    )
+    planned = dataclasses.replace(
+        planned,
+        per_device_batch_size=options["batch_size"] // planned.device_count,
+        gradient_accumulation_steps=options["accumulation"],
+    )
+    seen = {"sharding": [], "item_calls": [], "logged": []}
+
+    class Interrupt(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if options["file_limit"] and state.global_step == 2:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], resource.RLIM_INFINITY))
+
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            if options["kill_step"] == state.global_step + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if options["sigterm_step"] == state.global_step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if machine.kind == "xla":
+                counts = xla.counters()
+                seen["item_calls"].append(int(counts["item_calls"] + counts["host_transfers"]))
+
+    class Trainer(TrainerMixin, transformers.Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            if machine.kind == "xla" and not seen["sharding"]:
+                import torch_xla
+
+                seen["sharding"] = [torch_xla._XLAC._get_xla_sharding_spec(inputs[key]) for key in sorted(inputs)]
+            if options["nan_step"] == self.state.global_step + 1:
+                with torch.no_grad():
+                    next(self.model.parameters()).mul_(float("nan"))
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    arguments = training_arguments(
+        planned,
+        machine,
+        output_dir,
+        seed=5,
+        logging_steps=options["logging_steps"],
+        eval_steps=options["save_steps"],
+        save_steps=options["save_steps"],
+    )
+    trainer = Trainer(
+        model=build_model(options),
+        args=arguments,
+        train_dataset=examples[: options["blocks"]],
+        eval_dataset=examples[options["blocks"] :],
+        plan=planned,
+        runtime=machine,
+        callbacks=[Interrupt()],
+    )
+    if options["kill_write"]:
+        kill_at_file_operation(options["kill_write"])
+    if options["memory_limit"]:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + options["memory_limit"], resource.RLIM_INFINITY))
+    trainer.train(resume_from_checkpoint=options["resume"])
+    return {
+        **seen,
+        **trainer.results(),
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        "finite_weights": all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters()),
+    }
+
+
+if __name__ == "__main__":
+    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
+    assert not unknown, unknown
+    print("RESULT " + json.dumps(main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})))
