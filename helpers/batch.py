@@ -18,17 +18,14 @@ import time
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from helpers.parameters import NOT_IDENTITY, one_of, source_path, typed, unknown
+from helpers.grid import inspect, kind_of, literal_path, parse, run_name
+from helpers.parameters import NOT_IDENTITY, one_of, source_path, typed
 
-KINDS = {"bool": bool, "int": int, "float": float, "str": str}
-BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
 PRINTED = ("train.loss_last", "train.examples_per_second", "eval.after.")
-LONGEST_NAME = 120  # file systems allow 255 bytes a name
+PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
 logger = logging.getLogger("helpers.batch")
 
 
@@ -92,46 +89,6 @@ def run(
     return rows
 
 
-def inspect(notebook: Path) -> dict[str, dict[str, str]]:
-    """The notebook's parameters as papermill infers them: name -> {name, inferred_type_name, default, help}.
-
-    Raises:
-        FileNotFoundError: no such notebook.
-        ValueError: no cell is tagged `parameters`, or it assigns no `output_dir`.
-    """
-    from papermill import inspect_notebook
-
-    if not notebook.is_file():
-        raise FileNotFoundError(f"notebook={str(notebook)!r}: no such file")
-    parameters = inspect_notebook(_literal_path(notebook))
-    if not parameters:
-        raise ValueError(f"{notebook} has no cell tagged 'parameters' that assigns any: tag its parameters cell")
-    if "output_dir" not in parameters:
-        raise ValueError(f"{notebook} has no parameter output_dir: results.json could not be found")
-    return parameters
-
-
-def parse(declared: Mapping[str, Mapping[str, str]], assignments: Sequence[str]) -> tuple[dict, dict]:
-    """Command-line `name=value` and `name=v1,v2` as (grid, fixed), each value of the type the notebook declares.
-
-    Raises:
-        ValueError: no such parameter, a name given twice, or text that is not of the declared type.
-    """
-    grid, fixed = {}, {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise ValueError(f"{assignment!r}: write name=value or name=value1,value2")
-        if name in grid or name in fixed:
-            raise ValueError(f"{name} is given twice: write its values as {name}=value1,value2")
-        values = [_from_text(name, part, _kind(declared, name)) for part in text.split(",")]
-        if len(values) > 1:
-            grid[name] = values
-        else:
-            fixed[name] = values[0]
-    return grid, fixed
-
-
 def plan(
     notebook: Path,
     output_dir: Path,
@@ -147,8 +104,8 @@ def plan(
             raise ValueError(f"{name}={values!r}: give a list with at least one value")
         if name in fixed:
             raise ValueError(f"{name} is both fixed and varied: give it once")
-    grid = {name: [typed(name, value, _kind(declared, name)) for value in values] for name, values in grid.items()}
-    fixed = {name: typed(name, value, _kind(declared, name)) for name, value in fixed.items()}
+    grid = {name: [typed(name, value, kind_of(declared, name)) for value in values] for name, values in grid.items()}
+    fixed = {name: typed(name, value, kind_of(declared, name)) for name, value in fixed.items()}
     for name, values in grid.items():
         if len(set(values)) < len(values):
             raise ValueError(f"{name}={values!r}: a value is there twice, two runs would share a folder")
@@ -171,45 +128,12 @@ def _run(notebook: Path, output_dir: Path, varied: dict[str, Any], fixed: dict[s
     return Run(folder.name, varied, parameters, notebook, folder / notebook.name)
 
 
-def run_name(varied: Mapping[str, Any]) -> str:
-    """A folder name from the varied parameters, percent-encoded so that different values never share one."""
-    name = ",".join(f"{key}={quote(str(value), safe='')}" for key, value in varied.items()) or "run"
-    if len(name) <= LONGEST_NAME:
-        return name
-    return f"{name[:LONGEST_NAME]}-{sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _kind(declared: Mapping[str, Mapping[str, str]], name: str) -> type:
-    if name not in declared:
-        raise ValueError(unknown(name, declared))
-    annotation = declared[name]["inferred_type_name"]
-    if annotation not in KINDS:
-        raise ValueError(f"{name} is annotated {annotation} in the notebook: annotate it {', '.join(KINDS)}")
-    return KINDS[annotation]
-
-
-def _from_text(name: str, text: str, kind: type) -> Any:
-    if kind is bool:
-        one_of(name, text, BOOLEANS)
-        return BOOLEANS[text]
-    try:
-        value = kind(text)
-    except ValueError as error:
-        raise ValueError(f"{name}={text!r} is not of type {kind.__name__}, which the notebook declares") from error
-    return typed(name, value, kind)
-
-
 def _check_kernel(name: str) -> None:
     from jupyter_client.kernelspec import KernelSpecManager
 
     installed = KernelSpecManager().find_kernel_specs()
     if name not in installed:
         raise ValueError(f"kernel {name!r} is not installed: there are {', '.join(sorted(installed)) or 'none'}")
-
-
-def _literal_path(path: Path) -> str:
-    """papermill formats paths as templates; braces in a folder's name are not meant as one."""
-    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def _effective(notebook: Path, passed: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,9 +186,9 @@ def _execute(each: Run, kernel_name: str) -> tuple[dict, dict]:
         each.executed.rename(next(path for path in attempts if not path.exists()))
     written = _written(each.output_dir)
     error, results, start = "", {}, time.perf_counter()
-    paths = _literal_path(each.notebook), _literal_path(each.executed)
+    paths = literal_path(each.notebook), literal_path(each.executed)
     try:
-        execute_notebook(*paths, each.parameters, kernel_name=kernel_name, progress_bar=False, log_output=False)
+        execute_notebook(*paths, each.parameters, kernel_name=kernel_name, progress_bar=False, log_output=True)
     except PapermillExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
     except RuntimeError as failure:  # nbclient's DeadKernelError (killed, out of memory) and a kernel that never starts
@@ -355,8 +279,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernel", default="python3")
     parser.add_argument("--stop-on-error", action="store_true")
     options = parser.parse_intermixed_args(arguments)
-    logging.basicConfig(format="%(message)s")
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logger.setLevel(logging.INFO)
+    notebook_output = logging.getLogger("papermill")
+    notebook_output.setLevel(logging.INFO)
+    notebook_output.addFilter(lambda record: not record.getMessage().startswith(PAPERMILL_CHATTER))
     try:
         grid, fixed = parse(inspect(options.notebook), options.parameters)
         plan(options.notebook, options.output_dir, grid, fixed, options.kernel)

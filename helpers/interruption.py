@@ -47,23 +47,25 @@ class Preemption(TrainerCallback):
 
 
 class FiniteGuard:
-    """Remembers on the device the first micro-batch whose loss was not finite; reading it is the only host sync."""
+    """Remembers on the device the first step whose loss was not finite; reading it is the only host sync."""
 
     def __init__(self, device):
         import torch
 
-        self.seen = torch.zeros((), dtype=torch.int32, device=device)
+        self.finished_steps = torch.zeros((), dtype=torch.int32, device=device)
         self.first_bad = torch.full((), -1, dtype=torch.int32, device=device)
 
-    def update(self, loss) -> None:
+    def update(self, loss, *, ends_step: bool) -> None:
+        """Takes the loss of one micro-batch; `ends_step` when the optimizer steps after it."""
         import torch
 
         bad = ~torch.isfinite(loss.detach()).all() & (self.first_bad < 0)
-        self.first_bad = torch.where(bad, self.seen, self.first_bad)
-        self.seen = self.seen + 1
+        self.first_bad = torch.where(bad, self.finished_steps, self.first_bad)
+        if ends_step:
+            self.finished_steps = self.finished_steps + 1
 
-    def first_bad_micro_batch(self) -> int | None:
-        """Index since construction, or None. Waits for the device."""
+    def first_bad_step(self) -> int | None:
+        """Steps finished before the bad one since construction, or None. Waits for the device."""
         index = int(self.first_bad.item())
         return None if index < 0 else index
 

@@ -99,7 +99,7 @@ class TrainerMixin:
         self._staging: Path | None = None
         self._batches_checked = False
         self._first_step = 0
-        self._counters: dict | None = None
+        self._counters: dict | None = None  # XLA's, at the end of the last phase; None outside the training loop
         self._phase_runs: dict[str, int] = {}
         self._xla = {"compiles": 0, "compiles_after_warmup": 0, "host_transfers": 0, "steps": 0}
         for callback in (PrinterCallback, ProgressCallback):
@@ -203,7 +203,7 @@ class TrainerMixin:
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._finite is None:
             self._finite = FiniteGuard(loss.device)
-        self._finite.update(loss)
+        self._finite.update(loss, ends_step=self.accelerator.gradient_state.sync_gradients)
         self.meter.count(inputs)
         if self.runtime.kind == "xla" and not self.accelerator.gradient_state.sync_gradients:
             xla.sync()  # one graph a micro-batch, not one that grows with accumulation
@@ -274,7 +274,7 @@ class TrainerMixin:
 
     def _save_checkpoint(self, model, trial) -> None:
         with self.aside("save"):
-            if self._finite is not None and self._finite.first_bad_micro_batch() is not None:
+            if self._finite is not None and self._finite.first_bad_step() is not None:
                 self._stop_on_nonfinite("loss", float("nan"))
             self._save_staged(model, trial)
 
@@ -308,10 +308,10 @@ class TrainerMixin:
         self._save(output_dir or self.args.output_dir, state_dict=state)
 
     def _stop_on_nonfinite(self, name: str, value: float) -> None:
-        bad = None if self._finite is None else self._finite.first_bad_micro_batch()
+        bad = None if self._finite is None else self._finite.first_bad_step()
         step = first_step = self.state.global_step
         if bad is not None:
-            first_step = self._first_step + bad // self.args.gradient_accumulation_steps + 1
+            first_step = self._first_step + bad + 1
         last, _ = checkpoint.newest_whole(self.args.output_dir)
         raise NonFiniteLoss(
             f"{name} is {value} (first at step {first_step}, noticed at step {step}); nothing was saved since. "
@@ -393,10 +393,10 @@ class TrainerMixin:
 
     def count_phase(self, name: str) -> None:
         """Books what XLA compiled and copied to the host since the last call; the first runs of a phase are warm-up."""
-        if self.runtime.kind != "xla":
+        if self._counters is None:
             return
         now = xla.counters()
-        before, self._counters = self._counters or now, now
+        before, self._counters = self._counters, now
         runs = self._phase_runs[name] = self._phase_runs.get(name, 0) + 1
         compiles = int(now["compiles"] - before["compiles"])
         self._xla["compiles"] += compiles
@@ -419,9 +419,13 @@ class _StepBoundary(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.trainer._first_step = state.global_step
+        self.trainer._counters = xla.counters() if self.trainer.runtime.kind == "xla" else None
         if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
             # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
             self.trainer._save_checkpoint(self.trainer.model, None)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.trainer._counters = None
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.trainer.count_phase("between")

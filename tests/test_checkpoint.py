@@ -315,7 +315,7 @@ def prepare(output_dir):
 def work(output_dir):
     write(output_dir, 3 if case == "prune" else 2)
     if case == "prune":
-        checkpoint.prune(output_dir, keep=1)
+        checkpoint.prune(output_dir, keep=1, newest=3)
 
 def killed(output_dir, at):
     child = os.fork()
@@ -341,10 +341,10 @@ while True:
     if not killed(output_dir, kills + 1):
         break
     kills += 1
+    before = names(output_dir)
+    checkpoint.sweep(output_dir)  # as a run that comes back does first
     newest, skipped = checkpoint.newest_whole(output_dir)
     after = newest and (newest.name, checkpoint.damage(newest))
-    before = names(output_dir)
-    checkpoint.sweep(output_dir)
     left = [name for name in names(output_dir) if not name.startswith("checkpoint-")]
     work(output_dir)
     retried = checkpoint.newest_whole(output_dir)[0]
@@ -378,7 +378,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path):
 def test_pruning_keeps_the_newest_and_the_protected(tmp_path):
     for step in (1, 2, 3, 4):
         write(tmp_path, step)
-    checkpoint.prune(tmp_path, keep=2, protect=checkpoint.folder(tmp_path, 1))
+    checkpoint.prune(tmp_path, keep=2, newest=4, protect=checkpoint.folder(tmp_path, 1))
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
 
 
@@ -386,7 +386,7 @@ def test_pruning_takes_a_relative_protected_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for step in (1, 2):
         write(tmp_path, step)
-    checkpoint.prune(tmp_path, keep=1, protect="checkpoint-1")
+    checkpoint.prune(tmp_path, keep=1, newest=2, protect="checkpoint-1")
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
 
 
@@ -396,8 +396,9 @@ def test_damaged_checkpoints_with_higher_numbers_do_not_cost_the_whole_ones(tmp_
     for step in (30, 40):
         truncate(write(tmp_path, step) / "optimizer.pt")
     written = write(tmp_path, 25)
-    checkpoint.prune(tmp_path, keep=2)
-    assert checkpoint.newest_whole(tmp_path)[0] == written
+    checkpoint.prune(tmp_path, keep=2, newest=25)
+    assert names(tmp_path) == ["checkpoint-20", "checkpoint-25"]
+    assert checkpoint.newest_whole(tmp_path) == (written, [])
 
 
 def test_sweeping_takes_leftovers_and_leaves_checkpoints_and_files(tmp_path):

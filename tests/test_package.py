@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from removed_api import findings
+
+from tests.removed_api import findings
 
 ROOT = Path(__file__).resolve().parents[1]
 HELPERS = sorted((ROOT / "helpers").rglob("*.py"))

@@ -35,6 +35,7 @@ DEFAULTS = {
     "sigterm_step": None,
     "nan_step": None,  # the data of this step make the loss infinite
     "memory_limit": None,  # bytes of address space for the training
+    "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
     "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
 }
 
@@ -100,7 +101,7 @@ def main(output_dir: str, options: dict) -> dict:
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    blocks = torch.randint(1, 200, (options["blocks"] + 8, options["length"]), generator=generator)
+    blocks = torch.randint(1, 200, (options["blocks"] + 16, options["length"]), generator=generator)
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
     examples = [{"input_ids": block, "labels": block} for block in blocks]
 
@@ -149,7 +150,12 @@ def main(output_dir: str, options: dict) -> dict:
             if options["nan_step"] == self.state.global_step + 1:
                 with torch.no_grad():
                     next(self.model.parameters()).mul_(float("nan"))
-            return super().training_step(model, inputs, num_items_in_batch)
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            if options["exhaust_above"] and len(inputs["input_ids"]) > options["exhaust_above"]:
+                hog = loss + torch.ones(2**47, device=loss.device)  # alive, so that it must be allocated
+                xla.sync()
+                del hog
+            return loss
 
     arguments = training_arguments(
         planned,

@@ -1,0 +1,52 @@
+# Two commands: `make demo` shows it working, `make test` proves it. `make help` lists the rest.
+
+PYTHON ?= python3
+# Extra arguments for pip, e.g. PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+# make demo DATA=stories.txt, DATA=roneneldan/TinyStories
+DATA ?= sample
+STEPS ?= 100
+# Any further notebook parameters: make demo PARAMETERS="reservoir_size=2048 seed=1"
+PARAMETERS ?=
+
+GPU := .venv-gpu
+TPU := .venv-tpu
+DEMO := outputs/demo-$(subst /,-,$(basename $(DATA)))-$(STEPS)
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo test test-gpu test-tpu notebooks lint clean
+.DEFAULT_GOAL := help
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+demo: $(GPU)/.installed ## run the TinyStories notebook headless (DATA=sample, a path or a hub id; STEPS=100)
+	$(GPU)/bin/python -m helpers.batch notebooks/tinystories_reservoir.ipynb --output-dir '$(DEMO)' \
+	    'data_source=$(DATA)' max_steps=$(STEPS) eval_steps=50 save_steps=50 $(PARAMETERS)
+
+test: lint test-gpu test-tpu ## everything, with both sets of requirements
+
+test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
+	$(GPU)/bin/python -m pytest tests
+
+test-tpu: $(TPU)/.installed ## the tests with requirements-tpu.txt, on 8 virtual XLA devices where they need some
+	$(TPU)/bin/python -m pytest tests
+
+notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
+	$(GPU)/bin/python notebooks/build.py
+
+lint: $(GPU)/.installed ## ruff on modules, sources and notebooks; removed library arguments; notebooks up to date
+	$(GPU)/bin/ruff check .
+	$(GPU)/bin/ruff format --check .
+	$(GPU)/bin/python tests/removed_api.py helpers notebooks tests
+	$(GPU)/bin/python notebooks/build.py --check
+
+clean: ## remove both environments (outputs stay)
+	rm -rf $(GPU) $(TPU)
+
+# A stamp, so that the second call reuses the environment and a changed requirement renews it.
+.venv-%/.installed: requirements-%.txt tests/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements-$*.txt -r tests/requirements.txt
+	@touch $@

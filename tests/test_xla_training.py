@@ -1,0 +1,84 @@
+"""What the TPU rules promise, on 8 virtual XLA devices: same losses as a CPU, one compilation, no host sync, real shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers import xla
+
+from .test_resume import result, run
+
+pytestmark = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+STEPS = 20
+SPLIT_OVER_8 = "{devices=[8,1]0,1,2,3,4,5,6,7}"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Results of runs by their options; each runs once."""
+    runs = {}
+
+    def of(**options) -> dict:
+        key = tuple(sorted(options.items()))
+        if key not in runs:
+            common = {"steps": STEPS, "dropout": 0.0, "save_steps": 10, "accumulation": 1, "blocks": 80}
+            runs[key] = result(run(tmp_path_factory.mktemp("run"), **{**common, **options}))
+        return runs[key]
+
+    return of
+
+
+def relative(losses, reference) -> float:
+    return float(np.max(np.abs(np.array(losses) / np.array(reference) - 1)))
+
+
+def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(finished):
+    on_cpu, on_xla = finished(kind="cpu"), finished(kind="xla")
+    assert len(on_cpu["losses"]) == STEPS
+    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-4
+    assert relative(on_xla["eval_losses"], on_cpu["eval_losses"]) < 1e-4
+
+
+def test_bf16_autocast_stays_within_two_percent_of_the_cpu_and_is_not_fp32(finished):
+    on_cpu, on_xla = finished(kind="cpu"), finished(kind="xla", precision="bf16")
+    assert relative(on_xla["losses"], on_cpu["losses"]) < 2e-2
+    assert on_xla["losses"] != finished(kind="xla")["losses"]
+
+
+def test_nothing_compiles_after_warm_up(finished):
+    assert finished(kind="xla")["xla"]["compiles_after_warmup"] == 0
+    assert finished(kind="xla", precision="bf16")["xla"]["compiles_after_warmup"] == 0
+
+
+def test_no_value_leaves_the_device_between_two_logging_steps(tmp_path):
+    outcome = result(run(tmp_path, kind="xla", steps=14, logging_steps=6, save_steps=14, blocks=160))
+    transfers = outcome["item_calls"]  # transfers and .item() calls so far, at the end of each step
+    between = {step: transfers[step - 1] - transfers[step - 2] for step in range(3, 14)}
+    # What a log moves is seen at the end of the step after it.
+    assert {step for step, moved in between.items() if moved} == {7, 13}
+    assert outcome["xla"]["host_syncs_per_step"] == 0
+
+
+def test_batches_are_split_over_all_devices_also_after_a_resume(tmp_path):
+    options = {"kind": "xla", "steps": 6, "save_steps": 4, "blocks": 80, "accumulation": 1}
+    run(tmp_path, **options, kill_step=6)
+    resumed = result(run(tmp_path, **options))
+    assert resumed["train"]["resumed_from_step"] == 4
+    assert resumed["sharding"] == [SPLIT_OVER_8, SPLIT_OVER_8]
+
+
+def test_gradient_checkpointing_gives_the_identical_loss(finished):
+    options = {"kind": "xla", "model": "llama", "steps": 6, "save_steps": 6}
+    assert finished(**options, checkpointing=True)["losses"] == finished(**options)["losses"]
+
+
+def test_a_transformer_with_rotary_embeddings_trains_under_bf16_autocast(finished):
+    options = {"model": "llama", "steps": 6, "save_steps": 6}
+    on_xla = finished(**options, kind="xla", precision="bf16")
+    assert relative(on_xla["losses"], finished(**options, kind="cpu")["losses"]) < 2e-2
+
+
+def test_a_transformer_gives_the_same_losses_on_a_cpu_and_eight_devices(finished):
+    options = {"model": "llama", "steps": 6, "save_steps": 6}
+    assert relative(finished(**options, kind="xla")["losses"], finished(**options, kind="cpu")["losses"]) < 1e-4
