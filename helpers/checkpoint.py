@@ -20,6 +20,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 SCHEMA = 1
 _FOLDER = re.compile(r"checkpoint-(\d+)")
+_OURS = (AssertionError, AttributeError, LookupError, NameError, TypeError)  # no disk says these
 
 
 class CheckpointNotWritten(OSError):
@@ -31,9 +32,17 @@ def folder(output_dir: Path | str, step: int) -> Path:
     return Path(output_dir) / f"checkpoint-{step}"
 
 
+def staging_folder(output_dir: Path | str, step: int) -> Path:
+    """Where the checkpoint of a step is written before it is published."""
+    return Path(output_dir) / f".staging-{step}"
+
+
 def step_of(checkpoint: Path | str) -> int:
-    """The optimizer step of a checkpoint folder."""
-    return int(_FOLDER.fullmatch(Path(checkpoint).name).group(1))
+    """The optimizer step of a checkpoint folder; ValueError for a folder of another name."""
+    match = _FOLDER.fullmatch(Path(checkpoint).name)
+    if match is None:
+        raise ValueError(f"{str(checkpoint)!r} is no checkpoint folder: its name must be checkpoint-<step>")
+    return int(match.group(1))
 
 
 def listed(output_dir: Path | str) -> list[Path]:
@@ -51,10 +60,10 @@ def staged(output_dir: Path | str, step: int) -> Iterator[Path]:
 
     Raises:
         CheckpointNotWritten: the block or the publishing failed (disk full, say). Nothing is left behind, the newest
-            whole checkpoint is named.
+            whole checkpoint is named. A mistake of the program (`_OURS`) comes through as it is.
     """
     output_dir = Path(output_dir)
-    staging = output_dir / f".staging-{step}"
+    staging = staging_folder(output_dir, step)
     shutil.rmtree(staging, ignore_errors=True)
     try:
         staging.mkdir(parents=True)
@@ -62,8 +71,11 @@ def staged(output_dir: Path | str, step: int) -> Iterator[Path]:
         publish(staging / f"checkpoint-{step}", folder(output_dir, step))
     except Exception as error:
         shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, _OURS):
+            raise
         last, _ = newest_whole(output_dir)
-        free = shutil.disk_usage(output_dir).free / 2**30
+        existing = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
+        free = shutil.disk_usage(existing).free / 2**30
         raise CheckpointNotWritten(
             f"checkpoint at step {step} was not written to output_dir={str(output_dir)!r} ({free:.2f} GiB free there): "
             f"{error}. The newest whole checkpoint is {last.name if last else 'none'}. Free space or choose another disk, "
@@ -99,25 +111,30 @@ def publish(source: Path, target: Path) -> None:
 def damage(checkpoint: Path | str) -> str | None:
     """What is wrong with a checkpoint, or None when every file is there with the bytes that were written."""
     checkpoint = Path(checkpoint)
+    if not checkpoint.is_dir():
+        return "the folder is missing"
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        files, step = manifest["files"], manifest["step"]
+        if manifest["schema"] != SCHEMA:
+            return f"{MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}"
+        if manifest["step"] != step_of(checkpoint):
+            return f"{MANIFEST} is of step {manifest['step']}"
+        files = {name: (expected["bytes"], expected["sha256"]) for name, expected in manifest["files"].items()}
     except FileNotFoundError:
         return f"{MANIFEST} is missing" if any(checkpoint.iterdir()) else "the folder is empty"
-    except (ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
-    if manifest.get("schema") != SCHEMA:
-        return f"{MANIFEST} has schema {manifest.get('schema')}, this version reads {SCHEMA}"
-    if step != step_of(checkpoint):
-        return f"{MANIFEST} is of step {step}"
-    for name, expected in files.items():
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {error!r}"
+    for name, (size, digest) in files.items():
         path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-        if _fingerprint(path)["sha256"] != expected["sha256"]:
-            return f"{name} has changed since it was written"
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size:
+                return f"{name} has {path.stat().st_size} bytes instead of {size}"
+            if _fingerprint(path)["sha256"] != digest:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error}"
     return None
 
 
@@ -132,17 +149,30 @@ def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
     return None, skipped
 
 
-def prune(output_dir: Path | str, keep: int, protect: Path | str | None = None) -> None:
-    """Deletes all but the `keep` newest checkpoints and the protected one, and what killed writers left behind."""
+def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str | None = None) -> None:
+    """Deletes checkpoints that are not needed, and what killed writers left behind.
+
+    Args:
+        output_dir: the run's folder.
+        keep: how many of the newest stay, counted from `newest` down.
+        newest: the step just written. Folders of later steps were passed over at resume, as damaged or by the user's
+            choice; counted as the newest they would cost the whole ones, so they go.
+        protect: one more that stays.
+    """
     protected = protect and Path(protect).resolve()
-    for checkpoint in listed(output_dir)[keep:]:
-        if checkpoint.resolve() != protected:
+    kept = [path for path in listed(output_dir) if step_of(path) <= newest][:keep]
+    for checkpoint in listed(output_dir):
+        if checkpoint not in kept and checkpoint.resolve() != protected:
             shutil.rmtree(checkpoint)
     sweep(output_dir)
 
 
 def sweep(output_dir: Path | str) -> None:
-    """Removes staging folders of writers that were killed."""
+    """Removes what killed writers left; a folder that had made way for one that never came goes back first."""
+    for discarded in Path(output_dir).glob(".discarded-checkpoint-*"):
+        target = discarded.with_name(discarded.name.removeprefix(".discarded-"))
+        if not target.exists():
+            discarded.rename(target)
     for pattern in (".staging-*", ".discarded-checkpoint-*"):
         for leftover in Path(output_dir).glob(pattern):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -61,8 +61,8 @@ def _tpu(name, pattern, gigabytes, bandwidth, source, **tera) -> Accelerator:
 # fp32 accumulation, the only mode that training uses. All rates are dense; sparsity marketing figures are halved.
 CATALOGUE: tuple[Accelerator, ...] = (
     _gpu("T4", r"\bT4\b", (7, 5), 16, 320, "NVIDIA T4 datasheet (2018)", fp32=8.1, fp16=65),
-    _gpu("V100", r"\bV100\b", (7, 0), 16, 900, "NVIDIA V100 SXM2 datasheet (2017)", fp32=15.7, fp16=125),
-    _gpu("A10", r"\bA10G?\b", (8, 6), 24, 600, "NVIDIA A10 datasheet (2021)", fp32=31.2, tf32=62.5, fp16=125, bf16=125),
+    _gpu("V100", r"\bV100(-SXM2-16GB)?$", (7, 0), 16, 900, "NVIDIA V100 SXM2 datasheet (2017)", fp32=15.7, fp16=125),
+    _gpu("A10", r"\bA10\b", (8, 6), 24, 600, "NVIDIA A10 datasheet (2021)", fp32=31.2, tf32=62.5, fp16=125, bf16=125),
     _gpu(
         "A100 80GB",
         r"A100.*80\s?GB",
@@ -90,7 +90,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
     _gpu("L4", r"\bL4\b", (8, 9), 24, 300, "NVIDIA L4 datasheet (2023)", fp32=30.3, tf32=60, fp16=121, bf16=121),
     _gpu(
         "H200",
-        r"\bH200\b",
+        r"\bH200\b(?! NVL)",
         (9, 0),
         141,
         4800,
@@ -102,7 +102,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
     ),
     _gpu(
         "H100",
-        r"\bH100\b",
+        r"\bH100\b(?! PCIe| NVL)",
         (9, 0),
         80,
         3350,
@@ -114,7 +114,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
     ),
     _gpu(
         "RTX 4090",
-        r"RTX 4090",
+        r"RTX 4090(?! D| Laptop)",
         (8, 9),
         24,
         1008,
@@ -143,6 +143,8 @@ CATALOGUE: tuple[Accelerator, ...] = (
 
 def find(device_name: str) -> Accelerator | None:
     """The catalogue entry for the name a runtime reports (`Tesla T4`, `NVIDIA A100-SXM4-80GB`), or None."""
+    if re.search(r"\bMIG\b", device_name):  # a slice of the board
+        return None
     for accelerator in CATALOGUE:
         if re.search(accelerator.pattern, device_name, re.IGNORECASE):
             return accelerator

@@ -24,18 +24,17 @@ class Preemption(TrainerCallback):
 
     def __init__(self):
         self.requested = False
-        self._previous = None
+        self._previous = []  # a handler for each time this was entered
 
     def __enter__(self) -> Preemption:
         self.requested = False
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, self._request)
+            self._previous.append(signal.signal(signal.SIGTERM, self._request))
         return self
 
     def __exit__(self, *exception) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGTERM, self._previous)
-            self._previous = None
+        if self._previous:
+            signal.signal(signal.SIGTERM, self._previous.pop() or signal.SIG_DFL)
 
     def _request(self, signum, frame) -> None:
         self.requested = True
@@ -75,7 +74,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     import torch
     from accelerate.utils.memory import should_reduce_batch_size
 
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if not isinstance(error, Exception):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import sys
 import time
@@ -32,6 +33,7 @@ class Meter:
         self.seconds = self.aside_seconds = self.compile_seconds = 0.0
         self._started: float | None = None
         self._compile_mark = 0.0
+        self._aside_mark: tuple[float, float] | None = None
 
     def start(self, state: dict | None = None) -> None:
         """Starts the clock, going on from what `state()` returned in an earlier session."""
@@ -56,6 +58,7 @@ class Meter:
         self._started = None
 
     def _read_clocks(self) -> None:
+        self._read_aside()  # the state that a checkpoint holds is read while it is saved
         if self._started is None:
             return
         now, compiled = time.perf_counter(), self._compile_clock()
@@ -64,22 +67,32 @@ class Meter:
         self._started, self._compile_mark = now, compiled
 
     def count(self, inputs) -> None:
-        """Adds one micro-batch, given its dict of tensors ([B, T] first)."""
-        shape = next(tensor.shape for tensor in inputs.values() if getattr(tensor, "dim", lambda: 0)() >= 1)
-        self.examples += shape[0]
-        self.tokens += shape[0] * (shape[1] if len(shape) > 1 else 1)
+        """Adds one micro-batch, given its dict of tensors: those named *input_ids, [B, ..., T], or else the first."""
+        batched = {name: tensor.shape for name, tensor in inputs.items() if getattr(tensor, "dim", lambda: 0)() >= 1}
+        # Every column of ids counts; a mask may have more axes than there are positions.
+        shapes = [shape for name, shape in batched.items() if name.endswith("input_ids")] or [*batched.values()][:1]
+        self.examples += shapes[0][0]
+        self.tokens += sum(math.prod(shape) for shape in shapes)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Time that is not training: evaluation, saving."""
         self._wait_for_device()
-        begin, compiling = time.perf_counter(), self._compile_clock()
+        self._aside_mark = time.perf_counter(), self._compile_clock()
         try:
             yield
         finally:
             self._wait_for_device()
-            # Compilation in here is counted once, as compilation.
-            self.aside_seconds += time.perf_counter() - begin - (self._compile_clock() - compiling)
+            self._read_aside()
+            self._aside_mark = None
+
+    def _read_aside(self) -> None:
+        if self._aside_mark is None:
+            return
+        (since, compiled_before), now, compiled = self._aside_mark, time.perf_counter(), self._compile_clock()
+        # Compilation in here is counted once, as compilation.
+        self.aside_seconds += now - since - (compiled - compiled_before)
+        self._aside_mark = now, compiled
 
     def results(self) -> dict:
         """Seconds, rates over pure training time, MFU with the peak it is against, peak memory in bytes."""

@@ -98,6 +98,10 @@ class Plan:
             ("gradient_accumulation_steps", f"{self.gradient_accumulation_steps}"),
             ("learning_rate", f"{self.learning_rate:.3g}"),
             ("max_steps", f"{self.max_steps}"),
+            ("warmup_steps", f"{self.warmup_steps}"),
+            ("weight_decay", f"{self.weight_decay:g}"),
+            ("max_grad_norm", f"{self.max_grad_norm:g}"),
+            ("sequence_length", f"{self.sequence_length}"),
             ("precision", self.precision),
             ("optimizer", self.optimizer),
             ("gradient_checkpointing", "on" if self.gradient_checkpointing else "off"),
@@ -133,6 +137,9 @@ def plan(
     Raises:
         ValueError: a batch size that the devices cannot share, or a model that does not fit at one example a device.
     """
+    for name, value in (("batch_size", batch_size), ("learning_rate", learning_rate), ("max_steps", max_steps)):
+        if value < 0:
+            raise ValueError(f"{name}={value}: must be positive, or 0 for the plan's own")
     on_xla = runtime.kind == "xla"
     reasons: dict[str, str] = {"precision": runtime.precision_reason}
 
@@ -182,6 +189,10 @@ def plan(
     )
     reasons["gradient_accumulation_steps"] = f"keeps {effective} examples a step"
     reasons["gradient_checkpointing"] = "asked for" if gradient_checkpointing else "not needed to fit"
+
+    reasons["memory_estimate"] = "weights, gradients, optimizer state and activations; from shapes, not measured"
+    for name in ("sequence_length", "warmup_steps", "weight_decay", "max_grad_norm"):
+        reasons[name] = "the recipe's"
 
     optimizer, reasons["optimizer"] = choose_optimizer(runtime)
     workers, reasons["dataloader_workers"] = choose_workers(runtime, compute_bound_loader)

@@ -16,6 +16,7 @@ from . import __version__, checkpoint
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
+_NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.")  # a frontend's folder; what a claim that was killed left
 SCHEMA = 1
 
 
@@ -37,21 +38,27 @@ def claim(output_dir: str | Path, notebook: str, identity: Mapping[str, Any], *,
     elsewhere = f"set output_dir to a new folder (now {str(output_dir)!r})"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        entries = {entry.name for entry in path.iterdir() if entry.name != ".ipynb_checkpoints"}
+        entries = {entry.name for entry in path.iterdir() if not entry.name.startswith(_NO_CONTENT)}
         if not entries:
             write_json(path / RUN_FILE, ours)
             return path
         if not os.access(path, os.W_OK):
-            raise PermissionError
-    except PermissionError as error:
-        raise PermissionError(f"output_dir={str(output_dir)!r} cannot be written; {elsewhere}") from error
+            raise PermissionError("no write permission")
+    except OSError as error:
+        raise PermissionError(f"output_dir={str(output_dir)!r} cannot be written ({error}); {elsewhere}") from error
     if RUN_FILE not in entries:
         raise ValueError(
             f"output_dir={str(output_dir)!r} holds files that are no run of this suite ({', '.join(sorted(entries)[:4])}"
             f"{', ...' if len(entries) > 4 else ''}); nothing was touched: {elsewhere}"
         )
-    theirs = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-    differences = _differences(theirs, ours)
+    try:
+        theirs = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+        differences = _differences(theirs, ours)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"output_dir={str(output_dir)!r} holds a {RUN_FILE} that cannot be read ({error}); nothing was touched: "
+            f"{elsewhere}"
+        ) from error
     if differences:
         raise ValueError(
             f"output_dir={str(output_dir)!r} belongs to another run ({'; '.join(differences)}); nothing was touched: "
@@ -95,6 +102,6 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
+    if hasattr(value, "tolist"):  # numpy and torch; before the check, which np.float32 would pass by
+        return _finite(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

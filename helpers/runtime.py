@@ -20,7 +20,7 @@ class Runtime:
     kind: str  # "cpu", "cuda" or "xla"
     reason: str  # why this kind
     device_name: str
-    device_count: int  # devices this process drives
+    device_count: int  # devices that share a batch
     memory: int | None  # bytes a device, None where the runtime does not tell
     compute_capability: tuple[int, int] | None
     precision: str  # "fp32", "fp16" or "bf16": dtype of the matrix products
@@ -91,6 +91,8 @@ def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
             imported for the other kind of device in this kernel.
         ValueError: a precision that this device cannot train in.
     """
+    if precision not in ("auto", "fp32", "bf16", "fp16"):
+        raise ValueError(f"precision={precision!r}: must be 'auto', 'fp32', 'bf16' or 'fp16'")
     reason = "use_tpu=False"
     if use_tpu:
         found, reason = xla.available()
@@ -114,13 +116,14 @@ def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
         import torch
 
         torch_version, xla_version = torch.__version__, None
+        count = int(os.environ.get("WORLD_SIZE", "1"))  # a launcher's processes drive one device each
         if torch.cuda.is_available():
-            count, note = _visible_gpus(torch)
+            note = _pin_to_one_gpu(torch)
             kind, name, capability = "cuda", torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
             memory = torch.cuda.get_device_properties(0).total_memory
             reason = f"{reason}; torch sees a GPU{note}"
         else:
-            kind, name, count, capability = "cpu", platform.processor() or platform.machine(), 1, None
+            kind, name, capability = "cpu", platform.processor() or platform.machine(), None
             memory = psutil.virtual_memory().total
             reason = f"{reason}; torch sees no GPU"
 
@@ -150,7 +153,8 @@ def get_device(use_tpu: bool = False):
 def _announce_to_huggingface(use_xla: bool) -> None:
     """transformers and accelerate take XLA whenever torch_xla imports, a GPU or no TPU notwithstanding."""
     wanted = "1" if use_xla else "0"
-    current = os.environ.get("USE_TORCH_XLA", "1")
+    # The values that transformers takes for yes; its default is one of them.
+    current = "1" if os.environ.get("USE_TORCH_XLA", "1").upper() in ("1", "ON", "YES", "TRUE", "AUTO") else "0"
     loaded = [name for name in ("transformers", "accelerate") if name in sys.modules]
     if xla.installed() and loaded and current != wanted:
         raise RuntimeError(
@@ -163,14 +167,14 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     warnings.filterwarnings("ignore", message="IProgress not found")
 
 
-def _visible_gpus(torch) -> tuple[int, str]:
-    """How many GPUs this process drives: one, unless a launcher started one process a GPU."""
+def _pin_to_one_gpu(torch) -> str:
+    """Leaves one GPU visible unless a launcher started a process for each; returns what to say about it."""
     count = torch.cuda.device_count()
     if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
         # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        return 1, f"; using 1 of {count} (use `accelerate launch` for all)"
-    return 1, ""
+        return f"; using 1 of {count} (`accelerate launch` uses all)"
+    return ""
 
 
 def _check_precision(kind: str, name: str, capability: tuple[int, int] | None, precision: str) -> None:

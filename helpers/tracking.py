@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import netrc
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ def report_to(wanted: str) -> tuple[str, str]:
         import wandb  # noqa: F401
     except ImportError:
         return "none", "report_to='wandb', but wandb is not installed: going on without it"
+    if os.environ.get("WANDB_MODE") == "offline":
+        return "wandb", "W&B offline (WANDB_MODE): no key needed"
     if not (secrets.provide("WANDB_API_KEY") or _wandb_logged_in()):
         return "none", (
             "report_to='wandb', but there is no WANDB_API_KEY (Colab or Kaggle secret, environment) and no `wandb login`: "
@@ -136,7 +139,8 @@ def plot_loss(
         if math.isfinite(nats):
             axes.axhline(nats, linestyle=("--", ":", "-.")[index % 3], color="0.4", label=f"{name} ({nats:.2f})")
     axes.set(title=title, xlabel="optimizer step", ylabel="loss (nats per token)")
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return figure

@@ -74,7 +74,10 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "report_to": "none",
         "prediction_loss_only": True,
     }
-    return cls(**{**fields, **overrides})
+    arguments = cls(**{**fields, **overrides})
+    if on_cuda and arguments.world_size == 1:  # resolves the devices too
+        arguments._n_gpu = 1  # never DataParallel, which would multiply the batch in silence
+    return arguments
 
 
 class TrainerMixin:
@@ -131,9 +134,11 @@ class TrainerMixin:
             CheckpointNotWritten: the disk did not take a checkpoint (the first is written before the first step).
             RuntimeError: out of memory at one example a device.
         """
+        if self.is_world_process_zero():
+            checkpoint.sweep(self.args.output_dir)
+        self.accelerator.wait_for_everyone()
         source = self._checkpoint_to_resume(resume_from_checkpoint)
         self.resumed_from = source and checkpoint.step_of(source)
-        checkpoint.sweep(self.args.output_dir)
         with self.preemption, _sharding_survives_skipping(), contextlib.closing(self.meter):
             while True:
                 self.meter.start(_read_json(source / METER_FILE) if source else None)
@@ -282,18 +287,29 @@ class TrainerMixin:
         output_dir, step = Path(self.args.output_dir), self.state.global_step
         best = self.state.best_global_step
         self.state.best_model_checkpoint = str(checkpoint.folder(output_dir, best)) if best else None
+        if not self.is_world_process_zero():  # writes its own generator state into what process 0 stages
+            self.accelerator.wait_for_everyone()
+            self._write_checkpoint(checkpoint.staging_folder(output_dir, step), model, trial)
+            self.accelerator.wait_for_everyone()
+            return
         with checkpoint.staged(output_dir, step) as staging:
-            self._staging = staging
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._staging = None
+            self.accelerator.wait_for_everyone()
+            self._write_checkpoint(staging, model, trial)
+            self.accelerator.wait_for_everyone()
             written = checkpoint.folder(staging, step)
             # Stock code may have noted the staging path of a best checkpoint that is this one.
             self.state.best_model_checkpoint = str(checkpoint.folder(output_dir, best)) if best else None
             self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
             (written / METER_FILE).write_text(json.dumps(self.meter.state()), encoding="utf-8")
-        checkpoint.prune(output_dir, self.args.save_total_limit or 2, protect=self.state.best_model_checkpoint)
+        keep, best = self.args.save_total_limit or 2, self.state.best_model_checkpoint
+        checkpoint.prune(output_dir, keep, newest=step, protect=best)
+
+    def _write_checkpoint(self, staging: Path, model, trial) -> None:
+        self._staging = staging
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._staging = None
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if self.runtime.kind != "xla":
@@ -408,7 +424,8 @@ class TrainerMixin:
 
     def _say(self, message: str) -> None:
         self.messages.append(message)
-        tracking.say(message)
+        if self.is_world_process_zero():
+            tracking.say(message)
 
 
 class _StepBoundary(TrainerCallback):

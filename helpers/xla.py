@@ -60,6 +60,10 @@ def available() -> tuple[bool, str]:
 
     chosen = os.environ.get("PJRT_DEVICE", "")
     if chosen.startswith("TPU"):
+        try:
+            start()
+        except (OSError, RuntimeError) as error:  # set by hand or by a previous machine: no libtpu, no chip
+            return False, f"PJRT_DEVICE={chosen}, and no TPU could be started: {error}"
         return True, "torch_xla found a TPU"
     if asked is None:
         os.environ.pop("PJRT_DEVICE", None)  # torch_xla's default must not read as the user's wish later
@@ -90,14 +94,11 @@ def device_count() -> int:
 
 
 def device_name() -> str:
-    """`TPU v5 lite` as the driver names it, or `XLA on CPU`."""
+    """`TPU v5 lite`, as the driver names its kind, or `XLA on CPU`."""
+    import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr
 
-    if xr.device_type() == REHEARSAL:
-        return "XLA on CPU"
-    from torch_xla._internal import tpu
-
-    return f"TPU {tpu.get_tpu_type()}" if hasattr(tpu, "get_tpu_type") else "TPU"
+    return "XLA on CPU" if xr.device_type() == REHEARSAL else xm.xla_device_kind()
 
 
 def memory_info() -> dict[str, int] | None:
