@@ -75,7 +75,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "prediction_loss_only": True,
     }
     arguments = cls(**{**fields, **overrides})
-    if on_cuda and arguments.world_size == 1:  # resolves the devices too
+    if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
         arguments._n_gpu = 1  # never DataParallel, which would multiply the batch in silence
     return arguments
 

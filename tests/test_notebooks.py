@@ -1,0 +1,268 @@
+"""The notebooks as users run them: copied alone into an empty folder, headless, by papermill and by nbmake."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from helpers import xla
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+PAIRS = sorted(path.stem for path in (NOTEBOOKS / "source").glob("*.py"))
+TINY = {
+    "data_source": "sample",
+    "num_stories": 300,
+    "max_steps": 12,
+    "eval_steps": 6,
+    "save_steps": 6,
+    "logging_steps": 3,
+    "batch_size": 16,
+    "sequence_length": 64,
+    "reservoir_size": 128,
+    "readout_size": 32,
+    "max_new_tokens": 20,
+}
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch) -> Path:
+    """An empty folder with no checkout above it, no token, no W&B key, no home, and no way to a hub."""
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH", "USE_TORCH_XLA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def execute(name: str, folder: Path, **parameters) -> tuple[nbformat.NotebookNode, dict]:
+    """Copies one notebook into `folder`, runs all of it there, and returns what was executed and its results."""
+    shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)
+    output = folder / "out"
+    executed = papermill.execute_notebook(
+        f"{name}.ipynb", "executed.ipynb", {**TINY, "output_dir": str(output), **parameters}, progress_bar=False
+    )
+    return executed, json.loads((output / "results.json").read_text())
+
+
+def refusal(name: str, folder: Path, **parameters) -> str:
+    """What a notebook says that refuses to run."""
+    with pytest.raises(papermill.PapermillExecutionError) as caught:
+        execute(name, folder, **parameters)
+    return caught.value.evalue
+
+
+def text_of(executed: nbformat.NotebookNode) -> str:
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    return "".join(output.get("text", "") for output in outputs)
+
+
+def assert_whole_run(executed, results, kind: str) -> None:
+    code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert all(cell.execution_count for cell in code)
+    assert results["runtime"]["kind"] == kind
+    train = results["train"]
+    assert train["steps"] == TINY["max_steps"]
+    assert math.isfinite(train["loss_last"])
+    assert train["loss_last"] < train["loss_first"]
+    before, after = results["eval"]["before"], results["eval"]["after"]
+    assert after["loss"] < before["loss"]
+    assert set(after) == set(before) == {"loss", "perplexity", "bits_per_byte"}
+    assert set(results["eval"]["baselines"]) == {"unigram", "bigram"}
+    model = Path(results["artifacts"]["model"])
+    assert (model / "model.safetensors").is_file()
+    assert not list(model.glob("*.pt"))
+    assert (Path(results["artifacts"]["figures"]) / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert results["artifacts"]["same_story"] or kind != "cpu"
+
+
+def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
+    executed, results = execute("tinystories_reservoir", alone)
+    assert_whole_run(executed, results, "cpu")
+    first = text_of(executed)
+    assert re.search(r"helpers \d+\.\d+\.\d+ from /\S*helpers-", first), "did not unpack its own helpers"
+
+    executed, again = execute("tinystories_reservoir", alone, resume=True)
+    assert "the run is finished: checkpoint-12 is its last step" in text_of(executed)
+    assert again["eval"]["after"] == results["eval"]["after"]
+    assert again["train"]["examples_per_second"] > 0
+
+    assert "belongs to another run (seed=0 there, 7 here)" in refusal("tinystories_reservoir", alone, seed=7)
+    assert "resume=False, but output_dir=" in refusal("tinystories_reservoir", alone, resume=False)
+    assert json.loads((alone / "out" / "results.json").read_text()) == again
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_tpu_notebook_without_a_tpu_warns_and_goes_on(alone):
+    executed, results = execute("tinystories_reservoir_tpu", alone)
+    assert_whole_run(executed, results, "cpu")
+    assert "use_tpu=True, but torch_xla" in text_of(executed)
+
+
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+    executed, results = execute("tinystories_reservoir_tpu", alone)
+    assert_whole_run(executed, results, "xla")
+    assert results["runtime"]["device_count"] == 8
+    assert results["xla"]["compiles_after_warmup"] == 0
+    assert results["xla"]["host_syncs_per_step"] == 0
+    assert results["train"]["compile_seconds"] > 0
+    shutil.rmtree(alone / "out" / "checkpoint-12")  # as if the machine had gone before the last save
+    _, again = execute("tinystories_reservoir_tpu", alone)
+    assert again["train"]["resumed_from_step"] == 6
+    assert again["eval"]["after"] == results["eval"]["after"]
+
+
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_use_tpu_alone_moves_the_gpu_notebook_to_xla(alone, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+    executed, results = execute("tinystories_reservoir", alone, use_tpu=True)
+    assert_whole_run(executed, results, "xla")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"max_stepz": 3}, "max_stepz"),
+        ({"resume": "false"}, "resume='false'"),
+        ({"max_steps": -1}, "max_steps=-1"),
+        ({"data_source": "no/such/stories.txt"}, "data_source='no/such/stories.txt'"),
+        ({"learning_rate": "1e-3"}, "learning_rate='1e-3'"),
+        ({"leak": 2.0}, "leak=2.0"),
+    ],
+)
+def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):
+    assert message in refusal("tinystories_reservoir", alone, **parameters)
+    assert not (alone / "out").exists()
+
+
+def test_nbmake_passes_from_another_working_directory(alone, tmp_path):
+    notebook = nbformat.read(NOTEBOOKS / "tinystories_reservoir.ipynb", as_version=4)
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    for name, value in TINY.items():
+        cell.source, count = re.subn(rf"(?m)^({name}: \w+) = .*?(  #|$)", rf"\1 = {value!r}\2", cell.source)
+        assert count == 1, name
+    nbformat.write(notebook, alone / "tinystories_reservoir.ipynb")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--nbmake",
+            "--nbmake-timeout=300",
+            str(alone / "tinystories_reservoir.ipynb"),
+        ],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert process.returncode == 0, process.stdout[-3000:]
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root writes everywhere")
+def test_a_read_only_notebook_folder_is_enough(alone, tmp_path):
+    shutil.copy(NOTEBOOKS / "tinystories_reservoir.ipynb", alone)
+    writable = tmp_path / "writable"
+    writable.mkdir()
+    before = sorted(path.name for path in alone.iterdir())
+    alone.chmod(0o555)
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(alone / "tinystories_reservoir.ipynb"),
+        str(writable / "out.ipynb"),
+    ]
+    for name, value in {**TINY, "output_dir": str(writable / "out")}.items():
+        command += ["-p", name, str(value)]
+    if os.geteuid() == 0:
+        # Root may write into a read-only folder; without that capability it may not.
+        command = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", *command]
+    try:
+        process = subprocess.run(
+            [*command, "--no-progress-bar"], cwd=alone, capture_output=True, text=True, timeout=600
+        )
+    finally:
+        alone.chmod(0o755)
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert (writable / "out" / "results.json").is_file()
+    assert sorted(path.name for path in alone.iterdir()) == before
+
+
+def twins(name: str) -> tuple[dict, dict]:
+    read = [nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4) for stem in (name, f"{name}_tpu")]
+    return tuple({cell.id: cell for cell in notebook.cells} for notebook in read)
+
+
+DIFFERENT = {
+    "tinystories_reservoir": {
+        "only in the GPU twin": [
+            "# # A reservoir language model on TinyStories (GPU)",
+            "What the run cost, measured. `mfu`",
+        ],
+        "only in the TPU twin": [
+            "# # A reservoir language model on TinyStories (TPU)",
+            "What the run cost, measured, comp",
+        ],
+        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
+    }
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_twins_differ_in_exactly_these_cells(name):
+    gpu, tpu = twins(name)
+    expected = DIFFERENT[name]
+    for here, there, key in ((gpu, tpu, "only in the GPU twin"), (tpu, gpu, "only in the TPU twin")):
+        found = [cell.source for cell_id, cell in here.items() if cell_id not in there]
+        starts = [start.removeprefix("# ") for start in expected[key]]
+        assert len(found) == len(starts)
+        assert all(source.startswith(start) for source, start in zip(found, starts, strict=True)), found
+    shared = [(gpu[cell_id], tpu[cell_id]) for cell_id in gpu if cell_id in tpu]
+    differing = {a.source.partition("{")[0].partition("\n")[0]: (a, b) for a, b in shared if a.source != b.source}
+    for title, names in expected["different lines"].items():
+        key = next(key for key in differing if key.startswith(title))
+        a, b = differing.pop(key)
+        if names is not None:
+            lines = set(a.source.splitlines()) ^ set(b.source.splitlines())
+            assert {line.partition(":")[0] for line in lines} == names
+    assert not differing
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_has_short_cells_and_colab_metadata_and_no_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert notebook.metadata.accelerator == ("TPU" if path.stem.endswith("_tpu") else "GPU")
+    assert "kaggle" not in notebook.metadata
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        assert not cell.outputs
+        assert cell.execution_count is None
+        if not {"setup", "parameters"} & set(cell.metadata.get("tags", [])) and "results_file" not in cell.source:
+            assert len(cell.source.splitlines()) <= 15, cell.source
