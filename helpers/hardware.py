@@ -32,10 +32,10 @@ class Accelerator:
         return self.peak.get(precision)
 
 
-def _gpu(name, pattern, sm, gigabytes, bandwidth, source, **tera) -> Accelerator:
+def _entry(name, pattern, sm, gigabytes, bandwidth, source, **tera) -> Accelerator:
     return Accelerator(
         name=name,
-        kind="cuda",
+        kind="cuda" if sm else "xla",
         pattern=pattern,
         memory=gigabytes * GB,
         bandwidth=bandwidth * GB,
@@ -45,25 +45,13 @@ def _gpu(name, pattern, sm, gigabytes, bandwidth, source, **tera) -> Accelerator
     )
 
 
-def _tpu(name, pattern, gigabytes, bandwidth, source, **tera) -> Accelerator:
-    return Accelerator(
-        name=name,
-        kind="xla",
-        pattern=pattern,
-        memory=gigabytes * GB,
-        bandwidth=bandwidth * GB,
-        peak={dtype: value * TERA for dtype, value in tera.items()},
-        source=source,
-    )
-
-
 # Order matters where one name contains another (A100-80GB before A100). GeForce bf16/fp16 rates are those with
 # fp32 accumulation, the only mode that training uses. All rates are dense; sparsity marketing figures are halved.
 CATALOGUE: tuple[Accelerator, ...] = (
-    _gpu("T4", r"\bT4\b", (7, 5), 16, 320, "NVIDIA T4 datasheet (2018)", fp32=8.1, fp16=65),
-    _gpu("V100", r"\bV100(-SXM2-16GB)?$", (7, 0), 16, 900, "NVIDIA V100 SXM2 datasheet (2017)", fp32=15.7, fp16=125),
-    _gpu("A10", r"\bA10\b", (8, 6), 24, 600, "NVIDIA A10 datasheet (2021)", fp32=31.2, tf32=62.5, fp16=125, bf16=125),
-    _gpu(
+    _entry("T4", r"\bT4\b", (7, 5), 16, 320, "NVIDIA T4 datasheet (2018)", fp32=8.1, fp16=65),
+    _entry("V100", r"\bV100(-SXM2-16GB)?$", (7, 0), 16, 900, "NVIDIA V100 SXM2 datasheet (2017)", fp32=15.7, fp16=125),
+    _entry("A10", r"\bA10\b", (8, 6), 24, 600, "NVIDIA A10 datasheet (2021)", fp32=31.2, tf32=62.5, fp16=125, bf16=125),
+    _entry(
         "A100 80GB",
         r"A100.*80\s?GB",
         (8, 0),
@@ -75,7 +63,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         fp16=312,
         bf16=312,
     ),
-    _gpu(
+    _entry(
         "A100 40GB",
         r"\bA100\b",
         (8, 0),
@@ -87,8 +75,8 @@ CATALOGUE: tuple[Accelerator, ...] = (
         fp16=312,
         bf16=312,
     ),
-    _gpu("L4", r"\bL4\b", (8, 9), 24, 300, "NVIDIA L4 datasheet (2023)", fp32=30.3, tf32=60, fp16=121, bf16=121),
-    _gpu(
+    _entry("L4", r"\bL4\b", (8, 9), 24, 300, "NVIDIA L4 datasheet (2023)", fp32=30.3, tf32=60, fp16=121, bf16=121),
+    _entry(
         "H200",
         r"\bH200\b(?! NVL)",
         (9, 0),
@@ -100,7 +88,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         fp16=989,
         bf16=989,
     ),
-    _gpu(
+    _entry(
         "H100",
         r"\bH100\b(?! PCIe| NVL)",
         (9, 0),
@@ -112,7 +100,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         fp16=989,
         bf16=989,
     ),
-    _gpu(
+    _entry(
         "RTX 4090",
         r"RTX 4090(?! D| Laptop)",
         (8, 9),
@@ -124,7 +112,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         fp16=165.2,
         bf16=165.2,
     ),
-    _gpu(
+    _entry(
         "RTX 3090",
         r"RTX 3090(?! Ti)",
         (8, 6),
@@ -136,8 +124,8 @@ CATALOGUE: tuple[Accelerator, ...] = (
         fp16=71,
         bf16=71,
     ),
-    _tpu("TPU v5e", r"v5\s?(lite|e)", 16, 819, "cloud.google.com/tpu/docs/v5e, per chip", bf16=197),
-    _tpu("TPU v6e", r"v6\s?(lite|e)", 32, 1640, "cloud.google.com/tpu/docs/v6e, per chip", bf16=918),
+    _entry("TPU v5e", r"v5\s?(lite|e)", None, 16, 819, "cloud.google.com/tpu/docs/v5e, per chip", bf16=197),
+    _entry("TPU v6e", r"v6\s?(lite|e)", None, 32, 1640, "cloud.google.com/tpu/docs/v6e, per chip", bf16=918),
 )
 
 

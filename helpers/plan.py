@@ -143,21 +143,9 @@ def plan(
     on_xla = runtime.kind == "xla"
     reasons: dict[str, str] = {"precision": runtime.precision_reason}
 
-    effective = batch_size or recipe.batch_size * (recipe.tpu_batch_factor if on_xla else 1)
-    reasons["batch_size"] = (
-        "asked for"
-        if batch_size
-        else f"recipe {recipe.batch_size} x {recipe.tpu_batch_factor} on a TPU"
-        if on_xla
-        else "the recipe's"
-    )
-    rate = learning_rate or recipe.learning_rate * (recipe.tpu_learning_rate_factor if on_xla else 1.0)
-    reasons["learning_rate"] = (
-        "asked for"
-        if learning_rate
-        else f"recipe {recipe.learning_rate:g} x {recipe.tpu_learning_rate_factor:g} on a TPU"
-        if on_xla
-        else "the recipe's"
+    effective, reasons["batch_size"] = _chosen(batch_size, recipe.batch_size, recipe.tpu_batch_factor, on_xla)
+    rate, reasons["learning_rate"] = _chosen(
+        learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla
     )
     steps = max_steps or recipe.max_steps
     reasons["max_steps"] = "asked for" if max_steps else "the recipe's"
@@ -214,6 +202,15 @@ def plan(
         memory_estimate=estimate,
         reasons=reasons,
     )
+
+
+def _chosen(asked, recipe, tpu_factor, on_xla: bool):
+    """A value and the reason for it: the user's, or the recipe's times its factor on a TPU."""
+    if asked:
+        return asked, "asked for"
+    if on_xla:
+        return recipe * tpu_factor, f"recipe {recipe:g} x {tpu_factor:g} on a TPU"
+    return recipe, "the recipe's"
 
 
 def choose_optimizer(runtime: Runtime) -> tuple[str, str]:

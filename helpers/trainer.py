@@ -16,68 +16,17 @@ from pathlib import Path
 
 import torch
 import transformers.trainer
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
 from . import attention, checkpoint, tracking, xla
+from .compilation import CompilationCounter
 from .interruption import FiniteGuard, NonFiniteLoss, Preempted, Preemption, is_out_of_memory, smaller_micro_batch
 from .meter import Meter
 from .plan import Plan
 from .runtime import Runtime
 
 METER_FILE = "meter.json"
-WARMUP_STEPS = 3  # XLA compiles the first step, the first with optimizer state, and the first after a log
-
-
-def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
-    """`TrainingArguments` (or a subclass) for a plan; every field of the plan reaches the trainer here.
-
-    Args:
-        plan: the settings.
-        runtime: the device.
-        output_dir: the run's folder.
-        seed: of weights, data order and dropout.
-        cls: `TrainingArguments`, `SFTConfig` or `SentenceTransformerTrainingArguments`.
-        **overrides: any of its fields.
-    """
-    on_cuda = runtime.kind == "cuda"
-    batch = plan.micro_batch_size if runtime.kind == "xla" else plan.per_device_batch_size
-    fields = {
-        "output_dir": str(output_dir),
-        "seed": seed,
-        "data_seed": seed,
-        "per_device_train_batch_size": batch,  # under SPMD this process feeds all chips
-        "per_device_eval_batch_size": batch,
-        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "learning_rate": plan.learning_rate,
-        "max_steps": plan.max_steps,
-        "warmup_steps": plan.warmup_steps,
-        "lr_scheduler_type": "cosine",
-        "weight_decay": plan.weight_decay,
-        "max_grad_norm": plan.max_grad_norm,
-        "optim": plan.optimizer,
-        "fp16": on_cuda and plan.precision == "fp16",
-        "bf16": plan.precision == "bf16" and runtime.kind != "xla",  # on XLA it would store the weights in bf16
-        "tf32": True if on_cuda and runtime.compute_capability >= (8, 0) else None,
-        "use_cpu": runtime.kind == "cpu",
-        "dataloader_num_workers": plan.dataloader_workers,
-        "dataloader_pin_memory": plan.pin_memory,
-        "dataloader_drop_last": True,
-        "logging_first_step": True,
-        "logging_nan_inf_filter": False,  # hides NaN in the logs and costs a sync a micro-batch
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-        "save_total_limit": 2,
-        "metric_for_best_model": "eval_loss",
-        "greater_is_better": False,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "prediction_loss_only": True,
-    }
-    arguments = cls(**{**fields, **overrides})
-    if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
-        arguments._n_gpu = 1  # never DataParallel, which would multiply the batch in silence
-    return arguments
 
 
 class TrainerMixin:
@@ -102,9 +51,7 @@ class TrainerMixin:
         self._staging: Path | None = None
         self._batches_checked = False
         self._first_step = 0
-        self._counters: dict | None = None  # XLA's, at the end of the last phase; None outside the training loop
-        self._phase_runs: dict[str, int] = {}
-        self._xla = {"compiles": 0, "compiles_after_warmup": 0, "host_transfers": 0, "steps": 0}
+        self.compilation = CompilationCounter(enabled=runtime.kind == "xla")
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         self.add_callback(self.preemption)
@@ -263,7 +210,7 @@ class TrainerMixin:
                 self._stop_on_nonfinite(name, logs[name])
         super().log(logs, start_time)
         if "loss" in logs:
-            self.count_phase("log")
+            self.compilation.book("log")
 
     def evaluate(self, *args, **kwargs):
         with self.aside("evaluate"):
@@ -392,35 +339,16 @@ class TrainerMixin:
             },
         }
         if self.runtime.kind == "xla":
-            results["xla"] = {
-                "compiles": self._xla["compiles"],
-                "compiles_after_warmup": self._xla["compiles_after_warmup"],
-                "host_syncs_per_step": self._xla["host_transfers"] / max(self._xla["steps"], 1),
-            }
+            results["xla"] = self.compilation.results()
         return results
 
     @contextlib.contextmanager
     def aside(self, name: str):
         """Work that is not training (evaluating, saving): timed and counted apart."""
-        self.count_phase("between")
+        self.compilation.book("between")
         with self.meter.aside():
             yield
-        self.count_phase(name)
-
-    def count_phase(self, name: str) -> None:
-        """Books what XLA compiled and copied to the host since the last call; the first runs of a phase are warm-up."""
-        if self._counters is None:
-            return
-        now = xla.counters()
-        before, self._counters = self._counters, now
-        runs = self._phase_runs[name] = self._phase_runs.get(name, 0) + 1
-        compiles = int(now["compiles"] - before["compiles"])
-        self._xla["compiles"] += compiles
-        if runs > (WARMUP_STEPS if name in ("step", "between") else 1):
-            self._xla["compiles_after_warmup"] += compiles
-            if name in ("step", "between"):
-                self._xla["steps"] += name == "step"
-                self._xla["host_transfers"] += int(now["host_transfers"] - before["host_transfers"])
+        self.compilation.book(name)
 
     def _say(self, message: str) -> None:
         self.messages.append(message)
@@ -436,22 +364,22 @@ class _StepBoundary(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.trainer._first_step = state.global_step
-        self.trainer._counters = xla.counters() if self.trainer.runtime.kind == "xla" else None
+        self.trainer.compilation.start()
         if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
             # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
             self.trainer._save_checkpoint(self.trainer.model, None)
 
     def on_train_end(self, args, state, control, **kwargs):
-        self.trainer._counters = None
+        self.trainer.compilation.stop()
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.trainer.count_phase("between")
+        self.trainer.compilation.book("between")
         self.trainer.seed_step()
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.trainer.runtime.kind == "xla":
             xla.sync()
-            self.trainer.count_phase("step")
+            self.trainer.compilation.book("step")
         if state.global_step >= state.max_steps:
             control.should_log = control.should_evaluate = control.should_save = True
 

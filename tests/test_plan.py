@@ -245,7 +245,7 @@ ARGUMENTS = """
 import json, sys
 from helpers.plan import Plan
 from helpers.runtime import Runtime
-from helpers.trainer import training_arguments
+from helpers.arguments import training_arguments
 base, flips, runtime, output_dir, devices = json.loads(sys.stdin.read())
 def arguments(**changed):
     made = training_arguments(Plan(**{**base, **changed}), Runtime(**runtime), output_dir, seed=3)

@@ -65,9 +65,10 @@ def check_training() -> str:
     import transformers
 
     from helpers import runtime
+    from helpers.arguments import training_arguments
     from helpers.plan import ModelSize, Recipe, plan
     from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
-    from helpers.trainer import TrainerMixin, training_arguments
+    from helpers.trainer import TrainerMixin
 
     class Trainer(TrainerMixin, transformers.Trainer):
         pass

@@ -96,8 +96,9 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     from helpers import xla
+    from helpers.arguments import training_arguments
     from helpers.plan import ModelSize, Recipe, plan
-    from helpers.trainer import TrainerMixin, training_arguments
+    from helpers.trainer import TrainerMixin
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)

@@ -10,9 +10,10 @@ import torch
 from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
 
 from helpers import tracking
+from helpers.arguments import training_arguments
 from helpers.plan import Plan
 from helpers.runtime import Runtime
-from helpers.trainer import TrainerMixin, training_arguments
+from helpers.trainer import TrainerMixin
 
 from .baselines import bigram_nats, unigram_nats
 from .blocks import TokenBlocks, bits_per_byte
