@@ -72,6 +72,7 @@ def text_of(executed: nbformat.NotebookNode) -> str:
 
 
 def assert_whole_run(executed, results, kind: str) -> None:
+    output = Path("out")
     code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
     assert all(cell.execution_count for cell in code)
     assert results["runtime"]["kind"] == kind
@@ -83,10 +84,10 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert after["loss"] < before["loss"]
     assert set(after) == set(before) == {"loss", "perplexity", "bits_per_byte"}
     assert set(results["eval"]["baselines"]) == {"unigram", "bigram"}
-    model = Path(results["artifacts"]["model"])
+    model = output / results["artifacts"]["model"]
     assert (model / "model.safetensors").is_file()
     assert not list(model.glob("*.pt"))
-    assert (Path(results["artifacts"]["figures"]) / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (output / results["artifacts"]["figures"] / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert results["artifacts"]["same_story"] or kind != "cpu"
 
 

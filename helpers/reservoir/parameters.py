@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from helpers.parameters import SAMPLE, Parameters, in_range, positive, source_path
 from helpers.plan import ModelSize, Recipe
 
-EPOCHS = 4  # validation loss of the reservoir is flat after; see docs/results
+EPOCHS = 6  # on 2,000 stories the validation loss falls by less than 0.01 in passes 7 to 10
 LONGEST_RECIPE = 4000  # steps
 HUB_STORIES = 150_000  # about the tokens of the longest recipe; more would be tokenised and never read
 
@@ -64,7 +64,7 @@ class ReservoirParameters(Parameters):
 
 
 def recipe(sequence_length: int, train_tokens: int) -> Recipe:
-    """The recipe for a text of this many tokens: four passes, 8,192 tokens a step, at most 4,000 steps."""
+    """The recipe for a text of this many tokens: six passes, 8,192 tokens a step, at most 4,000 steps."""
     batch_size = max(8, 8192 // sequence_length // 8 * 8)
     passes = EPOCHS * train_tokens // (batch_size * sequence_length)
     return Recipe(

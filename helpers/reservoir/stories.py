@@ -266,4 +266,6 @@ def _check_enough(count: int, data_source: str) -> None:
 
 
 def _describe(data_source: str, num_stories: int, seed: int, texts: str) -> str:
-    return f"{data_source}, {num_stories or 'all'} stories, seed {seed}, sha256 {texts[:16]}"
+    # The name alone of a local file: results are shared, and the digest says which file it was.
+    name = Path(data_source).name if Path(data_source).expanduser().exists() else data_source
+    return f"{name}, {num_stories or 'all'} stories, seed {seed}, sha256 {texts[:16]}"

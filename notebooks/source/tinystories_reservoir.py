@@ -245,7 +245,7 @@ results_file = run_folder.write_results(
         },
         "model": model.parameter_counts(),
         "eval": {"before": before, "after": after, "baselines": baselines},
-        "artifacts": {"model": str(folder / "model"), "figures": str(folder / "figures"), "same_story": same_story},
+        "artifacts": {"model": "model", "figures": "figures", "same_story": same_story},
     },
 )
 print(results_file.resolve())
