@@ -149,14 +149,21 @@ def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
     return None, skipped
 
 
+def set_aside(checkpoint: Path) -> Path:
+    """Renames a damaged checkpoint out of the way and returns its new path; its weights may still be worth something."""
+    kept = checkpoint.with_name(f"damaged-{checkpoint.name}")
+    shutil.rmtree(kept, ignore_errors=True)
+    return checkpoint.rename(kept)
+
+
 def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str | None = None) -> None:
     """Deletes checkpoints that are not needed, and what killed writers left behind.
 
     Args:
         output_dir: the run's folder.
         keep: how many of the newest stay, counted from `newest` down.
-        newest: the step just written. Folders of later steps were passed over at resume, as damaged or by the user's
-            choice; counted as the newest they would cost the whole ones, so they go.
+        newest: the step just written. Later ones are of a run that was rewound to an older checkpoint; counted as the
+            newest they would cost the whole ones, and be resumed instead of them, so they go.
         protect: one more that stays.
     """
     protected = protect and Path(protect).resolve()

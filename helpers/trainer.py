@@ -14,9 +14,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers.trainer
-from transformers import TrainerCallback
+from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
 from . import attention, checkpoint, tracking, xla
@@ -27,6 +28,7 @@ from .plan import Plan
 from .runtime import Runtime
 
 METER_FILE = "meter.json"
+FOR_DATA, FOR_STEP = 0, 1  # what a step's random numbers are for
 
 
 class TrainerMixin:
@@ -73,7 +75,8 @@ class TrainerMixin:
                 a path must verify; False or None starts fresh.
 
         Returns:
-            transformers' `TrainOutput`. The weights of the best evaluation are loaded at the end.
+            transformers' `TrainOutput`, or None where the run was finished before. The weights of the best evaluation
+            are loaded at the end.
 
         Raises:
             Preempted: SIGTERM came; a checkpoint of the last finished step was written.
@@ -128,7 +131,10 @@ class TrainerMixin:
                 )
             return Path(wanted)
         source, skipped = checkpoint.newest_whole(self.args.output_dir)
-        for line in skipped:
+        self.accelerator.wait_for_everyone()  # every process has looked before anything moves
+        for line, damaged in zip(skipped, checkpoint.listed(self.args.output_dir), strict=False):
+            if self.is_world_process_zero():
+                line += f" (kept as {checkpoint.set_aside(damaged).name})"
             self._say(line)
         if source is not None:
             self._say(f"resuming from {source.name}")
@@ -194,12 +200,17 @@ class TrainerMixin:
             f"{whole} are not split over the {self.runtime.device_count} devices: each computes everything"
         )
 
-    def seed_step(self) -> None:
-        """Seeds every generator from (seed, step), so that a resumed step draws what it would have drawn."""
-        value = (self.args.seed * 1_000_003 + self.state.global_step * 2_654_435_761 + self.args.process_index) % 2**31
-        torch.manual_seed(value)
+    def seed(self, use: int) -> None:
+        """Seeds every generator from (seed, step, use), so that a resumed step draws what it would have drawn."""
+        entropy = (self.args.seed, self.state.global_step, use, self.args.process_index)
+        value = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        set_seed(value)
         if self.runtime.kind == "xla":
             xla.seed(value)
+
+    def get_batch_samples(self, *args, **kwargs):
+        self.seed(FOR_DATA)  # a collator that masks at random draws here, before the step begins
+        return super().get_batch_samples(*args, **kwargs)
 
     # -- logging, evaluation, saving --
 
@@ -374,7 +385,7 @@ class _StepBoundary(TrainerCallback):
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.trainer.compilation.book("between")
-        self.trainer.seed_step()
+        self.trainer.seed(FOR_STEP)
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.trainer.runtime.kind == "xla":

@@ -150,7 +150,7 @@ def test_a_chaotic_reservoir_does_not_forget():
 # ---- what the hyperparameters do
 
 
-@pytest.mark.parametrize("size", [16, 100, 300])
+@pytest.mark.parametrize("size", [16, 100])
 @pytest.mark.parametrize(("radius", "density"), [(0.5, 1.0), (0.9, 0.3), (0.95, 0.1), (1.7, 0.5)])
 def test_measured_spectral_radius_is_the_one_asked_for(size, radius, density):
     weight = reservoir_weights(config(reservoir_size=size, spectral_radius=radius, density=density))[0]

@@ -123,6 +123,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_its_reason(harm, undist
     resumed = result(run(tmp_path))
     messages = resumed["train"]["messages"]
     assert messages[0].startswith("skipped checkpoint-8: optimizer.pt ")
+    assert messages[0].endswith(" (kept as damaged-checkpoint-8)")
+    assert (tmp_path / "damaged-checkpoint-8" / "model.safetensors").is_file()
     assert messages[1] == "resuming from checkpoint-4"
     assert fingerprint(tmp_path) == fingerprint(folder)
 

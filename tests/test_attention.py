@@ -1,0 +1,165 @@
+"""Attention that survives mixed dtypes, and gradient checkpointing, on a small random Llama beside the stock one."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from helpers import attention
+from helpers.attention import SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
+from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+
+# B batch · H heads · T tokens · D head size
+
+
+def llama(implementation: str = "sdpa") -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        attn_implementation=implementation,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def tokens(B: int = 3, T: int = 12) -> torch.Tensor:
+    return torch.randint(0, 50, (B, T), generator=torch.Generator().manual_seed(0))
+
+
+def padding_mask() -> torch.Tensor:
+    mask = torch.ones(3, 12, dtype=torch.long)
+    mask[0, :5] = mask[1, 9:] = 0
+    return mask
+
+
+def queries_keys_values() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[B, H, T, D] each, as autocast leaves them: rotary embeddings made q and k fp32, v is bf16."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 10, 8, generator=generator) for _ in range(3))
+    return query, key, value.bfloat16()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_logits_are_those_of_stock_attention_bit_for_bit(masked):
+    model = llama()
+    inputs = {"input_ids": tokens(), "attention_mask": padding_mask() if masked else None}
+    stock = model(**inputs).logits
+    assert use_one_dtype(model)
+    assert model.config._attn_implementation == SDPA_ONE_DTYPE
+    assert torch.equal(model(**inputs).logits, stock)
+
+
+def test_positions_see_nothing_after_them():
+    model = llama()
+    use_one_dtype(model)
+    changed = tokens().clone()
+    changed[:, 8:] = (changed[:, 8:] + 7) % 50
+    before, after = model(tokens()).logits, model(changed).logits
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.allclose(before[:, 8:], after[:, 8:], atol=1e-3)
+
+
+def test_registered_attention_takes_what_stock_attention_refuses():
+    model = llama()
+    use_one_dtype(model)
+    module = model.model.layers[0].self_attn
+    module.num_key_value_groups = 1
+    query, key, value = queries_keys_values()
+    with pytest.raises(RuntimeError, match="same dtype"):
+        sdpa_attention_forward(module, query, key, value, None)
+    output, _ = ALL_ATTENTION_FUNCTIONS[SDPA_ONE_DTYPE](module, query, key, value, None)
+    assert output.dtype == torch.bfloat16
+    causal = torch.full((10, 10), -torch.inf).triu(1)
+    expected = ((query @ key.mT) / 8**0.5 + causal).softmax(-1) @ value.float()
+    assert torch.allclose(output.float(), expected.transpose(1, 2), atol=3e-2)
+
+
+def test_trains_with_gradients_of_stock_attention():
+    stock, model = llama(), llama()
+    use_one_dtype(model)
+    for each in (stock, model):
+        each(tokens(), labels=tokens()).loss.backward()
+    for left, right in zip(stock.parameters(), model.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: llama("eager"), lambda: ReservoirForCausalLM(ReservoirConfig(20, 8, 4, density=1.0))]
+)
+def test_model_without_sdpa_is_left_as_it_is(make):
+    model = make()
+    before = model.config._attn_implementation
+    assert use_one_dtype(model) is False
+    assert model.config._attn_implementation == before
+
+
+def test_saved_configuration_names_no_attention_that_others_lack(tmp_path):
+    model = llama()
+    use_one_dtype(model)
+    model.save_pretrained(tmp_path)
+    assert SDPA_ONE_DTYPE not in (tmp_path / "config.json").read_text()
+    assert "num_hidden_layers" in json.loads((tmp_path / "config.json").read_text())
+    reloaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert reloaded.config._attn_implementation == "sdpa"
+    assert torch.equal(reloaded(tokens()).logits, model(tokens()).logits)
+
+
+# ---- gradient checkpointing
+
+
+def loss_and_gradients(model) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    loss = model.train()(tokens(), labels=tokens()).loss
+    loss.backward()
+    return loss, [parameter.grad for parameter in model.parameters()]
+
+
+def calls_of_a_layer(model) -> int:
+    """How often the first layer starts in one forward and backward."""
+    calls = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    loss_and_gradients(model)
+    return len(calls)
+
+
+def test_recomputed_activations_give_the_identical_loss_and_gradients():
+    plain, checkpointed = llama(), llama()
+    checkpoint_activations(checkpointed, "cpu")
+    loss, gradients = loss_and_gradients(plain)
+    same_loss, same_gradients = loss_and_gradients(checkpointed)
+    assert torch.equal(loss, same_loss)
+    assert all(torch.equal(left, right) for left, right in zip(gradients, same_gradients, strict=True))
+
+
+def test_activations_are_in_fact_recomputed():
+    plain = llama()
+    checkpointed = copy.deepcopy(plain)
+    checkpoint_activations(checkpointed, "cpu")
+    assert (calls_of_a_layer(plain), calls_of_a_layer(checkpointed)) == (1, 2)
+
+
+def test_layers_before_the_first_trained_one_do_not_lose_its_gradient():
+    model = llama()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "layers.1.mlp" in name
+    reference = copy.deepcopy(model)
+    checkpoint_activations(model, "cpu")
+    _, gradients = loss_and_gradients(model)
+    _, expected = loss_and_gradients(reference)
+    assert sum(gradient is not None for gradient in expected) == 3
+    for left, right in zip(gradients, expected, strict=True):
+        assert (left is None and right is None) or torch.equal(left, right)
+
+
+def test_model_that_cannot_recompute_says_so():
+    model = ReservoirForCausalLM(ReservoirConfig(20, 8, 4, density=1.0))
+    with pytest.raises(ValueError, match="does not support"):
+        attention.checkpoint_activations(model, "cpu")

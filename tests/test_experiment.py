@@ -1,0 +1,492 @@
+"""Steps of a TinyStories run: parameters, recipe, blocks, measures by hand, stories, and the real trainer's evaluation."""
+
+import dataclasses
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from helpers import xla
+from helpers.plan import ModelSize, Recipe, plan
+from helpers.reservoir import experiment
+from helpers.reservoir.model import reservoir_weights
+from helpers.reservoir.parameters import EPOCHS, HUB_STORIES, LONGEST_RECIPE, ReservoirParameters, recipe
+from helpers.reservoir.stories import load_stories
+from helpers.reservoir.tokens import load_tokenizer
+from helpers.runtime import Runtime
+
+ROOT = Path(__file__).resolve().parents[1]
+GOOD = {
+    "data_source": "sample",
+    "output_dir": "out",
+    "max_steps": 0,
+    "batch_size": 0,
+    "learning_rate": 0.0,
+    "seed": 3,
+    "resume": True,
+    "use_tpu": False,
+    "precision": "auto",
+    "report_to": "none",
+    "tokenizer": "train",
+    "vocab_size": 300,
+    "num_stories": 0,
+    "sequence_length": 16,
+    "reservoir_size": 32,
+    "readout_size": 16,
+    "spectral_radius": 0.9,
+    "leak": 0.6,
+    "input_scaling": 1.0,
+    "density": 0.5,
+    "dropout": 0.1,
+    "logging_steps": 1,
+    "eval_steps": 10,
+    "save_steps": 10,
+    "prompt": "Once upon a time",
+    "max_new_tokens": 30,
+    "temperature": 0.8,
+    "top_k": 50,
+    "top_p": 0.95,
+}
+STORIES = 120
+
+
+def params(**changes) -> ReservoirParameters:
+    return ReservoirParameters(**{**GOOD, **changes})
+
+
+def planned(batch_size: int = 8, length: int = 16, device_count: int = 1, kind: str = "cpu"):
+    machine = Runtime(
+        kind=kind,
+        reason="",
+        device_name="",
+        device_count=device_count,
+        memory=None,
+        compute_capability=None,
+        precision="fp32",
+        precision_reason="",
+        torch="",
+        torch_xla=None,
+    )
+    asked = Recipe(batch_size=batch_size, learning_rate=1e-3, max_steps=4, sequence_length=length, tpu_batch_factor=1)
+    return plan(asked, ModelSize(trainable=1, frozen=0, activations=1), machine)
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return load_stories("sample", num_stories=STORIES, seed=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def corpus(splits, folder):
+    tokenizer, _ = load_tokenizer("train", splits.train, GOOD["vocab_size"])
+    return experiment.tokenise(splits, tokenizer, folder)
+
+
+# ---- parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokenizer", "no such thing!"),
+        ("tokenizer", "sample"),
+        ("vocab_size", 256),
+        ("num_stories", -1),
+        ("num_stories", 5),
+        ("sequence_length", 7),
+        ("sequence_length", 4097),
+        ("reservoir_size", 0),
+        ("reservoir_size", 1_000_000),
+        ("readout_size", 0),
+        ("logging_steps", 0),
+        ("eval_steps", -1),
+        ("save_steps", 0),
+        ("max_new_tokens", 0),
+        ("spectral_radius", -0.1),
+        ("spectral_radius", 10.1),
+        ("leak", 0.0),
+        ("leak", 1.01),
+        ("input_scaling", 0.0),
+        ("density", 0.0),
+        ("density", 1.01),
+        ("dropout", -0.1),
+        ("dropout", 0.95),
+        ("temperature", 0.0),
+        ("temperature", 1e-40),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("prompt", ""),
+        ("seed", -1),
+    ],
+)
+def test_impossible_value_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}={re.escape(repr(value))}"):
+        params(**{name: value})
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_value_of_a_wrong_type_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=rf"^{name}=\[\]"):
+        params(**{name: []})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"leak": 1.0, "density": 1.0, "top_p": 1.0, "top_k": 0, "dropout": 0.0, "spectral_radius": 0.0},
+        {"sequence_length": 8, "vocab_size": 257, "num_stories": 20, "reservoir_size": 1, "temperature": 0.05},
+        {"sequence_length": 4096, "reservoir_size": 4096, "tokenizer": "gpt2", "dropout": 0.9},
+    ],
+    ids=["one end", "smallest", "largest"],
+)
+def test_values_at_the_ends_are_taken(changes):
+    made = params(**changes)
+    assert {name: getattr(made, name) for name in changes} == changes
+
+
+def test_zero_stories_means_the_recipes_count_for_the_hub_and_all_elsewhere(tmp_path):
+    (tmp_path / "stories.txt").write_text("a story")
+    wanted = [
+        params(data_source=source, num_stories=count).stories_wanted
+        for source in ("sample", str(tmp_path / "stories.txt"), str(tmp_path), "roneneldan/TinyStories")
+        for count in (0, 70)
+    ]
+    assert wanted == [0, 70, 0, 70, 0, 70, HUB_STORIES, 70]
+
+
+# ---- recipe
+
+
+@pytest.mark.parametrize("length", [8, 16, 32, 64, 128, 256, 512, 1024])
+def test_a_step_of_the_recipe_has_8192_tokens(length):
+    assert recipe(length, 10**6).batch_size * length == 8192
+
+
+@pytest.mark.parametrize("length", [9, 100, 513, 600, 1000, 1025, 2048, 4096])
+def test_blocks_of_a_step_are_the_multiple_of_eight_that_fits_best(length):
+    batch_size = recipe(length, 10**6).batch_size
+    assert batch_size % 8 == 0
+    assert batch_size == 8 or batch_size * length <= 8192 < (batch_size + 8) * length
+
+
+@pytest.mark.parametrize("tokens", [50_000, 1_000_000, 5_000_000])
+def test_recipe_reads_the_text_as_often_as_it_says(tokens):
+    made = recipe(256, tokens)
+    assert 0 <= EPOCHS * tokens - made.max_steps * 8192 < 8192
+
+
+def test_steps_of_the_recipe_are_bounded():
+    assert recipe(256, 10**9).max_steps == LONGEST_RECIPE
+    assert recipe(256, 1).max_steps == 1
+
+
+# ---- blocks
+
+
+@pytest.mark.parametrize(("batch_size", "length", "devices"), [(8, 16, 1), (24, 10, 8), (5, 33, 1), (16, 16, 2)])
+def test_blocks_fill_whole_steps_and_whole_evaluation_batches(corpus, batch_size, length, devices):
+    made = planned(batch_size, length, devices)
+    train, validation = corpus.blocks(made)
+    batch = corpus.evaluation_batch(made)
+    assert len(train) % batch_size == 0 and 0 <= corpus.train.tokens // length - len(train) < batch_size
+    assert len(validation) % batch == 0 and 0 <= corpus.validation.tokens // length - len(validation) < batch
+    assert batch % devices == 0 and batch <= made.micro_batch_size
+
+
+def test_evaluation_batch_shrinks_to_a_short_validation_text(corpus):
+    available = corpus.validation.tokens // 64
+    assert 4 <= available < 64
+    assert corpus.evaluation_batch(planned(64, 64)) == available
+    assert corpus.evaluation_batch(planned(64, 64, device_count=4)) == available // 4 * 4
+    assert len(corpus.blocks(planned(64, 64, device_count=4))[1]) == available // 4 * 4
+
+
+def test_validation_text_that_devices_cannot_share_is_refused(corpus):
+    with pytest.raises(ValueError, match=r"sequence_length=64, batch_size=64.*use more stories"):
+        corpus.blocks(planned(64, 64, device_count=64))
+
+
+def test_validation_reads_no_more_tokens_than_it_needs(corpus, monkeypatch):
+    monkeypatch.setattr(experiment, "VALIDATION_TOKENS", 600)
+    assert len(corpus.blocks(planned(8, 16))[1]) == 600 // 16 // 8 * 8
+    monkeypatch.setattr(experiment, "VALIDATION_TOKENS", 16)
+    assert len(corpus.blocks(planned(8, 16))[1]) == 8
+
+
+def test_token_files_are_written_once(splits, corpus, folder):
+    before = (folder / "train.bin").stat().st_mtime_ns
+    again = experiment.tokenise(splits, corpus.tokenizer, folder)
+    assert (again.train, again.validation) == (corpus.train, corpus.validation)
+    assert (folder / "train.bin").stat().st_mtime_ns == before
+    assert len({corpus.train.source, corpus.validation.source}) == 2
+
+
+# ---- measures
+
+
+def test_measures_by_hand_on_a_tiny_text(corpus):
+    _, validation = corpus.blocks(planned(4, 16))
+    blocks = [block["input_ids"].tolist()[1:] for block in validation]
+    text = "".join(corpus.tokenizer.decode(ids, skip_special_tokens=True) for ids in blocks)
+    assert len(text.encode()) < sum(map(len, blocks)) * 5  # plain text, nothing lost or doubled
+    measured = experiment.metrics(2.0, corpus, validation)
+    assert measured == {
+        "loss": 2.0,
+        "perplexity": pytest.approx(math.exp(2.0), rel=1e-12),
+        "bits_per_byte": pytest.approx(2.0 / math.log(2) * 15 * len(validation) / len(text.encode()), rel=1e-12),
+    }
+
+
+def test_perplexity_of_a_hopeless_model_is_large_and_finite(corpus):
+    _, validation = corpus.blocks(planned(4, 16))
+    assert 1e300 < experiment.metrics(5000.0, corpus, validation)["perplexity"] < math.inf
+
+
+def test_baselines_order_as_they_must(corpus):
+    _, validation = corpus.blocks(planned(4, 16))
+    found = experiment.baselines(corpus, validation)
+    assert list(found) == ["unigram", "bigram"]
+    for measure in ("loss", "perplexity", "bits_per_byte"):
+        assert found["bigram"][measure] < 0.8 * found["unigram"][measure]
+    assert found["unigram"]["loss"] < math.log(GOOD["vocab_size"]) - 0.5
+
+
+# ---- model and stories
+
+
+def test_new_model_is_of_the_asked_for_kind(corpus):
+    asked = params(spectral_radius=0.7, leak=0.3, input_scaling=0.5, density=0.25, dropout=0.2, reservoir_size=100)
+    model = experiment.new_model(asked, corpus.tokenizer)
+    assert np.abs(np.linalg.eigvals(model.weight.numpy())).max() == pytest.approx(0.7, abs=1e-3)
+    assert float((model.weight != 0).float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert 0.49 < float(model.input_weight.max()) <= 0.5
+    assert (model.config.leak, model.dropout.p, model.hidden.out_features) == (0.3, 0.2, 16)
+    assert model.head.out_features == len(corpus.tokenizer)
+    assert model.generation_config.eos_token_id == corpus.tokenizer.eos_token_id
+
+
+def test_seed_parameter_sets_reservoir_and_readout(corpus):
+    models = [experiment.new_model(params(seed=seed), corpus.tokenizer) for seed in (1, 1, 2)]
+    first, again, other = (model.state_dict() for model in models)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["weight"], other["weight"])
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+    assert torch.equal(models[0].weight, reservoir_weights(models[0].config)[0])
+
+
+@pytest.fixture(scope="module")
+def model(corpus):
+    return experiment.new_model(params(), corpus.tokenizer)
+
+
+def test_a_story_leaves_the_global_generator_and_the_mode_as_they_were(corpus, model):
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    experiment.tell(model.train(), corpus.tokenizer, params())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    experiment.tell(model.eval(), corpus.tokenizer, params())
+    assert not model.training
+
+
+def test_a_story_depends_on_its_seed_alone(corpus, model):
+    stories = []
+    for global_seed, seed in ((1, None), (2, None), (3, 3), (4, 4)):
+        torch.manual_seed(global_seed)
+        stories.append(experiment.tell(model, corpus.tokenizer, params(), seed=seed))
+    assert stories[0] == stories[1] == stories[2] != stories[3]  # params.seed is 3
+    assert stories[0].startswith(GOOD["prompt"])
+
+
+def test_a_story_is_as_long_as_asked_for(corpus, model):
+    lengths = [
+        len(experiment.tell(model, corpus.tokenizer, params(), max_new_tokens=count).encode()) for count in (1, 10)
+    ]
+    prompt = len(GOOD["prompt"].encode())
+    assert prompt < lengths[0] <= prompt + 16
+    assert lengths[1] > lengths[0]
+
+
+def test_temperature_changes_the_story(corpus, model):
+    stories = {experiment.tell(model, corpus.tokenizer, params(temperature=t)) for t in (0.05, 5.0)}
+    assert len(stories) == 2
+
+
+def test_special_tokens_of_a_tokenizer_do_not_get_into_the_prompt(corpus, model, splits):
+    tokenizer, _ = load_tokenizer("train", splits.train, GOOD["vocab_size"])
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A {end}", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    assert tokenizer("a")["input_ids"][0] == tokenizer.eos_token_id
+    assert experiment.tell(model, tokenizer, params()) == experiment.tell(model, corpus.tokenizer, params())
+
+
+# ---- the real trainer, in a process of its own: transformers takes the device that it finds first
+
+TRAINER = """
+import dataclasses, json, math, os, sys
+given = json.loads(sys.argv[1])
+from helpers import runtime
+machine = runtime.detect(use_tpu=False, precision="fp32")
+import torch
+torch.set_num_threads(1)
+from helpers.plan import plan
+from helpers.reservoir import experiment
+from helpers.reservoir.parameters import ReservoirParameters, model_size, recipe
+from helpers.reservoir.stories import load_stories
+from helpers.reservoir.tokens import load_tokenizer
+
+params = ReservoirParameters(**given["params"])
+splits = load_stories("sample", num_stories=given["stories"], seed=0)
+tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
+corpus = experiment.tokenise(splits, tokenizer, experiment.Path(given["folder"]) / "data")
+size = model_size(len(tokenizer), params.reservoir_size, params.readout_size)
+made = plan(recipe(16, corpus.train.tokens), size, machine, batch_size=8, max_steps=20, learning_rate=1e-2)
+
+def trainer(name, settings=made):
+    model = experiment.new_model(params, tokenizer)
+    return experiment.new_trainer(model, corpus, params, settings, machine, experiment.Path(given["folder"]) / name)
+
+uniform = trainer("uniform")
+with torch.no_grad():
+    uniform.model.head.weight.zero_()
+answers = {"uniform": experiment.evaluate(uniform, corpus), "vocabulary": len(tokenizer)}
+
+untrained = trainer("untrained")
+answers["untrained"] = experiment.evaluate(untrained, corpus)
+total = count = 0
+with torch.no_grad():
+    for block in untrained.eval_dataset:
+        logits = untrained.model.eval()(block["input_ids"][None]).logits[0].double().log_softmax(-1)
+        total -= float(logits[:-1].gather(-1, block["input_ids"][1:, None]).sum())
+        count += len(logits) - 1
+answers["untrained by hand"] = total / count
+
+two = dataclasses.replace(made, device_count=2, per_device_batch_size=4)
+answers["eval batch"] = [trainer("two", two).args.per_device_eval_batch_size, corpus.evaluation_batch(two)]
+answers["flops"] = [untrained.meter.flops_per_token, size.trainable, params.reservoir_size]
+
+weights = []
+for name in ("with stories", "without"):
+    run = trainer(name)
+    if name == "without":
+        run.remove_callback(experiment.StoryAtEvaluation)
+    before = {n: b.clone() for n, b in run.model.named_buffers()}
+    run.train()
+    weights.append({n: p.detach().clone() for n, p in run.model.named_parameters()})
+    answers["reservoir unchanged"] = all(torch.equal(b, before[n]) for n, b in run.model.named_buffers())
+answers["losses"] = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+answers["stories change nothing"] = all(torch.equal(p, weights[1][n]) for n, p in weights[0].items())
+print("ANSWERS " + json.dumps(answers))
+"""
+
+STORY_ON_XLA = """
+import json, os, sys
+os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", TF_CPP_MIN_LOG_LEVEL="3")
+given = json.loads(sys.argv[1])
+import torch
+from helpers import xla
+device = xla.start()
+from helpers.reservoir import experiment
+from helpers.reservoir.parameters import ReservoirParameters
+from helpers.reservoir.stories import load_stories
+from helpers.reservoir.tokens import load_tokenizer
+
+params = ReservoirParameters(**given["params"])
+tokenizer, _ = load_tokenizer("train", load_stories("sample", num_stories=given["stories"], seed=0).train, 300)
+model = experiment.new_model(params, tokenizer)
+on_cpu = experiment.tell(model, tokenizer, params)
+model.to(device)
+torch.manual_seed(11)
+before = torch.get_rng_state()
+on_xla = experiment.tell(model, tokenizer, params)
+answers = {
+    "stories": [on_cpu, on_xla],
+    "generator unchanged": torch.equal(torch.get_rng_state(), before),
+    "still there": str(model.device),
+}
+print("ANSWERS " + json.dumps(answers))
+"""
+
+
+def answers_of(script: str, folder: Path) -> tuple[dict, str]:
+    given = {"params": GOOD, "stories": STORIES, "folder": str(folder)}
+    clean = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "USE_TORCH_XLA")}
+    process = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(given)],
+        cwd=ROOT,
+        env=clean | {"TOKENIZERS_PARALLELISM": "false"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    said, answers = process.stdout.rsplit("ANSWERS ", 1)
+    return json.loads(answers), said
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[dict, str]:
+    return answers_of(TRAINER, tmp_path_factory.mktemp("runs"))
+
+
+def test_a_uniform_model_evaluates_to_the_logarithm_of_the_vocabulary(trained):
+    answers, _ = trained
+    assert answers["uniform"]["loss"] == pytest.approx(math.log(answers["vocabulary"]), abs=1e-5)
+    assert answers["uniform"]["perplexity"] == pytest.approx(answers["vocabulary"], rel=1e-5)
+
+
+def test_evaluation_is_the_mean_over_all_predicted_tokens(trained):
+    answers, _ = trained
+    assert answers["untrained"]["loss"] == pytest.approx(answers["untrained by hand"], rel=1e-5)
+
+
+def test_two_processes_share_an_evaluation_batch(trained):
+    per_device, whole = trained[0]["eval batch"]
+    assert per_device * 2 == whole
+
+
+def test_work_a_token_counts_readout_and_reservoir(trained):
+    flops, trainable, units = trained[0]["flops"]
+    assert flops == 6 * trainable + 2 * units * units
+
+
+def test_training_moves_the_loss_and_never_the_reservoir(trained):
+    losses = trained[0]["losses"]
+    assert len(losses) == 20 and losses[-1] < losses[0] - 0.3
+    assert trained[0]["reservoir unchanged"] is True
+
+
+def test_stories_told_at_evaluation_are_shown_and_change_no_weight(trained):
+    answers, said = trained
+    told = re.findall(r"^    step (\d+): (.*)$", said, re.MULTILINE)
+    assert [step for step, _ in told] == ["10", "20"]
+    assert all(story.startswith(GOOD["prompt"]) for _, story in told)
+    assert answers["stories change nothing"] is True
+
+
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_a_story_of_a_model_on_xla_is_the_cpus_and_leaves_the_generator_alone(tmp_path):
+    answers, _ = answers_of(STORY_ON_XLA, tmp_path)
+    assert answers["stories"][0] == answers["stories"][1]
+    assert answers["generator unchanged"] is True
+    assert answers["still there"].startswith("xla")
+
+
+def test_every_parameter_of_a_run_is_checked_here():
+    assert {field.name for field in dataclasses.fields(ReservoirParameters)} == set(GOOD)
