@@ -105,7 +105,8 @@ def new_trainer(
         eval_steps=params.eval_steps,
         save_steps=params.save_steps,
         report_to=report_to,
-        per_device_eval_batch_size=corpus.evaluation_batch(plan),
+        # Under SPMD this process feeds all devices, elsewhere one.
+        per_device_eval_batch_size=corpus.evaluation_batch(plan) // (1 if runtime.kind == "xla" else plan.device_count),
     )
     return ReservoirTrainer(
         model=model,
@@ -153,14 +154,16 @@ def tell(
     """
     if model.device.type == "xla":
         weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-        model = type(model)(model.config)
-        model.load_state_dict(weights)
+        with torch.device("meta"):  # no weights are drawn, which would move the caller's generator
+            model = type(model)(model.config)
+        model.load_state_dict(weights, assign=True)
     was_training = model.training
-    input_ids = tokenizer(params.prompt, return_tensors="pt")["input_ids"].to(model.device)
+    # As `write_tokens` does: a tokeniser's own special tokens were never trained on.
+    prompt = tokenizer(params.prompt, return_tensors="pt", add_special_tokens=False)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(params.seed if seed is None else seed)
         output = model.eval().generate(
-            input_ids,
+            prompt["input_ids"].to(model.device),
             max_new_tokens=max_new_tokens or params.max_new_tokens,
             do_sample=True,
             temperature=params.temperature,

@@ -8,6 +8,7 @@ LayerNorm -> Linear -> GELU -> Dropout -> Linear to the vocabulary, trained with
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -62,8 +63,13 @@ class ReservoirConfig(PretrainedConfig):
         for name, value in (("leak", leak), ("density", density)):
             if not 0 < value <= 1:
                 raise ValueError(f"{name}={value}: must be in (0, 1]")
-        if spectral_radius < 0:
-            raise ValueError(f"spectral_radius={spectral_radius}: must not be negative")
+        for name, value in (
+            ("spectral_radius", spectral_radius),
+            ("input_scaling", input_scaling),
+            ("bias_scaling", bias_scaling),
+        ):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value}: must be finite and not negative")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout={dropout}: must be in [0, 1)")
         self.vocab_size = vocab_size
@@ -81,7 +87,10 @@ class ReservoirConfig(PretrainedConfig):
 
 
 def reservoir_weights(config: ReservoirConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Frozen weights (W [N, N], W_in [V, N], b [N]) in fp32, drawn on the CPU from `reservoir_seed` alone."""
+    """Frozen weights (W [N, N], W_in [V, N], b [N]) in fp32, drawn on the CPU from `reservoir_seed` alone.
+
+    Raises ValueError where W has no cycle: then its spectral radius is 0, however it is scaled.
+    """
     generator = torch.Generator().manual_seed(config.reservoir_seed)
     N, V = config.reservoir_size, config.vocab_size
     weight_NN = torch.randn(N, N, generator=generator, dtype=torch.float64)
@@ -89,6 +98,11 @@ def reservoir_weights(config: ReservoirConfig) -> tuple[torch.Tensor, torch.Tens
     radius = torch.linalg.eigvals(weight_NN).abs().max()
     if radius > 0:
         weight_NN *= config.spectral_radius / radius
+    elif config.spectral_radius > 0:
+        raise ValueError(
+            f"density={config.density}, reservoir_size={N}: W has no cycle, so that its spectral radius is 0 and cannot "
+            f"be scaled to spectral_radius={config.spectral_radius}; raise density or reservoir_size"
+        )
     input_VN = (torch.rand(V, N, generator=generator) * 2 - 1) * config.input_scaling
     bias_N = (torch.rand(N, generator=generator) * 2 - 1) * config.bias_scaling
     return weight_NN.float(), input_VN, bias_N
@@ -142,7 +156,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: ReservoirConfig):
         super().__init__(config)
         N, R = config.reservoir_size, config.readout_size
-        # Buffers: frozen, saved with the weights, never touched by the optimizer or by weight initialisation.
+        # Buffers: frozen, saved with the weights, never touched by the optimizer.
         for name, shape in (("weight", (N, N)), ("input_weight", (config.vocab_size, N)), ("bias", (N,))):
             self.register_buffer(name, torch.zeros(shape))
         self.norm = nn.LayerNorm(N)
@@ -155,12 +169,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def initialise(cls, config: ReservoirConfig, seed: int = 0) -> ReservoirForCausalLM:
         """A new model: reservoir drawn from `config.reservoir_seed`, readout from `seed`."""
         torch.manual_seed(seed)
-        model = cls(config)
-        for buffer, value in zip(
-            (model.weight, model.input_weight, model.bias), reservoir_weights(config), strict=True
-        ):
-            buffer.copy_(value)
-        return model
+        return cls(config)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
@@ -169,27 +178,45 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
+        elif module is self:
+            buffers = (self.weight, self.input_weight, self.bias)
+            # from_pretrained marks what it loaded; that stays, and no eigenvalues are computed for it.
+            if not all(getattr(buffer, "_is_hf_initialized", False) for buffer in buffers):
+                for buffer, value in zip(buffers, reservoir_weights(self.config), strict=True):
+                    buffer.copy_(value)
 
-    def states(self, input_ids: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
-        """Reservoir states [B, T, N] after each of the tokens [B, T], from `state` [B, N] (default: zeros)."""
+    def states(
+        self,
+        input_ids: torch.Tensor,
+        state: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Reservoir states [B, T, N], fp32, after each of the tokens [B, T], from `state` [B, N] (default: zeros).
+
+        Where `attention_mask` [B, >= T] (its last T count) is 0, the token drives nothing: the zero state stays zero
+        through padding on the left.
+        """
         with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
             if state is None:
                 state = torch.zeros(input_ids.shape[0], self.config.reservoir_size, device=input_ids.device)
-            drive_BTN = nn.functional.embedding(input_ids, self.input_weight) + self.bias
-            return reservoir_states(drive_BTN, self.weight, self.config.leak, state)
+            drive_BTN = nn.functional.embedding(input_ids, self.input_weight).float() + self.bias.float()
+            if attention_mask is not None:
+                drive_BTN = drive_BTN * attention_mask[:, -input_ids.shape[1] :, None].to(drive_BTN.dtype)
+            return reservoir_states(drive_BTN, self.weight.float(), self.config.leak, state)
 
     def forward(
         self,
         input_ids: torch.Tensor,
         labels: torch.Tensor | None = None,
         state: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | None = None,
         return_dict: bool | None = None,
         **kwargs,
     ) -> ReservoirOutput:
         """Logits for the token after each position; `labels` [B, T] are `input_ids` (shifted here, -100 ignored)."""
-        states_BTN = self.states(input_ids, state)
-        hidden_BTR = self.dropout(nn.functional.gelu(self.hidden(self.norm(states_BTN))))
+        states_BTN = self.states(input_ids, state, attention_mask)
+        hidden_BTR = self.dropout(nn.functional.gelu(self.hidden(self.norm(states_BTN.to(self.norm.weight.dtype)))))
         logits_BTV = self.head(hidden_BTR)
         loss = None
         if labels is not None:
@@ -200,8 +227,16 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
 
     # -- generation: one token a step, the state carried in place of a key-value cache --
 
-    def prepare_inputs_for_generation(self, input_ids, state=None, **kwargs):
-        return {"input_ids": input_ids if state is None else input_ids[:, -1:], "state": state}
+    def prepare_inputs_for_generation(
+        self, input_ids, state=None, attention_mask=None, is_first_iteration=False, **kwargs
+    ):
+        if state is not None and not is_first_iteration:
+            input_ids = input_ids[:, -1:]
+        return {"input_ids": input_ids, "state": state, "attention_mask": attention_mask}
+
+    @staticmethod
+    def _reorder_cache(state, beam_idx):
+        return state.index_select(0, beam_idx)
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
         model_kwargs["state"] = outputs.state

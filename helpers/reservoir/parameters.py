@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from helpers.parameters import SAMPLE, Parameters, in_range, positive, source_path
 from helpers.plan import ModelSize, Recipe
+from helpers.reservoir.stories import MIN_STORIES
 
 EPOCHS = 6  # on 2,000 stories the validation loss falls by less than 0.01 in passes 7 to 10
 LONGEST_RECIPE = 4000  # steps
+LARGEST_RESERVOIR = 8192  # units; time to find the spectral radius grows with their cube: 3 s for 2,048 on one core
 HUB_STORIES = 150_000  # about the tokens of the longest recipe; more would be tokenised and never read
 
 
@@ -38,19 +40,23 @@ class ReservoirParameters(Parameters):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.tokenizer == SAMPLE:
+            raise ValueError("tokenizer='sample' is unknown: 'train' makes one from the stories")
         if self.tokenizer not in ("gpt2", "train"):
             source_path("tokenizer", self.tokenizer)
         in_range("vocab_size", self.vocab_size, 257, 1_000_000)
-        in_range("num_stories", self.num_stories, 0, 10**9)
+        if self.num_stories:
+            in_range("num_stories", self.num_stories, MIN_STORIES, 10**9)
         in_range("sequence_length", self.sequence_length, 8, 4096)
-        for name in ("reservoir_size", "readout_size", "logging_steps", "eval_steps", "save_steps", "max_new_tokens"):
+        in_range("reservoir_size", self.reservoir_size, 1, LARGEST_RESERVOIR)
+        for name in ("readout_size", "logging_steps", "eval_steps", "save_steps", "max_new_tokens"):
             positive(name, getattr(self, name))
         in_range("spectral_radius", self.spectral_radius, 0.0, 10.0)
         in_range("leak", self.leak, 0.001, 1.0)
         positive("input_scaling", self.input_scaling)
         in_range("density", self.density, 0.001, 1.0)
         in_range("dropout", self.dropout, 0.0, 0.9)
-        positive("temperature", self.temperature)
+        in_range("temperature", self.temperature, 0.01, 100.0)
         in_range("top_k", self.top_k, 0, 1_000_000)
         in_range("top_p", self.top_p, 0.01, 1.0)
         if not self.prompt:
@@ -64,7 +70,10 @@ class ReservoirParameters(Parameters):
 
 
 def recipe(sequence_length: int, train_tokens: int) -> Recipe:
-    """The recipe for a text of this many tokens: six passes, 8,192 tokens a step, at most 4,000 steps."""
+    """The recipe for a text of this many tokens: six passes, at most 4,000 steps.
+
+    A step has the multiple of 8 blocks that is next below 8,192 tokens, and 8 where they are too long for that.
+    """
     batch_size = max(8, 8192 // sequence_length // 8 * 8)
     passes = EPOCHS * train_tokens // (batch_size * sequence_length)
     return Recipe(
