@@ -37,8 +37,8 @@ TINY = {
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch) -> Path:
-    """An empty folder with no checkout above it, no token, no W&B key, no home, and no way to a hub."""
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH", "USE_TORCH_XLA"):
+    """An empty folder with no checkout above it, no token, no W&B key, an empty home, and no way to a hub."""
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH", "USE_TORCH_XLA", "PJRT_DEVICE", "CPU_NUM_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "home").mkdir()
