@@ -42,6 +42,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "dataloader_num_workers": plan.dataloader_workers,
         "dataloader_pin_memory": plan.pin_memory,
         "dataloader_drop_last": True,
+        "ddp_broadcast_buffers": False,  # frozen weights are buffers and the same everywhere from the start
         "logging_first_step": True,
         "logging_nan_inf_filter": False,  # hides NaN in the logs and costs a sync a micro-batch
         "eval_strategy": "steps",

@@ -130,7 +130,7 @@ def plan(
         runtime: the machine.
         batch_size: examples an optimizer step over all devices; 0 takes the recipe's (times its TPU factor on XLA).
         learning_rate: 0 takes the recipe's (times its TPU factor on XLA).
-        max_steps: 0 takes the recipe's.
+        max_steps: 0 takes as many steps as see the recipe's number of examples.
         gradient_checkpointing: recompute activations in backward.
         compute_bound_loader: reading an example costs CPU work, so loader processes pay off.
 
@@ -147,8 +147,14 @@ def plan(
     rate, reasons["learning_rate"] = _chosen(
         learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla
     )
-    steps = max_steps or recipe.max_steps
-    reasons["max_steps"] = "asked for" if max_steps else "the recipe's"
+    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
+    reasons["max_steps"] = (
+        "asked for"
+        if max_steps
+        else "the recipe's"
+        if effective == recipe.batch_size
+        else f"as many examples as the recipe's {recipe.max_steps} steps of {recipe.batch_size}"
+    )
 
     devices = runtime.device_count
     if effective % devices:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import sys
 
 BATCH_AXIS = "data"
+_rehearsing = False  # the user, not an import, set PJRT_DEVICE=CPU
 REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
 
 
@@ -51,7 +53,7 @@ def available() -> tuple[bool, str]:
                 f"{flag}={os.environ[flag]} stores the weights themselves in bf16, where AdamW at small learning rates "
                 f"changes nothing. Unset {flag} and restart the kernel; bf16 compute is chosen by `precision`."
             )
-    asked = os.environ.get("PJRT_DEVICE")
+    asked = _wished_device()
     if asked == REHEARSAL:
         return True, "PJRT_DEVICE=CPU: the TPU's XLA graphs, run on the CPU"
     # C++ warnings about GSPMD, one a compilation, drown everything else.
@@ -68,6 +70,16 @@ def available() -> tuple[bool, str]:
     if asked is None:
         os.environ.pop("PJRT_DEVICE", None)  # torch_xla's default must not read as the user's wish later
     return False, f"torch_xla found no TPU chip (PJRT_DEVICE={chosen or 'unset'})"
+
+
+def _wished_device() -> str | None:
+    """PJRT_DEVICE where the user set it. Importing torch_xla, as transformers does, sets it to CPU by itself."""
+    global _rehearsing
+    wish = os.environ.get("PJRT_DEVICE")
+    if wish != REHEARSAL:
+        return wish
+    _rehearsing = _rehearsing or "torch_xla" not in sys.modules or "CPU_NUM_DEVICES" in os.environ
+    return wish if _rehearsing else None
 
 
 def start():
@@ -168,7 +180,7 @@ def is_batch_sharded(tensor) -> bool:
     import torch_xla
 
     spec = torch_xla._XLAC._get_xla_sharding_spec(tensor)
-    return device_count() == 1 or spec.startswith(f"{{devices=[{device_count()}")
+    return device_count() == 1 or spec.startswith((f"{{devices=[{device_count()},", f"{{devices=[{device_count()}]"))
 
 
 def seed(value: int) -> None:

@@ -313,3 +313,13 @@ def test_an_override_reaches_the_class(arguments):
 def test_memory_is_pinned_where_the_plan_says_so(arguments):
     pinned = {name: given["dataloader_pin_memory"] for name, given in arguments["devices"].items()}
     assert pinned == {"T4": False, "A100": True, "TPU": False}
+
+
+@pytest.mark.parametrize(("kind", "batch_size"), [("cpu", 0), ("xla", 0), ("cpu", 8), ("cpu", 128), ("xla", 256)])
+def test_a_run_sees_the_recipes_number_of_examples_whatever_the_batch(kind, batch_size):
+    chosen = plan(RECIPE, SMALL, machine(kind), batch_size=batch_size)
+    assert chosen.max_steps * chosen.batch_size == RECIPE.max_steps * RECIPE.batch_size
+
+
+def test_steps_that_were_asked_for_are_the_steps():
+    assert plan(RECIPE, SMALL, machine("xla"), max_steps=7).max_steps == 7

@@ -316,3 +316,15 @@ def test_fp32_is_held_against_tf32_where_there_is_one():
 
 def test_a_precision_that_a_device_lacks_has_no_peak():
     assert hardware.find("Tesla T4").peak_for("bf16") is None
+
+
+@needs_torch_xla
+def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
+    code = (
+        "import torch_xla, os; assert os.environ['PJRT_DEVICE'] == 'CPU'\n"
+        "from helpers import runtime; print(runtime.detect(True).kind)"
+    )
+    clean = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "CPU_NUM_DEVICES")}
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean, capture_output=True, text=True)
+    assert process.stdout.split() == ["cpu"], process.stderr
+    assert "going on without a TPU" in process.stderr
