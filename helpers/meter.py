@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -133,5 +132,11 @@ def peak_memory(runtime: Runtime) -> int | None:
     if runtime.kind == "xla":
         info = xla.memory_info() or {}
         return info.get("peak_bytes_used") or info.get("bytes_used")
+    if sys.platform == "win32":
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
     # Linux counts kilobytes, macOS bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
