@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 SAMPLE = "sample"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
@@ -40,6 +40,8 @@ class Parameters:
         ValueError: wrong type, impossible range, unknown choice; names the parameter, its value and the remedy.
         FileNotFoundError: `data_source` is a path and nothing is there.
     """
+
+    not_identity: ClassVar[frozenset[str]] = frozenset()  # a subclass's own that change no training
 
     data_source: str  # hub id, local path, or "sample"
     output_dir: str  # folder for checkpoints, results and the exported model
@@ -95,8 +97,9 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
-    """The parameters that define a run: all but where it is written, whether it resumes and who watches it."""
-    return {f.name: getattr(params, f.name) for f in fields(params) if f.name not in NOT_IDENTITY}
+    """The parameters that define a run: all but where it is written, how it is watched, and what is asked of the model."""
+    others = NOT_IDENTITY | params.not_identity
+    return {f.name: getattr(params, f.name) for f in fields(params) if f.name not in others}
 
 
 def typed(name: str, value: Any, kind: type) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from helpers.parameters import SAMPLE, Parameters, in_range, positive, source_path
 from helpers.plan import ModelSize, Recipe
@@ -17,6 +18,10 @@ HUB_STORIES = 150_000  # about the tokens of the longest recipe; more would be t
 @dataclass(frozen=True, kw_only=True)
 class ReservoirParameters(Parameters):
     """What `tinystories_reservoir` and its TPU twin are told."""
+
+    not_identity: ClassVar[frozenset[str]] = frozenset(
+        {"prompt", "max_new_tokens", "temperature", "top_k", "top_p", "logging_steps"}
+    )
 
     tokenizer: str  # "gpt2" (else trained on the data), "train", a hub id or a path
     vocab_size: int  # entries of a trained tokeniser

@@ -85,9 +85,10 @@ report_to: str = "none"  # @param ["none", "wandb"]
 # reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, runtime
+from helpers import parameters, run_folder, runtime, secrets
 from helpers.reservoir.parameters import ReservoirParameters
 
+secrets.provide("HF_TOKEN")
 params = parameters.check(ReservoirParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
