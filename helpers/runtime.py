@@ -47,6 +47,7 @@ class Runtime:
             "device_name": self.device_name,
             "device_count": self.device_count,
             "memory_bytes": self.memory,
+            "cpu_count": os.cpu_count(),
             "precision": self.precision,
             "python": platform.python_version(),
             "torch": self.torch,

@@ -79,7 +79,8 @@ def check_training() -> str:
     config = ReservoirConfig(vocab_size=64, reservoir_size=32, readout_size=16, eos_token_id=0)
     model = ReservoirForCausalLM.initialise(config)
     recipe = Recipe(batch_size=machine.device_count, learning_rate=1e-2, max_steps=2, sequence_length=16)
-    planned = plan(recipe, ModelSize(trainable=2000, frozen=4000, activations=256, vocab_size=64), machine)
+    size = ModelSize(trainable=2000, frozen=4000, activations=256, vocab_size=64)
+    planned = plan(recipe, size, machine, max_steps=2)
     ids = torch.randint(0, 64, (planned.batch_size * 4, 16), generator=torch.Generator().manual_seed(0))
     blocks = [{"input_ids": block, "labels": block} for block in ids]
     before = model.head.weight.detach().clone()
