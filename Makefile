@@ -11,7 +11,7 @@ PARAMETERS ?=
 
 GPU := .venv-gpu
 TPU := .venv-tpu
-DEMO := outputs/demo-$(subst /,-,$(basename $(DATA)))-$(STEPS)
+DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help demo test test-gpu test-tpu notebooks lint clean
