@@ -34,7 +34,6 @@ DEFAULTS = {
     "kill_write": None,  # kill -9 at this file operation inside a checkpoint write
     "sigterm_step": None,
     "nan_step": None,  # the data of this step make the loss infinite
-    "memory_limit": None,  # bytes of address space for the training
     "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
     "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
 }
@@ -152,9 +151,9 @@ def main(output_dir: str, options: dict) -> dict:
                 with torch.no_grad():
                     next(self.model.parameters()).mul_(float("nan"))
             loss = super().training_step(model, inputs, num_items_in_batch)
-            if options["exhaust_above"] and len(inputs["input_ids"]) > options["exhaust_above"]:
+            if options["exhaust_above"] is not None and len(inputs["input_ids"]) > options["exhaust_above"]:
                 hog = loss + torch.ones(2**47, device=loss.device)  # alive, so that it must be allocated
-                xla.sync()
+                xla.sync()  # XLA allocates when the graph runs; a CPU has refused before
                 del hog
             return loss
 
@@ -178,9 +177,6 @@ def main(output_dir: str, options: dict) -> dict:
     )
     if options["kill_write"]:
         kill_at_file_operation(options["kill_write"])
-    if options["memory_limit"]:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + options["memory_limit"], resource.RLIM_INFINITY))
     trainer.train(resume_from_checkpoint=options["resume"])
     return {
         **seen,
