@@ -295,12 +295,12 @@ def test_refused_writes_leave_only_the_older_checkpoint(full_disk):
 # -- kills --
 
 KILLED = """
-import json, os, shutil, signal, sys
+import json, shutil, sys
 from pathlib import Path
 from helpers import checkpoint
+from tests.killing import killed
 from tests.test_checkpoint import fill, names, truncate, write
 base, case = Path(sys.argv[1]), sys.argv[2]
-WATCHED = ("open", "os.", "shutil.")  # audit events of files and folders
 
 def prepare(output_dir):
     if case != "same step":
@@ -317,28 +317,11 @@ def work(output_dir):
     if case == "prune":
         checkpoint.prune(output_dir, keep=1, newest=3)
 
-def killed(output_dir, at):
-    child = os.fork()
-    if child:
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    seen = 0
-    def hook(event, arguments):
-        nonlocal seen
-        if event.startswith(WATCHED):
-            seen += 1
-            if seen == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(hook)
-    try:
-        work(output_dir)
-    finally:
-        os._exit(0)
-
 kills, bad = 0, []
 while True:
     output_dir = base / str(kills)
     prepare(output_dir)
-    if not killed(output_dir, kills + 1):
+    if not killed(lambda: work(output_dir), kills + 1):
         break
     kills += 1
     before = names(output_dir)

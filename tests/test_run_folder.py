@@ -181,9 +181,10 @@ def test_keys_that_are_no_text_become_text(tmp_path):
 
 
 KILLED = """
-import json, os, signal, sys
+import json, sys
 from pathlib import Path
 from helpers import run_folder
+from tests.killing import killed
 base, case = Path(sys.argv[1]), sys.argv[2]
 identity = {"seed": 1}
 
@@ -193,30 +194,13 @@ def work(path):
     else:
         run_folder.write_results(path, {"numbers": list(range(2_000))})
 
-def killed(path, at):
-    child = os.fork()
-    if child:
-        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    seen = 0
-    def hook(event, arguments):
-        nonlocal seen
-        if event == "open" or event.startswith("os."):
-            seen += 1
-            if seen == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(hook)
-    try:
-        work(path)
-    finally:
-        os._exit(0)
-
 kills, bad = 0, []
 while True:
     path = base / str(kills)
     if case == "results":
         path.mkdir(parents=True)
         run_folder.write_results(path, {"numbers": [0]})
-    if not killed(path, kills + 1):
+    if not killed(lambda: work(path), kills + 1):
         break
     kills += 1
     try:

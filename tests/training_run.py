@@ -5,6 +5,7 @@ python tests/training_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  pri
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.killing import kill_at
 
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
@@ -37,22 +40,6 @@ DEFAULTS = {
     "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
     "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
 }
-
-
-def kill_at_file_operation(number: int) -> None:
-    """Kills this process at the n-th file operation inside a staging folder: opened, renamed, removed."""
-    seen = 0
-
-    def hook(event, arguments):
-        nonlocal seen
-        if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir") and any(
-            isinstance(argument, (str, os.PathLike)) and ".staging-" in os.fspath(argument) for argument in arguments
-        ):
-            seen += 1
-            if seen == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
 
 
 def build_model(options):
@@ -105,8 +92,6 @@ def main(output_dir: str, options: dict) -> dict:
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
     examples = [{"input_ids": block, "labels": block} for block in blocks]
 
-    import dataclasses
-
     recipe = Recipe(batch_size=8, learning_rate=1e-3, max_steps=1, sequence_length=options["length"])
     planned = plan(
         recipe,
@@ -122,7 +107,7 @@ def main(output_dir: str, options: dict) -> dict:
         per_device_batch_size=options["batch_size"] // planned.device_count,
         gradient_accumulation_steps=options["accumulation"],
     )
-    seen = {"sharding": [], "item_calls": [], "logged": []}
+    seen = {"sharding": [], "item_calls": []}
 
     class Interrupt(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -176,7 +161,7 @@ def main(output_dir: str, options: dict) -> dict:
         callbacks=[Interrupt()],
     )
     if options["kill_write"]:
-        kill_at_file_operation(options["kill_write"])
+        kill_at(options["kill_write"], within=".staging-")
     trainer.train(resume_from_checkpoint=options["resume"])
     return {
         **seen,

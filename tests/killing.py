@@ -1,0 +1,39 @@
+"""kill -9 at a chosen file operation, without a line in the code under test: through the interpreter's audit events."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+FILE_OPERATIONS = ("open", "os.", "shutil.")  # prefixes of audit events
+
+
+def kill_at(number: int, within: str = "") -> None:
+    """Kills this process at its n-th file operation on a path that contains `within`."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if not event.startswith(FILE_OPERATIONS):
+            return
+        paths = [os.fspath(argument) for argument in arguments if isinstance(argument, (str, os.PathLike))]
+        if not within or any(within in path for path in paths):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def killed(work: Callable[[], object], number: int) -> bool:
+    """Runs `work` in a forked child that dies at its n-th file operation; False when it ended before."""
+    child = os.fork()
+    if child:
+        return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    kill_at(number)
+    try:
+        work()
+    finally:
+        os._exit(0)
