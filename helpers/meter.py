@@ -75,7 +75,10 @@ class Meter:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Time that is not training: evaluation, saving."""
+        """Time that is not training: evaluation, saving. Outside the run there is nothing to keep apart."""
+        if self._started is None:
+            yield
+            return
         self._wait_for_device()
         self._aside_mark = time.perf_counter(), self._compile_clock()
         try:
@@ -93,10 +96,14 @@ class Meter:
         self.aside_seconds += now - since - (compiled - compiled_before)
         self._aside_mark = now, compiled
 
+    def training_seconds(self) -> float:
+        """Seconds of training so far: compilation, evaluation and saving left out."""
+        self._read_clocks()
+        return max(self.seconds - self.aside_seconds - self.compile_seconds, 1e-9)
+
     def results(self) -> dict:
         """Seconds, rates over pure training time, MFU with the peak it is against, peak memory in bytes."""
-        self._read_clocks()
-        training = max(self.seconds - self.aside_seconds - self.compile_seconds, 1e-9)
+        training = self.training_seconds()
         tokens_per_second = self.tokens / training
         accelerator = self.runtime.accelerator
         peak = accelerator and accelerator.peak_for(self.runtime.precision)

@@ -22,6 +22,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 
 from . import attention, checkpoint, tracking, xla
 from .compilation import CompilationCounter
+from .early_stopping import EarlyStopping
 from .interruption import FiniteGuard, NonFiniteLoss, Preempted, Preemption, is_out_of_memory, smaller_micro_batch
 from .meter import Meter
 from .plan import Plan
@@ -38,10 +39,13 @@ class TrainerMixin:
         plan: what `plan.plan` returned; the out-of-memory ladder replaces it with smaller micro-batches.
         runtime: what `runtime.detect` returned.
         flops_per_token: of one training step, for MFU (default 6 x trained parameters).
+        patience: evaluations without improvement before the run stops; 0 never stops early.
         *args, **kwargs: the trainer's own.
     """
 
-    def __init__(self, *args, plan: Plan, runtime: Runtime, flops_per_token: float | None = None, **kwargs):
+    def __init__(
+        self, *args, plan: Plan, runtime: Runtime, flops_per_token: float | None = None, patience: int = 0, **kwargs
+    ):
         super().__init__(*args, **kwargs)
         self.plan, self.runtime = plan, runtime
         trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
@@ -59,6 +63,9 @@ class TrainerMixin:
         self.add_callback(self.preemption)
         self.add_callback(_StepBoundary(self))
         self.add_callback(tracking.Progress())
+        self._early_stopping = EarlyStopping(patience) if patience else None
+        if self._early_stopping:
+            self.add_callback(self._early_stopping)
         if runtime.kind == "xla":
             xla.replicate(self.model)
             attention.use_one_dtype(self.model)
@@ -102,7 +109,8 @@ class TrainerMixin:
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 source, _ = checkpoint.newest_whole(self.args.output_dir)
-        if self.preemption.requested and self.state.global_step < self.args.max_steps:
+        stopped = self._early_stopping and self._early_stopping.stopped(self.args, self.state)
+        if self.preemption.requested and not stopped and self.state.global_step < self.args.max_steps:
             raise Preempted(
                 f"SIGTERM at step {self.state.global_step}: checkpoint-{self.state.global_step} is written and whole. "
                 "Run the notebook again with the same output_dir and resume=True to go on from there."
@@ -111,12 +119,15 @@ class TrainerMixin:
         return output
 
     def _train_from(self, source: Path | None, **kwargs):
-        if source is not None and checkpoint.step_of(source) >= self.args.max_steps:
-            # Stock Trainer would train one step too many.
-            self._load_from_checkpoint(str(source))
-            self.state = TrainerState.load_from_json(str(source / transformers.trainer.TRAINER_STATE_NAME))
-            self._say(f"the run is finished: {source.name} is its last step")
-            return None
+        if source is not None:
+            state = TrainerState.load_from_json(str(source / transformers.trainer.TRAINER_STATE_NAME))
+            stopped = self._early_stopping and self._early_stopping.stopped(self.args, state)
+            if stopped or state.global_step >= self.args.max_steps:
+                # Stock Trainer would train one step too many.
+                self._load_from_checkpoint(str(source))
+                self.state = state
+                self._say(f"the run is finished: {source.name} is its last step")
+                return None
         self._finite, self._batches_checked = None, False
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
 
@@ -219,6 +230,8 @@ class TrainerMixin:
         for name in ("loss",) if fp16 else ("loss", "grad_norm"):
             if name in logs and not torch.isfinite(torch.tensor(logs[name])):
                 self._stop_on_nonfinite(name, logs[name])
+        if "loss" in logs or "eval_loss" in logs:
+            logs["training_seconds"] = round(self.meter.training_seconds(), 3)
         super().log(logs, start_time)
         if "loss" in logs:
             self.compilation.book("log")

@@ -1,4 +1,4 @@
-"""Unigram and bigram baselines, held against slow obvious loops."""
+"""Unigram, bigram and Kneser-Ney trigram baselines, held against slow obvious loops."""
 
 import itertools
 import math
@@ -11,8 +11,10 @@ from helpers.reservoir.baselines import (
     PRIOR_STRENGTHS,
     SMOOTHING,
     Bigram,
+    KneserNey,
     Unigram,
     bigram_nats,
+    kneser_ney_nats,
     prior_strength,
     unigram_nats,
 )
@@ -52,6 +54,37 @@ def slow_strength(tokens):
     return min(PRIOR_STRENGTHS, key=lambda k: slow_bigram_loss(tokens[:cut], pairs, k))
 
 
+def slow_discounts(counts):
+    n = [sum(count == k for count in counts) for k in range(5)]
+    Y = n[1] / (n[1] + 2 * n[2]) if n[1] and n[2] else 0.5
+    if all(n[1:]):
+        three = [k - (k + 1) * Y * n[k + 1] / n[k] for k in (1, 2, 3)]
+        if min(three) > 0:
+            return three
+    return [Y] * 3
+
+
+class SlowKneserNey:
+    """Chen and Goodman's formulas over dictionaries, one probability at a time."""
+
+    def __init__(self, tokens):
+        trigrams = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))
+        bigrams = Counter(gram[1:] for gram in trigrams)  # each different token before counts once
+        unigrams = Counter(gram[1:] for gram in bigrams)
+        self.counts = {1: unigrams, 2: bigrams, 3: trigrams}
+        self.discounts = {order: slow_discounts(counts.values()) for order, counts in self.counts.items()}
+
+    def probability(self, context, token):
+        order = len(context) + 1
+        shorter = self.probability(context[1:], token) if context else 1 / V
+        after = {gram[-1]: count for gram, count in self.counts[order].items() if gram[:-1] == context}
+        if not after:
+            return shorter
+        D = {next_one: self.discounts[order][min(count, 3) - 1] for next_one, count in after.items()}
+        kept = after[token] - D[token] if token in after else 0
+        return (kept + sum(D.values()) * shorter) / sum(after.values())
+
+
 def predicted_pairs(blocks):
     return [pair for block in blocks for ids in [block["input_ids"].tolist()] for pair in itertools.pairwise(ids)]
 
@@ -89,6 +122,86 @@ def test_probabilities_sum_to_one_after_every_context(corpus, strength):
     assert Unigram.fit(tokens, V).probability_V.sum() == pytest.approx(1, abs=1e-12)
 
 
+# Twelve sequences of three tokens, most of them three times, each time followed by a token of its own.
+THRICE = [
+    token
+    for number, times in enumerate([2, 4, *[3] * 10])
+    for time in range(times)
+    for token in (*range(3 * number, 3 * number + 3), 40 + 5 * number + time)
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "three_discounts"),
+    [("stories", [1, 2, 3]), ("one story", [1]), ("never a repeat", []), ("a cycle", []), ("often thrice", [])],
+)
+def test_kneser_ney_equals_the_formulas_over_dictionaries(corpus, text, three_discounts):
+    tokens = {
+        "stories": corpus[0][:4000].astype(np.int64),
+        "one story": corpus[0][:100].astype(np.int64),
+        "never a repeat": np.arange(V),
+        "a cycle": np.arange(200) % 4,
+        "often thrice": np.array(THRICE),
+    }[text]
+    model, slow = KneserNey.fit(tokens, V), SlowKneserNey(tokens.tolist())
+    assert [order for order, discounts in slow.discounts.items() if len(set(discounts)) > 1] == three_discounts
+    queries = np.stack([tokens[:40], tokens[1:41], np.roll(tokens[2:42], 3)], axis=1).tolist()  # seen and unseen
+    for *context, token in [*queries, [V - 1, int(tokens[1]), int(tokens[2])], [V - 1, V - 1, 0]]:
+        for shorter in (context, context[1:], []):
+            expected = slow.probability(tuple(shorter), token)
+            assert model.probability([np.array(t) for t in shorter], np.array(token)) == pytest.approx(
+                expected, abs=1e-12
+            )
+
+
+def test_kneser_ney_loss_looks_back_one_token_then_two_and_never_across_a_block(corpus):
+    tokens, blocks = corpus[0][:1500], corpus[1]
+    slow = SlowKneserNey(tokens.tolist())
+    nats = [
+        -math.log(slow.probability(tuple(ids[max(0, t - 2) : t]), ids[t]))
+        for block in blocks
+        for ids in [block["input_ids"].tolist()]
+        for t in range(1, T)
+    ]
+    assert kneser_ney_nats(tokens, blocks, V) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
+
+
+def test_kneser_ney_gives_every_token_a_probability_and_they_sum_to_one(corpus):
+    tokens = corpus[0][:800].astype(np.int64)
+    model = KneserNey.fit(tokens, V)
+    a, b = tokens[10:12]
+    never = np.setdiff1d(np.arange(V), tokens)[0]
+    for context in ([a, b], [never, b], [a, never], [never, never], [b], [never], []):
+        probability_V = model.probability([np.array([token]) for token in context], np.arange(V))
+        assert probability_V.min() > 0
+        assert probability_V.sum() == pytest.approx(1, abs=1e-12)
+
+
+def test_kneser_ney_finds_what_two_tokens_say_and_one_does_not(tmp_path):
+    """Each letter is the sum of the two before, modulo 7; a letter alone has two or three successors."""
+    letters = [0, 1]
+    while len(letters) < 2000:
+        letters.append((letters[-1] + letters[-2]) % 7)
+    tokenizer = load_tokenizer("train", [], 257)[0]
+    text = "".join("abcdefg"[letter] for letter in letters)
+    blocks = TokenBlocks(write_tokens([text], tokenizer, tmp_path / "sums.bin"), 32)
+    tokens = open_tokens(tmp_path / "sums.bin")
+    assert bigram_nats(tokens, blocks, 257) > 0.7
+    assert kneser_ney_nats(tokens, blocks, 257) < 0.1
+
+
+def test_kneser_ney_beats_bigram_on_new_stories(corpus):
+    tokens, blocks = corpus
+    assert kneser_ney_nats(tokens, blocks, V) < bigram_nats(tokens, blocks, V)
+
+
+def test_blocks_of_two_tokens_have_one_token_of_context(corpus):
+    tokens, blocks = corpus[0][:1500], TokenBlocks(corpus[1].token_file, 2)
+    slow = SlowKneserNey(tokens.tolist())
+    nats = [-math.log(slow.probability((context,), token)) for context, token in predicted_pairs(blocks)]
+    assert kneser_ney_nats(tokens, blocks, V) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
+
+
 def test_bigram_beats_unigram_which_beats_the_uniform_guess(corpus):
     tokens, blocks = corpus
     assert bigram_nats(tokens, blocks, V) < unigram_nats(tokens, blocks, V) - 0.5 < math.log(V) - 0.5
@@ -108,3 +221,5 @@ def test_token_outside_the_vocabulary_is_refused(corpus):
         unigram_nats(tokens, blocks, 10)
     with pytest.raises(ValueError, match="too few"):
         bigram_nats(tokens[:3], blocks, V)
+    with pytest.raises(ValueError, match="vocab_size=10"):
+        kneser_ney_nats(tokens, blocks, 10)

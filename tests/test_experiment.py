@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,14 @@ from tokenizers.processors import TemplateProcessing
 from helpers import xla
 from helpers.plan import ModelSize, Recipe, plan
 from helpers.reservoir import experiment
-from helpers.reservoir.model import reservoir_weights
-from helpers.reservoir.parameters import EPOCHS, HUB_STORIES, LONGEST_RECIPE, ReservoirParameters, recipe
+from helpers.reservoir.parameters import (
+    EPOCHS,
+    HUB_STORIES,
+    LONGEST_RECIPE,
+    SMALL_TEXT,
+    ReservoirParameters,
+    recipe,
+)
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.runtime import Runtime
@@ -39,13 +46,20 @@ GOOD = {
     "vocab_size": 300,
     "num_stories": 0,
     "sequence_length": 16,
-    "reservoir_size": 32,
-    "readout_size": 16,
-    "spectral_radius": 0.9,
-    "leak": 0.6,
-    "input_scaling": 1.0,
-    "density": 0.5,
+    "trim_vocabulary": False,
+    "reservoirs": "delay:8 delays:3 quadratic:8 + tanh:32 blocks:2 leak:0.6 + linear:8",
+    "input_codes": 8,
+    "recall_tokens": 12,
+    "embedding_size": 16,
+    "readout_blocks": 1,
+    "readout_size": 24,
+    "attention_heads": 0,
+    "tie_embeddings": True,
     "dropout": 0.1,
+    "token_dropout": 0.1,
+    "compare_transformer": False,
+    "further_seeds": 0,
+    "patience": 0,
     "logging_steps": 1,
     "eval_steps": 10,
     "save_steps": 10,
@@ -108,22 +122,22 @@ def corpus(splits, folder):
         ("num_stories", 5),
         ("sequence_length", 7),
         ("sequence_length", 4097),
-        ("reservoir_size", 0),
-        ("reservoir_size", 1_000_000),
+        ("input_codes", -1),
+        ("embedding_size", 0),
+        ("readout_blocks", -1),
         ("readout_size", 0),
+        ("attention_heads", -1),
+        ("further_seeds", -1),
+        ("patience", -1),
+        ("patience", 4097),
         ("logging_steps", 0),
         ("eval_steps", -1),
         ("save_steps", 0),
         ("max_new_tokens", 0),
-        ("spectral_radius", -0.1),
-        ("spectral_radius", 10.1),
-        ("leak", 0.0),
-        ("leak", 1.01),
-        ("input_scaling", 0.0),
-        ("density", 0.0),
-        ("density", 1.01),
         ("dropout", -0.1),
         ("dropout", 0.95),
+        ("token_dropout", -0.1),
+        ("token_dropout", 0.95),
         ("temperature", 0.0),
         ("temperature", 1e-40),
         ("top_k", -1),
@@ -138,6 +152,21 @@ def test_impossible_value_is_refused_by_name(name, value):
         params(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("reservoirs", "named"),
+    [
+        ("", "kind:size"),
+        ("tanh:10 blocks:3", "blocks=3"),
+        ("delay:4 + tanh:10 leak:1.5", "leak=1.5"),
+        ("tanh:10 | linear:4 spectral_radius:1.0", "spectral_radius=1.0"),
+        ("tanh:10 spectral_radius:0.0", "spectral_radius=0.0"),
+    ],
+)
+def test_impossible_reservoirs_are_refused_by_name(reservoirs, named):
+    with pytest.raises(ValueError, match=rf"^reservoirs: .*{re.escape(named)}"):
+        params(reservoirs=reservoirs)
+
+
 @pytest.mark.parametrize("name", sorted(GOOD))
 def test_value_of_a_wrong_type_is_refused_by_name(name):
     with pytest.raises(ValueError, match=rf"^{name}=\[\]"):
@@ -147,9 +176,9 @@ def test_value_of_a_wrong_type_is_refused_by_name(name):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"leak": 1.0, "density": 1.0, "top_p": 1.0, "top_k": 0, "dropout": 0.0, "spectral_radius": 0.0},
-        {"sequence_length": 8, "vocab_size": 257, "num_stories": 20, "reservoir_size": 1, "temperature": 0.05},
-        {"sequence_length": 4096, "reservoir_size": 4096, "tokenizer": "gpt2", "dropout": 0.9},
+        {"top_p": 1.0, "top_k": 0, "dropout": 0.0, "input_codes": 0, "readout_blocks": 0, "attention_heads": 0},
+        {"sequence_length": 8, "vocab_size": 257, "num_stories": 20, "reservoirs": "delay:1", "temperature": 0.05},
+        {"sequence_length": 4096, "reservoirs": "tanh:8192", "tokenizer": "gpt2", "dropout": 0.9, "patience": 4096},
     ],
     ids=["one end", "smallest", "largest"],
 )
@@ -171,22 +200,28 @@ def test_zero_stories_means_the_recipes_count_for_the_hub_and_all_elsewhere(tmp_
 # ---- recipe
 
 
-@pytest.mark.parametrize("length", [8, 16, 32, 64, 128, 256, 512, 1024])
-def test_a_step_of_the_recipe_has_8192_tokens(length):
-    assert recipe(length, 10**6).batch_size * length == 8192
+SMALL, LARGE = (SMALL_TEXT - 1, 2048), (SMALL_TEXT, 8192)  # tokens of the text and of a step
 
 
+@pytest.mark.parametrize(("text", "step"), [SMALL, LARGE])
+@pytest.mark.parametrize("length", [8, 16, 32, 64, 128, 256])
+def test_a_step_of_the_recipe_has_2048_tokens_and_8192_of_a_large_text(length, text, step):
+    assert recipe(length, text).batch_size * length == step
+
+
+@pytest.mark.parametrize(("text", "step"), [SMALL, LARGE])
 @pytest.mark.parametrize("length", [9, 100, 513, 600, 1000, 1025, 2048, 4096])
-def test_blocks_of_a_step_are_the_multiple_of_eight_that_fits_best(length):
-    batch_size = recipe(length, 10**6).batch_size
+def test_blocks_of_a_step_are_the_multiple_of_eight_that_fits_best(length, text, step):
+    batch_size = recipe(length, text).batch_size
     assert batch_size % 8 == 0
-    assert batch_size == 8 or batch_size * length <= 8192 < (batch_size + 8) * length
+    assert batch_size == 8 or batch_size * length <= step < (batch_size + 8) * length
 
 
 @pytest.mark.parametrize("tokens", [50_000, 1_000_000, 5_000_000])
 def test_recipe_reads_the_text_as_often_as_it_says(tokens):
     made = recipe(256, tokens)
-    assert 0 <= EPOCHS * tokens - made.max_steps * 8192 < 8192
+    step = made.batch_size * 256
+    assert 0 <= EPOCHS * tokens - made.max_steps * step < step or made.max_steps == LONGEST_RECIPE
 
 
 def test_steps_of_the_recipe_are_bounded():
@@ -259,9 +294,10 @@ def test_perplexity_of_a_hopeless_model_is_large_and_finite(corpus):
 def test_baselines_order_as_they_must(corpus):
     _, validation = corpus.blocks(planned(4, 16))
     found = experiment.baselines(corpus, validation)
-    assert list(found) == ["unigram", "bigram"]
+    assert list(found) == ["unigram", "bigram", "Kneser-Ney trigram"]
     for measure in ("loss", "perplexity", "bits_per_byte"):
         assert found["bigram"][measure] < 0.8 * found["unigram"][measure]
+        assert found["Kneser-Ney trigram"][measure] < found["bigram"][measure]
     assert found["unigram"]["loss"] < math.log(GOOD["vocab_size"]) - 0.5
 
 
@@ -269,28 +305,118 @@ def test_baselines_order_as_they_must(corpus):
 
 
 def test_new_model_is_of_the_asked_for_kind(corpus):
-    asked = params(spectral_radius=0.7, leak=0.3, input_scaling=0.5, density=0.25, dropout=0.2, reservoir_size=100)
-    model = experiment.new_model(asked, corpus.tokenizer)
-    assert np.abs(np.linalg.eigvals(model.weight.numpy())).max() == pytest.approx(0.7, abs=1e-3)
-    assert float((model.weight != 0).float().mean()) == pytest.approx(0.25, abs=0.02)
-    assert 0.49 < float(model.input_weight.max()) <= 0.5
-    assert (model.config.leak, model.dropout.p, model.hidden.out_features) == (0.3, 0.2, 16)
+    asked = params(
+        reservoirs="tanh:100 spectral_radius:0.7 leak:0.3 input_scaling:0.5 density:0.25 | linear:7",
+        input_codes=0,
+        embedding_size=12,
+        readout_blocks=3,
+        readout_size=20,
+        attention_heads=2,
+        tie_embeddings=False,
+        dropout=0.2,
+        token_dropout=0.3,
+    )
+    model = experiment.new_model(asked, corpus)
+    (tanh,), (linear,) = model.reservoirs.layers
+    assert np.abs(np.linalg.eigvals(tanh.weight[0].numpy())).max() == pytest.approx(0.7, abs=1e-3)
+    assert float((tanh.weight != 0).float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert 0.49 < float(tanh.input_weight.max()) <= 0.5
+    assert (tanh.spec.leak, linear.spec.size) == (0.3, 7)
+    assert (model.dropout.p, model.config.token_dropout) == (0.2, 0.3)
+    assert model.embedding.weight.shape == (len(corpus.tokenizer), 12)
+    assert sum(len(blocks) for blocks in model.blocks) == 3 and model.blocks[0][0].down.in_features == 20
+    assert model.projections[0].attention.out_features == 2
+    assert model.head.weight is not model.embedding.weight
     assert model.head.out_features == len(corpus.tokenizer)
     assert model.generation_config.eos_token_id == corpus.tokenizer.eos_token_id
 
 
-def test_seed_parameter_sets_reservoir_and_readout(corpus):
-    models = [experiment.new_model(params(seed=seed), corpus.tokenizer) for seed in (1, 1, 2)]
-    first, again, other = (model.state_dict() for model in models)
+@pytest.mark.parametrize(("input_codes", "rank"), [(0, 32), (5, 5)])
+def test_reservoirs_see_a_token_by_as_many_numbers_as_its_code_has(corpus, input_codes, rank):
+    tanh = experiment.new_model(params(input_codes=input_codes), corpus).reservoirs.layers[0][1]
+    assert np.linalg.matrix_rank(tanh.input_weight.numpy(), tol=1e-3) == rank
+
+
+def test_seed_parameter_sets_reservoirs_codes_and_readout(corpus):
+    first, again, other = (experiment.new_model(params(seed=seed), corpus).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["weight"], other["weight"])
-    assert not torch.equal(first["head.weight"], other["head.weight"])
-    assert torch.equal(models[0].weight, reservoir_weights(models[0].config)[0])
+    same = [name for name in first if torch.equal(first[name], other[name])]
+    assert not [name for name in same if not name.endswith("bias") and "norm" not in name and "recall" not in name], (
+        same
+    )
+
+
+# ---- the closed-form readout and the diagnostics
+
+
+def ridge(model, corpus, length: int = 16, batch_size: int = 8) -> dict[str, float]:
+    made = planned(batch_size, length)
+    train, validation = corpus.blocks(made)
+    return experiment.ridge(model, corpus, SimpleNamespace(train_dataset=train, eval_dataset=validation, plan=made))
+
+
+def test_ridge_readout_of_the_last_token_alone_is_a_bigram_model(corpus):
+    """A delay line of one token with more floats than tokens: least squares then estimates P(next | last)."""
+    model = experiment.new_model(params(reservoirs=f"delay:{len(corpus.tokenizer)} delays:1", input_codes=0), corpus)
+    found, counted = ridge(model, corpus), experiment.baselines(corpus, corpus.blocks(planned())[1])
+    assert (
+        counted["bigram"]["loss"] - 0.05
+        < found["loss"]
+        < 0.5 * (counted["unigram"]["loss"] + counted["bigram"]["loss"])
+    )
+
+
+def test_ridge_readout_sees_further_back_with_more_memory(corpus):
+    size = len(corpus.tokenizer)
+    losses = [
+        ridge(experiment.new_model(params(reservoirs=f"delay:{size} delays:{delays}", input_codes=0), corpus), corpus)[
+            "loss"
+        ]
+        for delays in (1, 2)
+    ]
+    assert losses[1] < losses[0] - 0.02
+
+
+def test_ridge_readout_is_of_the_last_layer_and_changes_nothing(corpus):
+    """What stands above a layer that says nothing of the text cannot say more than the unigram."""
+    model = experiment.new_model(params(reservoirs="delay:300 delays:1 | tanh:4 input_scaling:1e-6"), corpus)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = [ridge(model, corpus) for _ in range(2)]
+    unigram = experiment.baselines(corpus, corpus.blocks(planned())[1])["unigram"]
+    assert found[0] == found[1]
+    assert found[0]["loss"] > unigram["loss"] - 0.02
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_ridge_readout_is_fitted_without_dropped_tokens(corpus):
+    dropped, whole = (experiment.new_model(params(token_dropout=share), corpus).train() for share in (0.5, 0.0))
+    assert ridge(dropped, corpus) == ridge(whole, corpus)
+
+
+def test_ridge_readout_of_a_text_of_few_blocks_is_fitted_too(corpus):
+    length = 2000
+    assert 4 <= corpus.train.tokens // length < experiment.RIDGE_ROWS  # one batch of the usual size
+    assert math.isfinite(ridge(experiment.new_model(params(), corpus), corpus, length, batch_size=1)["loss"])
+
+
+def test_diagnostics_name_each_reservoir_and_measure_what_was_asked_for(corpus, tmp_path):
+    model = experiment.new_model(
+        params(reservoirs="delay:8 delays:3 + tanh:32 spectral_radius:0.8 + linear:8 | tanh:9"), corpus
+    )
+    numbers, figure = experiment.diagnose(model, corpus, seed=0, path=tmp_path / "figures" / "diagnostics.png")
+    assert list(numbers) == ["delay 1", "tanh 2", "linear 3"]
+    assert numbers == json.loads(json.dumps(numbers))
+    assert numbers["tanh 2"]["spectral_radius"] == pytest.approx(0.8, rel=0.01)
+    assert numbers["linear 3"]["spectral_radius"] == pytest.approx(0.98, rel=0.01)
+    assert numbers["delay 1"]["spectral_radius"] is None and numbers["delay 1"]["washout_tokens"] == 3
+    assert all(values["memory_capacity"] > 0 for values in numbers.values())
+    assert (tmp_path / "figures" / "diagnostics.png").read_bytes().startswith(b"\x89PNG")
+    assert len(figure.axes) >= 4
 
 
 @pytest.fixture(scope="module")
 def model(corpus):
-    return experiment.new_model(params(), corpus.tokenizer)
+    return experiment.new_model(params(), corpus)
 
 
 def test_a_story_leaves_the_global_generator_and_the_mode_as_they_were(corpus, model):
@@ -348,6 +474,7 @@ torch.set_num_threads(1)
 from helpers.plan import plan
 from helpers.reservoir import experiment
 from helpers.reservoir.parameters import ReservoirParameters, model_size, recipe
+from helpers.reservoir.transformer import equal_transformer
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 
@@ -355,16 +482,16 @@ params = ReservoirParameters(**given["params"])
 splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
 corpus = experiment.tokenise(splits, tokenizer, experiment.Path(given["folder"]) / "data")
-size = model_size(len(tokenizer), params.reservoir_size, params.readout_size)
+size = model_size(experiment.new_model(params, corpus), params.sequence_length)
 made = plan(recipe(16, corpus.train.tokens), size, machine, batch_size=8, max_steps=20, learning_rate=1e-2)
 
-def trainer(name, settings=made):
-    model = experiment.new_model(params, tokenizer)
+def trainer(name, settings=made, model=None):
+    model = model or experiment.new_model(params, corpus)
     return experiment.new_trainer(model, corpus, params, settings, machine, experiment.Path(given["folder"]) / name)
 
 uniform = trainer("uniform")
 with torch.no_grad():
-    uniform.model.head.weight.zero_()
+    uniform.model.head.weight.zero_()  # the embedding too, which is tied to it
 answers = {"uniform": experiment.evaluate(uniform, corpus), "vocabulary": len(tokenizer)}
 
 untrained = trainer("untrained")
@@ -379,7 +506,14 @@ answers["untrained by hand"] = total / count
 
 two = dataclasses.replace(made, device_count=2, per_device_batch_size=4)
 answers["eval batch"] = [trainer("two", two).args.per_device_eval_batch_size, corpus.evaluation_batch(two)]
-answers["flops"] = [untrained.meter.flops_per_token, size.trainable, params.reservoir_size]
+answers["flops"] = [untrained.meter.flops_per_token, size.trainable]
+llama = equal_transformer(len(tokenizer), 20_000, 16, seed=0, eos_token_id=tokenizer.eos_token_id)
+answers["flops of a transformer"] = trainer("llama", model=llama).meter.flops_per_token / sum(
+    parameter.numel() for parameter in llama.parameters()
+)
+patient = dataclasses.replace(params, patience=7)
+chosen = experiment.new_trainer(llama, corpus, patient, made, machine, experiment.Path(given["folder"]) / "patient")
+answers["patience"] = [trainer("plain")._early_stopping, chosen._early_stopping.patience]
 
 weights = []
 for name in ("with stories", "without"):
@@ -402,24 +536,29 @@ given = json.loads(sys.argv[1])
 import torch
 from helpers import xla
 device = xla.start()
+from helpers.attention import use_one_dtype
 from helpers.reservoir import experiment
 from helpers.reservoir.parameters import ReservoirParameters
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
+from helpers.reservoir.transformer import equal_transformer
 
 params = ReservoirParameters(**given["params"])
-tokenizer, _ = load_tokenizer("train", load_stories("sample", num_stories=given["stories"], seed=0).train, 300)
-model = experiment.new_model(params, tokenizer)
-on_cpu = experiment.tell(model, tokenizer, params)
-model.to(device)
-torch.manual_seed(11)
-before = torch.get_rng_state()
-on_xla = experiment.tell(model, tokenizer, params)
-answers = {
-    "stories": [on_cpu, on_xla],
-    "generator unchanged": torch.equal(torch.get_rng_state(), before),
-    "still there": str(model.device),
-}
+splits = load_stories("sample", num_stories=given["stories"], seed=0)
+tokenizer, _ = load_tokenizer("train", splits.train, 300)
+corpus = experiment.tokenise(splits, tokenizer, experiment.Path(given["folder"]))
+reservoir = experiment.new_model(params, corpus)
+llama = equal_transformer(len(tokenizer), 20_000, 16, seed=0, eos_token_id=tokenizer.eos_token_id)
+answers = {"stories": {}}
+for name, model in {"reservoir": reservoir, "transformer": llama}.items():
+    on_cpu = experiment.tell(model, tokenizer, params)
+    model.to(device)
+    use_one_dtype(model)
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    answers["stories"][name] = [on_cpu, experiment.tell(model, tokenizer, params)]
+    answers[f"generator unchanged by the {name}"] = torch.equal(torch.get_rng_state(), before)
+    answers[f"device of the {name}"] = str(model.device)
 print("ANSWERS " + json.dumps(answers))
 """
 
@@ -462,8 +601,13 @@ def test_two_processes_share_an_evaluation_batch(trained):
 
 
 def test_work_a_token_counts_readout_and_reservoir(trained):
-    flops, trainable, units = trained[0]["flops"]
-    assert flops == 6 * trainable + 2 * units * units
+    flops, trainable = trained[0]["flops"]
+    assert flops == 6 * trainable + 2 * 2 * 16 * 16  # two blocks of 16 units; the rest is looked up or elementwise
+    assert trained[0]["flops of a transformer"] == 6.0
+
+
+def test_patience_reaches_the_trainer_and_zero_never_stops(trained):
+    assert trained[0]["patience"] == [None, 7]
 
 
 def test_training_moves_the_loss_and_never_the_reservoir(trained):
@@ -483,9 +627,11 @@ def test_stories_told_at_evaluation_are_shown_and_change_no_weight(trained):
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_a_story_of_a_model_on_xla_is_the_cpus_and_leaves_the_generator_alone(tmp_path):
     answers, _ = answers_of(STORY_ON_XLA, tmp_path)
-    assert answers["stories"][0] == answers["stories"][1]
-    assert answers["generator unchanged"] is True
-    assert answers["still there"].startswith("xla")
+    for name in ("reservoir", "transformer"):
+        on_cpu, on_xla = answers["stories"][name]
+        assert on_cpu == on_xla
+        assert answers[f"generator unchanged by the {name}"] is True
+        assert answers[f"device of the {name}"].startswith("xla")
 
 
 def test_every_parameter_of_a_run_is_checked_here():

@@ -1,11 +1,14 @@
 """helpers.meter: counts, clocks that keep evaluation apart, MFU against a named peak."""
 
+import signal
 import time
 
 import pytest
 
 from helpers.meter import Meter, peak_memory
 from helpers.runtime import Runtime
+
+from .test_resume import result, run
 
 torch = pytest.importorskip("torch")
 
@@ -148,6 +151,56 @@ def test_the_state_saved_inside_a_checkpoint_counts_the_saving_so_far_as_aside()
         time.sleep(0.3)
         state = meter.state()  # as written into the checkpoint that is being saved
     assert state["seconds"] - state["aside_seconds"] < 0.2
+
+
+def test_an_evaluation_outside_the_run_leaves_the_clock_alone():
+    meter = Meter(runtime(), 1.0)
+    with meter.aside():  # before training
+        time.sleep(0.05)
+    meter.start()
+    assert meter.aside_seconds == 0.0
+    meter.close()
+    before = meter.state()
+    with meter.aside():  # and after it
+        time.sleep(0.05)
+    assert meter.state() == before
+
+
+def test_work_outside_the_run_may_fail_as_it_likes():
+    with pytest.raises(OSError, match="disk"), Meter(runtime(), 1.0).aside():
+        raise OSError("disk")
+
+
+def test_training_seconds_leave_out_compilation_and_what_was_put_aside():
+    meter = Meter(runtime(), 1.0)
+    meter.start(at(10.0, aside=3.0, compiling=2.0))
+    meter._started = None
+    assert meter.training_seconds() == 5.0
+
+
+def test_training_seconds_stand_still_while_something_else_is_done():
+    meter = Meter(runtime(), 1.0)
+    meter.start()
+    time.sleep(0.01)
+    with meter.aside():
+        before = meter.training_seconds()
+        time.sleep(0.3)
+        assert meter.training_seconds() - before < 0.2
+    assert meter.training_seconds() >= before >= 0.01
+
+
+def test_logs_of_a_real_run_carry_training_seconds_without_its_evaluations(tmp_path):
+    options = {"steps": 4, "save_steps": 2, "accumulation": 1}
+    killed = run(tmp_path, **options, kill_step=4)
+    assert killed.returncode == -signal.SIGKILL
+    outcome = result(run(tmp_path, **options, evaluation_pause=2.0))  # from step 2: one evaluation sleeps
+    history = outcome["log_history"]
+    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in history if "eval_loss" in entry] == [2, 4]
+    logged = [entry["training_seconds"] for entry in history if "loss" in entry or "eval_loss" in entry]
+    assert len(logged) == 6 and logged == sorted(logged) and logged[0] > 0  # a resume goes on counting
+    assert outcome["train"]["seconds"] - logged[-1] >= 2.0
+    assert outcome["train"]["evaluate_and_save_seconds"] >= 2.0
 
 
 # -- rates --

@@ -29,8 +29,12 @@ TINY = {
     "logging_steps": 3,
     "batch_size": 16,
     "sequence_length": 64,
-    "reservoir_size": 128,
-    "readout_size": 32,
+    "vocab_size": 512,
+    "reservoirs": "delay:8 delays:4 quadratic:16 + tanh:64 blocks:4 + linear:16 | tanh:32",
+    "input_codes": 16,
+    "embedding_size": 32,
+    "readout_blocks": 2,
+    "readout_size": 64,
     "max_new_tokens": 20,
 }
 
@@ -83,30 +87,56 @@ def assert_whole_run(executed, results, kind: str) -> None:
     before, after = results["eval"]["before"], results["eval"]["after"]
     assert after["loss"] < before["loss"]
     assert set(after) == set(before) == {"loss", "perplexity", "bits_per_byte"}
-    assert set(results["eval"]["baselines"]) == {"unigram", "bigram"}
+    baselines = results["eval"]["baselines"]
+    assert set(baselines) == {"unigram", "bigram", "Kneser-Ney trigram", "ridge readout"}
+    assert baselines["ridge readout"]["loss"] < baselines["unigram"]["loss"]
+    assert_compared(results["comparison"][str(results["seed"])], results)
     model = output / results["artifacts"]["model"]
     assert (model / "model.safetensors").is_file()
     assert not list(model.glob("*.pt"))
-    assert (output / results["artifacts"]["figures"] / "loss.png").read_bytes().startswith(b"\x89PNG")
+    for figure in ("loss.png", "diagnostics.png"):
+        assert (output / results["artifacts"]["figures"] / figure).read_bytes().startswith(b"\x89PNG")
+    assert results["diagnostics"]["tanh 2"]["spectral_radius"] == pytest.approx(0.9, rel=0.01)
     assert results["artifacts"]["same_story"] or kind != "cpu"
 
 
+def assert_compared(rows: dict, results: dict) -> None:
+    """Both models on the same tokens, with as many parameters."""
+    reservoir, transformer = rows["reservoir"], rows["transformer"]
+    assert reservoir["trainable"] == results["model"]["trainable"]
+    assert transformer["trainable"] == pytest.approx(reservoir["trainable"], rel=0.01)
+    assert (
+        transformer["tokens"] == reservoir["tokens"] == TINY["max_steps"] * TINY["batch_size"] * TINY["sequence_length"]
+    )
+    for found in (reservoir, transformer):
+        assert [point["tokens"] for point in found["curve"]] == [reservoir["tokens"] // 2, reservoir["tokens"]]
+        assert found["loss"] < results["eval"]["before"]["loss"]
+
+
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
-    executed, results = execute("tinystories_reservoir", alone)
+    executed, results = execute("tinystories_reservoir", alone, further_seeds=1)
     assert_whole_run(executed, results, "cpu")
+    assert list(results["comparison"]) == ["0", "1"]
+    assert_compared(results["comparison"]["1"], results)
     first = text_of(executed)
     assert re.search(r"helpers \d+\.\d+\.\d+ from /\S*helpers-", first), "did not unpack its own helpers"
+    assert re.search(r"^transformer +\S+ ± \S+ \(2 seeds\)", first, re.MULTILINE)
 
-    executed, again = execute("tinystories_reservoir", alone, resume=True)
-    assert "the run is finished: checkpoint-12 is its last step" in text_of(executed)
+    executed, again = execute("tinystories_reservoir", alone, further_seeds=1, resume=True)
+    assert len(re.findall("^the run is finished: checkpoint-12 is its last step", text_of(executed), re.MULTILINE)) == 4
     assert again["eval"]["after"] == results["eval"]["after"]
     assert again["train"]["examples_per_second"] > 0
+    for seed, models in again["comparison"].items():
+        assert {name: row["loss"] for name, row in models.items()} == {
+            name: row["loss"] for name, row in results["comparison"][seed].items()
+        }
 
-    executed, _ = execute("tinystories_reservoir", alone, prompt="Tom and Sue", temperature=0.5)
+    executed, _ = execute("tinystories_reservoir", alone, further_seeds=1, prompt="Tom and Sue", temperature=0.5)
     assert "Tom and Sue" in text_of(executed)  # another story from the trained model is no other run
 
-    assert "belongs to another run (seed=0 there, 7 here)" in refusal("tinystories_reservoir", alone, seed=7)
-    assert "resume=False, but output_dir=" in refusal("tinystories_reservoir", alone, resume=False)
+    refused = refusal("tinystories_reservoir", alone, further_seeds=1, seed=7)
+    assert "belongs to another run (seed=0 there, 7 here)" in refused
+    assert "resume=False, but output_dir=" in refusal("tinystories_reservoir", alone, further_seeds=1, resume=False)
     assert json.loads((alone / "out" / "results.json").read_text())["seed"] == 0
 
 
@@ -128,9 +158,11 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert results["xla"]["host_syncs_per_step"] == 0
     assert results["train"]["compile_seconds"] > 0
     shutil.rmtree(alone / "out" / "checkpoint-12")  # as if the machine had gone before the last save
-    _, again = execute("tinystories_reservoir_tpu", alone)
+    executed, again = execute("tinystories_reservoir_tpu", alone)
     assert again["train"]["resumed_from_step"] == 6
     assert again["eval"]["after"] == results["eval"]["after"]
+    assert "the run is finished: checkpoint-12 is its last step" in text_of(executed)  # the transformer's
+    assert again["comparison"]["0"]["transformer"]["loss"] == results["comparison"]["0"]["transformer"]["loss"]
 
 
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
@@ -149,7 +181,8 @@ def test_use_tpu_alone_moves_the_gpu_notebook_to_xla(alone, monkeypatch):
         ({"max_steps": -1}, "max_steps=-1"),
         ({"data_source": "no/such/stories.txt"}, "data_source='no/such/stories.txt'"),
         ({"learning_rate": "1e-3"}, "learning_rate='1e-3'"),
-        ({"leak": 2.0}, "leak=2.0"),
+        ({"reservoirs": "tanh:64 leak:2.0"}, "leak=2.0"),
+        ({"reservoirs": "tanh:64 blocks:7"}, "blocks=7"),
     ],
 )
 def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):

@@ -20,6 +20,7 @@ from helpers.reservoir.tokens import (
     load_tokenizer,
     open_tokens,
     token_bytes,
+    trim,
     write_tokens,
 )
 
@@ -148,6 +149,172 @@ def test_bytes_of_gpt2_tokens_are_the_bytes_of_the_text():
     lengths = token_bytes(gpt2)
     for text in [*STORIES, *ODD_TEXTS]:
         assert lengths[encode(gpt2, text)].sum() == len(text.encode())
+
+
+# ---- trimmed tokeniser
+
+
+def pieces(tokenizer, text: str) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(encode(tokenizer, text))
+
+
+def merges(tokenizer) -> list[tuple[str, str]]:
+    return [tuple(pair) for pair in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]]
+
+
+@pytest.fixture(scope="module")
+def trimmed(tokenizer):
+    """Restricted to what the first of a hundred stories uses."""
+    return trim(tokenizer, STORIES[:1])[0]
+
+
+def test_trimmed_tokenizer_gives_its_story_the_same_tokens(tokenizer, trimmed):
+    assert len(trimmed) < len(tokenizer) - 50
+    story = STORIES[0]
+    assert pieces(trimmed, story) == pieces(tokenizer, story)
+
+
+def test_trimmed_tokenizer_keeps_what_is_used_what_makes_it_and_nothing_else(tokenizer, trimmed):
+    used = set(pieces(tokenizer, STORIES[0]))
+    bytes_and_end = {token for token, length in zip(*vocabulary_and_bytes(tokenizer), strict=True) if length < 2}
+    assert len(bytes_and_end) == 257
+    kept = trimmed.get_vocab()
+    assert kept.keys() >= used | bytes_and_end
+    makes = [(left, right) for left, right in merges(tokenizer) if left + right in kept]
+    assert merges(trimmed) == makes
+    assert kept.keys() == used | bytes_and_end | {part for pair in makes for part in pair}
+
+
+def vocabulary_and_bytes(tokenizer) -> tuple[list[str], np.ndarray]:
+    return tokenizer.convert_ids_to_tokens(range(len(tokenizer))), token_bytes(tokenizer)
+
+
+def test_trimmed_ids_have_no_gap_and_the_old_order(tokenizer, trimmed):
+    old_ids = tokenizer.convert_tokens_to_ids(trimmed.convert_ids_to_tokens(range(len(trimmed))))
+    assert old_ids == sorted(set(old_ids))
+    assert (token_bytes(trimmed) == token_bytes(tokenizer)[old_ids]).all()
+
+
+@pytest.mark.parametrize("text", [*STORIES[50:55], *ODD_TEXTS])
+def test_trimmed_tokenizer_gives_back_any_text_without_an_unknown_token(tokenizer, trimmed, text):
+    ids = encode(trimmed, text)
+    assert trimmed.decode(ids) == text
+    assert trimmed.unk_token_id not in ids
+    assert len(ids) >= len(encode(tokenizer, text))
+
+
+def test_trimmed_tokenizer_reads_end_of_text_as_the_same_special_token(tokenizer, trimmed):
+    assert trimmed.special_tokens_map == tokenizer.special_tokens_map
+    assert trimmed.all_special_tokens == [END_OF_TEXT]
+    assert trimmed(f"a{END_OF_TEXT}")["input_ids"] == [*encode(trimmed, "a"), trimmed.eos_token_id]
+
+
+def test_trimming_reads_an_iterator_of_many_stories_once(tokenizer):
+    stories = [*sample_stories(20, seed=3), *[STORIES[0]] * 1500, STORIES[1]]
+    assert merges(trim(tokenizer, iter(stories))[0]) == merges(trim(tokenizer, set(stories))[0])
+
+
+def test_trimming_a_tokenizer_to_the_stories_it_was_trained_on_changes_nothing(tokenizer):
+    assert trim(tokenizer, STORIES)[0].backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+def test_trimming_keeps_every_way_to_merge_a_token():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*alphabet, END_OF_TEXT, "ab", "abc", "bc", "xy"])}
+    backend = Tokenizer(models.BPE(vocabulary, [("a", "b"), ("ab", "c"), ("b", "c"), ("a", "bc"), ("x", "y")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    two_ways = trim(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT), ["abc"])[0]
+    assert [pieces(two_ways, text) for text in ("abc", "ab", "bc", "xy")] == [["abc"], ["ab"], ["bc"], ["x", "y"]]
+
+
+def test_added_tokens_stay_where_they_are_special_or_used(tokenizer):
+    from transformers import PreTrainedTokenizerFast
+
+    more = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.special_tokens_map)
+    more.add_tokens(["wordone", "wordtwo"])
+    more.add_special_tokens({"extra_special_tokens": ["<|user|>"]})
+    less = trim(more, ["say wordtwo"])[0]
+    assert less.all_special_tokens == more.all_special_tokens == [END_OF_TEXT, "<|user|>"]
+    assert less.convert_ids_to_tokens([len(less) - 2, len(less) - 1]) == ["wordtwo", "<|user|>"]
+    assert pieces(less, "say wordtwo") == pieces(more, "say wordtwo")
+    assert "wordone" not in less.get_vocab()
+    assert less.decode(encode(less, "say wordone")) == "say wordone"
+
+
+@pytest.mark.parametrize("kind", ["template", "roberta"])
+def test_special_tokens_that_a_tokenizer_adds_have_their_new_ids(tokenizer, kind):
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    named = {"eos_token": END_OF_TEXT, "cls_token": "<|start|>"}
+    adding = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **named)
+    start, end = ("<|start|>", adding.cls_token_id), (END_OF_TEXT, adding.eos_token_id)
+    adding.backend_tokenizer.post_processor = (
+        processors.TemplateProcessing(single=f"<|start|> $A {END_OF_TEXT}", special_tokens=[start, end])
+        if kind == "template"
+        else processors.Sequence([processors.RobertaProcessing(end, start)])
+    )
+    less = trim(adding, STORIES[:1])[0]
+    assert less.cls_token_id < adding.cls_token_id
+    assert less(STORIES[0])["input_ids"] == [less.cls_token_id, *encode(less, STORIES[0]), less.eos_token_id]
+
+
+def test_trimmed_tokenizer_is_loaded_from_its_path_and_finds_its_token_file(trimmed, tmp_path):
+    from transformers import AutoTokenizer
+
+    trimmed.save_pretrained(tmp_path / "tokenizer")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    assert loaded.get_vocab() == trimmed.get_vocab()
+    first = write_tokens(STORIES, trimmed, tmp_path / "train.bin", source="sample 0")
+    assert write_tokens(iter(()), loaded, tmp_path / "train.bin", source="sample 0") == first
+
+
+def test_trimming_for_other_stories_tokenises_again_and_for_the_same_ones_does_not(tokenizer, tmp_path):
+    path = tmp_path / "train.bin"
+    write_tokens(STORIES, tokenizer, path, source="sample 0")
+    assert write_tokens(STORIES[:5], trim(tokenizer, STORIES[:5])[0], path, source="sample 0").stories == 5
+    last = write_tokens(STORIES[:4], trim(tokenizer, STORIES[:4])[0], path, source="sample 0")
+    assert last.stories == 4
+    assert write_tokens(iter(()), trim(tokenizer, STORIES[:4])[0], path, source="sample 0") == last
+
+
+def test_padding_before_trimming_leaves_nothing_behind(tokenizer, trimmed):
+    tokenizer(STORIES[:3], padding="max_length", truncation=True, max_length=32)
+    assert tokenizer.backend_tokenizer.padding
+    assert trim(tokenizer, STORIES[:1])[0].backend_tokenizer.to_str() == trimmed.backend_tokenizer.to_str()
+
+
+def test_tokenizer_of_a_path_is_trimmed_when_asked(tokenizer, trimmed, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    loaded, reason = load_tokenizer(str(tmp_path), STORIES[:1], 0, trim=True)
+    assert loaded.get_vocab() == trimmed.get_vocab()
+    assert f"500 entries; trimmed to {len(trimmed)}" in reason
+    assert len(load_tokenizer("train", STORIES, 500, trim=True)[0]) == 500
+
+
+def test_trimming_what_is_not_byte_level_or_to_nothing_is_refused(tokenizer):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    few = {token: index for index, token in enumerate("abc")}
+    for model, decoder in (
+        (models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"), decoders.WordPiece()),
+        (models.WordLevel(alphabet, unk_token="a"), decoders.ByteLevel()),
+        (models.BPE(alphabet, [], end_of_word_suffix="</w>"), decoders.ByteLevel()),
+        (models.BPE(few, []), decoders.ByteLevel()),
+    ):
+        backend = Tokenizer(model)
+        backend.decoder = decoder
+        with pytest.raises(ValueError, match="byte-level BPE"):
+            trim(PreTrainedTokenizerFast(tokenizer_object=backend), STORIES)
+    for stories in ([], [""]):
+        with pytest.raises(ValueError, match="stories: no text"):
+            trim(tokenizer, stories)
 
 
 # ---- token file

@@ -66,8 +66,9 @@ def check_training() -> str:
 
     from helpers import runtime
     from helpers.arguments import training_arguments
-    from helpers.plan import ModelSize, Recipe, plan
+    from helpers.plan import Recipe, plan
     from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+    from helpers.reservoir.parameters import model_size
     from helpers.trainer import TrainerMixin
 
     class Trainer(TrainerMixin, transformers.Trainer):
@@ -76,11 +77,17 @@ def check_training() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         machine = runtime.detect(use_tpu=True)
-    config = ReservoirConfig(vocab_size=64, reservoir_size=32, readout_size=16, eos_token_id=0)
+    config = ReservoirConfig(
+        vocab_size=64,
+        reservoirs="delay:8 delays:2 + tanh:32 blocks:2 + linear:8 | tanh:16",
+        embedding_size=16,
+        readout_blocks=2,
+        readout_size=16,
+        eos_token_id=0,
+    )
     model = ReservoirForCausalLM.initialise(config)
     recipe = Recipe(batch_size=machine.device_count, learning_rate=1e-2, max_steps=2, sequence_length=16)
-    size = ModelSize(trainable=2000, frozen=4000, activations=256, vocab_size=64)
-    planned = plan(recipe, size, machine, max_steps=2)
+    planned = plan(recipe, model_size(model, recipe.sequence_length), machine, max_steps=2)
     ids = torch.randint(0, 64, (planned.batch_size * 4, 16), generator=torch.Generator().manual_seed(0))
     blocks = [{"input_ids": block, "labels": block} for block in ids]
     before = model.head.weight.detach().clone()

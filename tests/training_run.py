@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,6 +28,8 @@ DEFAULTS = {
     "accumulation": 2,
     "logging_steps": 1,
     "save_steps": 4,
+    "patience": 0,
+    "evaluation_pause": 0.0,  # seconds that every evaluation sleeps
     "blocks": 40,
     "length": 16,
     "width": 64,
@@ -66,8 +69,17 @@ def build_model(options):
         )
     from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
+    width = options["width"]
     config = ReservoirConfig(
-        vocab_size=200, reservoir_size=options["width"], readout_size=32, dropout=options["dropout"], eos_token_id=0
+        vocab_size=200,
+        reservoirs=f"delay:8 delays:3 quadratic:8 + tanh:{width} blocks:4 + linear:{width // 4} | tanh:{width // 4}",
+        embedding_size=width // 2,
+        readout_blocks=2,
+        readout_size=32,
+        dropout=options["dropout"],
+        token_dropout=options["dropout"],
+        recall_tokens=8,
+        eos_token_id=0,
     )
     return ReservoirForCausalLM.initialise(config, seed=1)
 
@@ -119,6 +131,9 @@ def main(output_dir: str, options: dict) -> dict:
             if options["kill_step"] == state.global_step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+        def on_evaluate(self, args, state, control, **kwargs):
+            time.sleep(options["evaluation_pause"])
+
         def on_step_end(self, args, state, control, **kwargs):
             if options["sigterm_step"] == state.global_step:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -158,6 +173,7 @@ def main(output_dir: str, options: dict) -> dict:
         eval_dataset=examples[options["blocks"] :],
         plan=planned,
         runtime=machine,
+        patience=options["patience"],
         callbacks=[Interrupt()],
     )
     if options["kill_write"]:
@@ -168,6 +184,8 @@ def main(output_dir: str, options: dict) -> dict:
         **trainer.results(),
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        "log_history": trainer.state.log_history,
+        "best_step": trainer.state.best_global_step,
         "finite_weights": all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters()),
     }
 

@@ -1,16 +1,16 @@
-"""What any language model must beat: predicting by how often a token occurs, or occurs after the one before.
+"""What any language model must beat: predicting by how often a token occurs, or occurs after the one or two before.
 
 # V vocabulary · B blocks · T tokens in a block
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from helpers.reservoir.blocks import TokenBlocks
 
-MAX_TRAIN_TOKENS = 20_000_000  # bounds time (a sort) and memory (under 1 GB)
+MAX_TRAIN_TOKENS = 20_000_000  # bounds time (a sort) and memory (under 1 GB; 2 GB where no three tokens repeat)
 SMOOTHING = 0.1  # added to each token's count, so that an unseen token has a probability
 HELD_OUT_SHARE = 0.1
 PRIOR_STRENGTHS = tuple(2.0**power for power in range(-2, 17))
@@ -50,14 +50,81 @@ class Bigram:
 
     def counts(self, context: np.ndarray, token: np.ndarray) -> np.ndarray:
         """How often `token` followed `context`, elementwise."""
-        codes = context * len(self.context_counts_V) + token
-        position = np.searchsorted(self.pairs, codes).clip(max=len(self.pairs) - 1)
-        return np.where(self.pairs[position] == codes, self.pair_counts[position], 0)
+        return _look_up(self.pairs, self.pair_counts, context * len(self.context_counts_V) + token, 0)
 
     def probability(self, context: np.ndarray, token: np.ndarray) -> np.ndarray:
         """P(token | context), elementwise."""
         prior = self.prior_strength * self.unigram.probability_V[token]
         return (self.counts(context, token) + prior) / (self.context_counts_V[context] + self.prior_strength)
+
+
+@dataclass(frozen=True)
+class KneserNey:
+    """Interpolated modified Kneser-Ney trigram (Chen and Goodman, Computer Speech and Language 13, 1999, section 3).
+
+    P(c | a b) = (count(a b c) - D(count(a b c))) / count(a b) + gamma(a b) P(c | b), gamma making it sum to 1, and so
+    on down to 1 / V. The bigram's and the unigram's counts are numbers of different tokens seen before them.
+    """
+
+    vocab_size: int
+    levels: tuple["Level", ...]  # unigram, bigram, trigram
+
+    @classmethod
+    def fit(cls, tokens: np.ndarray, vocab_size: int) -> "KneserNey":
+        codes = tokens[:-2] * vocab_size**2  # three tokens fit 63 bits for V up to 2**21
+        codes += tokens[1:-1] * vocab_size
+        codes += tokens[2:]
+        grams, counts = _types(codes)
+        levels = [Level.fit(grams, counts, vocab_size)]
+        for order in (2, 1):
+            grams, counts = _types(grams % vocab_size**order)
+            levels.insert(0, Level.fit(grams, counts, vocab_size))
+        return cls(vocab_size, tuple(levels))
+
+    def probability(self, context: Sequence[np.ndarray], token: np.ndarray) -> np.ndarray:
+        """P(token | context), elementwise; `context` is the 0 to 2 tokens before it, in the order of the text."""
+        probability, code = 1 / self.vocab_size, 0
+        for order, level in enumerate(self.levels[: len(context) + 1]):
+            if order:
+                code = code + context[-order] * self.vocab_size ** (order - 1)
+            share = _look_up(level.grams, level.shares, code * self.vocab_size + token, 0.0)
+            probability = share + _look_up(level.contexts, level.weights, code, 1.0) * probability
+        return probability
+
+
+@dataclass(frozen=True)
+class Level:
+    """One order of `KneserNey`: P(c | context) = share(context c) + weight(context) P(c | shorter context)."""
+
+    grams: np.ndarray  # sorted codes context * V + c
+    shares: np.ndarray
+    contexts: np.ndarray  # sorted codes
+    weights: np.ndarray
+
+    @classmethod
+    def fit(cls, grams: np.ndarray, counts: np.ndarray, vocab_size: int) -> "Level":
+        contexts = grams // vocab_size
+        starts = _starts(contexts)
+        totals = np.add.reduceat(counts, starts)
+        discounts = _discounts(counts)[np.minimum(counts, 3)]
+        weights = np.add.reduceat(discounts, starts) / totals
+        shares = (counts - discounts) / np.repeat(totals, np.diff(starts, append=len(grams)))
+        return cls(grams, shares, contexts[starts], weights)
+
+
+def _discounts(counts: np.ndarray) -> np.ndarray:
+    """(0, D1, D2, D3+) from how many n-grams occur once to four times (Chen and Goodman 1999, equation 17).
+
+    A small text can lack one of them, or give a D that is not positive. There D is n1 / (n1 + 2 n2) for every count
+    (Ney, Essen and Kneser 1994), and 1/2 where that is 0 or 1: each context has to leave something to the shorter one.
+    """
+    n1, n2, n3, n4 = np.bincount(np.minimum(counts, 5), minlength=5)[1:5].tolist()
+    single = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
+    if n1 and n2 and n3 and n4:
+        discounts = np.array([0.0, single, 2 - 3 * single * n3 / n2, 3 - 4 * single * n4 / n3])
+        if (discounts[1:] > 0).all():
+            return discounts
+    return np.array([0.0, single, single, single])
 
 
 def unigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
@@ -67,14 +134,26 @@ def unigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int)
     or one is not below `vocab_size`.
     """
     nats_V = -np.log(Unigram.fit(_checked(train_tokens, vocab_size), vocab_size).probability_V)
-    return _mean(blocks, lambda context, token: nats_V[token])
+    return _mean(blocks, lambda ids_BT: nats_V[ids_BT[:, 1:]])
 
 
 def bigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
     """As `unigram_nats`, under the interpolated bigram; its mixing is chosen on the last 10 % of `train_tokens`."""
     tokens = _checked(train_tokens, vocab_size)
     bigram = Bigram.fit(tokens, vocab_size, prior_strength(tokens, vocab_size))
-    return _mean(blocks, lambda context, token: -np.log(bigram.probability(context, token)))
+    return _mean(blocks, lambda ids_BT: -np.log(bigram.probability(ids_BT[:, :-1], ids_BT[:, 1:])))
+
+
+def kneser_ney_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
+    """As `unigram_nats`, under the Kneser-Ney trigram; a block's second token has one token of context."""
+    model = KneserNey.fit(_checked(train_tokens, vocab_size), vocab_size)
+
+    def nats(ids_BT: np.ndarray) -> np.ndarray:
+        second_B1 = model.probability([ids_BT[:, :1]], ids_BT[:, 1:2])
+        later_BT = model.probability([ids_BT[:, :-2], ids_BT[:, 1:-1]], ids_BT[:, 2:])
+        return -np.log(np.concatenate([second_B1, later_BT], axis=1))
+
+    return _mean(blocks, nats)
 
 
 def prior_strength(tokens: np.ndarray, vocab_size: int) -> float:
@@ -100,6 +179,25 @@ def _checked(train_tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     return tokens
 
 
-def _mean(blocks: TokenBlocks, nats: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
-    total = sum(float(nats(ids_BT[:, :-1], ids_BT[:, 1:]).sum()) for ids_BT in blocks.arrays())
+def _mean(blocks: TokenBlocks, nats: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Mean of `nats` (ids [B, T] -> nats [B, T - 1]) over all blocks."""
+    total = sum(float(nats(ids_BT).sum()) for ids_BT in blocks.arrays())
     return total / (len(blocks) * (blocks.sequence_length - 1))
+
+
+def _look_up(keys: np.ndarray, values: np.ndarray, codes: np.ndarray, absent: float) -> np.ndarray:
+    """The value of each code in the sorted `keys`, elementwise, or `absent`."""
+    position = np.searchsorted(keys, codes).clip(max=len(keys) - 1)
+    return np.where(keys[position] == codes, values[position], absent)
+
+
+def _types(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Different codes in order and their counts: `np.unique` in half its memory, by sorting `codes` in place."""
+    codes.sort()
+    starts = _starts(codes)
+    return codes[starts], np.diff(starts, append=len(codes))
+
+
+def _starts(ordered: np.ndarray) -> np.ndarray:
+    """Where each run of equal values begins."""
+    return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))

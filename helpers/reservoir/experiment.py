@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
 from helpers import tracking
 from helpers.arguments import training_arguments
@@ -15,17 +19,26 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
-from .baselines import bigram_nats, unigram_nats
+from .baselines import bigram_nats, kneser_ney_nats, unigram_nats
 from .blocks import TokenBlocks, bits_per_byte
+from .codes import cooccurrence_codes
+from .diagnostic_plots import plot_diagnostics
+from .diagnostics import memory_capacity, spectrum, state_separation, washout
 from .model import ReservoirConfig, ReservoirForCausalLM
 from .parameters import ReservoirParameters
+from .reservoirs import DelayReservoir
+from .ridge import fit_readout, readout_nats
 from .stories import StorySplits
 from .tokens import TokenFile, open_tokens, token_bytes, write_tokens
 
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
+ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
+RIDGE = 1.0  # in units of summed squares; features are of order one and tokens many
+RIDGE_TOKENS, RIDGE_ROWS = 100_000, 32  # tokens fitted and at most scored, blocks at a time: minutes on two cores
+MEMORY_LAGS = 60  # tokens
 
 
-class ReservoirTrainer(TrainerMixin, Trainer):
+class LanguageModelTrainer(TrainerMixin, Trainer):
     """transformers' Trainer with this suite's reliability."""
 
 
@@ -63,34 +76,44 @@ def tokenise(splits: StorySplits, tokenizer: PreTrainedTokenizerFast, folder: Pa
     )
 
 
-def new_model(params: ReservoirParameters, tokenizer: PreTrainedTokenizerFast) -> ReservoirForCausalLM:
-    """An untrained model of the asked-for size; reservoir and readout both follow from `params.seed`."""
+def new_model(params: ReservoirParameters, corpus: Corpus) -> ReservoirForCausalLM:
+    """An untrained model of the asked-for size; reservoirs and readout both follow from `params.seed`."""
+    tokenizer, codes_VC = corpus.tokenizer, None
+    if params.input_codes:
+        if params.input_codes >= len(tokenizer):
+            raise ValueError(
+                f"input_codes={params.input_codes}: must be below the vocabulary's {len(tokenizer)} tokens"
+            )
+        tokens = open_tokens(corpus.train.path)
+        codes_VC = cooccurrence_codes(tokens, len(tokenizer), params.input_codes, params.seed)
     end = tokenizer.eos_token_id
     config = ReservoirConfig(
         vocab_size=len(tokenizer),
-        reservoir_size=params.reservoir_size,
-        readout_size=params.readout_size,
-        spectral_radius=params.spectral_radius,
-        leak=params.leak,
-        input_scaling=params.input_scaling,
-        density=params.density,
-        dropout=params.dropout,
+        reservoirs=params.reservoirs,
         reservoir_seed=params.seed,
+        embedding_size=params.embedding_size,
+        readout_blocks=params.readout_blocks,
+        readout_size=params.readout_size,
+        attention_heads=params.attention_heads,
+        recall_tokens=params.recall_tokens,
+        dropout=params.dropout,
+        token_dropout=params.token_dropout,
+        tie_word_embeddings=params.tie_embeddings,
         bos_token_id=end,
         eos_token_id=end,
         pad_token_id=end,
     )
-    return ReservoirForCausalLM.initialise(config, seed=params.seed)
+    return ReservoirForCausalLM.initialise(config, seed=params.seed, codes_VC=codes_VC)
 
 
 def new_trainer(
-    model: ReservoirForCausalLM,
+    model: PreTrainedModel,
     corpus: Corpus,
     params: ReservoirParameters,
     plan: Plan,
     runtime: Runtime,
     output_dir: Path,
-) -> ReservoirTrainer:
+) -> LanguageModelTrainer:
     """The trainer of a run, with a sample of the model's text at every evaluation."""
     train, validation = corpus.blocks(plan)
     report_to, reason = tracking.report_to(params.report_to)
@@ -105,10 +128,11 @@ def new_trainer(
         eval_steps=params.eval_steps,
         save_steps=params.save_steps,
         report_to=report_to,
+        adam_beta2=ADAM_BETA2,
         # Under SPMD this process feeds all devices, elsewhere one.
         per_device_eval_batch_size=corpus.evaluation_batch(plan) // (1 if runtime.kind == "xla" else plan.device_count),
     )
-    return ReservoirTrainer(
+    return LanguageModelTrainer(
         model=model,
         args=arguments,
         train_dataset=train,
@@ -116,7 +140,8 @@ def new_trainer(
         processing_class=corpus.tokenizer,
         plan=plan,
         runtime=runtime,
-        flops_per_token=6.0 * model.parameter_counts()["trainable"] + 2.0 * params.reservoir_size**2,
+        flops_per_token=flops_per_token(model),
+        patience=params.patience,
         callbacks=[StoryAtEvaluation(corpus.tokenizer, params)],
     )
 
@@ -141,7 +166,7 @@ class StoryAtEvaluation(TrainerCallback):
 
 
 def tell(
-    model: ReservoirForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     params: ReservoirParameters,
     *,
@@ -153,10 +178,7 @@ def tell(
     Generation changes length at every token, which XLA would compile anew: there a copy of the model tells it on the CPU.
     """
     if model.device.type == "xla":
-        weights = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-        with torch.device("meta"):  # no weights are drawn, which would move the caller's generator
-            model = type(model)(model.config)
-        model.load_state_dict(weights, assign=True)
+        model = _on_cpu(model)
     was_training = model.training
     # As `write_tokens` does: a tokeniser's own special tokens were never trained on.
     prompt = tokenizer(params.prompt, return_tensors="pt", add_special_tokens=False)
@@ -174,6 +196,13 @@ def tell(
     return tokenizer.decode(output[0], skip_special_tokens=True)
 
 
+def _on_cpu(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with every weight on the CPU; the device holds no second one meanwhile."""
+    tensors = {id(parameter): nn.Parameter(parameter.detach().cpu()) for parameter in model.parameters()}
+    tensors |= {id(buffer): buffer.detach().cpu() for buffer in model.buffers()}
+    return copy.deepcopy(model, tensors)
+
+
 def metrics(nats: float, corpus: Corpus, blocks: TokenBlocks) -> dict[str, float]:
     """Loss in nats a token, perplexity, and bits per byte of the same predictions."""
     return {
@@ -183,15 +212,75 @@ def metrics(nats: float, corpus: Corpus, blocks: TokenBlocks) -> dict[str, float
     }
 
 
-def evaluate(trainer: ReservoirTrainer, corpus: Corpus) -> dict[str, float]:
+def evaluate(trainer: LanguageModelTrainer, corpus: Corpus) -> dict[str, float]:
     """`metrics` of the trainer's model on its validation blocks."""
     return metrics(trainer.evaluate()["eval_loss"], corpus, trainer.eval_dataset)
 
 
 def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]]:
-    """`metrics` of what any language model must beat, on the same predictions: unigram and bigram counts."""
+    """`metrics` of what any language model must beat, on the same predictions: counts of one, two and three tokens."""
     tokens, vocabulary = open_tokens(corpus.train.path), len(corpus.tokenizer)
     return {
         "unigram": metrics(unigram_nats(tokens, blocks, vocabulary), corpus, blocks),
         "bigram": metrics(bigram_nats(tokens, blocks, vocabulary), corpus, blocks),
+        "Kneser-Ney trigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary), corpus, blocks),
     }
+
+
+def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer) -> dict[str, float]:
+    """`metrics` of the closed-form readout on the features of the last layer.
+
+    Fitted on the first 100,000 training tokens and scored on the first 100,000 validation tokens: features times vocabulary
+    weights make more a matter of hours. On XLA by a copy of the reservoirs on the CPU.
+    """
+    model = _on_cpu(model) if model.device.type == "xla" else model
+    length, train = trainer.plan.sequence_length, trainer.train_dataset
+    rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
+    scored = TokenBlocks(corpus.validation, length, min(len(trainer.eval_dataset), max(1, RIDGE_TOKENS // length)))
+
+    def batches(blocks: TokenBlocks, most: int | None = None):
+        for ids_BT in itertools.islice(blocks.arrays(rows=rows), most):
+            ids_BT = torch.from_numpy(ids_BT).to(model.device)
+            features, _ = model.features(ids_BT)
+            yield features[-1], ids_BT
+
+    was_training = model.training
+    model.eval()
+    fitted = batches(train, max(2, RIDGE_TOKENS // (rows * length)))
+    readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGE).to(model.device)
+    nats = readout_nats(readout, batches(scored))
+    model.train(was_training)
+    return metrics(nats, corpus, scored)
+
+
+def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path):
+    """What each reservoir remembers, forgets and tells apart, as plain numbers and as a figure written to `path`.
+
+    Real text drives them for washout and separation, two tokens at random for memory (more would divide it among them).
+    """
+    reservoirs = (_on_cpu(model) if model.device.type == "xla" else model).reservoirs
+    length = min(256, corpus.train.tokens // 4)
+    ids_BT = torch.from_numpy(np.array(open_tokens(corpus.train.path)[: 4 * length], dtype=np.int64)).view(4, length)
+    first = {f"{type(r.spec).__name__.lower()} {place}": r for place, r in enumerate(reservoirs.layers[0], start=1)}
+    spectra = {name: spectrum(r) for name, r in first.items() if not isinstance(r, DelayReservoir)}
+    washouts = {name: washout(r, ids_BT, seed) for name, r in first.items() if r.state_size}
+    memories = {name: memory_capacity(r, 2, MEMORY_LAGS, seed) for name, r in first.items()}
+    separations = {name: state_separation(r, ids_BT[:, :64], 16, seed) for name, r in first.items()}
+    figure = plot_diagnostics(spectra, washouts, memories, separations, path, title="Reservoirs before training")
+    numbers = {
+        name: {
+            "spectral_radius": spectra[name].spectral_radius if name in spectra else None,
+            "largest_singular_value": spectra[name].singular_value if name in spectra else None,
+            "washout_tokens": washouts[name].tokens if name in washouts else None,
+            "memory_capacity": memories[name].total,
+        }
+        for name in first
+    }
+    return numbers, figure
+
+
+def flops_per_token(model: PreTrainedModel) -> float:
+    """Floating-point operations of a training step a token: the model's own count, or 6 a trained weight."""
+    if isinstance(model, ReservoirForCausalLM):
+        return model.flops_per_token()
+    return 6.0 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

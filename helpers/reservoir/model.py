@@ -1,24 +1,27 @@
-"""A reservoir language model: frozen leaky-tanh recurrence, trained readout, as a transformers causal LM.
+"""A reservoir language model: frozen reservoirs remember the text, a trained readout predicts; a transformers causal LM.
 
-States follow Jaeger's leaky echo-state network (GMD report 148, 2001; leak as in Lukoševičius 2012):
-    s_t = (1 - a) s_{t-1} + a tanh(W s_{t-1} + W_in[x_t] + b)
-with W, W_in, b drawn once from the seed in the configuration and never trained. The readout is
-LayerNorm -> Linear -> GELU -> Dropout -> Linear to the vocabulary, trained with cross-entropy.
+`architecture.py` says which reservoirs, `reservoirs.py` has the frozen half, `readout.py` the trained one; nothing is trained through time.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from helpers import xla
+from helpers.reservoir.architecture import from_json, parse, to_json
+from helpers.reservoir.readout import AttentionProjection, GatedBlock, StaticProjection
+from helpers.reservoir.recall import Recall, proposals
+from helpers.reservoir.reservoirs import Reservoirs, TanhReservoir
 
-# B batch · T tokens · N reservoir units · R readout units · V vocabulary
+# B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
+
+EMBEDDING_STD = 0.02  # a tied head then begins near a uniform guess
+DEFAULT_RESERVOIRS = "delay:128 delays:8 + tanh:1024 blocks:8 + linear:512"
 
 
 class ReservoirConfig(PretrainedConfig):
@@ -26,15 +29,20 @@ class ReservoirConfig(PretrainedConfig):
 
     Args:
         vocab_size: V.
-        reservoir_size: N, frozen units.
-        readout_size: R, width of the trained readout.
-        spectral_radius: largest |eigenvalue| of W after scaling.
-        leak: a in (0, 1]; 1 forgets the old state except through W.
-        input_scaling: W_in is uniform in [-input_scaling, input_scaling].
-        bias_scaling: b is uniform in [-bias_scaling, bias_scaling].
-        density: share of nonzero weights in W, in (0, 1].
-        dropout: on the readout's hidden layer.
-        reservoir_seed: the frozen weights are a function of this seed and the sizes.
+        reservoirs: layers of reservoirs, in the notation of `helpers.reservoir.architecture` or as its lists of dictionaries.
+        reservoir_seed: the frozen weights are a function of this seed and `reservoirs`.
+        embedding_size: D, width of the trained vector a token.
+        readout_blocks: trained gated blocks, spread evenly over the layers of reservoirs; 0 is a linear readout.
+        readout_size: hidden units of a block.
+        attention_heads: 0 for one static matrix from features to D, else the matrices that attention mixes (AERC).
+        recall_tokens: W, the last tokens that recall may propose again (`recall.py`); 0 for none.
+        dropout: on features and on each block's update.
+        token_dropout: share of the tokens that the reservoirs do not see, in training only (word dropout, Bowman et al.
+            2016): without it the readout learns a small text's contexts by heart.
+        tie_word_embeddings: whether the head's weights are the embedding.
+
+    Raises:
+        ValueError: names what is wrong.
     """
 
     model_type = "reservoir_lm"
@@ -42,103 +50,47 @@ class ReservoirConfig(PretrainedConfig):
     def __init__(
         self,
         vocab_size: int = 50257,
-        reservoir_size: int = 1024,
-        readout_size: int = 256,
-        spectral_radius: float = 0.95,
-        leak: float = 0.6,
-        input_scaling: float = 1.0,
-        bias_scaling: float = 0.1,
-        density: float = 0.1,
-        dropout: float = 0.1,
+        reservoirs: str | list[list[dict]] = DEFAULT_RESERVOIRS,
         reservoir_seed: int = 0,
+        embedding_size: int = 256,
+        readout_blocks: int = 4,
+        readout_size: int = 688,
+        attention_heads: int = 0,
+        recall_tokens: int = 128,
+        dropout: float = 0.1,
+        token_dropout: float = 0.0,
+        tie_word_embeddings: bool = True,
         **kwargs,
     ):
-        for name, value in (
-            ("vocab_size", vocab_size),
-            ("reservoir_size", reservoir_size),
-            ("readout_size", readout_size),
+        for name, value, least in (
+            ("vocab_size", vocab_size, 1),
+            ("embedding_size", embedding_size, 1),
+            ("readout_size", readout_size, 1),
+            ("readout_blocks", readout_blocks, 0),
+            ("attention_heads", attention_heads, 0),
+            ("recall_tokens", recall_tokens, 0),
         ):
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
-        for name, value in (("leak", leak), ("density", density)):
-            if not 0 < value <= 1:
-                raise ValueError(f"{name}={value}: must be in (0, 1]")
-        for name, value in (
-            ("spectral_radius", spectral_radius),
-            ("input_scaling", input_scaling),
-            ("bias_scaling", bias_scaling),
-        ):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name}={value}: must be finite and not negative")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout}: must be in [0, 1)")
+            if value < least:
+                raise ValueError(f"{name}={value}: must be at least {least}")
+        for name, share in (("dropout", dropout), ("token_dropout", token_dropout)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name}={share}: must be in [0, 1)")
         self.vocab_size = vocab_size
-        self.reservoir_size = reservoir_size
-        self.readout_size = readout_size
-        self.spectral_radius = spectral_radius
-        self.leak = leak
-        self.input_scaling = input_scaling
-        self.bias_scaling = bias_scaling
-        self.density = density
-        self.dropout = dropout
+        self.reservoirs = to_json(parse(reservoirs) if isinstance(reservoirs, str) else from_json(reservoirs))
         self.reservoir_seed = reservoir_seed
-        kwargs.setdefault("tie_word_embeddings", False)
-        super().__init__(**kwargs)
-
-
-def reservoir_weights(config: ReservoirConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Frozen weights (W [N, N], W_in [V, N], b [N]) in fp32, drawn on the CPU from `reservoir_seed` alone.
-
-    Raises ValueError where W has no cycle: then its spectral radius is 0, however it is scaled.
-    """
-    generator = torch.Generator().manual_seed(config.reservoir_seed)
-    N, V = config.reservoir_size, config.vocab_size
-    weight_NN = torch.randn(N, N, generator=generator, dtype=torch.float64)
-    weight_NN *= torch.rand(N, N, generator=generator, dtype=torch.float64) < config.density
-    radius = torch.linalg.eigvals(weight_NN).abs().max()
-    if radius > 0:
-        weight_NN *= config.spectral_radius / radius
-    elif config.spectral_radius > 0:
-        raise ValueError(
-            f"density={config.density}, reservoir_size={N}: W has no cycle, so that its spectral radius is 0 and cannot "
-            f"be scaled to spectral_radius={config.spectral_radius}; raise density or reservoir_size"
-        )
-    input_VN = (torch.rand(V, N, generator=generator) * 2 - 1) * config.input_scaling
-    bias_N = (torch.rand(N, generator=generator) * 2 - 1) * config.bias_scaling
-    return weight_NN.float(), input_VN, bias_N
-
-
-def _leaky_step(carry, drive_BN):
-    # Module-level and closed over nothing: XLA's scan caches the traced body by function, and hoists no tensor.
-    state_BN, weight_NN, leak = carry
-    state_BN = (1 - leak) * state_BN + leak * torch.tanh(drive_BN + state_BN @ weight_NN.T)
-    return (state_BN, weight_NN, leak), state_BN
-
-
-def reservoir_states(drive_BTN, weight_NN, leak: float, state_BN):
-    """States after every token, [B, T, N], fp32, without autograd.
-
-    Args:
-        drive_BTN: W_in[x_t] + b for every token.
-        weight_NN: W.
-        leak: a.
-        state_BN: state before the first token.
-    """
-    drive_TBN = drive_BTN.transpose(0, 1)
-    if drive_BTN.device.type == "xla":
-        carry = (xla.shard_batch(state_BN), weight_NN, torch.tensor(leak, device=drive_BTN.device))
-        _, states_TBN = xla.scan(_leaky_step, carry, drive_TBN)
-        return xla.shard_batch(states_TBN.transpose(0, 1))
-    states_TBN = torch.empty_like(drive_TBN, memory_format=torch.contiguous_format)
-    for t, drive_BN in enumerate(drive_TBN):
-        state_BN = torch.lerp(state_BN, torch.tanh(torch.addmm(drive_BN, state_BN, weight_NN.T)), leak)
-        states_TBN[t] = state_BN
-    return states_TBN.transpose(0, 1)
+        self.embedding_size = embedding_size
+        self.readout_blocks = readout_blocks
+        self.readout_size = readout_size
+        self.attention_heads = attention_heads
+        self.recall_tokens = recall_tokens
+        self.dropout = dropout
+        self.token_dropout = token_dropout
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
 
 @dataclass
 class ReservoirOutput(ModelOutput):
-    """loss (scalar, nats a token, when labels were given), logits [B, T, V], state [B, N] after the last token."""
+    """loss (scalar, nats a token, when labels were given), logits [B, T, V], state [B, S] after the last token."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -152,57 +104,126 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     _is_stateful = True  # the state cannot be rolled back, so no assisted decoding
     _no_split_modules = ()
+    # Rounded to bf16 at every token a slow leak stalls. `pairs` of a delay line are integers and stay so.
+    _keep_in_fp32_modules_strict: ClassVar = ["reservoirs.*(weight|bias|multiplier)"]
+    _tied_weights_keys: ClassVar = {"head.weight": "embedding.weight"}
 
     def __init__(self, config: ReservoirConfig):
         super().__init__(config)
-        N, R = config.reservoir_size, config.readout_size
-        # Buffers: frozen, saved with the weights, never touched by the optimizer.
-        for name, shape in (("weight", (N, N)), ("input_weight", (config.vocab_size, N)), ("bias", (N,))):
-            self.register_buffer(name, torch.zeros(shape))
-        self.norm = nn.LayerNorm(N)
-        self.hidden = nn.Linear(N, R)
+        V, D = config.vocab_size, config.embedding_size
+        self.reservoirs = Reservoirs(from_json(config.reservoirs), V)
+        self.embedding = nn.Embedding(V, D)
+        self.feature_norms = nn.ModuleList(nn.LayerNorm(F) for F in self.reservoirs.features)
+        heads = config.attention_heads
+        self.projections = nn.ModuleList(
+            AttentionProjection(F, D, heads) if heads else StaticProjection(F, D) for F in self.reservoirs.features
+        )
+        depth = len(self.reservoirs.features)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(
+                GatedBlock(D, config.readout_size, config.dropout)
+                for _ in range(config.readout_blocks * layer // depth, config.readout_blocks * (layer + 1) // depth)
+            )
+            for layer in range(depth)
+        )
+        self.norm = nn.RMSNorm(D, eps=1e-6)
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(R, config.vocab_size)
+        self.head = nn.Linear(D, V)
+        self.recall = Recall(D) if config.recall_tokens else None
         self.post_init()
 
     @classmethod
-    def initialise(cls, config: ReservoirConfig, seed: int = 0) -> ReservoirForCausalLM:
-        """A new model: reservoir drawn from `config.reservoir_seed`, readout from `seed`."""
+    def initialise(
+        cls, config: ReservoirConfig, seed: int = 0, codes_VC: torch.Tensor | None = None
+    ) -> ReservoirForCausalLM:
+        """A new model: reservoirs drawn from `config.reservoir_seed`, readout from `seed`.
+
+        codes_VC: codes of the tokens (`codes.py`), which the first reservoirs see in place of random ones, for ever, and
+            where the trained embedding begins.
+        """
         torch.manual_seed(seed)
-        return cls(config)
+        model = cls(config)
+        if codes_VC is not None:
+            model.reservoirs.draw(config.reservoir_seed, codes_VC)
+            model._begin_embedding_at(codes_VC)
+        return model
+
+    @torch.no_grad()
+    def _begin_embedding_at(self, codes_VC: torch.Tensor) -> None:
+        size, width = codes_VC.shape[1], self.config.embedding_size
+        map_CD = nn.init.orthogonal_(torch.empty(size, width))
+        known_V1 = codes_VC.any(dim=1, keepdim=True)  # a token without a code stays where it was drawn
+        start_VD = codes_VC @ map_CD * (max(size, width) / size) ** 0.5 * EMBEDDING_STD
+        self.embedding.weight.copy_(torch.where(known_V1, start_VD, self.embedding.weight))
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=EMBEDDING_STD)
+        elif isinstance(module, Recall):
+            nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
-        elif module is self:
-            buffers = (self.weight, self.input_weight, self.bias)
-            # from_pretrained marks what it loaded; that stays, and no eigenvalues are computed for it.
-            if not all(getattr(buffer, "_is_hf_initialized", False) for buffer in buffers):
-                for buffer, value in zip(buffers, reservoir_weights(self.config), strict=True):
-                    buffer.copy_(value)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.zeros_(module.bias)
 
-    def states(
+    def initialize_weights(self) -> None:
+        """Draws the reservoirs too, unless from_pretrained has marked them as loaded: then no eigenvalues are computed.
+
+        transformers passes no module without tensors of its own to `_init_weights`, hence not `Reservoirs`.
+        """
+        super().initialize_weights()
+        if not all(getattr(buffer, "_is_hf_initialized", False) for buffer in self.reservoirs.buffers()):
+            self.reservoirs.draw(self.config.reservoir_seed)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+    def initial_state(self, batch: int) -> torch.Tensor:
+        """The state before any token, zeros [B, S], where the model is, in the dtype of the reservoirs.
+
+        First what the reservoirs carry, then the last `recall_tokens` token ids, plus 1.
+        """
+        dtype, size = next(self.reservoirs.buffers()).dtype, self.reservoirs.state_size + self.config.recall_tokens
+        return torch.zeros(batch, size, dtype=dtype, device=self.device)
+
+    def features(
         self,
         input_ids: torch.Tensor,
         state: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Reservoir states [B, T, N], fp32, after each of the tokens [B, T], from `state` [B, N] (default: zeros).
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Features of every layer of reservoirs after each of the tokens [B, T], and the state after the last [B, S].
 
+        `state` is the reservoirs' part of the whole one, or all of it; what is returned is their part.
         Where `attention_mask` [B, >= T] (its last T count) is 0, the token drives nothing: the zero state stays zero
         through padding on the left.
         """
-        with torch.no_grad(), torch.autocast(input_ids.device.type, enabled=False):
-            if state is None:
-                state = torch.zeros(input_ids.shape[0], self.config.reservoir_size, device=input_ids.device)
-            drive_BTN = nn.functional.embedding(input_ids, self.input_weight).float() + self.bias.float()
-            if attention_mask is not None:
-                drive_BTN = drive_BTN * attention_mask[:, -input_ids.shape[1] :, None].to(drive_BTN.dtype)
-            return reservoir_states(drive_BTN, self.weight.float(), self.config.leak, state)
+        if state is None:
+            state = self.initial_state(input_ids.shape[0])
+        mask = _of_these(input_ids, attention_mask)
+        if self.training and self.config.token_dropout:
+            seen = torch.rand(input_ids.shape, device=input_ids.device) >= self.config.token_dropout
+            mask = seen if mask is None else seen * mask
+        return self.reservoirs(input_ids, state[:, : self.reservoirs.state_size], mask)
+
+    def readout(self, input_ids: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
+        """The trained vector after each token [B, T, D], before the head."""
+        x_BTD = nn.functional.rms_norm(self.embedding(input_ids), (self.config.embedding_size,))
+        for features_BTF, norm, projection, blocks in zip(
+            features, self.feature_norms, self.projections, self.blocks, strict=True
+        ):
+            x_BTD = x_BTD + projection(self.dropout(norm(features_BTF.to(norm.weight.dtype))))
+            for block in blocks:
+                x_BTD = block(x_BTD)
+        return self.norm(x_BTD)
 
     def forward(
         self,
@@ -215,15 +236,22 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         **kwargs,
     ) -> ReservoirOutput:
         """Logits for the token after each position; `labels` [B, T] are `input_ids` (shifted here, -100 ignored)."""
-        states_BTN = self.states(input_ids, state, attention_mask)
-        hidden_BTR = self.dropout(nn.functional.gelu(self.hidden(self.norm(states_BTN.to(self.norm.weight.dtype)))))
-        logits_BTV = self.head(hidden_BTR)
+        if state is None:
+            state = self.initial_state(input_ids.shape[0])
+        line_BW = state[:, self.reservoirs.state_size :]
+        features, state = self.features(input_ids, state, attention_mask)
+        x_BTD = self.readout(input_ids, features)
+        logits_BTV = self.head(x_BTD)
+        if self.recall is not None:
+            tokens, weights, line_BW = proposals(line_BW, input_ids, _of_these(input_ids, attention_mask))
+            logits_BTV = self.recall(logits_BTV, x_BTD, tokens, weights)
+            state = torch.cat((state, line_BW), dim=1)
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits_BTV, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
             )
-        return ReservoirOutput(loss=loss, logits=logits_BTV, state=states_BTN[:, -1])
+        return ReservoirOutput(loss=loss, logits=logits_BTV, state=state)
 
     # -- generation: one token a step, the state carried in place of a key-value cache --
 
@@ -245,12 +273,32 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(self, *args, **kwargs):
         """A reservoir keeps its own state; there is no key-value cache to make."""
 
+    # -- what it costs --
+
     def parameter_counts(self) -> dict[str, int]:
         """Trained parameters and frozen weights, counted apart."""
         return {
             "trainable": sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad),
             "frozen": sum(buffer.numel() for buffer in self.buffers()),
         }
+
+    def flops_per_token(self) -> float:
+        """Floating-point operations of a training step a token: 6 a trained weight, 2 a frozen one that is multiplied.
+
+        Looking up a row of an embedding or of token input weights is none.
+        """
+        looked_up = 0 if self.config.tie_word_embeddings else self.embedding.weight.numel()
+        flops = 6.0 * (self.parameter_counts()["trainable"] - looked_up)
+        for depth, layer in enumerate(self.reservoirs.layers):
+            for reservoir in layer:
+                flops += 2.0 * reservoir.input_weight.numel() if depth else 0.0
+                flops += 2.0 * reservoir.weight.numel() if isinstance(reservoir, TanhReservoir) else 0.0
+        return flops
+
+
+def _of_these(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The mask of the last T tokens: generation passes that of all."""
+    return None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
 
 
 AutoConfig.register(ReservoirConfig.model_type, ReservoirConfig, exist_ok=True)

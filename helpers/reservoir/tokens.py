@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,15 +26,18 @@ TRAINING_STORIES = 50_000  # merges hardly change with more, and training takes 
 MIN_VOCAB_SIZE = 257  # 256 bytes and END_OF_TEXT
 
 
-def load_tokenizer(source: str, stories: Iterable[str], vocab_size: int) -> tuple["PreTrainedTokenizerFast", str]:
+def load_tokenizer(
+    source: str, stories: Iterable[str], vocab_size: int, trim: bool = False
+) -> tuple["PreTrainedTokenizerFast", str]:
     """A byte-level BPE tokeniser and the reason for it.
 
     source: "gpt2" is GPT-2's at a pinned revision, or one trained on `stories` where that cannot be had; "train" trains
         one of `vocab_size` entries on the first 50,000 stories, the same each time; anything else is a local path or
         hub id for `AutoTokenizer` (no remote code).
+    trim: restrict it to what `stories` use (see `trim`). One trained on them has nothing else.
 
-    Raises ValueError where vocab_size < 257, or where the tokeniser is not byte-level or has no end-of-text token, and
-    OSError where a path or id cannot be loaded.
+    Raises ValueError where vocab_size < 257, or where the tokeniser has no end-of-text token or is to be trimmed and is
+    not byte-level BPE, and OSError where a path or id cannot be loaded.
     """
     if source == "train":
         tokenizer = _train(stories, vocab_size)
@@ -48,9 +51,95 @@ def load_tokenizer(source: str, stories: Iterable[str], vocab_size: int) -> tupl
                 f"{GPT2} cannot be loaded ({str(error).splitlines()[0]}): "
                 f"byte-level BPE of {len(tokenizer)} entries, trained on the stories instead"
             )
-        return tokenizer, f'tokenizer="gpt2": {GPT2}@{GPT2_REVISION[:7]}, {len(tokenizer)} entries'
-    tokenizer = _pretrained(source, None, local_files_only=False)
-    return tokenizer, f"tokenizer={source!r}: {len(tokenizer)} entries"
+        reason = f'tokenizer="gpt2": {GPT2}@{GPT2_REVISION[:7]}, {len(tokenizer)} entries'
+    else:
+        tokenizer = _pretrained(source, None, local_files_only=False)
+        reason = f"tokenizer={source!r}: {len(tokenizer)} entries"
+    if trim:
+        tokenizer, trimmed = _trim(tokenizer, stories)
+        reason = f"{reason}; {trimmed}"
+    return tokenizer, reason
+
+
+def trim(tokenizer: "PreTrainedTokenizerFast", stories: Iterable[str]) -> tuple["PreTrainedTokenizerFast", str]:
+    """`tokenizer` without the entries that `stories` never use, and a line on what is left; one pass over `stories`.
+
+    Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order
+    under new ids, and the merges that make them. `stories` become the same tokens as before: every merge on the way is
+    still there, and none came before it. Any other text is still encoded, in smaller pieces where a token was dropped.
+
+    Raises ValueError where the tokeniser is not byte-level BPE, and where there is no text.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import PreTrainedTokenizerFast
+
+    token_bytes(tokenizer)  # raises where it is not byte-level
+    definition, alphabet = json.loads(tokenizer.backend_tokenizer.to_str()), set(ByteLevel.alphabet())
+    model = definition["model"]
+    affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    if model["type"] != "BPE" or affixes or not alphabet <= model["vocab"].keys():
+        raise ValueError("tokenizer: only byte-level BPE with a token for each of the 256 bytes can be trimmed")
+    used_V = np.zeros(len(tokenizer), dtype=bool)
+    for batch in batches(stories):
+        used_V[list(itertools.chain.from_iterable(_encode(tokenizer, batch)))] = True
+    if not used_V.any():
+        raise ValueError("stories: no text to trim the tokenizer to")
+    old_ids = tokenizer.get_vocab()
+    kept = {token for token, index in old_ids.items() if used_V[index]}
+    kept |= alphabet | {added["content"] for added in definition["added_tokens"] if added["special"]}
+    kept = _with_ancestors(kept, model["merges"])
+    ids = {token: index for index, token in enumerate(sorted(kept, key=old_ids.__getitem__))}
+    _restrict(definition, ids)
+    trimmed = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(definition)),
+        extra_special_tokens=tokenizer.extra_special_tokens,
+        model_max_length=tokenizer.model_max_length,
+        clean_up_tokenization_spaces=False,
+        **tokenizer.special_tokens_map,
+    )
+    assert trimmed.get_vocab() == ids
+    return trimmed, f"trimmed to {len(trimmed)}: what the stories use, its merges and the 256 bytes"
+
+
+_trim = trim  # `load_tokenizer` has a parameter of that name
+
+
+def _with_ancestors(tokens: set[str], merges: list[list[str]]) -> set[str]:
+    """`tokens`, what they are merged from, and so on; all ways to make a token count."""
+    parts: dict[str, set[str]] = {}
+    for left, right in merges:
+        parts.setdefault(left + right, set()).update((left, right))
+    known, unvisited = set(tokens), list(tokens)
+    while unvisited:
+        new = parts.get(unvisited.pop(), set()) - known
+        known |= new
+        unvisited.extend(new)
+    return known
+
+
+def _restrict(definition: dict[str, Any], ids: dict[str, int]) -> None:
+    """Leaves the tokens of `ids` in a tokeniser's definition, under these ids."""
+    model = definition["model"]
+    model["vocab"] = {token: index for token, index in ids.items() if token in model["vocab"]}
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in ids]
+    definition["added_tokens"] = [
+        added | {"id": ids[added["content"]]} for added in definition["added_tokens"] if added["content"] in ids
+    ]
+    definition["truncation"] = definition["padding"] = None  # of earlier calls; padding holds an old id
+    post_processor = definition["post_processor"] or {}
+    for part in post_processor.get("processors", [post_processor]):
+        for special in part.get("special_tokens", {}).values():
+            special["ids"] = [ids[token] for token in special["tokens"]]
+        for pair in (part[name] for name in ("cls", "sep") if name in part):
+            pair[1] = ids[pair[0]]
+
+
+def _encode(tokenizer: "PreTrainedTokenizerFast", stories: list[str]) -> list[list[int]]:
+    """Token ids of each story; one that spells out a special token is the text it is."""
+    return tokenizer(
+        stories, add_special_tokens=False, return_attention_mask=False, split_special_tokens=True, verbose=False
+    )["input_ids"]
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
@@ -166,10 +255,7 @@ def write_tokens(
     counts = dict.fromkeys(("tokens", "stories", "text_bytes"), 0)
     with _replacing(path) as partial, partial.open("wb") as file:
         for batch in batches(stories):
-            rows = tokenizer(
-                batch, add_special_tokens=False, return_attention_mask=False, split_special_tokens=True, verbose=False
-            )["input_ids"]
-            ids = [token for row in rows for token in (*row, tokenizer.eos_token_id)]
+            ids = [token for row in _encode(tokenizer, batch) for token in (*row, tokenizer.eos_token_id)]
             np.asarray(ids, dtype=dtype).tofile(file)
             counts["tokens"] += len(ids)
             counts["stories"] += len(batch)

@@ -1,0 +1,229 @@
+"""What a reservoir does before anything is trained: its spectrum, how it forgets, remembers and tells inputs apart.
+
+All of it is measured by running the frozen reservoir, without autograd, on the device where its buffers are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from helpers.reservoir.reservoirs import DelayReservoir, Reservoir, Reservoirs, TanhReservoir
+from helpers.reservoir.ridge import RidgeAccumulator
+
+# B batch · T tokens · F features, of all layers side by side · S state floats · K lags · R scored tokens
+# G blocks of M units
+
+FORGOTTEN = 1e-4  # share of the initial distance; well above the 1e-7 where fp32 stops
+ROWS = 16  # sequences that measure memory: one half is fitted, the other scored
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Of the matrix W that takes one state to the next, the nonlinearity and the input left out.
+
+    A largest singular value below 1 implies that the initial state is forgotten (Jaeger, GMD report 148, 2001). A spectral
+    radius below 1 does not (Yildiz et al., Neural Networks 35, 2012), nor does one above 1 exclude it: input moves tanh off
+    its steepest point.
+    """
+
+    eigenvalues: np.ndarray  # complex; of all blocks, or of all units
+    spectral_radius: float
+    singular_value: float  # the largest
+    effective_radius: float  # of (1 - a) I + a W with leak a: what decides about forgetting where units leak
+    requested_radius: float | None  # None: a delay line has none
+
+
+@dataclass(frozen=True)
+class Washout:
+    """Distance of two trajectories that begin in different random states and see the same tokens."""
+
+    distance_T: np.ndarray  # [T + 1] after 0, 1, ... T tokens, as a share of the initial distance; the worst row's
+    tokens: int | None  # after which it stays below 1e-4; None where it never does within T
+
+
+@dataclass(frozen=True)
+class MemoryCapacity:
+    """How well a linear readout recalls a token, by how many tokens ago it was."""
+
+    r2_K: np.ndarray  # [max_lag + 1] squared correlation on held-out sequences; lag 0 is the current token
+    total: float  # sum over the lags
+    floor: float  # expected r^2 of a token that has left no trace: 1 / (scored tokens - 1)
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Distance of two runs whose input differs in one token."""
+
+    distance_T: np.ndarray  # [T] after each token, as a share of the features' norm; mean over rows
+    position: int  # of the token that differs
+
+
+@torch.no_grad()
+def spectrum(reservoir: Reservoir) -> Spectrum:
+    """Eigenvalues, spectral radius and largest singular value of the recurrence of one reservoir.
+
+    With leak, I and W share eigenvectors: those of (1 - a) I + a W are 1 - a + a w (Jaeger et al., Neural Networks 20,
+    2007). Computed in fp64 on the CPU; time grows with the cube of a block's units.
+
+    Raises ValueError for a `Reservoirs`: take one of its reservoirs, `reservoirs.layers[0][0]`.
+    """
+    if not isinstance(reservoir, Reservoir):
+        raise ValueError(
+            f"reservoir={type(reservoir).__name__}: must be one reservoir, such as reservoirs.layers[0][0]"
+        )
+    if isinstance(reservoir, DelayReservoir):
+        # A shift register is nilpotent, and moves every code but the oldest.
+        moves = float(reservoir.spec.delays > 2)
+        return Spectrum(np.zeros(reservoir.state_size, dtype=complex), 0.0, moves, 0.0, None)
+    if isinstance(reservoir, TanhReservoir):
+        weight_GMM = reservoir.weight.cpu().double()
+        eigenvalues = torch.linalg.eigvals(weight_GMM).flatten().numpy()
+        singular_value = float(torch.linalg.matrix_norm(weight_GMM, ord=2).max())
+        leak = reservoir.spec.leak
+    else:
+        real, imaginary = reservoir.multiplier.cpu().double().numpy()
+        eigenvalues, leak = real + 1j * imaginary, 1.0
+        singular_value = float(np.abs(eigenvalues).max())  # diagonal, hence normal
+    return Spectrum(
+        eigenvalues,
+        spectral_radius=float(np.abs(eigenvalues).max()),
+        singular_value=singular_value,
+        effective_radius=float(np.abs(1 - leak + leak * eigenvalues).max()),
+        requested_radius=reservoir.spec.spectral_radius,
+    )
+
+
+@torch.no_grad()
+def washout(reservoirs: Reservoirs | Reservoir, input_ids_BT: torch.Tensor, seed: int) -> Washout:
+    """Echo-state property: whether the initial state is forgotten under this input (Jaeger 2001, definition 1).
+
+    Two states uniform in [-1, 1] a row. The distance is that of the features of all layers; for tanh and linear reservoirs
+    those are the state. A delay line forgets after `delays` tokens.
+
+    Raises ValueError for ids that are no [B, T] of known tokens, and where there is no state (a delay line of one token).
+    """
+    _check(reservoirs, input_ids_BT)
+    if reservoirs.state_size == 0:
+        raise ValueError("reservoirs: no state to forget (a delay line of one token); use delays of 2 or more")
+    B = len(input_ids_BT)
+    state_BS = torch.rand((2 * B, reservoirs.state_size), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    state_BS = state_BS.to(_input_weight(reservoirs).dtype)
+    features_BTF = _features(reservoirs, input_ids_BT.repeat(2, 1), state_BS)
+    start_B1 = (state_BS[:B] - state_BS[B:]).norm(dim=-1, keepdim=True)
+    distance_BT = (features_BTF[:B] - features_BTF[B:]).norm(dim=-1).cpu() / start_B1
+    distance_T = np.concatenate([[1.0], distance_BT.amax(0).double().numpy()])
+    remembered = int(np.flatnonzero(~(distance_T < FORGOTTEN))[-1])
+    return Washout(distance_T, remembered + 1 if remembered + 1 < len(distance_T) else None)
+
+
+@torch.no_grad()
+def memory_capacity(
+    reservoir: Reservoirs | Reservoir,
+    vocab_size: int,
+    max_lag: int,
+    seed: int,
+    ridge: float = 1e-4,
+    length: int = 1024,
+) -> MemoryCapacity:
+    """Short-term memory capacity: sum over lags k of r^2 between a token's code and its linear estimate k tokens later.
+
+    Jaeger, GMD report 152 (2002), with tokens for numbers: 16 sequences of independent uniform tokens, each token with a
+    normal random code; one ridge readout a lag is fitted on half of the sequences and scored on the other. Jaeger sums
+    from lag 1. His bound, N units recall at most N in sum, holds for two tokens; V tokens occupy V - 1 directions each,
+    which leaves about N / (V - 1).
+
+    The score is biased upwards by `floor` where nothing is recalled, and downwards by overfitting: 8 (length - max_lag)
+    should be several times the number of features.
+
+    Args:
+        vocab_size: V, tokens that occur: ids 0 ... V - 1.
+        max_lag: K - 1.
+        ridge: added to the summed squares of features.
+        length: tokens of a sequence; the first max_lag are not used.
+
+    Raises:
+        ValueError: fewer than 2 tokens or more than the reservoir knows, a max_lag outside [0, length - 2], or a ridge
+            that leaves the weights undetermined.
+    """
+    known = _vocabulary(reservoir)
+    if not 2 <= vocab_size <= known:
+        raise ValueError(f"vocab_size={vocab_size}: must be in [2, {known}], the tokens that the reservoir knows")
+    if not 0 <= max_lag <= length - 2:
+        raise ValueError(f"max_lag={max_lag}: must be in [0, length - 2], length={length}; raise length")
+    generator = torch.Generator().manual_seed(seed)
+    ids_BT = torch.randint(vocab_size, (ROWS, length), generator=generator)
+    code_V = torch.randn(vocab_size, generator=generator, dtype=torch.float64)
+    features_BTF = _features(reservoir, ids_BT, torch.zeros(ROWS, reservoir.state_size))[:, max_lag:].cpu()
+    # Lag k of token t lies at t - k: windows of K tokens, turned round.
+    targets_BTK = code_V[ids_BT].unfold(1, max_lag + 1, 1).flip(-1)
+    half = ROWS // 2
+    sums = RidgeAccumulator(features_BTF.shape[-1], max_lag + 1)
+    for features_TF, targets_TK in zip(features_BTF[:half], targets_BTK[:half], strict=True):
+        sums.add(features_TF, targets_TK)
+    weight_FK, bias_K = sums.solve(ridge)
+    estimates_RK = torch.cat([features_TF.double() @ weight_FK + bias_K for features_TF in features_BTF[half:]])
+    r2_K = _squared_correlation(estimates_RK, targets_BTK[half:].flatten(0, 1))
+    return MemoryCapacity(r2_K.numpy(), float(r2_K.sum()), 1 / (len(estimates_RK) - 1))
+
+
+@torch.no_grad()
+def state_separation(
+    reservoirs: Reservoirs | Reservoir, input_ids_BT: torch.Tensor, position: int, seed: int
+) -> Separation:
+    """How far apart one different token drives the features, and for how long (separation: Maass et al. 2002).
+
+    In every row the token at `position` is replaced by another one; both runs begin with the zero state. The distance is
+    |f - f'| / |f| of the features f of all layers; a feature vector that is zero counts as 0.
+
+    Raises ValueError for ids that are no [B, T] of known tokens, a position outside them, or a vocabulary of one token.
+    """
+    _check(reservoirs, input_ids_BT)
+    (B, T), V = input_ids_BT.shape, _vocabulary(reservoirs)
+    if not 0 <= position < T:
+        raise ValueError(f"position={position}: must be in [0, {T - 1}], input_ids_BT has {T} tokens a row")
+    if V < 2:
+        raise ValueError("reservoirs: know one token only, so that no input differs from another")
+    shift_B = torch.randint(1, V, (B,), generator=torch.Generator().manual_seed(seed))
+    other_BT = input_ids_BT.clone()
+    other_BT[:, position] = (other_BT[:, position] + shift_B.to(other_BT.device)) % V
+    zero_BS = torch.zeros(2 * B, reservoirs.state_size)
+    features_BTF = _features(reservoirs, torch.cat((input_ids_BT, other_BT)), zero_BS)
+    norm_BT = features_BTF[:B].norm(dim=-1)
+    distance_BT = (features_BTF[:B] - features_BTF[B:]).norm(dim=-1) / norm_BT.clamp_min(1e-30)
+    return Separation((distance_BT * (norm_BT > 0)).mean(0).cpu().double().numpy(), position)
+
+
+def _features(reservoirs, input_ids_BT, state_BS):
+    """Of all layers side by side, [B, T, F]."""
+    weight = _input_weight(reservoirs)
+    features, _ = reservoirs(input_ids_BT.to(weight.device), state_BS.to(weight))
+    return torch.cat(features, dim=-1) if isinstance(features, list) else features
+
+
+def _input_weight(reservoirs):
+    """[vocabulary, N] of the first reservoir; its device and dtype are those of all."""
+    return (reservoirs.layers[0][0] if isinstance(reservoirs, Reservoirs) else reservoirs).input_weight
+
+
+def _vocabulary(reservoirs) -> int:
+    return _input_weight(reservoirs).shape[0]
+
+
+def _check(reservoirs, input_ids_BT) -> None:
+    if input_ids_BT.ndim != 2 or input_ids_BT.is_floating_point() or 0 in input_ids_BT.shape:
+        raise ValueError(
+            f"input_ids_BT: {input_ids_BT.dtype} of shape {list(input_ids_BT.shape)}; must be token ids [B, T]"
+        )
+    low, high, V = int(input_ids_BT.min()), int(input_ids_BT.max()), _vocabulary(reservoirs)
+    if low < 0 or high >= V:
+        raise ValueError(f"input_ids_BT: tokens from {low} to {high}; the reservoir knows 0 to {V - 1}")
+
+
+def _squared_correlation(left_RK, right_RK):
+    """By column; 0 where a column is constant."""
+    left_RK, right_RK = left_RK - left_RK.mean(0), right_RK - right_RK.mean(0)
+    variances_K = left_RK.square().sum(0) * right_RK.square().sum(0)
+    return (left_RK * right_RK).sum(0).square() / variances_K.clamp_min(torch.finfo(left_RK.dtype).tiny)

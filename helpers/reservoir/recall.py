@@ -1,0 +1,74 @@
+"""Frozen recall: which tokens stood where the text looked as it does now, from a delay line of the last tokens themselves.
+
+Reservoir states are blurred: they tell that a name was there, not which of a hundred. What is missing is exact, and nothing
+of it has to be trained but how far to trust it. Each token of the line is proposed again, with the weight of a kernel:
+    recency   2^(-age / half-life)                      a decaying cache (Clarkson and Robinson 1997)
+    match n   the n tokens before it are the last n of the text, divided by how often that is so: induction by counting
+The readout scales each kernel at each position, and the sums are added to the logits of the proposed tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+# B batch · T tokens · W tokens of the line · S = W + T tokens that can be proposed · K kernels · D embedding · V vocabulary
+
+HALF_LIVES = (8.0, 64.0)  # tokens
+MATCHES = (1, 2, 3)  # tokens
+KERNELS = len(HALF_LIVES) + len(MATCHES)
+NOTHING = 0  # in a line of ids + 1: before the text began, or masked
+
+
+@torch.no_grad()
+def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None):
+    """Frozen kernels of every position over the tokens before it, the last W of them, its own included.
+
+    Args:
+        line_BW: the W tokens before these as floats, id + 1, 0 where there was none.
+        input_ids: [B, T].
+        mask_BT: 0 where a token counts as none.
+
+    Returns:
+        The proposed tokens [B, S], their weights [B, K, T, S] in the line's dtype, and the line after the last token.
+    """
+    W, T = line_BW.shape[1], input_ids.shape[1]
+    ids_BT = (input_ids + 1).to(line_BW.dtype)
+    ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(ids_BT.dtype)), dim=1)
+    position_S = torch.arange(W + T, device=ids_BS.device)
+    age_TS = position_S[W:, None] - position_S
+    valid_BTS = ((age_TS >= 0) & (age_TS < W)) & (ids_BS != NOTHING)[:, None]
+    # Not `exp2`, which torch_xla computes on the host.
+    kernels = [valid_BTS * torch.exp(age_TS.to(line_BW.dtype) * (-math.log(2) / half)) for half in HALF_LIVES]
+    match_BTS = valid_BTS
+    for n in range(1, max(MATCHES) + 1):
+        # The n-th token before a proposed one, against the n-th last of the text, of which the current one is the first.
+        before_BS = nn.functional.pad(ids_BS, (n, 0), value=NOTHING)[:, : W + T]
+        last_BT = nn.functional.pad(ids_BS, (n - 1, 0), value=NOTHING)[:, W : W + T]
+        same_BTS = (before_BS[:, None] == last_BT[..., None]) & (last_BT != NOTHING)[..., None]
+        match_BTS = match_BTS & same_BTS & (age_TS + n < W)  # in the line too, so that streaming sees the same
+        if n in MATCHES:
+            kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1).to(line_BW.dtype))
+    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=1), ids_BS[:, T:]
+
+
+class Recall(nn.Module):
+    """Trained trust in each kernel, linear in the readout's vector; it starts at none."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(KERNELS, width))
+        self.bias = nn.Parameter(torch.zeros(KERNELS))
+
+    def forward(self, logits_BTV, x_BTD, tokens_BS, weights_BKTS):
+        """Logits [B, T, V] with what is recalled added to them."""
+        trust_BTK = nn.functional.linear(x_BTD, self.weight, self.bias)
+        boost_BTS = torch.einsum("bkts,btk->bts", weights_BKTS.to(trust_BTK.dtype), trust_BTK).to(logits_BTV.dtype)
+        if (
+            logits_BTV.device.type == "xla"
+        ):  # a scatter along a sharded tensor gathers it on every chip; a product does not
+            chosen_BSV = tokens_BS[..., None] == torch.arange(logits_BTV.shape[-1], device=logits_BTV.device)
+            return logits_BTV + boost_BTS @ chosen_BSV.to(logits_BTV.dtype)
+        return logits_BTV.scatter_add(2, tokens_BS[:, None].expand_as(boost_BTS), boost_BTS)

@@ -1,0 +1,266 @@
+"""Ridge regression in closed form: a readout with no step size and no seed, and the check of the trained ones.
+
+W = (X'X + ridge I)^-1 X'Y with X and Y centred (Hoerl and Kennard 1970); b = mean(y) - W' mean(x) is not penalised.
+reservoirpy.nodes.Ridge solves the same system: it pools the rows of all sequences after its `warmup` and centres them
+once, by one mean over everything. Rows of a washout are the caller's to drop here too.
+
+Features are summed about the first chunk's mean and moved to the overall mean at the end (shifted data, Chan, Golub and
+LeVeque 1983): sums about zero cancel where a mean is large, and merging centred chunks would rewrite F Y products a chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+
+from helpers.reservoir.baselines import SMOOTHING
+
+# B rows · F features · Y targets · V vocabulary · T tokens of a sequence · R predicted tokens
+
+ROWS = 1024  # scored or accumulated at once: at V = 50,000 a slice of fp32 scores is 0.2 GB
+HELD_OUT_EVERY = 10  # the second of every ten batches
+HELD_OUT_TOKENS = 16_384  # enough for one scalar; bounds what is kept, at F = 4,096 in fp32 to 0.27 GB
+LOG2_CALIBRATIONS = np.arange(-10, 4.5, 0.5)
+
+
+class RidgeAccumulator:
+    """Sums over rows from which ridge regression is solved; chunks of any size give what one chunk gives.
+
+    Features may have any floating dtype and device; sums and solution are on the CPU, in `dtype`. They take
+    F (F + Y) numbers and `solve` another F (2 F + Y): at F = 4,096 and Y = 50,000 in fp64 1.8 GB and 1.9 GB.
+
+    Args:
+        features: F.
+        targets: Y, for tokens the vocabulary size.
+        dtype: torch.float64, or torch.float32 for half the memory and half the digits.
+
+    Raises:
+        ValueError: a size below 1, or another dtype.
+    """
+
+    def __init__(self, features: int, targets: int, dtype: torch.dtype = torch.float64) -> None:
+        if features < 1 or targets < 1:
+            raise ValueError(f"features={features}, targets={targets}: must be at least 1")
+        if dtype not in (torch.float64, torch.float32):
+            raise ValueError(f"dtype={dtype}: use torch.float64 or torch.float32")
+        self.dtype = dtype
+        self.rows = 0
+        self.origin_F = torch.zeros(features, dtype=dtype)  # subtracted from features before they are summed
+        self.sum_F = torch.zeros(features, dtype=dtype)
+        self.sum_Y = torch.zeros(targets, dtype=dtype)
+        self.gram_FF = torch.zeros(features, features, dtype=dtype)
+        self.cross_YF = torch.zeros(targets, features, dtype=dtype)  # a token adds to one contiguous row
+
+    @torch.no_grad()
+    def add(self, features_BF: torch.Tensor, targets_BY: torch.Tensor) -> None:
+        """Adds rows with real targets. Raises ValueError for shapes that do not fit or a value that is not finite."""
+        features_BF = self._checked("features_BF", features_BF, len(self.sum_F))
+        targets_BY = self._checked("targets_BY", targets_BY, len(self.sum_Y))
+        if len(features_BF) != len(targets_BY):
+            raise ValueError(
+                f"features_BF has {len(features_BF)} rows, targets_BY {len(targets_BY)}: give one target a row"
+            )
+        self.cross_YF += _product(targets_BY, self._add_features(features_BF))
+        self.sum_Y += targets_BY.sum(0)
+
+    @torch.no_grad()
+    def add_tokens(self, features_BF: torch.Tensor, tokens_B: torch.Tensor) -> None:
+        """Adds rows whose target is 1 for their token and 0 for the others; the one-hot matrix [B, V] is never built.
+
+        Raises ValueError as `add`, and for a token outside 0 .. V - 1.
+        """
+        features_BF = self._checked("features_BF", features_BF, len(self.sum_F))
+        tokens_B = _checked_tokens(tokens_B.detach().cpu(), len(self.sum_Y))
+        if tokens_B.shape != features_BF.shape[:1]:
+            raise ValueError(
+                f"tokens_B has shape {list(tokens_B.shape)}: give one token to each of {len(features_BF)} rows"
+            )
+        self.cross_YF.index_add_(0, tokens_B, self._add_features(features_BF))
+        self.sum_Y += torch.bincount(tokens_B, minlength=len(self.sum_Y))
+
+    @torch.no_grad()
+    def solve(self, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight [F, Y] and bias [Y] that minimise |Y - X W - b|^2 + ridge |W|^2, summed (not averaged) over rows.
+
+        Rows may be added afterwards, and another ridge tried.
+
+        Raises:
+            ValueError: no rows, a negative ridge, or one so small that the matrix to invert is not positive definite
+                beyond its rounding error.
+        """
+        if not (0 <= ridge < math.inf):
+            raise ValueError(f"ridge={ridge}: must be at least 0 and finite")
+        if self.rows == 0:
+            raise ValueError("ridge regression has no rows; call add or add_tokens first")
+        self._move_origin_to_mean()
+        gram_FF = self.gram_FF.clone()
+        gram_FF.diagonal().add_(ridge)
+        factor_FF, failed = torch.linalg.cholesky_ex(gram_FF)
+        # Rounding: F eps in the factorisation, sqrt(rows) eps in sums. A repeated feature leaves a pivot of that size,
+        # as often positive as negative, and weights that are noise.
+        rounding = (len(gram_FF) + math.sqrt(self.rows)) * torch.finfo(self.dtype).eps * float(gram_FF.diagonal().max())
+        if failed or not factor_FF.diagonal().min() ** 2 > rounding:
+            remedy = f"use {2 * rounding:.1e} or more" if rounding else "use a positive ridge"
+            raise ValueError(
+                f"ridge={ridge}: features of {self.rows} rows are constant or linearly dependent to the precision of "
+                f"{self.dtype}, so the weights are not determined; {remedy}"
+            )
+        weight_FY = torch.cholesky_solve(self.cross_YF.T, factor_FF)
+        return weight_FY, self.sum_Y / self.rows - self.origin_F @ weight_FY
+
+    def _add_features(self, features_BF: torch.Tensor) -> torch.Tensor:
+        if self.rows == 0 and len(features_BF):
+            self.origin_F = features_BF.mean(0)
+        features_BF = features_BF - self.origin_F
+        self.gram_FF += _product(features_BF, features_BF)
+        self.sum_F += features_BF.sum(0)
+        self.rows += len(features_BF)
+        return features_BF
+
+    def _move_origin_to_mean(self) -> None:
+        shift_F = self.sum_F / self.rows
+        self.gram_FF.addr_(shift_F, shift_F, alpha=-self.rows)
+        self.cross_YF.addr_(self.sum_Y, shift_F, alpha=-1)
+        self.origin_F = self.origin_F + shift_F
+        self.sum_F.zero_()
+
+    def _checked(self, name: str, values: torch.Tensor, columns: int) -> torch.Tensor:
+        if values.ndim != 2 or values.shape[1] != columns:
+            raise ValueError(f"{name} has shape {list(values.shape)}: must be [rows, {columns}]")
+        values = values.detach().cpu().to(self.dtype)  # first the device: a TPU has no fp64
+        finite_B = values.isfinite().all(1)
+        if not finite_B.all():
+            raise ValueError(
+                f"{name} is not finite in {int((~finite_B).sum())} of {len(values)} rows, the first is row "
+                f"{int((~finite_B).nonzero()[0])}; drop them, or lower the spectral radius where states overflow"
+            )
+        return values
+
+
+def _product(left_BN: torch.Tensor, right_BM: torch.Tensor) -> torch.Tensor:
+    # numpy's X'X knows that it is symmetric and sums rows in blocks; torch adds row after row, with ten times the rounding,
+    # which shows in the weights of states as collinear as a reservoir's.
+    return torch.from_numpy(left_BN.numpy().T @ right_BM.numpy())
+
+
+class RidgeReadout(torch.nn.Module):
+    """Next-token distribution P(v) ~ max(s, c p) from linear scores s = W'x + b, unigram p and one fitted number c.
+
+    Least squares on one-hot targets estimates P(v | x) linearly (Bishop, PRML, 4.1.3): the scores sum to one, but some are
+    negative; none falls below a share of the unigram here. (A softmax of scores around the unigram has twice the
+    perplexity: it gives rare and frequent tokens the same factor.)
+
+    Args: weight_FV, bias_V as solved, kept in fp32 (F = 4,096 and V = 50,000: 0.8 GB); prior_V: p, positive.
+    """
+
+    def __init__(
+        self, weight_FV: torch.Tensor, bias_V: torch.Tensor, prior_V: torch.Tensor, calibration: float
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight_FV", weight_FV.float())
+        self.register_buffer("bias_V", bias_V.float())
+        self.register_buffer("log_prior_V", prior_V.log().float())
+        self.register_buffer("calibration", torch.tensor(calibration))
+
+    def scores(self, features: torch.Tensor) -> torch.Tensor:
+        """Linear estimates of P(v | x), [..., F] to [..., V], in fp32. Their sum over V is one."""
+        return features.to(self.weight_FV.dtype) @ self.weight_FV + self.bias_V
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of the next token after features [..., F]."""
+        return _floored(self.scores(features), self.log_prior_V, self.calibration)
+
+
+@torch.no_grad()
+def fit_readout(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], features: int, vocab_size: int, ridge: float
+) -> RidgeReadout:
+    """Fits token t + 1 of each sequence on its features at t, in one pass over batches (features_BTF, input_ids_BT).
+
+    The second of every ten batches is not fitted but chooses c, until 16,384 tokens are held out. Memory:
+    F (F + V) numbers of fp64 twice, those tokens' features and one batch. ridge: in units of summed squares, as in
+    `RidgeAccumulator.solve`.
+
+    Raises:
+        ValueError: fewer than two batches, and what `RidgeAccumulator` refuses.
+    """
+    sums = RidgeAccumulator(features, vocab_size)
+    held_out, held_out_tokens = [], 0
+    for index, (features_BTF, ids_BT) in enumerate(batches):
+        batch = (features_BTF.detach().cpu(), ids_BT.cpu())
+        if index % HELD_OUT_EVERY == 1 and held_out_tokens < HELD_OUT_TOKENS:
+            held_out.append(batch)
+            held_out_tokens += ids_BT[:, 1:].numel()
+            continue
+        for features_RF, tokens_R in _predictions([batch]):
+            sums.add_tokens(features_RF, tokens_R)
+    if not held_out:
+        raise ValueError("batches: fewer than two; one is fitted and the next chooses the share of the unigram")
+    prior_V = (sums.sum_Y + SMOOTHING) / (sums.rows + SMOOTHING * vocab_size)
+    readout = RidgeReadout(*sums.solve(ridge), prior_V, calibration=1.0)
+    readout.calibration.fill_(_best_calibration(readout, held_out))
+    return readout
+
+
+@torch.no_grad()
+def readout_nats(readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Mean nats per predicted token (all but the first of each sequence) of batches (features_BTF, input_ids_BT).
+
+    Raises ValueError for no batches, or a token outside the readout's vocabulary.
+    """
+    total, count = 0.0, 0
+    for features_RF, tokens_R in _predictions(batches):
+        features_RF, tokens_R = features_RF.to(readout.weight_FV.device), tokens_R.to(readout.weight_FV.device)
+        _checked_tokens(tokens_R, len(readout.bias_V))
+        total += float(torch.nn.functional.cross_entropy(readout(features_RF), tokens_R, reduction="sum"))
+        count += len(tokens_R)
+    if count == 0:
+        raise ValueError("batches: no token to predict; give at least one sequence of two tokens")
+    return total / count
+
+
+def _best_calibration(readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Minimum of the mean nats over log2(c): of a grid, which needs the scores once, then of the parabola around it."""
+    nats = np.zeros(len(LOG2_CALIBRATIONS))
+    for features_RF, tokens_R in _predictions(batches):
+        scores_RV = readout.scores(features_RF)
+        _checked_tokens(tokens_R, scores_RV.shape[1])
+        for index, log2 in enumerate(LOG2_CALIBRATIONS):
+            logits_RV = _floored(scores_RV, readout.log_prior_V, float(2**log2))
+            nats[index] += float(torch.nn.functional.cross_entropy(logits_RV, tokens_R, reduction="sum"))
+    best = int(nats.argmin())
+    if best in (0, len(nats) - 1):
+        return float(2 ** LOG2_CALIBRATIONS[best])
+    near = slice(best - 1, best + 2)
+    curvature, slope, _ = np.polyfit(LOG2_CALIBRATIONS[near] - LOG2_CALIBRATIONS[best], nats[near], 2)
+    return float(2 ** (LOG2_CALIBRATIONS[best] - slope / (2 * curvature)))
+
+
+def _floored(scores: torch.Tensor, log_prior_V: torch.Tensor, share) -> torch.Tensor:
+    """Logits log max(s, c p)."""
+    return scores.maximum(share * log_prior_V.exp()).log()
+
+
+def _predictions(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Slices of at most ROWS rows: features and the token that follows each."""
+    for features_BTF, ids_BT in batches:
+        if features_BTF.ndim != 3 or features_BTF.shape[:2] != ids_BT.shape:
+            raise ValueError(
+                f"batches: features have shape {list(features_BTF.shape)}, input_ids {list(ids_BT.shape)}; "
+                "must be [B, T, F] and [B, T]"
+            )
+        yield from zip(
+            features_BTF[:, :-1].flatten(0, 1).split(ROWS), ids_BT[:, 1:].flatten().long().split(ROWS), strict=True
+        )
+
+
+def _checked_tokens(tokens_R: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    outside_R = tokens_R[(tokens_R < 0) | (tokens_R >= vocab_size)]
+    if len(outside_R):
+        raise ValueError(f"token {int(outside_R[0])} is outside the {vocab_size} of the vocabulary; use len(tokenizer)")
+    return tokens_R

@@ -1,0 +1,183 @@
+"""Recurrences over time without autograd: leaky tanh (dense or block-diagonal) and complex-diagonal linear.
+
+The tanh recurrence is sequential: one matrix product a token, and on XLA a While loop (`scan`). The linear one has three
+orders of the same sum, which agree to rounding: token by token, all chunks of tokens at once, and in log2(T) doublings.
+None divides by powers of the multiplier: the prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after
+128 tokens of |lambda| = 0.5.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch.nn.functional import pad as _pad
+
+from helpers import xla
+
+# B batch · T tokens · N units · G blocks of M units (N = G M) · L tokens of a chunk · C chunks
+
+
+@torch.no_grad()
+def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN):
+    """States s_t = (1 - a) s_{t-1} + a tanh(W s_{t-1} + d_t) after every token (Jaeger, GMD report 148, 2001).
+
+    Args:
+        drive_BTN: d, the input's part of the activation, bias included. Its dtype is that of the states.
+        weight_GMM: the blocks of a block-diagonal W; one block is a dense W.
+        leak: a in (0, 1].
+        state_BN: the state before the first token.
+
+    Returns:
+        States [B, T, N] and the last one [B, N]. Under autocast the product W s and the states have its dtype; what is
+        carried from token to token, and the last state, keep the drive's.
+    """
+    B, T, N = drive_BTN.shape
+    G, M, _ = weight_GMM.shape
+    dtype = _compute_dtype(drive_BTN)
+    weight_GMM = weight_GMM.to(dtype)
+    with torch.autocast(drive_BTN.device.type, enabled=False):
+        if drive_BTN.device.type == "xla":
+            carry = (xla.shard_batch(state_BN), weight_GMM, torch.tensor(leak, device=drive_BTN.device))
+            (state_BN, _, _), states_TBN = xla.scan(_leaky_step, carry, drive_BTN.transpose(0, 1))
+            return xla.shard_batch(states_TBN.transpose(0, 1).to(dtype)), state_BN
+        states_BTN = torch.empty((B, T, N), dtype=dtype, device=drive_BTN.device)
+        if G == 1:
+            for drive_BN, target_BN in zip(drive_BTN.unbind(1), states_BTN.unbind(1), strict=True):
+                product_BN = _add(drive_BN, state_BN.to(dtype), weight_GMM[0].T)
+                state_BN = torch.lerp(state_BN, _tanh_(product_BN), leak)
+                target_BN.copy_(state_BN)
+            return states_BTN, state_BN
+        drive_TGBM = drive_BTN.reshape(B, T, G, M).permute(1, 2, 0, 3)
+        states_TGBM = states_BTN.view(B, T, G, M).permute(1, 2, 0, 3)
+        state_GBM = state_BN.reshape(B, G, M).transpose(0, 1)
+        for drive_GBM, target_GBM in zip(drive_TGBM, states_TGBM, strict=True):
+            product_GBM = _add(drive_GBM, state_GBM.to(dtype), weight_GMM.mT)
+            state_GBM = torch.lerp(state_GBM, _tanh_(product_GBM), leak)
+            target_GBM.copy_(state_GBM)
+        return states_BTN, state_GBM.transpose(0, 1).reshape(B, N)
+
+
+def _add(drive, state, weight):
+    """drive + state @ weight in the drive's dtype, fused where both have one."""
+    if state.dtype != drive.dtype:
+        return drive + state @ weight
+    return torch.addmm(drive, state, weight) if drive.dim() == 2 else torch.baddbmm(drive, state, weight)
+
+
+def _tanh_(tensor):
+    """In place. On a CPU by the sigmoid, 2 sigma(2x) - 1, which takes a fifth of the time; absolute error 2e-7 in fp32."""
+    if tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64):
+        return tensor.mul_(2).sigmoid_().mul_(2).sub_(1)
+    return tensor.tanh_()
+
+
+def _leaky_step(carry, drive_BN):
+    # Module-level and closed over nothing: XLA's scan caches the traced body by function, and hoists no tensor.
+    state_BN, weight_GMM, leak = carry
+    G, M, _ = weight_GMM.shape
+    if G == 1:
+        product_BN = state_BN.to(weight_GMM.dtype) @ weight_GMM[0].T
+    else:
+        state_BGM = state_BN.to(weight_GMM.dtype).reshape(-1, G, M)
+        product_BN = torch.einsum("bgm,gnm->bgn", state_BGM, weight_GMM).reshape(state_BN.shape)
+    state_BN = (1 - leak) * state_BN + leak * torch.tanh(drive_BN + product_BN.to(drive_BN.dtype))
+    return (state_BN, weight_GMM, leak), state_BN
+
+
+def _compute_dtype(tensor) -> torch.dtype:
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
+@torch.no_grad()
+def linear(drive_BTN, multiplier_2N, state_B2N, method: str = "chunked"):
+    """States s_t = lambda s_{t-1} + u_t of a complex-diagonal linear recurrence (LRU, Orvieto et al. 2023, eq. 1).
+
+    Complex numbers travel as pairs of real tensors, which every backend supports. Sums are at least fp32, since lambda^t
+    is the product of T roundings.
+
+    Args:
+        drive_BTN: u, real.
+        multiplier_2N: real and imaginary part of lambda, |lambda| < 1, [2, N].
+        state_B2N: real and imaginary part before the first token, [B, 2, N].
+        method: "sequential" (a Python loop), "chunked" (a loop over the 32 tokens of a chunk, all chunks at once, then one
+            over chunks) or "doubling" (log2(T) elementwise steps, Hillis and Steele 1986; static shapes and no loop over
+            tokens: XLA).
+
+    Returns:
+        [B, T, 2, N], in the wider dtype of drive and multiplier.
+
+    Raises:
+        ValueError: an unknown method.
+    """
+    if method not in _METHODS:
+        raise ValueError(f"method={method!r}: choose one of {sorted(_METHODS)}")
+    dtype = torch.promote_types(drive_BTN.dtype, multiplier_2N.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    with torch.autocast(drive_BTN.device.type, enabled=False):
+        return _METHODS[method](drive_BTN.to(wide), multiplier_2N.to(wide), state_B2N.to(wide)).to(dtype)
+
+
+def _sequential(drive_BTN, multiplier_2N, state_B2N):
+    multiplier_N, state_BN = _complex(multiplier_2N), _complex(state_B2N)
+    states_BTN = torch.empty(drive_BTN.shape, dtype=multiplier_N.dtype, device=drive_BTN.device)
+    for t, drive_BN in enumerate(drive_BTN.unbind(1)):
+        state_BN = torch.addcmul(drive_BN, multiplier_N, state_BN)
+        states_BTN[:, t] = state_BN
+    return _pairs(states_BTN)
+
+
+def _chunked(drive_BTN, multiplier_2N, state_B2N, length: int = 32):
+    B, T, N = drive_BTN.shape
+    multiplier_N, state_BN = _complex(multiplier_2N), _complex(state_B2N)
+    length = min(length, T)
+    chunks = -(-T // length)
+    powers_LN = multiplier_N[None]  # lambda, lambda^2, ...
+    while len(powers_LN) < length:
+        powers_LN = torch.cat((powers_LN, powers_LN[-1] * powers_LN))
+    # In place: at 8 x 1,024 tokens and 512 units a second array costs as much as the arithmetic, in page faults.
+    states_BTN = torch.empty((B, chunks * length, N), dtype=multiplier_N.dtype, device=drive_BTN.device)
+    states_BTN[:, :T] = drive_BTN
+    states_BTN[:, T:] = 0
+    states_BCLN = states_BTN.view(B, chunks, length, N)
+    # All chunks at once from zero, token by token; then what was there before each, decayed, is added.
+    steps = states_BCLN.unbind(2)
+    for before_BCN, state_BCN in itertools.pairwise(steps):
+        state_BCN.addcmul_(multiplier_N, before_BCN)
+    for chunk_BLN in states_BCLN.unbind(1):
+        chunk_BLN.addcmul_(powers_LN[:length], state_BN[:, None])
+        state_BN = chunk_BLN[:, -1]
+    return _pairs(states_BTN[:, :T])
+
+
+def _doubling(drive_BTN, multiplier_2N, state_B2N):
+    T = drive_BTN.shape[1]
+    (factor_re, factor_im), (state_re, state_im) = multiplier_2N.unbind(-2), state_B2N.unbind(-2)
+    # What was there before enters with the first token. Parts apart: stacked, the graph is three times as large.
+    rest = (0, 0, 0, T - 1)
+    re = drive_BTN + _pad((factor_re * state_re - factor_im * state_im)[:, None], rest)
+    im = _pad((factor_re * state_im + factor_im * state_re)[:, None], rest)
+    shift = 1
+    while shift < T:  # after each pass a state holds twice as many of its inputs
+        earlier_re, earlier_im = (_pad(part[:, :-shift], (0, 0, shift, 0)) for part in (re, im))
+        re, im = (
+            re + factor_re * earlier_re - factor_im * earlier_im,
+            im + factor_re * earlier_im + factor_im * earlier_re,
+        )
+        factor_re, factor_im = factor_re * factor_re - factor_im * factor_im, 2 * factor_re * factor_im
+        shift *= 2
+    return torch.stack((re, im), dim=2)
+
+
+_METHODS = {"sequential": _sequential, "chunked": _chunked, "doubling": _doubling}
+
+
+def _complex(pairs):
+    """[..., 2, N] real and imaginary parts as complex [..., N]."""
+    return torch.complex(pairs[..., 0, :].contiguous(), pairs[..., 1, :].contiguous())
+
+
+def _pairs(states_BTN):
+    """Complex [..., N] as real and imaginary parts [..., 2, N], a view."""
+    return torch.view_as_real(states_BTN).transpose(-1, -2)

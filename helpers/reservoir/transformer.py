@@ -1,0 +1,92 @@
+"""The transformer beside the reservoir: a small Llama of as many trained parameters.
+
+# V vocabulary · H hidden size · I intermediate size · L layers
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+HEAD_SIZE = 64  # of attention, where it divides H
+STEP = 16  # of H
+ASPECT = 16  # at least H / L: thin layers by the hundred would else meet a budget that is nearly all embedding
+CLOSE = 0.005  # share of the parameters that I, a multiple of 8 for fast matrix products, may miss
+TOO_MANY = 1.05
+
+
+def equal_transformer(
+    vocab_size: int,
+    trainable: int,
+    sequence_length: int,
+    *,
+    seed: int,
+    hidden_size: int = 256,
+    eos_token_id: int,
+) -> LlamaForCausalLM:
+    """A Llama with a tied embedding and about `trainable` parameters, drawn from `seed`.
+
+    trainable: parameters of the model to compare with; met to 1 %, save where even the smallest has more.
+    sequence_length: tokens of a block.
+    hidden_size: H, a multiple of 16; smaller where the embedding would leave too little for two layers.
+
+    Takes the batches of `TokenBlocks`. The caller's random generator stays as it was. Raises ValueError where even the
+    smallest Llama is more than 5 % above `trainable`, or hidden_size is no multiple of 16.
+    """
+    hidden_size, layers, intermediate_size = sizes(vocab_size, trainable, hidden_size)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=_heads(hidden_size),
+        max_position_embeddings=sequence_length,
+        tie_word_embeddings=True,
+        use_cache=False,  # training would fill a key-value cache at every step
+        bos_token_id=eos_token_id,
+        eos_token_id=eos_token_id,
+        pad_token_id=None,  # a padding token's embedding gets no gradient as an input; end of text needs it
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.generation_config.update(use_cache=True, pad_token_id=eos_token_id)
+    return model
+
+
+def sizes(vocab_size: int, trainable: int, hidden_size: int = 256) -> tuple[int, int, int]:
+    """H, L and I of a Llama with about `trainable` parameters.
+
+    L is how many layers of the usual I = 8 H / 3 (Touvron et al. 2023) fit, and I then takes up the difference.
+    """
+    if hidden_size < STEP or hidden_size % STEP:
+        raise ValueError(f"hidden_size={hidden_size}: must be a multiple of {STEP}")
+    for H in range(hidden_size, 0, -STEP):
+        layers = round((trainable - parameter_count(vocab_size, H, 0, 0)) / (12 * H * H + 2 * H))
+        if layers >= 2:
+            break
+    L = min(max(1, layers), max(2, H // ASPECT))
+    fixed = parameter_count(vocab_size, H, L, 0)
+    for multiple in (8, 1):
+        intermediate = max(1, round((trainable - fixed) / (3 * H * L * multiple))) * multiple
+        count = parameter_count(vocab_size, H, L, intermediate)
+        if abs(count - trainable) <= CLOSE * trainable:
+            break
+    if count > TOO_MANY * trainable:
+        raise ValueError(
+            f"trainable={trainable}: the smallest Llama of vocab_size={vocab_size} has {count} parameters; "
+            "use a smaller vocabulary or a larger model to compare with"
+        )
+    return H, L, intermediate
+
+
+def parameter_count(vocab_size: int, hidden_size: int, layers: int, intermediate_size: int) -> int:
+    """V H of the tied embedding; 4 H² of attention, 3 H I of the gated MLP and two norms a layer; and the last norm."""
+    H = hidden_size
+    return vocab_size * H + layers * (4 * H * H + 3 * H * intermediate_size + 2 * H) + H
+
+
+def _heads(hidden_size: int) -> int:
+    """Heads whose size divides H, is even for the rotary embedding, and is nearest to 64."""
+    divisors = (heads for heads in range(1, hidden_size) if hidden_size % (2 * heads) == 0)
+    return min(divisors, key=lambda heads: abs(hidden_size / heads - HEAD_SIZE))

@@ -1,0 +1,199 @@
+"""Early stopping: a rule on the logged history, and the real trainer, killed, resumed and run again after its end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from transformers import TrainerControl, TrainerState
+
+from helpers import checkpoint
+from helpers.early_stopping import EarlyStopping
+
+from .test_resume import KINDS, fingerprint, result, run
+
+EVERY, PATIENCE, STEPS = 2, 3, 24
+# Tokens at random: what is learned of them soon makes the loss of other tokens worse.
+OVERFITS = {"steps": STEPS, "save_steps": EVERY, "learning_rate": 3e-2, "accumulation": 1, "dropout": 0.0}
+
+
+def arguments(greater_is_better: bool = False, metric: str = "eval_loss") -> SimpleNamespace:
+    """What the rule reads of `TrainingArguments`; a real one would start a device."""
+    return SimpleNamespace(metric_for_best_model=metric, greater_is_better=greater_is_better)
+
+
+def state_after(values: list[float], name: str = "eval_loss") -> TrainerState:
+    """Of a run whose evaluations gave `values`, with training logs between them."""
+    history = []
+    for step, value in enumerate(values, start=1):
+        history += [{"loss": 9.0 - step, "step": step}, {name: value, "step": step}]
+    return TrainerState(log_history=history, global_step=len(values))
+
+
+def first_stop(values: list[float], patience: int, **options) -> int | None:
+    """After how many evaluations the callback says stop."""
+    callback = EarlyStopping(patience)
+    for count in range(len(values) + 1):
+        if callback.stopped(arguments(**options), state_after(values[:count])):
+            return count
+    return None
+
+
+# -- the rule --
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "expected"),
+    [
+        ([3.0, 2.0, 1.0, 0.5], 1, None),
+        ([3.0, 2.0, 2.5], 1, 3),
+        ([3.0, 2.0, 2.5, 2.4], 2, 4),
+        ([3.0, 2.0, 2.5, 1.9, 2.0, 1.95], 2, 6),  # a new best starts the count again
+        ([3.0, 2.0, 2.5, 1.9, 2.0], 2, None),
+        ([2.0, 2.0], 1, 2),  # as good as the best is no improvement
+        ([2.0, 3.0, 2.5, 2.2, 2.1], 4, 5),  # better than the last is not better than the best
+        ([2.0], 1, None),
+        ([], 1, None),
+    ],
+)
+def test_a_run_stops_after_so_many_evaluations_without_a_better_one(values, patience, expected):
+    assert first_stop(values, patience) == expected
+
+
+def test_where_more_is_better_a_fall_is_no_improvement():
+    assert first_stop([0.1, 0.5, 0.4, 0.3], 2, greater_is_better=True) == 4
+    assert first_stop([0.1, 0.2, 0.3, 0.4], 2, greater_is_better=True) is None
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "eval_accuracy"])
+def test_the_metric_may_be_named_with_or_without_its_prefix(metric):
+    state = state_after([0.5, 0.4, 0.3], "eval_accuracy")
+    assert EarlyStopping(2).stopped(arguments(greater_is_better=True, metric=metric), state)
+    assert not EarlyStopping(3).stopped(arguments(greater_is_better=True, metric=metric), state)
+
+
+def test_stopping_asks_for_a_checkpoint():
+    control = TrainerControl()
+    EarlyStopping(1).on_evaluate(arguments(), state_after([1.0]), control)
+    assert not control.should_training_stop and not control.should_save
+    EarlyStopping(1).on_evaluate(arguments(), state_after([1.0, 2.0]), control)
+    assert control.should_training_stop and control.should_save
+
+
+def test_an_evaluation_before_the_first_step_stops_nothing():
+    state, control = state_after([1.0, 2.0]), TrainerControl()
+    state.global_step = 0
+    EarlyStopping(1).on_evaluate(arguments(), state, control)
+    assert not control.should_training_stop
+
+
+@pytest.mark.parametrize("patience", [0, -1])
+def test_no_patience_is_refused(patience):
+    with pytest.raises(ValueError, match=f"patience={patience}: must be at least 1"):
+        EarlyStopping(patience)
+
+
+# -- the real trainer --
+
+
+@pytest.fixture(scope="module")
+def to_the_end(tmp_path_factory) -> dict:
+    """A run without early stopping."""
+    return result(run(tmp_path_factory.mktemp("end"), **OVERFITS))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Folder and result of an undisturbed run that stops early, by kind."""
+    runs: dict[str, tuple[Path, dict]] = {}
+
+    def of(kind: str) -> tuple[Path, dict]:
+        if kind not in runs:
+            folder = tmp_path_factory.mktemp(kind)
+            runs[kind] = folder, result(run(folder, kind=kind, patience=PATIENCE, **OVERFITS))
+        return runs[kind]
+
+    return of
+
+
+def stop_of(losses: list[float]) -> int:
+    """The evaluation at which a run with these losses must stop, counted from 1."""
+    best, since = float("inf"), 0
+    for count, loss in enumerate(losses, start=1):
+        best, since = (loss, 0) if loss < best else (best, since + 1)
+        if since == PATIENCE:
+            return count
+    raise AssertionError(f"never stops: {losses}")
+
+
+def test_the_run_stops_at_the_right_evaluation_and_is_the_same_until_there(to_the_end, stopped):
+    _, early = stopped("cpu")
+    evaluations = stop_of(to_the_end["eval_losses"])
+    assert PATIENCE + 1 < evaluations < STEPS // EVERY  # neither at once nor at the end
+    assert early["train"]["steps"] == evaluations * EVERY
+    assert early["eval_losses"] == to_the_end["eval_losses"][:evaluations]
+    assert early["losses"] == to_the_end["losses"][: evaluations * EVERY]
+    assert early["best_step"] == (evaluations - PATIENCE) * EVERY
+    assert f"loaded checkpoint-{early['best_step']}, the best evaluation" in early["train"]["messages"][-1]
+
+
+def test_the_last_and_the_best_checkpoint_are_kept(stopped):
+    folder, early = stopped("cpu")
+    kept = [checkpoint.step_of(path) for path in checkpoint.listed(folder)]
+    assert {early["train"]["steps"], early["best_step"]} <= set(kept)
+    assert not [path for path in checkpoint.listed(folder) if checkpoint.damage(path)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_stops_where_the_undisturbed_one_does(kind, stopped, tmp_path):
+    folder, early = stopped(kind)
+    last = early["train"]["steps"]
+    killed = run(tmp_path, kind=kind, patience=PATIENCE, **OVERFITS, kill_step=last - 1)
+    assert killed.returncode == -signal.SIGKILL
+    resumed = result(run(tmp_path, kind=kind, patience=PATIENCE, **OVERFITS))
+    assert resumed["train"]["resumed_from_step"] == last - EVERY
+    assert resumed["train"]["steps"] == last
+    assert resumed["eval_losses"] == early["eval_losses"]
+    assert fingerprint(tmp_path, last) == fingerprint(folder, last)
+
+
+def test_a_run_that_lost_its_last_checkpoint_stops_there_again(stopped, tmp_path):
+    folder, early = stopped("cpu")
+    last = early["train"]["steps"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(checkpoint.folder(tmp_path, last))
+    again = result(run(tmp_path, patience=PATIENCE, **OVERFITS))
+    assert again["train"]["resumed_from_step"] < last == again["train"]["steps"]
+    assert fingerprint(tmp_path, last) == fingerprint(folder, last)
+
+
+def test_a_run_that_stopped_early_is_not_trained_further(stopped, tmp_path):
+    folder, early = stopped("cpu")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    again = result(run(tmp_path, patience=PATIENCE, **OVERFITS))
+    last = early["train"]["steps"]
+    assert f"the run is finished: checkpoint-{last} is its last step" in again["train"]["messages"]
+    assert (again["train"]["steps"], again["best_step"]) == (last, early["best_step"])
+    assert (again["losses"], again["eval_losses"]) == (early["losses"], early["eval_losses"])
+    assert again["train"]["examples_per_second"] > 0
+    assert fingerprint(tmp_path, last) == fingerprint(folder, last)
+
+
+def test_more_patience_lets_a_stopped_run_go_on(to_the_end, stopped, tmp_path):
+    folder, early = stopped("cpu")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    further = result(run(tmp_path, patience=PATIENCE + 2, **OVERFITS))
+    assert further["train"]["resumed_from_step"] == early["train"]["steps"]
+    assert further["train"]["steps"] == early["train"]["steps"] + 2 * EVERY
+    assert further["eval_losses"] == to_the_end["eval_losses"][: len(early["eval_losses"]) + 2]
+
+
+def test_sigterm_at_the_step_that_stops_is_an_end_and_no_preemption(stopped, tmp_path):
+    folder, early = stopped("cpu")
+    last = early["train"]["steps"]
+    ended = result(run(tmp_path, patience=PATIENCE, **OVERFITS, sigterm_step=last))
+    assert ended["train"]["steps"] == last and ended["best_step"] == early["best_step"]
+    assert fingerprint(tmp_path, last) == fingerprint(folder, last)
