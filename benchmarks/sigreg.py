@@ -1,0 +1,166 @@
+"""Time and memory of SIGReg's forward and backward pass, as ratios against plain autograd in the same run.
+
+    python benchmarks/sigreg.py                  # CPU: N = 2,048, K = 384, M = 512
+    python benchmarks/sigreg.py --device cuda    # a GPU: N = 4,096, K = 512, M = 1,024, compiled and not
+
+Prints one line of JSON a comparison and writes all of them, with the machine, to docs/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.reservoir import cpu_name, installed, load_average, seconds_of  # noqa: E402
+from helpers.lejepa.sigreg import SIGReg  # noqa: E402
+
+# N texts · K embedding · M slices · P knots
+
+SIZES = {"cpu": (2048, 384, 512), "cuda": (4096, 512, 1024)}
+TARGETS = {"cpu": {"ratio": 4, "memory_ratio": 3}, "cuda": {"milliseconds": 2}}
+TOLERANCE = 1e-5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="default: docs/results/sigreg_benchmark_<device>.json")
+    parser.add_argument("--repetitions", type=int, default=7, help="of each side, taking turns; at least 3")
+    arguments = parser.parse_args()
+    if arguments.repetitions < 3:
+        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    torch.manual_seed(0)
+    device = torch.device(arguments.device)
+    machine = describe(device)
+    results = []
+    for compiled in (False, True) if device.type == "cuda" else (False,):
+        results.append(forward_and_backward(device, compiled, arguments.repetitions))
+        print(json.dumps(results[-1]), flush=True)
+    output = arguments.output or ROOT / f"docs/results/sigreg_benchmark_{device.type}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    report = {"machine": machine | {"load_average_after": load_average()}, "repetitions": arguments.repetitions}
+    output.write_text(json.dumps(report | {"comparisons": results}, indent=2) + "\n", encoding="utf-8")
+
+
+def forward_and_backward(device: torch.device, compiled: bool, repetitions: int) -> dict:
+    """Value and gradient of fp32 embeddings, the drawing of the slices included on both sides."""
+    N, K, M = SIZES[device.type]
+    sigreg = SIGReg(t_max=3, n_points=17, num_slices=M, compiled=compiled).to(device)
+    embeddings_NK = torch.randn(N, K, device=device, requires_grad=True)
+    sides = {name: partial(trained, partial(loss, sigreg), embeddings_NK) for name, loss in LOSSES.items()}
+    require_equal(sides["ours"](), sides["peer"]())
+    memory = {name: extra_memory(name, call, device) for name, call in sides.items()}
+    times = {name: [] for name in sides}
+    for _ in range(repetitions):
+        for name, call in sides.items():
+            times[name].append(seconds_of(call, device))
+    ratios = [theirs / mine for mine, theirs in zip(times["ours"], times["peer"], strict=True)]
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "comparison": "SIGReg forward and backward" + (", compiled" if compiled else ""),
+        "sizes": {"N": N, "K": K, "M": M, "knots": sigreg.n_points},
+        "peer": "autograd over cos and sin of [N, M, knots]",
+        "targets": TARGETS[device.type],
+        "ratio": round(medians["peer"] / medians["ours"], 2),
+        "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
+        "memory_ratio": round(memory["peer"] / memory["ours"], 2) if all(memory.values()) else None,
+        **{f"{name}_extra_megabytes": value and round(value / 1e6, 1) for name, value in memory.items()},
+        **{f"{name}_milliseconds": round(1000 * value, 3) for name, value in medians.items()},
+        **{f"{name}_seconds": [round(seconds, 6) for seconds in sorted(values)] for name, values in times.items()},
+    }
+
+
+def closed_form(sigreg: SIGReg, embeddings_NK: torch.Tensor) -> torch.Tensor:
+    return sigreg(embeddings_NK, 0)
+
+
+def plain(sigreg: SIGReg, embeddings_NK: torch.Tensor) -> torch.Tensor:
+    """The statistic as the paper writes it, for autograd."""
+    slices_MK = sigreg.slices(embeddings_NK.shape[1], 0).to(embeddings_NK.device)
+    knots_P = torch.linspace(0, sigreg.t_max, sigreg.n_points, device=embeddings_NK.device)
+    target_P = torch.exp(-knots_P.square() / 2)
+    angles_NMP = (embeddings_NK @ slices_MK.T)[..., None] * knots_P
+    distance_MP = (angles_NMP.cos().mean(0) - target_P).square() + angles_NMP.sin().mean(0).square()
+    return 2 * len(embeddings_NK) * torch.trapezoid(distance_MP * target_P, knots_P).mean()
+
+
+LOSSES = {"ours": closed_form, "peer": plain}
+
+
+def trained(loss: Callable, embeddings_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Value and gradient."""
+    embeddings_NK.grad = None
+    value = loss(embeddings_NK)
+    value.backward()
+    return value.detach(), embeddings_NK.grad
+
+
+def require_equal(ours: tuple, peer: tuple) -> None:
+    for name, found, expected in zip(("value", "gradient"), ours, peer, strict=True):
+        difference = float((found - expected).abs().max() / expected.abs().max())
+        if not difference <= TOLERANCE:
+            raise SystemExit(
+                f"no ratio reported: the {name} differs by {difference:.1e}, allowed {TOLERANCE:.0e} of the largest"
+            )
+
+
+def extra_memory(name: str, call: Callable, device: torch.device) -> int | None:
+    """Bytes at the peak of a side's call beyond those before it; on a CPU of a whole process, where Linux tells."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    # A process of its own: memory that the other side gave back would be taken again without being counted.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(resident_growth, name).result()
+
+
+def resident_growth(name: str) -> int:
+    N, K, M = SIZES["cpu"]
+    loss = partial(LOSSES[name], SIGReg(t_max=3, n_points=17, num_slices=M))
+    trained(loss, torch.randn(8, K, requires_grad=True))  # loads what the first call loads
+    embeddings_NK = torch.randn(N, K, requires_grad=True)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets the peak back to what is resident now
+    before = resident("VmRSS")
+    trained(loss, embeddings_NK)
+    return resident("VmHWM") - before
+
+
+def resident(name: str) -> int:
+    return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))[1])
+
+
+def describe(device: torch.device) -> dict:
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average_before": load_average(),
+        "python": platform.python_version(),
+        "torch": installed("torch"),
+    }
+
+
+if __name__ == "__main__":
+    main()

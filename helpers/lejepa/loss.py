@@ -1,0 +1,239 @@
+"""LeJEPA as a sentence-transformers loss: views of one text meet at their centre, all texts are drawn to a Gaussian.
+
+    loss = LeJEPALoss(model, SIGReg(t_max=3, n_points=17, num_slices=1024), sigreg_weight=0.05)
+    SentenceTransformerTrainer(model, train_dataset=pairs, loss=loss)
+
+Balestriero and LeCun, LeJEPA (arXiv 2511.08544). SIGReg is on the embedding that ships, not on a head thrown away later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+from torch.nn.functional import cross_entropy, normalize
+
+from helpers import xla
+from helpers.lejepa.sigreg import SIGReg
+
+# V views · N texts · K embedding · Q past texts · T tokens
+
+CONVENTIONS = {
+    "convex": lambda inv, sigreg, weight: (1 - weight) * inv + weight * sigreg,  # the paper, lejepa, lightly
+    "additive": lambda inv, sigreg, weight: inv + weight * sigreg,  # stable-pretraining
+}
+TERMS = ("invariance", "sigreg", "contrastive")
+
+
+class LeJEPALoss(torch.nn.Module):
+    """(1 - lambda) inv + lambda SIGReg, or inv + lambda SIGReg, with an optional contrastive term.
+
+    inv is the mean squared distance of all views to the centre of the global ones, over views, texts and dimensions.
+    SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
+    does, multiplies it by V and mixes correlated rows, so that its lambda is not ours in either convention.
+
+    What `state_dict` holds beside the model's weights (steps taken, past embeddings, predictor) is what an exact resume
+    needs, and no trainer saves it by itself.
+
+    Args:
+        model: without a `Normalize` module; its embeddings are the views.
+        sigreg: t_max, n_points, slices.
+        sigreg_weight: lambda; 0.02 to 0.1 are usual.
+        convention: "convex" or "additive", see `CONVENTIONS`.
+        global_views: leading columns whose mean is the centre; None: all. Crops come after.
+        past_texts: Q, earlier texts a process keeps for each view (0: none). They are projected on the current slices and
+            counted into SIGReg as constants: at N = 32 it cannot see half the rank missing, at 4,096 it can. The value is
+            that of the larger batch, the gradient reaches the current one only. Costs Q V num_slices projections a batch.
+        contrastive_weight: of the cross-entropy of every further column among the batch's, given the first column
+            (MultipleNegativesRankingLoss); rows whose text in either column is the same are no negatives of each other.
+        contrastive_scale: inverse temperature of the cosine similarities.
+        predictor: module [..., K] -> [..., K] that each view passes before its distance to the centre is taken. The
+            embedding, the centre and SIGReg are without it. Every process must build it with the same weights.
+
+    Raises:
+        ValueError: a number out of range, or a model that normalises.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        sigreg: SIGReg,
+        *,
+        sigreg_weight: float,
+        convention: str = "convex",
+        global_views: int | None = None,
+        past_texts: int = 0,
+        contrastive_weight: float = 0.0,
+        contrastive_scale: float = 20.0,
+        predictor: torch.nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if convention not in CONVENTIONS:
+            raise ValueError(f"convention={convention!r}: choose one of {sorted(CONVENTIONS)}")
+        if not 0 <= sigreg_weight <= (1 if convention == "convex" else float("inf")):
+            raise ValueError(f"sigreg_weight={sigreg_weight}: must be 0 or more, at most 1 when convex; 0.05 is usual")
+        if global_views is not None and global_views < 1:
+            raise ValueError(f"global_views={global_views}: must be at least 1, or None for all")
+        if past_texts < 0:
+            raise ValueError(f"past_texts={past_texts}: must be 0 or more")
+        if contrastive_weight < 0 or contrastive_scale <= 0:
+            raise ValueError(
+                f"contrastive_weight={contrastive_weight}, contrastive_scale={contrastive_scale}: "
+                "the weight must be 0 or more, the scale above 0"
+            )
+        if any(isinstance(module, Normalize) for module in model.modules()):
+            raise ValueError(
+                "model normalises its embeddings, and unit vectors look collapsed to SIGReg: "
+                "remove its Normalize module and compare by cosine similarity afterwards"
+            )
+        self.model, self.sigreg, self.predictor = model, sigreg, predictor
+        self.sigreg_weight, self.convention = sigreg_weight, convention
+        self.global_views, self.past_texts = global_views, past_texts
+        self.contrastive_weight, self.contrastive_scale = contrastive_weight, contrastive_scale
+        self.step = 0  # training batches seen: chooses the slices
+        self.register_buffer("past_QVK", None)
+        self.register_buffer("past_missing", None)  # rows of past_QVK still without a text; on the device, as XLA needs
+        self._totals: torch.Tensor | None = None
+        for parameter in () if predictor is None else predictor.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(_mean_over_processes)
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Loss of a batch whose columns are views of the same texts; labels are not used.
+
+        In evaluation SIGReg has the slices of step 0 and no past, and nothing is remembered.
+
+        Raises ValueError for fewer than two columns or texts.
+        """
+        features = list(sentence_features)
+        views = [self.model(column)["sentence_embedding"] for column in features]
+        V, N = len(views), len(views[0]) if views else 0
+        if V < 2 or N < 2:
+            raise ValueError(
+                f"the batch has {V} columns of {N} texts: LeJEPA compares at least 2 views of 2 texts each; "
+                "add a column (a second crop of the text will do) or raise batch_size"
+            )
+        if self.global_views is not None and self.global_views > V:
+            raise ValueError(f"global_views={self.global_views}: the batch has only {V} columns")
+        embeddings_VNK = torch.stack(views)
+        training, past = self.model.training, ()
+        if training and self.past_texts:
+            self._begin_past(embeddings_VNK)
+            past = self.past_QVK.transpose(0, 1), self.past_missing
+        terms = {
+            "invariance": self._invariance(embeddings_VNK),
+            "sigreg": self.sigreg(embeddings_VNK, self.step if training else 0, *past),
+        }
+        loss = CONVENTIONS[self.convention](*terms.values(), self.sigreg_weight)
+        if self.contrastive_weight:
+            terms["contrastive"] = self._contrastive(embeddings_VNK, features)
+            loss = loss + self.contrastive_weight * terms["contrastive"]
+        if training:
+            self._remember(terms, embeddings_VNK.detach())
+        return loss
+
+    def read_terms(self) -> dict[str, float]:
+        """Means since the last call over this process's training batches, each term unweighted; then starts anew.
+
+        `sigreg_excess` is what lies above the floor that an exact Gaussian has. Reading waits for the device; between
+        two calls nothing does. Without a batch since: an empty dict.
+        """
+        if self._totals is None:
+            return {}
+        *totals, batches = self._totals.tolist()
+        self._totals = torch.zeros_like(self._totals)
+        if batches == 0:
+            return {}
+        means = {name: total / batches for name, total in zip(TERMS, totals, strict=True)}
+        if not self.contrastive_weight:
+            del means["contrastive"]
+        return means | {"sigreg_excess": means["sigreg"] - self.sigreg.floor}
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.tensor(self.step)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.step = int(state)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+        # The first batch gives the past its shape; a state may come before it.
+        for name in ("past_QVK", "past_missing"):
+            if getattr(self, name) is None and prefix + name in state_dict:
+                device = next(self.model.parameters()).device
+                setattr(self, name, torch.empty_like(state_dict[prefix + name], device=device))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    # -- terms --
+
+    def _invariance(self, embeddings_VNK):
+        with torch.autocast(embeddings_VNK.device.type, enabled=False):
+            centre_NK = embeddings_VNK[: self.global_views].float().mean(0)
+        predicted_VNK = embeddings_VNK if self.predictor is None else self.predictor(embeddings_VNK)
+        return (predicted_VNK.float() - centre_NK).square().mean()
+
+    def _contrastive(self, embeddings_VNK, features):
+        N = embeddings_VNK.shape[1]
+        with torch.autocast(embeddings_VNK.device.type, enabled=False):
+            anchors_NK, *others = normalize(embeddings_VNK.float(), dim=-1)
+            same_text = torch.stack([_same_rows(column, N) for column in features])
+            itself = torch.eye(N, dtype=torch.bool, device=anchors_NK.device)
+            rows = torch.arange(N, device=anchors_NK.device)
+            losses = []
+            for other_NK, same_other in zip(others, same_text[1:], strict=True):
+                scores_NN = self.contrastive_scale * anchors_NK @ other_NK.T
+                no_negative = (same_text[0] | same_other) & ~itself
+                losses.append(cross_entropy(scores_NN.masked_fill(no_negative, float("-inf")), rows))
+            return torch.stack(losses).mean()
+
+    # -- what stays from batch to batch --
+
+    def _begin_past(self, embeddings_VNK) -> None:
+        V, _, K = embeddings_VNK.shape
+        if self.past_QVK is None:
+            self.past_QVK = _sharded(embeddings_VNK.new_zeros(self.past_texts, V, K))
+            self.past_missing = torch.tensor(float(self.past_texts), device=embeddings_VNK.device)
+        if self.past_QVK.shape[1:] != (V, K):
+            raise ValueError(
+                f"the batch has {V} columns of {K} dimensions, the past texts {list(self.past_QVK.shape[1:])}: "
+                "give every data set of a run the same columns, or set past_texts=0"
+            )
+
+    def _remember(self, terms: dict[str, torch.Tensor], embeddings_VNK) -> None:
+        self.step += 1
+        if self.past_texts:
+            # Always the same shapes: one that grew would compile anew on XLA at every batch.
+            together_QVK = torch.cat((self.past_QVK, embeddings_VNK.transpose(0, 1).to(self.past_QVK.dtype)))
+            self.past_QVK = _sharded(together_QVK[-self.past_texts :])
+            self.past_missing = (self.past_missing - embeddings_VNK.shape[1]).clamp(min=0)
+        one = torch.ones_like(terms["sigreg"])
+        seen = torch.stack([*(terms.get(name, 0 * one).detach() for name in TERMS), one])
+        self._totals = seen if self._totals is None else self._totals + seen
+
+
+def _same_rows(column: dict[str, torch.Tensor], texts: int):
+    """Whether two texts of a column are the same, [N, N]."""
+    ids_NT = column.get("input_ids")
+    if ids_NT is None or ids_NT.dim() != 2 or len(ids_NT) != texts:
+        raise ValueError(
+            "contrastive_weight needs input_ids [N, T] in every column, by which a batch's duplicates are found; "
+            "use a transformer with padded rows, or contrastive_weight=0"
+        )
+    return (ids_NT[:, None] == ids_NT[None]).all(-1)
+
+
+def _sharded(tensor):
+    return xla.shard_batch(tensor) if tensor.device.type == "xla" else tensor
+
+
+def _mean_over_processes(gradient):
+    """DDP averages the gradients of the model that it wraps; a loss's own parameters are outside."""
+    if gradient.device.type == "xla" or not (dist.is_available() and dist.is_initialized()):
+        return gradient
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()

@@ -1,0 +1,414 @@
+"""LeJEPALoss on a real, tiny SentenceTransformer: against the formulas, sentence-transformers' own loss and one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import xla
+from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.sigreg import SIGReg, collapse_slope, gaussian_floor
+
+from .test_sigreg import one_of_two
+
+ROOT = Path(__file__).resolve().parents[1]
+K, T = 8, 6
+WORDS = [f"word{index}" for index in range(40)]
+
+# V views · N texts · K embedding · T tokens · Q past texts
+
+
+def build():
+    """One layer of BERT with mean pooling, without dropout."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig, BertModel
+
+    class Bert(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = {"hidden_size": K, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+            dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            self.bert = BertModel(BertConfig(vocab_size=len(WORDS), **sizes, **dropout), add_pooling_layer=False)
+
+        def forward(self, features):
+            # No mask, as no row is padded: transformers would look at its values on the host.
+            return features | {"token_embeddings": self.bert(features["input_ids"]).last_hidden_state}
+
+        def tokenize(self, texts, **kwargs):
+            return column([[WORDS.index(word) for word in text.split()] for text in texts])
+
+    torch.manual_seed(0)
+    return SentenceTransformer(modules=[Bert(), Pooling(K)], device="cpu").train()
+
+
+def column(ids):
+    ids_NT = torch.tensor(ids)
+    return {"input_ids": ids_NT, "attention_mask": torch.ones_like(ids_NT)}
+
+
+def batch(V=2, N=12, seed=0):
+    ids_VNT = torch.randint(1, len(WORDS), (V, N, T), generator=torch.Generator().manual_seed(seed))
+    return [column(ids_NT.tolist()) for ids_NT in ids_VNT]
+
+
+def sigreg():
+    return SIGReg(t_max=3, n_points=17, num_slices=16)
+
+
+def lejepa(model=None, sigreg_weight=0.3, **options):
+    return LeJEPALoss(model or build(), sigreg(), sigreg_weight=sigreg_weight, **options)
+
+
+def embed(model, features):
+    return torch.stack([model(dict(view))["sentence_embedding"] for view in features])
+
+
+def gradients(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def rows(features, chosen):
+    return [{name: tensor[chosen] for name, tensor in view.items()} for view in features]
+
+
+# ---- the formulas
+
+
+@pytest.mark.parametrize(("convention", "share"), [("convex", 0.7), ("additive", 1.0)])
+def test_the_two_conventions_weigh_invariance_as_documented(convention, share):
+    loss, features = lejepa(convention=convention), batch(V=3)
+    views_VNK = embed(loss.model, features).detach()
+    distances = [(view - sum(views_VNK) / 3).square().mean() for view in views_VNK]
+    expected = share * sum(distances) / 3 + 0.3 * sum(sigreg()(view, 0) for view in views_VNK) / 3
+    torch.testing.assert_close(loss(features), expected)
+
+
+def test_the_centre_is_the_mean_of_the_global_views_only():
+    loss, features = lejepa(sigreg_weight=0.0, global_views=2), batch(V=4)
+    views_VNK = embed(loss.model, features).detach()
+    centre_NK = (views_VNK[0] + views_VNK[1]) / 2
+    torch.testing.assert_close(loss(features), ((views_VNK - centre_NK) ** 2).mean())
+
+
+def test_a_predictor_moves_views_but_neither_the_centre_nor_what_sigreg_sees():
+    predictor = torch.nn.Linear(K, K)
+    loss, features = lejepa(predictor=predictor), batch()
+    views_VNK = embed(loss.model, features)
+    expected = 0.7 * (predictor(views_VNK) - views_VNK.mean(0)).square().mean() + 0.3 * sigreg()(views_VNK, 0)
+    torch.testing.assert_close(loss(features), expected)
+
+
+def test_the_gradient_reaches_every_weight_of_the_encoder():
+    loss = lejepa()
+    loss(batch()).backward()
+    silent = [name for name, weight in loss.model.named_parameters() if weight.grad is None or not weight.grad.any()]
+    # A key's bias adds the same to all scores of a query; only token type 0 occurs.
+    assert {name.split(".")[-2] for name in silent} <= {"key"}
+
+
+def test_slices_change_with_every_training_batch():
+    loss, features = lejepa(sigreg_weight=1.0), batch()
+    views_VNK = embed(loss.model, features)
+    for step in range(3):
+        torch.testing.assert_close(loss(features), sigreg()(views_VNK, step))
+
+
+def test_under_bf16_autocast_the_loss_is_fp32_and_near_the_fp32_one():
+    loss, features = lejepa(contrastive_weight=0.1), batch()
+    exact = loss.eval()(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = loss(features)
+    assert rounded.dtype == torch.float32
+    assert 0 < abs(rounded / exact - 1) < 0.05
+
+
+# ---- contrastive term
+
+
+def contrastive(features, **options):
+    loss = lejepa(contrastive_weight=1.0, **options)
+    without = lejepa(loss.model, **options)
+    return loss, loss(features) - without(features)
+
+
+def test_with_distinct_texts_the_contrastive_term_is_multiple_negatives_ranking():
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    features = batch()
+    loss, found = contrastive(features)
+    torch.testing.assert_close(found, MultipleNegativesRankingLoss(loss.model)(features, None))
+
+
+def test_further_columns_are_ranked_by_themselves_and_averaged():
+    features = batch(V=3)
+    loss, found = contrastive(features, contrastive_scale=7.0)
+    anchors_NK, *others = torch.nn.functional.normalize(embed(loss.model, features), dim=-1)
+    expected = [-torch.log_softmax(7 * anchors_NK @ other_NK.T, 1).diagonal().mean() for other_NK in others]
+    torch.testing.assert_close(found, sum(expected) / 2)
+
+
+def test_a_duplicate_of_the_anchor_or_of_the_positive_is_no_negative():
+    features = batch(N=6)
+    features[0]["input_ids"][3] = features[0]["input_ids"][1]  # rows 1 and 3 ask the same
+    features[1]["input_ids"][5] = features[1]["input_ids"][2]  # rows 2 and 5 have the same answer
+    loss, found = contrastive(features)
+    anchors_NK, others_NK = torch.nn.functional.normalize(embed(loss.model, features), dim=-1)
+    no_negative = {(1, 3), (3, 1), (2, 5), (5, 2)}
+    total = 0.0
+    for i in range(6):
+        scores = [20 * anchors_NK[i] @ others_NK[j] for j in range(6) if (i, j) not in no_negative]
+        total += torch.logsumexp(torch.stack(scores), 0) - 20 * anchors_NK[i] @ others_NK[i]
+    torch.testing.assert_close(found, total / 6)
+
+
+def test_the_contrastive_term_refuses_columns_without_rows_of_ids():
+    class GivenEmbeddings(torch.nn.Module):
+        def forward(self, features):
+            return features
+
+    with pytest.raises(ValueError, match="contrastive_weight needs input_ids"):
+        lejepa(GivenEmbeddings(), contrastive_weight=1.0)([{"sentence_embedding": torch.randn(4, K)}] * 2)
+
+
+# ---- past texts
+
+
+def test_past_texts_make_sigreg_that_of_a_larger_batch_with_a_gradient_of_this_one():
+    batches = [batch(seed=seed) for seed in range(4)]
+    loss = lejepa(sigreg_weight=1.0, past_texts=30)
+    for features in batches[:3]:
+        loss(features)
+    loss(batches[3]).backward()
+    found = gradients(loss.model)
+    loss.model.zero_grad()
+    past_VQK = torch.cat([embed(loss.model, features) for features in batches[:3]], 1).detach()[:, -30:]
+    together_VNK = torch.cat((past_VQK, embed(loss.model, batches[3])), 1)
+    expected = sigreg()(together_VNK, 3)
+    expected.backward()
+    torch.testing.assert_close(found, gradients(loss.model), rtol=1e-4, atol=1e-6)
+    assert loss.read_terms()["sigreg"] > 0
+
+
+@pytest.mark.parametrize("past_texts", [5, 12, 30])
+def test_the_effective_batch_grows_to_the_past_and_the_batch(past_texts):
+    loss, features = lejepa(sigreg_weight=1.0, past_texts=past_texts), batch()
+    for weight in loss.model.parameters():
+        torch.nn.init.zeros_(weight)  # all embeddings are 0: the value is slope times N
+    sizes = [loss(features).item() / collapse_slope(3, 17) for _ in range(5)]
+    assert sizes == pytest.approx([12 + min(12 * step, past_texts) for step in range(5)], rel=1e-4)
+
+
+def test_another_number_of_columns_than_the_past_has_is_refused():
+    loss = lejepa(past_texts=8)
+    loss(batch(V=2))
+    with pytest.raises(ValueError, match=r"the batch has 3 columns of 8 dimensions, the past texts \[2, 8\]"):
+        loss(batch(V=3))
+
+
+def test_evaluation_remembers_nothing_and_repeats_exactly():
+    loss = lejepa(past_texts=24)
+    loss(batch())
+    before = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
+    terms = loss.read_terms()
+    loss.model.eval()
+    assert torch.equal(loss(batch(seed=1)), loss(batch(seed=1)))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loss.state_dict().items())
+    assert terms
+    assert loss.read_terms() == {}
+
+
+def test_a_restored_loss_goes_on_as_the_saved_one_would_have():
+    options = {"past_texts": 24, "contrastive_weight": 0.2}
+    loss = lejepa(predictor=torch.nn.Linear(K, K), **options)
+    for seed in range(3):
+        loss(batch(seed=seed))
+    restored = lejepa(predictor=torch.nn.Linear(K, K), **options)
+    restored.load_state_dict(loss.state_dict())
+    assert torch.equal(restored(batch(seed=9)), loss(batch(seed=9)))
+
+
+# ---- logging
+
+
+def test_terms_are_read_unweighted_as_means_since_the_last_reading():
+    loss = lejepa(sigreg_weight=0.3, contrastive_weight=2.0)
+    losses = [loss(batch(seed=seed)).item() for seed in range(3)]
+    terms = loss.read_terms()
+    weighted = 0.7 * terms["invariance"] + 0.3 * terms["sigreg"] + 2 * terms["contrastive"]
+    assert weighted == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert terms["sigreg_excess"] == pytest.approx(terms["sigreg"] - gaussian_floor(3, 17))
+    assert loss.read_terms() == {}
+    loss(batch(seed=7))
+    assert set(loss.read_terms()) == {"invariance", "sigreg", "sigreg_excess", "contrastive"}
+
+
+# ---- what a user can do wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"convention": "paper"}, r"convention='paper': choose one of \['additive', 'convex'\]"),
+        ({"sigreg_weight": 1.2}, r"sigreg_weight=1.2: must be 0 or more, at most 1 when convex"),
+        ({"sigreg_weight": -0.1, "convention": "additive"}, r"sigreg_weight=-0.1"),
+        ({"global_views": 0}, r"global_views=0: must be at least 1, or None"),
+        ({"past_texts": -1}, r"past_texts=-1: must be 0 or more"),
+        ({"contrastive_weight": -1}, r"contrastive_weight=-1"),
+        ({"contrastive_scale": 0}, r"contrastive_scale=0"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        lejepa(**options)
+
+
+def test_a_model_that_normalises_is_refused():
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    model = build()
+    model.append(Normalize())
+    with pytest.raises(ValueError, match="unit vectors look collapsed to SIGReg: remove its Normalize module"):
+        lejepa(model)
+
+
+@pytest.mark.parametrize(("V", "N"), [(1, 4), (2, 1), (0, 0)])
+def test_a_batch_below_two_views_of_two_texts_is_refused(V, N):
+    with pytest.raises(ValueError, match=f"the batch has {V} columns of {N} texts: LeJEPA compares at least 2 views"):
+        lejepa()(batch(V, N))
+
+
+def test_more_global_views_than_columns_are_refused():
+    with pytest.raises(ValueError, match="global_views=3: the batch has only 2 columns"):
+        lejepa(global_views=3)(batch())
+
+
+# ---- two processes
+
+
+def train_on_one_of_two(rank, folder):
+    with one_of_two(rank, folder):
+        loss = with_predictor(16)
+        loss.model = torch.nn.parallel.DistributedDataParallel(loss.model, broadcast_buffers=False)
+        for seed in range(2):
+            loss.zero_grad()
+            loss(rows(batch(N=16, seed=seed), slice(8 * rank, 8 * rank + 8))).backward()
+        torch.save((gradients(loss.model), gradients(loss.predictor)), f"{folder}/{rank}.pt")
+
+
+def with_predictor(past_texts):
+    torch.manual_seed(1)
+    return lejepa(sigreg_weight=0.5, past_texts=past_texts, predictor=torch.nn.Linear(K, K))
+
+
+def test_two_processes_under_ddp_have_the_gradients_of_one_with_the_whole_batch_and_past(tmp_path):
+    torch.multiprocessing.spawn(train_on_one_of_two, args=(str(tmp_path),), nprocs=2)
+    loss = with_predictor(32)
+    for seed in range(2):
+        loss.zero_grad()
+        loss(batch(N=16, seed=seed)).backward()
+    for rank in range(2):
+        encoder, predictor = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(encoder, gradients(loss.model), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(predictor, gradients(loss.predictor), rtol=1e-4, atol=1e-6)
+
+
+# ---- the trainer
+
+
+@pytest.mark.skipif(xla.installed(), reason="the stock trainer would take an XLA device in this process")
+def test_the_stock_trainer_trains_encoder_and_predictor(tmp_path):
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    texts = [" ".join(WORDS[(7 * row + shift) % 39 + 1] for shift in range(T)) for row in range(16)]
+    data = Dataset.from_dict({"text": texts, "crop": texts[1:] + texts[:1]})
+    loss = lejepa(past_texts=8, predictor=torch.nn.Linear(K, K))
+    before = {name: weight.detach().clone() for name, weight in loss.named_parameters()}
+    arguments = SentenceTransformerTrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=8, learning_rate=1e-2, use_cpu=True, save_strategy="no"
+    )
+    SentenceTransformerTrainer(loss.model, arguments, train_dataset=data, loss=loss).train()
+    moved = {name for name, weight in loss.named_parameters() if not torch.equal(weight, before[name])}
+    assert {"predictor.weight", "predictor.bias"} < moved
+    assert any("layer.0" in name for name in moved)
+    assert loss.step == 2
+
+
+# ---- XLA
+
+ON_XLA = """
+import json, os
+os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", TF_CPP_MIN_LOG_LEVEL="3")
+import torch
+torch.set_num_threads(1)
+from helpers import xla
+from tests.test_lejepa_loss import batch, build, lejepa
+
+device = xla.start()
+OPTIONS = {"past_texts": 40, "contrastive_weight": 0.2, "global_views": 1}
+
+
+def train(device):
+    loss = lejepa(build().to(device), **OPTIONS).to(device)
+    optimizer = torch.optim.SGD(loss.parameters(), 0.05)
+    on_xla = device.type == "xla"
+    if on_xla:
+        xla.replicate(loss.model)
+    losses, compiles, syncs = [], [], []
+    for step in range(6):
+        features = [
+            {name: tensor.to(device) for name, tensor in view.items()} for view in batch(N=16, seed=step)
+        ]
+        if on_xla:
+            for view in features:
+                for tensor in view.values():
+                    xla.shard_batch(tensor)
+            xla.sync()
+            before = xla.counters()
+        optimizer.zero_grad()
+        value = loss(features)
+        value.backward()
+        optimizer.step()
+        losses.append(value.detach())
+        if on_xla:
+            xla.sync()
+            after = xla.counters()
+            compiles.append(after["compiles"] - before["compiles"])
+            syncs.append(sum(after[name] - before[name] for name in ("host_transfers", "item_calls")))
+    sharded = on_xla and xla.is_batch_sharded(loss.past_QVK)
+    return [float(value) for value in losses], compiles, syncs, sharded, loss.read_terms()
+
+
+on_cpu, on_devices = train(torch.device("cpu")), train(device)
+print("ANSWERS " + json.dumps({"cpu": on_cpu, "xla": on_devices}))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_xla():
+    if not xla.installed():
+        pytest.skip("torch_xla is not installed")
+    clean = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
+    process = subprocess.run(
+        [sys.executable, "-c", ON_XLA], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=600
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+
+
+def test_losses_and_terms_on_eight_devices_equal_the_cpus(on_xla):
+    assert on_xla["xla"][0] == pytest.approx(on_xla["cpu"][0], rel=1e-4)
+    assert on_xla["xla"][4] == pytest.approx(on_xla["cpu"][4], rel=1e-4)
+
+
+def test_after_two_steps_nothing_compiles_and_nothing_waits_for_the_devices(on_xla):
+    _, compiles, syncs, past_is_sharded, _ = on_xla["xla"]
+    assert compiles[0] > 0
+    assert compiles[2:] == [0] * 4
+    assert syncs == [0] * 6
+    assert past_is_sharded
