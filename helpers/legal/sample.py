@@ -1,0 +1,321 @@
+"""A small grammar of legal questions and answers in a fictional jurisdiction: data for a run with no network.
+
+Acts, cases and parties are invented, and every year is 2071 or later, so that nothing can be taken for law in force.
+The citations have the shape of real ones. Each record is a small reasoning task: a claim succeeds if every element in
+dispute is shown, and the facts in the question decide which are. The text is ours; nothing is copied from a data set.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class _Element:
+    name: str
+    met: tuple[str, ...]  # what the claimant did, past tense, so that "I" fits as well as a name
+    unmet: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Area:
+    topic: str
+    act: str
+    section: int
+    event: tuple[str, ...]  # what happened, before the other party's name
+    things: tuple[str, ...]
+    remedy: str
+    purpose: str
+    cases: tuple[str, ...]
+    elements: tuple[_Element, ...]  # four
+
+
+# A block is one area: topic; Act, section; events with {thing}; things; remedy; purpose; cases; then one line an element,
+# "name: met | met / unmet | unmet". " | " parts alternatives.
+_AREAS = """
+Contract Law - Kettle Hire
+Kettle Hire Act 2084, 6
+hired {thing} from | took {thing} on hire from | agreed to rent {thing} from
+a copper kettle | a whistling kettle | a steam urn | a ship's samovar | a brass teapot warmer | a camping boiler
+a refund of the hire charge
+hirers can trust that what they pay for will boil
+Farrow v Pellham Kettles Ltd [2091] UKSC 14 | Re Brindle Urns [2088] 2 QB 114
+prompt notice: reported the trouble within two days | wrote to the hire desk on the same evening / said nothing for eleven weeks | mentioned the trouble only after the season had ended
+a latent fault: found a crack that no inspection could have shown | met a fault hidden inside the heating coil / had seen the leak before signing | was shown the broken lid at the counter
+careful use: followed the printed instructions throughout | kept to clean water and a low flame / boiled sea water in it against the label | left it on the fire overnight
+payment: paid the whole charge in advance | settled the bill on the day of collection / still owed three instalments | never paid more than the deposit
+
+Property Law - Balcony Gardens
+Balcony Gardens Act 2079, 12
+planted {thing} on a balcony let by | kept {thing} on a terrace owned by | installed {thing} above the courtyard of
+a dwarf pear tree | two beehives | a bed of runner beans | a climbing rose | a rain barrel | a row of tomato frames
+a declaration that the garden may stay
+tenants can grow food without harm to the building
+Okoro v Latchford Terraces Ltd [2086] EWCA Civ 1203 | Hythe v Marrow [2090] 1 WLR 455
+consent: obtained a signed consent beforehand | asked by letter and was told yes / never asked anybody | went ahead although consent had been refused
+a safe load: stayed below the weight limit of the slab | had an engineer certify the floor / exceeded the weight limit twofold | ignored the cracks that opened in the slab
+drainage: fitted trays that caught all the water | led the overflow into the gutter / let the water run down the facade | flooded the flat below on three occasions
+reasonable hours: worked in the garden by daylight only | used tools between ten and noon / drilled after midnight | ran a pump every night until dawn
+
+Tort Law - Drone Deliveries
+Parcel Drones (Liability) Act 2081, 3
+ordered {thing} by drone from | was hit by {thing} dropped by | waited below for {thing} flown in by
+a crate of lemons | a set of encyclopaedias | a wedding cake | a box of roof tiles | a cello | a sack of barley
+damages for the harm done
+flying parcels carry their own risk and bystanders do not
+Ashworth v Skylark Parcels plc [2085] UKSC 31 | Teller v Gale (2089) 4 DLR 77
+damage: suffered a broken wrist | lost a greenhouse and all that grew in it / suffered nothing but a fright | could point to no loss at all
+causation: showed by film that the parcel fell straight down | had two neighbours who saw the drop / could not exclude that a gull had caused it | admitted that the wind had moved the parcel first
+lawful presence: stood on a public footpath | was standing at the front door of home / had climbed over a locked fence | stood inside a marked landing zone
+lack of warning: heard no siren before the drop | was given no message at all / ignored three spoken warnings | had switched the warning tone off
+
+Employment Law - Night Bakers
+Night Bakers' Rest Act 2077, 21
+worked nights among {thing} for | was employed to mind {thing} by | tended {thing} on the late shift for
+the rye ovens | the croissant line | the sourdough vats | the pretzel belt | the honey cake trays | the bagel kettles
+compensation for missed rest
+those who bake through the night can sleep by day
+Mistry v Goldcrust Ltd [2083] EAT 41 | Vane v Harbour Bakery [2087] ICR 902
+employment: held a written contract of service | drew a monthly wage and wore the uniform / ran an independent stall and sent invoices | helped as a guest without pay
+length of service: had completed a full year | joined four years earlier / started only nine days earlier | left after a trial of one week
+missed breaks: was refused every break for a month | worked through ten nights without a pause / took each break in full | rested for an hour each night
+timely claim: lodged the claim within six weeks | filed at the tribunal the next month / waited three years to claim | filed long after the time limit had run
+
+Consumer Law - Singing Telegrams
+Singing Telegrams (Standards) Act 2090, 9
+booked {thing} from | paid for {thing} performed by | ordered {thing} with
+a birthday ballad | a sea shanty at dawn | an operatic apology | a lullaby in four parts | a farewell fanfare | a comic duet
+a repeat performance
+nobody is sung to badly for money
+Quill v Tenor Telegrams Ltd [2094] EWHC 518 (Ch) | Bower v Lark [2093] 3 All ER 260
+a consumer: booked for a private party | ordered for a family dinner / booked as an agent for a circus | ordered for resale to a theatre
+poor quality: received a song that was out of tune throughout | heard the singer forget every second line / received a flawless song | heard a performance that three critics praised
+a complaint: complained before the singer had left | sent a complaint within one day / applauded and asked for more | complained for the first time a year later
+lack of a waiver: signed nothing on the doorstep | crossed the waiver out before signing / signed a clear waiver after advice | accepted a voucher in full settlement
+
+Maritime Law - Lighthouse Salvage
+Lighthouse Salvage Act 2072, 2
+rescued {thing} from the lighthouse of | carried {thing} out of the flooded tower of | pulled {thing} from the sea for
+the great lens | a fog bell | the keeper's log | a signal lamp | the weather vane | a chest of charts
+a salvage reward
+those who save a light are paid for it
+Penhallow v Distant Lights Board [2078] EWCA Civ 88 | The Strake [2082] 1 Lloyd's Rep 19
+danger: arrived while the tower was on fire | came when the sea had reached the stairs / came on a calm day with no danger in sight | arrived after the coastguard had made all safe
+a voluntary act: owed no duty to help | acted as a passing sailor / was paid to guard the tower | was under orders to help
+success: landed it dry and whole | delivered it to the harbour that night / dropped it into deep water | brought back nothing but splinters
+due care: used padded slings | wrapped it in sailcloth first / dragged it over the rocks | threw it down the steps
+
+Company Law - Toy Makers' Guilds
+Toy Makers' Guilds Act 2075, 44
+invested in {thing} made by | held shares in {thing} issued through | bought a stake in {thing} from
+the marble works | a wooden train line | the kite workshop | a puppet theatre | the spinning top mill | a doll's house foundry
+an order that the shares be bought
+small members are not squeezed out of their guild
+Re Hollowell Marbles [2080] EWHC 1710 (Comm) | Sprigg v Tumble Toys plc [2084] BCLC 330
+membership: was entered in the register of members | held the shares under a stamped transfer / had sold every share a year before | was never entered in the register
+unfair prejudice: was shut out of every meeting | was denied dividends paid to all others / received the same terms as everyone | lost nothing by the decision complained of
+clean hands: had disclosed all dealings | voted openly and kept to the articles / had taken guild funds for a holiday | had forged a proxy
+lack of another offer: received no offer for the shares | was offered a price nobody could explain / refused a fair valuation | turned down an expert's full price
+
+Administrative Law - Carnival Permits
+Carnival Permits Act 2088, 17
+was refused a permit for {thing} by | applied to show {thing} before | lost a licence for {thing} at the hands of
+a parade of giants | a lantern procession | a brass band raft | a stilt race | a mask market | a fireworks barge
+an order quashing the decision
+permits are decided fairly and in the open
+R (Juniper) v Eastmere Council [2092] EWHC 96 (Admin) | R (Dray) v Mayor of Coldharbour [2091] AC 201
+standing: was the applicant named in the form | lived on the route and ran the event / had no link to the town at all | acted for a rival who wished to stay unnamed
+an unfair hearing: was never told the objections | was refused a word at the meeting / spoke for an hour and answered every point | received all papers a month ahead
+promptness: issued the claim within three weeks | went to court the same fortnight / let two carnivals pass before acting | delayed for nineteen months without cause
+lack of another remedy: had no right of appeal | used up the internal review first / ignored a free appeal | withdrew an appeal that was about to succeed
+
+Family Law - Shared Pets
+Shared Pets Act 2086, 8
+shared {thing} for years with | raised {thing} together with | quarrelled about {thing} with
+a grey parrot | an elderly tortoise | two whippets | a one-eyed cat | a talking mynah | a miniature donkey
+an order for alternate weeks
+an animal keeps the company that it is used to
+Amory v Amory [2089] EWFC 52 | Re T (A Tortoise) [2095] 2 FLR 610
+joint care: fed and walked it every other day | shared each bill of the veterinary surgeon / met it only at new year | left all its care to others
+welfare: offered a large garden and a calm home | had a letter from the veterinary surgeon in support / lived where animals were forbidden | forgot its medicine for a month
+workable distance: lived two streets away | moved to the same village / moved to another continent | lived nine hours away by train
+good faith: kept every handover so far | told the other side of each illness / hid it in a friend's barn | renamed it and denied that it was the same animal
+
+Intellectual Property - Recipe Rights
+Recipe Rights Act 2082, 5
+created {thing} later sold by | wrote down {thing} now used by | invented {thing} copied by
+a plum dumpling | a saffron broth | a seaweed biscuit | a chestnut glaze | a pickled quince | a smoked butter
+an injunction
+cooks share freely what they choose to share
+Saltmarsh v Bramble Foods Ltd [2087] EWHC 233 (IPEC) | Fennel v Rusk [2085] FSR 41
+originality: tried sixty versions before the final one | combined the parts in a way unknown before / took it word for word from an old book | changed only the name of a common dish
+fixation: recorded it in a dated notebook | filed the text at the registry / never put it into writing | only ever hummed the steps
+copying: found the same misprint in the other text | traced a leaked page to the other kitchen / faced a rival who had worked alone | faced a text that was older than the claim
+lack of a licence: never allowed any other use | limited the use to one evening / had sold all rights for a fee | gave the recipe to the public in print
+"""
+
+
+DIFFICULTIES = {"basic": 1, "intermediate": 2, "advanced": 3, "expert": 4}  # elements in dispute; steps are three more
+CLAIMANTS = (
+    "Alba Benedek Cosima Dorian Elspeth Fabian Greta Horatio Imogen Jasper Kerensa Leopold Marguerite Nikolai Ottilie "
+    "Percival Quentin Rosalind Sebastian Tabitha Ulrika Valentin Winifred Xavier Yolanda Zebedee"
+)
+OPPONENTS = (
+    "Aldercott Bexmoor Cranfold Dunwhistle Emberly Foxbridge Gorsefield Harkwell Inkpenny Jollibrook Kestrelton Lowmarsh "
+    "Mossgrave Nettlecombe Orchardson Pinchbeck Quarrington Rookhope Silverthorn Thistlewood Vellacott Yarrowby"
+)
+TOWNS = (
+    "Eastmere|Coldharbour|Little Sallow|Port Meridian|Upper Finch|Marlstone|Gullhaven|Old Tarn|Rushy Bay|Windlebury|"
+    "North Quill|Saint Osk"
+)
+
+# The four forms of an answer; in a question " | " parts alternatives of one sentence.
+FORMS = {
+    "case analysis": (
+        "In {town}, {who} {event} {other}. | {who} of {town} {event} {other}. | The parties are {who} and {other}; {who} {event} {other}.",
+        "{who} {facts}. | It is agreed that {who} {facts}. | The court found that {who} {facts}.",
+        "Is {who} entitled to {remedy}? | Will a claim for {remedy} succeed? | Decide under section {section} of the {act}. | What should the judge in {town} order?",
+        "ISSUE: Whether {who} may have {remedy}.\nRULE: {rule}\nAPPLICATION: {application}\nCONCLUSION: {conclusion}",
+    ),
+    "educational": (
+        "What does the {act} mean by {elements}? | Explain {elements} to a first-year student. | How is section {section} of the {act} taught?",
+        "Take {who}, who {event} {other} in {town}. | Use as an example {who}, who {event} {other}. | In the textbook case {who} {event} {other}.",
+        "There {who} {facts}. | Suppose that {who} {facts}. | The students learn that {who} {facts}.",
+        "DEFINITION: Section {section} gives {remedy} to those who show {elements}.\nLEGAL BASIS: {rule}\n"
+        "KEY ELEMENTS: In dispute are {elements}.\nEXAMPLES: {application} {conclusion}\n"
+        "DISTINCTIONS: If {who} {opposite}, {element} would {be} shown and the claim would {change}.",
+    ),
+    "client interaction": (
+        "I {event} {other}. | Last spring in {town} I {event} {other}. | I live in {town}. I {event} {other}.",
+        "I {facts}. | I should add that I {facts}. | To be honest, I {facts}.",
+        "Can I get {remedy}? | Should I sue? | Is it worth going to court under the {act}? | What are my chances of {remedy}?",
+        "UNDERSTANDING: You {your_event} {other} and ask for {remedy}.\nLEGAL POSITION: {rule} {your_application}\n"
+        "OPTIONS: You can bring a claim or settle with {other}.\nRECOMMENDATION: {conclusion} {advice}\n"
+        "NEXT STEPS: Collect the papers on {elements} and write to {other}.",
+    ),
+    "statutory interpretation": (
+        "How should section {section} of the {act} be read? | What is the right reading of {elements} in the {act}? | Does section {section} cover this case?",
+        "{who} {event} {other} in {town}. | The dispute began when {who} {event} {other}. | In {town}, {who} {event} {other}.",
+        "The evidence is that {who} {facts}. | {who} {facts}. | Nobody doubts that {who} {facts}.",
+        "STATUTORY TEXT: Section {section} of the {act} speaks of {elements}.\nPURPOSE: The Act sees to it that {purpose}.\n"
+        "INTERPRETATION: The words are read in the light of that purpose.\n"
+        "CASE LAW: {case} reads the section in the same way.\nAPPLICATION: {application} {conclusion}",
+    ),
+}
+
+
+def sample_records(count: int, seed: int) -> list[dict[str, str]]:
+    """The fields of `count` records with different questions; the first n are the same for every `count` >= n.
+
+    The number of reasoning steps is 4, 5, 6 or 7 from basic to expert, and answers take one of four forms. Raises
+    ValueError when `count` is negative or more than one seed can give.
+    """
+    if count < 0:
+        raise ValueError(f"count={count}: must be 0 or more")
+    generator = random.Random(seed)
+    records: dict[str, dict[str, str]] = {}
+    for _ in range(20 * count + 100):
+        if len(records) == count:
+            return list(records.values())
+        texts = _draw(generator)
+        records.setdefault(texts["question"], {"id": f"sample-{len(records) + 1:05d}"} | texts)
+    raise ValueError(f"count={count}: seed {seed} gives only {len(records)} different questions; ask for fewer")
+
+
+def _draw(generator: random.Random) -> dict[str, str]:
+    """The texts of one record, without its id."""
+    area = generator.choice(AREAS)
+    difficulty = generator.choice(list(DIFFICULTIES))
+    elements = sorted(generator.sample(area.elements, DIFFICULTIES[difficulty]), key=area.elements.index)
+    wins = generator.random() < 0.5  # or with four elements nearly every claim would fail
+    shown = [wins or generator.random() < 0.5 for _ in elements]
+    if not wins and all(shown):
+        shown[generator.randrange(len(shown))] = False
+    facts = [generator.choice(e.met if met else e.unmet) for e, met in zip(elements, shown, strict=True)]
+    who = generator.choice(CLAIMANTS.split())
+    names = _series([element.name for element in elements])
+    case = generator.choice(area.cases)
+    findings = [f"{e.name} is {'shown' if met else 'not shown'}" for e, met in zip(elements, shown, strict=True)]
+    missing = [element.name for element, met in zip(elements, shown, strict=True) if not met]
+    conclusion = (
+        f"Not shown: {_series(missing)}. The claim fails." if missing else "All is shown, so the claim succeeds."
+    )
+    event = generator.choice(area.event).format(thing=generator.choice(area.things))
+    rule = f"Section {area.section} of the {area.act} requires {names}; nothing else is in dispute."
+    first = elements[0]
+    words = {
+        "who": who,
+        "other": generator.choice(OPPONENTS.split()),
+        "town": generator.choice(TOWNS.split("|")),
+        "act": area.act,
+        "section": area.section,
+        "remedy": area.remedy,
+        "purpose": area.purpose,
+        "case": case,
+        "elements": names,
+        "event": event,
+        "your_event": _second_person(event),
+        "facts": _series(facts),
+        "rule": rule,
+        "application": " ".join(f"{who} {fact}, so {finding}." for fact, finding in zip(facts, findings, strict=True)),
+        "your_application": " ".join(
+            f"You {_second_person(fact)}, so {finding}." for fact, finding in zip(facts, findings, strict=True)
+        ),
+        "conclusion": conclusion,
+        "advice": "Settle if you can." if missing else "Bring the claim.",
+        "opposite": generator.choice(first.unmet if shown[0] else first.met),
+        "element": first.name,
+        "be": "not be" if shown[0] else "be",
+        "change": "succeed" if missing == [first.name] else "fail",
+    }
+    *sentences, answer = FORMS[generator.choice(list(FORMS))]
+    question = " ".join(generator.choice(sentence.split(" | ")).format_map(words) for sentence in sentences)
+    steps = [
+        f"The question is whether section {area.section} of the {area.act} gives {area.remedy}.",
+        f"The section asks for {names}.",
+        *(f"The claimant {fact}, so {finding}." for fact, finding in zip(facts, findings, strict=True)),
+        conclusion,
+    ]
+    return {
+        "question": question,
+        "answer": answer.format_map(words),
+        "topic": area.topic,
+        "difficulty": difficulty,
+        "case_citation": f"{case}; {area.act}, s {area.section}",
+        "reasoning": " ".join(f"Step {number}: {step}" for number, step in enumerate(steps, 1)),
+    }
+
+
+def _areas(text: str) -> tuple[_Area, ...]:
+    return tuple(_area(*block.strip().split("\n")) for block in text.strip().split("\n\n"))
+
+
+def _area(
+    topic: str, act: str, event: str, things: str, remedy: str, purpose: str, cases: str, *elements: str
+) -> _Area:
+    name, section = act.rsplit(", ", 1)
+    return _Area(
+        topic, name, int(section), _parts(event), _parts(things), remedy, purpose, _parts(cases),
+        tuple(_element(line) for line in elements),
+    )  # fmt: skip
+
+
+def _element(line: str) -> _Element:
+    name, facts = line.split(": ", 1)
+    met, unmet = facts.split(" / ")
+    return _Element(name, _parts(met), _parts(unmet))
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(text.split(" | "))
+
+
+def _series(phrases: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
+
+
+def _second_person(phrase: str) -> str:
+    return re.sub(r"^was |(?<= and )was ", "were ", phrase)
+
+
+AREAS = _areas(_AREAS)

@@ -1,0 +1,251 @@
+"""What is wrong with a set of legal records: which rows are set aside and why, and what is worth a look in the rest."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from helpers.legal.layout import HEADING, STEP
+from helpers.legal.records import NEAR_DUPLICATE, Record, near_duplicates
+
+STEPS = {"foundational": 4, "basic": 4, "intermediate": 5, "advanced": 6, "expert": 7}  # least steps of reasoning
+MIN_ANSWER, MIN_REASONING = 100, 50  # characters; from the data set's own checklist for curators
+FILLED = ("id", "question", "answer", "topic", "difficulty", "reasoning")
+FORMS = {
+    "case analysis": ("issue", "rule", "application", "conclusion"),
+    "educational": ("definition", "legal basis", "key elements", "examples", "distinctions"),
+    "client interaction": ("understanding", "legal position", "options", "recommendation", "next steps"),
+    "statutory interpretation": ("statutory text", "purpose", "interpretation", "case law", "application"),
+}
+
+SET_ASIDE = {
+    "empty field": "id, question, answer, topic, difficulty or reasoning has no text",
+    "unknown difficulty": f"not one of {', '.join(STEPS)}",
+    "duplicate id": "an earlier row that is kept has the same id",
+    "repeated row": "an earlier row that is kept has the same question and answer",
+    "no steps": "reasoning has no `Step 1:`",
+    "broken steps": "steps are not numbered 1, 2, 3, ...",
+    "markup": "a text holds a section heading (`### Answer:`) or a special token (`<|im_end|>`), which would break the layout",
+}
+WARNED = {
+    "near-duplicate question": f"an earlier question shares at least {NEAR_DUPLICATE:.0%} of its shingles; kept in the same split",
+    "few steps": "fewer than the difficulty asks for: " + ", ".join(f"{name} {steps}" for name, steps in STEPS.items()),
+    "short text": f"answer below {MIN_ANSWER} or reasoning below {MIN_REASONING} characters",
+    "no citation": "case_citation is empty",
+    "citation shape": "an entry of case_citation is neither a neutral citation, a law report nor legislation",
+    "answer structure": f"answer has not all the headings of {', '.join(FORMS)}",
+}
+
+_YEAR = r"(?:1[2-9]|20)\d\d"
+_COURTS = (
+    r"UKSC|UKHL|UKPC|EWCA\s+(?:Civ|Crim)|EWHC|EWFC|EWCOP|EWCC|EAT|UKEAT|UKUT|UKFTT|UKAIT|UKIAT|CAT|CSIH|CSOH|HCJAC|HCJT|HCJ|"
+    r"NICA|NIQB|NIKB|NICh|NIFam|NICC"
+)
+CITATIONS = {  # the shape alone: that a case exists, or says what is claimed, is not checked
+    "neutral citation": re.compile(rf"\[{_YEAR}\]\s+(?:{_COURTS})\s+\d+(?:\s+\((?:[A-Z][A-Za-z]*|T[1-3])\))?"),
+    # [1932] AC 562, [1990] 2 AC 605, (1854) 9 Ex 341, 1932 SC (HL) 31: a series' year in square brackets stands for its
+    # volume, one in round brackets does not, and Scottish reports have none.
+    "law report": re.compile(
+        rf"(?:\[{_YEAR}\]\s+(?:\d+\s+)?|\({_YEAR}(?:[-–/]\d+)?\)\s+\d+\s+|\b{_YEAR}\s+(?=(?:SC|SLT|SLR|SCLR|SCCR)\b))"
+        r"[A-Z][A-Za-z&.'’]*(?:\s+(?:\([A-Z][A-Za-z]*\)|[A-Z][A-Za-z&.'’]*)){0,3}\s+\d+"
+    ),
+    "legislation": re.compile(
+        rf"\b(?:Act|Measure|Order|Regulations?|Rules|Code)\s+(?:\([A-Z][\w\s]*\)\s+)?{_YEAR}"
+        rf"|\bss?\.?\s*\d\S*\s+[A-Z]{{2,5}}\s+{_YEAR}|\bSI\s+{_YEAR}/\d+"  # s 994 CA 2006, SI 1999/2083
+        r"|\b(?:CPR|Civil Procedure Rules)\s+(?:[Pp](?:art|t)\s+|[Rr]r?\.?\s*)?\d"
+        r"|\b(?:Directive|Regulation|Decision|GDPR)\s+(?:\((?:EU|EC|EEC)\)\s+)?(?:No\.?\s*)?\d+/\d+"
+    ),
+}
+
+_NAMES = "|".join(sorted({p.removesuffix("s").replace(" ", r"\s+") for parts in FORMS.values() for p in parts}))
+_PART = re.compile(
+    rf"(?:^|[\n.;)*#\s])\**\b((?:{_NAMES})s?)\**\s*[:–—]|^\s*(?:#+\s*|\*\*)((?:{_NAMES})s?)\b[^\n]*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One defect of one row."""
+
+    row: int  # of the records given, from 1
+    id: str
+    defect: str  # a key of SET_ASIDE or WARNED
+    detail: str
+
+
+@dataclass(frozen=True)
+class Report:
+    kept: tuple[Record, ...]
+    set_aside: tuple[Record, ...]
+    findings: tuple[Finding, ...]  # of all rows, in their order; a row can have several
+    excluding: frozenset[str]  # defects that set a row aside
+    counts: dict[str, Any]  # facts about the records kept, as `as_dict` gives them
+
+    def of(self, defect: str) -> list[Finding]:
+        """Findings of one defect, the first of each row: all where it sets rows aside, else those of rows that are kept."""
+        out = set() if defect in self.excluding else {f.row for f in self.findings if f.defect in self.excluding}
+        return list({f.row: f for f in reversed(self.findings) if f.defect == defect and f.row not in out}.values())[
+            ::-1
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts for results.json: records, rows by defect, and of the records kept steps by difficulty, answer words,
+        citations and structure. A row set aside for two defects counts under both; `warned` are rows that are kept.
+        """
+        rows = {defect: len(self.of(defect)) for defect in SET_ASIDE | WARNED}
+        return {
+            "records": len(self.kept) + len(self.set_aside),
+            "kept": len(self.kept),
+            "set_aside": {defect: rows[defect] for defect in rows if defect in self.excluding},
+            "warned": {defect: rows[defect] for defect in rows if defect not in self.excluding},
+            **self.counts,
+        }
+
+    def listed(self) -> list[dict[str, Any]]:
+        """A row of a table for each finding: row, id, defect, detail, and whether it sets the record aside."""
+        names = ("row", "id", "defect", "detail")
+        return [
+            dict(zip(names, astuple(f), strict=True)) | {"set_aside": f.defect in self.excluding} for f in self.findings
+        ]
+
+    def __str__(self) -> str:
+        facts = self.as_dict()
+        lines = [f"{facts['records']:,} records: {len(self.kept):,} kept, {len(self.set_aside):,} set aside"]
+        for title, defects in (("set aside", facts["set_aside"]), ("kept, but look at", facts["warned"])):
+            lines += [f"{title}:", *(self._line(defect, rows) for defect, rows in defects.items() if rows)]
+            if not any(defects.values()):
+                lines.append("  nothing")
+        lines.append("reasoning steps of the records kept:")
+        for difficulty, steps in facts["steps"].items():
+            shares = ", ".join(f"{rows:,} with {number}" for number, rows in steps.items())
+            lines.append(f"  {difficulty}, at least {STEPS.get(difficulty, 'any')} expected: {shares}")
+        lines.append("answer words: " + ", ".join(f"{name} {words:,}" for name, words in facts["answer_words"].items()))
+        for name in ("citations", "structure"):
+            lines.append(f"{name}: " + ", ".join(f"{kind} {rows:,}" for kind, rows in facts[name].items()))
+        return "\n".join(lines)
+
+    def _line(self, defect: str, rows: int) -> str:
+        examples = [f"\n    row {f.row} {f.id!r}: {f.detail}".removesuffix(": ") for f in self.of(defect)[:3]]
+        return f"  {defect}: {rows:,} ({(SET_ASIDE | WARNED)[defect]})" + "".join(examples)
+
+
+def validate(records: Sequence[Record], excluding: Collection[str] = frozenset(SET_ASIDE)) -> Report:
+    """Checks every record; those with a defect of `excluding` are set aside, all others kept in their order.
+
+    Nothing is dropped in silence: each defect of each row is a `Finding`. Near-duplicates are looked for among the
+    records that are kept. Raises ValueError for an unknown defect in `excluding`, and where no record is kept.
+    """
+    excluding = frozenset(excluding)
+    if unknown := sorted(excluding - SET_ASIDE.keys() - (WARNED.keys() - {"near-duplicate question"})):
+        raise ValueError(
+            f"excluding: {unknown[0]!r} cannot set a record aside; choose from {', '.join(SET_ASIDE | WARNED)}"
+        )
+    findings: list[Finding] = []
+    ids: dict[str, int] = {}
+    texts: dict[tuple[str, str], int] = {}
+    for row, record in enumerate(records, 1):
+        defects = _defects(record)
+        same = (_plain(record.question), _plain(record.answer))
+        for seen, key, defect in ((ids, record.id, "duplicate id"), (texts, same, "repeated row")):
+            if key in seen:
+                defects.append((defect, f"as row {seen[key]}"))
+        if excluding.isdisjoint(defect for defect, _ in defects):  # a row that is set aside hides no good one after it
+            ids[record.id] = texts[same] = row
+        findings += [Finding(row, record.id, *defect) for defect in defects]
+    bad = {finding.row for finding in findings if finding.defect in excluding}
+    kept = [(row, record) for row, record in enumerate(records, 1) if row not in bad]
+    if not kept:
+        most = Counter(f.defect for f in findings if f.defect in excluding).most_common(3)
+        raise ValueError(
+            f"records: none of {len(records)} can be used ({', '.join(f'{defect} {rows}' for defect, rows in most)}); "
+            "repair them, or leave these defects out of `excluding`"
+        )
+    for i, j, jaccard in near_duplicates([record.question for _, record in kept]):
+        (first, _), (row, record) = kept[i], kept[j]
+        findings.append(Finding(row, record.id, "near-duplicate question", f"of row {first}, Jaccard {jaccard:.2f}"))
+    return Report(
+        kept=tuple(record for _, record in kept),
+        set_aside=tuple(record for row, record in enumerate(records, 1) if row in bad),
+        findings=tuple(sorted(findings, key=lambda finding: finding.row)),
+        excluding=excluding,
+        counts=_counts([record for _, record in kept]),
+    )
+
+
+def _defects(record: Record) -> list[tuple[str, str]]:
+    """Defects that show in one record alone, with their details."""
+    found = [("empty field", name) for name in FILLED if not getattr(record, name)]
+    if record.difficulty and record.difficulty not in STEPS:
+        found.append(("unknown difficulty", record.difficulty))
+    steps = [int(number) for number in STEP.findall(record.reasoning)]
+    if record.reasoning and not steps:
+        found.append(("no steps", record.reasoning[:40]))
+    if steps != list(range(1, len(steps) + 1)):
+        found.append(("broken steps", ", ".join(map(str, steps))))
+    found += [("markup", f"{name}: {text}") for name in FILLED[1:] if (text := _markup(getattr(record, name)))]
+    if steps and len(steps) < STEPS.get(record.difficulty, 0):
+        found.append(("few steps", f"{len(steps)}, {record.difficulty} asks for {STEPS[record.difficulty]}"))
+    for name, least in (("answer", MIN_ANSWER), ("reasoning", MIN_REASONING)):
+        if 0 < len(getattr(record, name)) < least:
+            found.append(("short text", f"{name}: {len(getattr(record, name))} characters"))
+    if not record.case_citation:
+        found.append(("no citation", ""))
+    found += [("citation shape", entry) for entry, kind in citations(record.case_citation) if kind is None]
+    form, missing = answer_structure(record.answer)
+    if record.answer and (form is None or missing):
+        found.append(("answer structure", f"{form} without {', '.join(missing)}" if form else "no form"))
+    return found
+
+
+def citations(text: str) -> list[tuple[str, str | None]]:
+    """Entries of a citation field, parted by ";" or a line's end, and the kind each has the shape of.
+
+    Kinds are the keys of CITATIONS, the first that fits, or None. The shape says nothing about whether a source exists.
+    """
+    entries = [entry.strip() for entry in re.split(r"[;\n]", text) if entry.strip()]
+    return [
+        (entry, next((kind for kind, shape in CITATIONS.items() if shape.search(entry)), None)) for entry in entries
+    ]
+
+
+def answer_structure(answer: str) -> tuple[str | None, tuple[str, ...]]:
+    """The form of an answer (a key of FORMS, the first of equals) and the parts of it that are missing.
+
+    The form is the one with the largest share of its parts written as headings: "ISSUE:", "**Rule**:", "## Application".
+    None, and no part, where fewer than two parts of it are there.
+    """
+    present = {
+        " ".join(name.lower().split()).removesuffix("s") for pair in _PART.findall(answer) for name in pair if name
+    }
+    missing = {form: tuple(p for p in parts if p.removesuffix("s") not in present) for form, parts in FORMS.items()}
+    best = min(FORMS, key=lambda form: len(missing[form]) / len(FORMS[form]))
+    return (best, missing[best]) if len(FORMS[best]) - len(missing[best]) >= 2 else (None, ())
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _markup(text: str) -> str:
+    found = HEADING.search(text) or re.search(r"<\|[^|<>\s]{1,40}\|>|</?s>|<(?:start|end)_of_turn>", text)
+    return found[0].strip() if found else ""
+
+
+def _counts(records: Sequence[Record]) -> dict[str, Any]:
+    steps: dict[str, Counter[int]] = {name: Counter() for name in STEPS}
+    for record in records:
+        steps.setdefault(record.difficulty, Counter())[len(STEP.findall(record.reasoning))] += 1
+    words = sorted(len(record.answer.split()) for record in records)
+    at = {"least": 0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1}
+    kinds = Counter(kind or "other" for record in records for _, kind in citations(record.case_citation))
+    forms = Counter({form: 0 for form in FORMS})
+    for form, missing in (answer_structure(record.answer) for record in records):
+        forms["none" if form is None else "part of a form" if missing else form] += 1
+    return {
+        "steps": {name: dict(sorted(counted.items())) for name, counted in steps.items() if counted},
+        "answer_words": {name: words[round(share * (len(words) - 1))] for name, share in at.items()},
+        "citations": {kind: kinds[kind] for kind in (*CITATIONS, "other")},
+        "structure": dict(forms),
+    }

@@ -1,0 +1,508 @@
+"""Prompt, tokens and labels, held against TRL's own preparation and collator, and the way back from text."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from helpers.legal.layout import (
+    SYSTEM,
+    Layout,
+    Response,
+    Truncation,
+    choose_max_length,
+    parse_response,
+    response,
+)
+from helpers.legal.records import Record, load_records
+
+RECORDS = load_records("sample", num_records=60, seed=0).records
+TURN = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+)
+CHATML = (  # Qwen2.5's, without tools
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    + TURN
+    + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + CHATML.partition("{% endif %}")[2]
+)
+WORDS = (  # Qwen2.5's split, which joins punctuation with the newlines after it
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_level_bpe(chat_template: str | None, eos: str, bos: str | None = None):
+    """A tokeniser like Qwen2.5's, of 900 entries, trained on the sample."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    texts = [f"### Instruction:\n{r.question}\n\n### Response:\n{response(r)}" for r in RECORDS]
+    backend.train_from_iterator(texts, trainer)
+    if bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=eos,
+        pad_token="<|endoftext|>",
+        bos_token=bos,
+        chat_template=chat_template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def instruct():
+    return byte_level_bpe(CHATML, eos="<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def base():
+    """A base model's: it has the template, but its own end of text is another token."""
+    return byte_level_bpe(CHATML, eos="<|endoftext|>")
+
+
+@pytest.fixture(scope="module")
+def with_bos():
+    return byte_level_bpe(None, eos="<|endoftext|>", bos="<s>")
+
+
+def tiny_qwen2(tokenizer):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, eos_token_id=tokenizer.eos_token_id, bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config)
+
+
+def trl_trainer(examples, tokenizer, tmp_path, max_length=None):
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    arguments = SFTConfig(
+        output_dir=str(tmp_path),
+        completion_only_loss=True if "prompt" in examples[0] else None,
+        max_length=max_length,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    return SFTTrainer(
+        model=tiny_qwen2(tokenizer),
+        args=arguments,
+        train_dataset=Dataset.from_list(examples),
+        processing_class=tokenizer,
+    )
+
+
+# ---- against TRL
+
+
+def varied_records() -> list[Record]:
+    """40 records: plain ones, and ones with each kind of text that tokenisers and templates treat in its own way."""
+    odd = [
+        replace(RECORDS[0], question="Qu’est-ce qu’un délit ? 你好 🦊 e\u0301"),
+        replace(RECORDS[1], question="a"),
+        replace(RECORDS[2], question="Line one.\n\nLine two:\n\t- tab\n"),
+        replace(RECORDS[3], question="  spaces around  "),
+        replace(RECORDS[4], question="### Response:"),
+        replace(RECORDS[5], case_citation=""),
+        replace(RECORDS[6], reasoning=""),
+        replace(RECORDS[7], answer="Yes"),
+        replace(RECORDS[8], answer="**ISSUE**: £5\u00a0000?\r\n\r\n1) “No”…"),
+        replace(RECORDS[9], answer=RECORDS[9].answer * 12),
+        replace(RECORDS[10], question=RECORDS[10].question * 20),
+        replace(RECORDS[11], topic="", difficulty=""),
+    ]
+    return [*odd, *RECORDS[12:40]]
+
+
+def varied_conversations() -> list[dict]:
+    """Ten prompt-completion conversations that no record gives: turns, no system message, odd ends."""
+    user, assistant = "user", "assistant"
+    texts = [
+        ([(user, "Hi")], "Hello"),
+        ([(user, "Hi"), (assistant, "Hello."), (user, "What is a tort?")], "A wrong."),
+        ([("system", "Be brief."), (user, "Hi")], "Hello\n"),
+        ([("system", "Be brief."), (user, "Hi"), (assistant, "Hm?"), (user, "Go on")], "\nStep 1: a"),
+        ([(user, "")], "Nothing was asked."),
+        ([(user, "Hi")], ""),
+        ([(user, "Hi")], "  two spaces"),
+        ([(user, "a\n\n\n")], "\n\n\n"),
+        ([(user, "1234567890")], "0987654321 £€"),
+        ([(user, "Hi"), (assistant, "a"), (user, "b"), (assistant, "c"), (user, "d")], "### Answer:\nf"),
+    ]
+    return [
+        {
+            "prompt": [{"role": role, "content": text} for role, text in turns],
+            "completion": [{"role": "assistant", "content": text}],
+        }
+        for turns, text in texts
+    ]
+
+
+def test_labels_of_50_conversations_equal_those_of_trl(instruct, tmp_path):
+    layout = Layout(instruct)
+    examples = [*map(layout.example, varied_records()), *varied_conversations()]
+    assert len(examples) == 50
+    theirs = trl_trainer(examples, instruct, tmp_path).train_dataset
+    ours = layout.tokenize(examples)
+    assert [row["input_ids"] for row in ours] == theirs["input_ids"][:]
+    assert [row["labels"] for row in ours] == theirs["labels"][:]
+
+
+@pytest.mark.parametrize("tokenizer", ["instruct", "with_bos"])
+def test_labels_of_the_instruction_layout_equal_those_of_trl(tokenizer, tmp_path, request):
+    tokenizer = request.getfixturevalue(tokenizer)
+    layout = Layout(tokenizer, "instruction")
+    examples = [layout.example(record) for record in varied_records()]
+    theirs = trl_trainer(examples, tokenizer, tmp_path).train_dataset
+    ours = layout.tokenize(examples)
+    assert [row["input_ids"] for row in ours] == theirs["input_ids"][:]
+    assert [row["labels"] for row in ours] == theirs["labels"][:]
+
+
+def test_a_batch_of_our_rows_equals_a_batch_of_trls(instruct, tmp_path):
+    layout = Layout(instruct)
+    examples = [layout.example(record) for record in varied_records()[:16]]
+    from_text = trl_trainer(examples, instruct, tmp_path)
+    rows, _ = layout.encode(varied_records()[:16], max_length=4096)
+    from_rows = trl_trainer(rows, instruct, tmp_path, max_length=4096)
+    batches = [next(iter(trainer.get_eval_dataloader(trainer.train_dataset))) for trainer in (from_text, from_rows)]
+    assert batches[0].keys() == batches[1].keys() == {"input_ids", "labels", "attention_mask"}
+    for name in batches[0]:
+        assert torch.equal(batches[0][name], batches[1][name])
+
+
+def test_truncated_rows_pass_through_trl_unchanged(instruct, tmp_path):
+    records = varied_records()
+    rows, truncation = Layout(instruct).encode([r for r in records if len(r.question) < 500], max_length=384)
+    assert truncation.reasoning_cut
+    assert truncation.answer_cut
+    theirs = trl_trainer(rows, instruct, tmp_path, max_length=384).train_dataset
+    assert theirs["input_ids"][:] == [row["input_ids"] for row in rows]
+    assert theirs["labels"][:] == [row["labels"] for row in rows]
+
+
+# ---- what is trained on
+
+
+@pytest.mark.parametrize("name", ["chat", "instruction"])
+def test_loss_is_on_the_response_and_its_end_and_on_nothing_else(name, instruct):
+    layout = Layout(instruct, name)
+    end = "<|im_end|>\n" if name == "chat" else "<|im_end|>"
+    for record in RECORDS:
+        (row,) = layout.tokenize([layout.example(record)])
+        trained = [token for token in row["labels"] if token != -100]
+        assert instruct.decode(trained) == response(record) + end
+        assert row["input_ids"][-len(trained) :] == trained
+
+
+@pytest.mark.parametrize("name", ["chat", "instruction"])
+def test_the_prompt_at_generation_is_the_prompt_in_training(name, base):
+    layout = Layout(base, name)
+    prompts = layout.prompt_ids([record.question for record in RECORDS])
+    rows = layout.tokenize([layout.example(record) for record in RECORDS])
+    for prompt, row in zip(prompts, rows, strict=True):
+        assert row["labels"][: len(prompt)] == [-100] * len(prompt)
+        assert row["labels"][len(prompt) :] == row["input_ids"][len(prompt) :]
+        assert row["input_ids"][: len(prompt)] == prompt
+
+
+def test_the_instruction_layout_is_the_documented_text(base):
+    record = Record("1", "Why?", "ISSUE: a", "Tort Law", "basic", "Hall v Brook [2071] UKSC 1", "Step 1: b")
+    layout = Layout(base, "instruction")
+    example = layout.example(record)
+    assert example["prompt"] + example["completion"] == (
+        "### Instruction:\nWhy?\n\n### Response:\n### Topic: Tort Law\n### Difficulty: basic\n\n### Reasoning:\nStep 1: b\n\n"
+        "### Answer:\nISSUE: a\n\n### Case Citation:\nHall v Brook [2071] UKSC 1"
+    )
+
+
+def test_a_template_that_refuses_a_system_message_gets_it_before_the_question():
+    layout = Layout(byte_level_bpe(NO_SYSTEM, eos="<|im_end|>"))
+    assert layout.prompt("Why?") == [{"role": "user", "content": f"{SYSTEM}\n\nWhy?"}]
+
+
+def test_a_template_that_leaves_a_system_message_out_gets_it_before_the_question():
+    skip = "{% if message['role'] == 'system' %}{% continue %}{% endif %}"
+    silent = CHATML.replace("<|im_start|>{{", skip + "<|im_start|>{{")
+    layout = Layout(byte_level_bpe(silent, eos="<|im_end|>"))
+    assert layout.prompt("Why?") == [{"role": "user", "content": f"{SYSTEM}\n\nWhy?"}]
+
+
+# ---- stopping
+
+
+def test_the_stop_token_ends_the_turn_and_carries_a_label(instruct, base):
+    for tokenizer in (instruct, base):
+        layout = Layout(tokenizer)
+        assert layout.stop_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+        rows, _ = layout.encode(RECORDS, max_length=1024)
+        assert all(row["labels"].count(layout.stop_token_id) == 1 for row in rows)
+
+
+def test_a_base_model_stops_at_the_end_of_turn_and_at_its_own_end_of_text(base, instruct):
+    end_of_turn, end_of_text = base.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert Layout(base).stop_token_ids == (end_of_turn, end_of_text)
+    assert Layout(base, "instruction").stop_token_ids == (end_of_text,)
+    assert Layout(instruct).stop_token_ids == (end_of_turn,)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, [2, 0]), (0, [2, 0]), ([2, 0], [2, 0]), (5, [2, 0, 5])])
+def test_generation_config_keeps_what_it_stopped_at_before(base, before, after):
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(eos_token_id=before)
+    Layout(base).set_stop_tokens(config)
+    assert (config.eos_token_id, config.pad_token_id) == (after, 0)
+
+
+def test_generation_ends_at_the_token_that_was_trained_to_end_it(base):
+    layout, model = Layout(base), tiny_qwen2(base)
+
+    def says_stop_after_three_tokens(ids, scores):
+        scores[:, layout.stop_token_id] = 1e9 if ids.shape[1] == prompt.shape[1] + 3 else -1e9
+        scores[:, base.eos_token_id] = -1e9
+        return scores
+
+    prompt = torch.tensor(layout.prompt_ids(["Why?"]))
+
+    def generated() -> int:
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=12,
+            do_sample=False,
+            logits_processor=[says_stop_after_three_tokens],
+        )
+        return out.shape[1] - prompt.shape[1]
+
+    assert generated() == 12
+    layout.set_stop_tokens(model.generation_config)
+    assert generated() == 4
+
+
+def test_a_question_that_spells_out_the_stop_token_is_refused(instruct):
+    records = [RECORDS[0], replace(RECORDS[1], question="What does <|im_end|> mean?")]
+    with pytest.raises(ValueError, match=rf"record '{RECORDS[1].id}'.*<\|im_end\|>"):
+        Layout(instruct).encode(records, max_length=1024)
+
+
+def test_a_template_that_never_stops_is_refused():
+    endless = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    with pytest.raises(ValueError, match=r"no special token.*layout='instruction'"):
+        Layout(byte_level_bpe(endless, eos="<|im_end|>"))
+
+
+def test_a_special_token_before_the_answer_is_not_taken_for_the_stop_token():
+    channels = CHATML.replace("{{ message['content'] }}", "<s>{{ message['content'] }}")
+    layout = Layout(byte_level_bpe(channels, eos="<|im_end|>"))
+    assert layout.tokenizer.decode([layout.stop_token_id]) == "<|im_end|>"
+
+
+def test_a_model_without_chat_template_is_refused_with_the_remedy(with_bos):
+    with pytest.raises(ValueError, match=r"no chat template.*layout='instruction'.*Instruct"):
+        Layout(with_bos)
+
+
+def test_an_unknown_layout_is_refused(instruct):
+    with pytest.raises(ValueError, match="layout='alpaca': must be one of chat, instruction"):
+        Layout(instruct, "alpaca")
+
+
+# ---- truncation
+
+
+def tokens(layout: Layout, record: Record) -> int:
+    return layout.lengths([record])[0]
+
+
+def test_lengths_are_those_of_the_rows(instruct):
+    layout = Layout(instruct)
+    rows, truncation = layout.encode(RECORDS, max_length=4096)
+    assert layout.lengths(RECORDS) == [len(row["input_ids"]) for row in rows]
+    assert truncation == Truncation(4096, len(RECORDS), (), (), 0)
+
+
+def test_a_long_record_loses_its_last_steps_as_few_as_will_do_and_keeps_the_rest(instruct):
+    layout = Layout(instruct)
+    record = next(record for record in RECORDS if record.difficulty == "expert")
+    text = record.reasoning.split(" Step 6:")[0]
+    length = tokens(layout, replace(record, reasoning=text))
+    for max_length, steps in ((length, 5), (length - 1, 4)):
+        (row,), truncation = layout.encode([record], max_length)
+        written = parse_response(instruct.decode([t for t in row["labels"] if t != -100], skip_special_tokens=True))
+        assert written.steps == steps
+        assert record.reasoning.startswith(written.reasoning)
+        assert (written.answer, written.case_citation) == (record.answer, record.case_citation)
+        assert row["labels"].count(layout.stop_token_id) == 1
+        assert truncation.reasoning_cut == (record.id,)
+        assert truncation.tokens_cut == tokens(layout, record) - len(row["input_ids"])
+
+
+def test_prose_without_steps_loses_its_last_sentences(instruct):
+    layout = Layout(instruct)
+    record = replace(RECORDS[0], reasoning="One is first. Two is next; three follows. " + "Four is long. " * 30)
+    wanted = replace(record, reasoning="One is first. Two is next; three follows.")
+    (row,), _ = layout.encode([record], max_length=tokens(layout, wanted))
+    assert row == layout.tokenize([layout.example(wanted)])[0]
+
+
+def test_an_answer_that_does_not_fit_without_reasoning_is_cut_at_its_end_and_counted(instruct):
+    layout = Layout(instruct)
+    long = replace(RECORDS[0], answer="It depends on the facts. " * 200)
+    rows, truncation = layout.encode([RECORDS[1], long], max_length=1024)
+    (whole,) = layout.tokenize([layout.example(replace(long, reasoning=""))])
+    assert rows[1] == {name: values[:1024] for name, values in whole.items()}
+    assert layout.stop_token_id not in rows[1]["labels"]
+    assert (truncation.reasoning_cut, truncation.answer_cut) == ((), (long.id,))
+    assert truncation.tokens_cut == tokens(layout, long) - 1024
+    assert f"1 the end of their answer ({long.id})" in str(truncation)
+
+
+def test_a_question_that_leaves_no_room_for_an_answer_is_refused_by_id(instruct):
+    long = replace(RECORDS[0], question=RECORDS[0].question * 100)
+    with pytest.raises(ValueError, match=rf"max_length=512.*no room.*1 of 2 records \({long.id}\)\. Raise"):
+        Layout(instruct).encode([RECORDS[1], long], max_length=512)
+
+
+def test_headings_alone_are_no_answer(instruct):
+    layout = Layout(instruct)
+    record = replace(RECORDS[0], reasoning="")
+    upto_answer = tokens(layout, replace(record, answer="", case_citation="")) - 2  # <|im_end|> and the newline
+    with pytest.raises(ValueError, match="no room"):
+        layout.encode([record], max_length=upto_answer)
+    (row,), _ = layout.encode([record], max_length=upto_answer + 3)
+    assert len(row["input_ids"]) == upto_answer + 3
+
+
+# ---- max_length
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "expected"),
+    [
+        ([100] * 99 + [5000], {}, 128),  # 99 of 100 fit
+        ([100] * 98 + [129, 5000], {}, 256),
+        ([128] * 10, {}, 128),
+        ([129] * 10, {}, 256),
+        ([3000] * 10, {}, 1024),
+        ([3000] * 10, {"cap": 4096}, 3072),
+        ([1000] * 10, {}, 1024),
+        ([100] * 10, {"wanted": 1000}, 1024),
+        ([100] * 10, {"wanted": 2048}, 2048),
+        ([], {"wanted": 1}, 128),
+    ],
+)
+def test_max_length_is_the_99th_percentile_in_steps_of_128(lengths, options, expected):
+    assert choose_max_length(lengths, **options)[0] == expected
+
+
+def test_the_reason_for_max_length_counts_what_is_longer():
+    _, reason = choose_max_length([100] * 98 + [3000, 4000])
+    assert "at most 3,000 tokens" in reason
+    assert "capped at 1,024; 2 are longer (longest 4,000)" in reason
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [([1], {"wanted": -1}, "max_length=-1"), ([1], {"cap": 1000}, "cap=1000"), ([], {}, "no record")],
+)
+def test_an_impossible_max_length_is_refused(lengths, options, message):
+    with pytest.raises(ValueError, match=message):
+        choose_max_length(lengths, **options)
+
+
+# ---- reading back
+
+
+def test_every_response_is_read_back_as_it_was_written():
+    for record in [
+        *RECORDS,
+        replace(RECORDS[0], case_citation=""),
+        replace(RECORDS[1], answer="a\n\n# Title\n## b: c"),
+    ]:
+        written = parse_response(response(record))
+        assert {name: asdict(record)[name] for name in asdict(written) if name != "problems"} == {
+            name: text for name, text in asdict(written).items() if name != "problems"
+        }
+        assert written.well_formed
+    assert parse_response(response(replace(RECORDS[0], reasoning=""))).problems == ("no reasoning",)
+
+
+def test_a_response_cut_off_anywhere_is_read_as_far_as_it_goes():
+    record = RECORDS[0]
+    text = response(record)
+    answer = text.index("### Answer:\n") + len("### Answer:\n")
+    for end in range(len(text)):
+        read = parse_response(text[:end])
+        assert read.well_formed == (end > answer)
+        assert record.answer.startswith(read.answer)
+        assert record.topic.startswith(read.topic)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", Response(problems=("no topic", "no difficulty", "no reasoning", "no answer"))),
+        ("Hello, how can I help?", Response(problems=("no topic", "no difficulty", "no reasoning", "no answer"))),
+        ("Sure!\n### Topic: a\n### Difficulty: b\n### Reasoning: Step 1: c\n### Answer: d", Response("a", "b", "Step 1: c", "d")),
+        ("#topic: a\n###  DIFFICULTY : b\n## Reasoning\nStep 1: c\n### Answer  \nd", Response("a", "b", "Step 1: c", "d")),
+        (
+            "### Topic: a\n### Difficulty: b\n### Answer: d\n### Reasoning: Step 1: c",
+            Response("a", "b", "Step 1: c", "d", problems=("sections out of order",)),
+        ),
+        (
+            "### Topic: a\n### Difficulty: b\n### Reasoning: because\n### Answer: d",
+            Response("a", "b", "because", "d", problems=("reasoning without steps",)),
+        ),
+        (
+            "### Topic: a\n### Topic: e\n### Difficulty: b\n### Reasoning: Step 1: c\n### Answer: d",
+            Response("a", "b", "Step 1: c", "d", problems=("topic twice",)),
+        ),
+        (
+            "### Topic: a\n### Difficulty: b\n### Reasoning: Step 1: c\n### Answer: d\n### Instruction:\nNext\n### Response:\n"
+            "### Topic: e",
+            Response("a", "b", "Step 1: c", "d", problems=("goes on with a new instruction",)),
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_model_may_write_is_read_and_its_problems_are_named(text, expected):
+    assert parse_response(text) == expected
+
+
+def test_a_heading_inside_a_line_or_with_other_words_is_text():
+    text = (
+        "### Topic: a\n### Difficulty: b\n### Reasoning: Step 1: see ### Answer: below\n### Answers vary\n### Answer: d"
+    )
+    read = parse_response(text)
+    assert read.reasoning == "Step 1: see ### Answer: below\n### Answers vary"
+    assert read.answer == "d"
+    assert read.well_formed

@@ -1,0 +1,236 @@
+"""What validation finds: each defect planted on its own, citations and forms from lists, and nothing lost."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from helpers.legal.records import Record, load_records
+from helpers.legal.validation import FORMS, SET_ASIDE, WARNED, answer_structure, citations, validate
+
+CLEAN = load_records("sample", num_records=60, seed=0).records
+FIRST = CLEAN[0]
+
+
+def with_one(**changes: str) -> list[Record]:
+    """The clean records, one of them changed in the sixth row."""
+    return [*CLEAN[:5], replace(CLEAN[5], **changes), *CLEAN[6:]]
+
+
+def test_the_sample_has_no_defect():
+    report = validate(CLEAN)
+    assert report.kept == CLEAN
+    assert not [finding for finding in report.findings if finding.defect != "near-duplicate question"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "defect", "detail"),
+    [
+        ({"id": ""}, "empty field", "id"),
+        ({"question": ""}, "empty field", "question"),
+        ({"answer": ""}, "empty field", "answer"),
+        ({"topic": ""}, "empty field", "topic"),
+        ({"difficulty": ""}, "empty field", "difficulty"),
+        ({"reasoning": ""}, "empty field", "reasoning"),
+        ({"difficulty": "hard"}, "unknown difficulty", "hard"),
+        ({"id": CLEAN[1].id}, "duplicate id", "as row 2"),
+        ({"question": CLEAN[1].question.upper(), "answer": CLEAN[1].answer}, "repeated row", "as row 2"),
+        ({"reasoning": "It depends on the facts, and on which of them a court would find."}, "no steps", "It depends"),
+        ({"reasoning": "Step 1: Read the contract. Step 3: Read it a second time, slowly."}, "broken steps", "1, 3"),
+        ({"reasoning": "Step 2: Read the contract. Step 3: Read it a second time, slowly."}, "broken steps", "2, 3"),
+        ({"answer": FIRST.answer + "\n### Case Citation:\nnone"}, "markup", "answer: ### Case Citation:"),
+        ({"question": "What is <|im_end|> in contract law?"}, "markup", "question: <|im_end|>"),
+    ],
+)
+def test_a_bad_row_is_set_aside_with_its_reason(changes, defect, detail):
+    records = with_one(**changes)
+    report = validate(records)
+    assert report.set_aside == (records[5],)
+    assert report.kept == tuple(records[:5] + records[6:])
+    (finding,) = [finding for finding in report.findings if finding.defect in SET_ASIDE]
+    assert (finding.row, finding.id, finding.defect) == (6, records[5].id, defect)
+    assert finding.detail.startswith(detail)
+    assert report.as_dict()["set_aside"] == dict.fromkeys(SET_ASIDE, 0) | {defect: 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "defect", "detail"),
+    [
+        ({"difficulty": "expert", "reasoning": "Step 1: " + "a" * 60}, "few steps", "1, expert asks for 7"),
+        ({"answer": "ISSUE: a\nRULE: b\nAPPLICATION: c\nCONCLUSION: d"}, "short text", "answer: 45 characters"),
+        (
+            {"difficulty": "basic", "reasoning": "Step 1: a Step 2: b Step 3: c Step 4: d"},
+            "short text",
+            "reasoning: 39",
+        ),
+        ({"case_citation": ""}, "no citation", ""),
+        ({"case_citation": "Prest v Petrodel [2013] UKSC 34; a book"}, "citation shape", "a book"),
+        (
+            {"answer": "ISSUE: a. RULE: b. CONCLUSION: " + "c" * 90},
+            "answer structure",
+            "case analysis without application",
+        ),
+        ({"answer": "It all depends. " * 10}, "answer structure", "no form"),
+    ],
+)
+def test_a_lesser_defect_is_listed_and_its_row_kept(changes, defect, detail):
+    records = with_one(**changes)
+    report = validate(records)
+    assert report.kept == tuple(records)
+    (finding,) = [finding for finding in report.findings if finding.defect != "near-duplicate question"]
+    assert (finding.row, finding.defect) == (6, defect)
+    assert finding.detail.startswith(detail)
+    assert report.as_dict()["warned"][defect] == 1
+
+
+def test_a_near_duplicate_is_listed_with_the_row_it_repeats():
+    records = with_one(question="Now: " + CLEAN[2].question)
+    (finding,) = [f for f in validate(records).findings if f.row == 6]
+    assert finding.defect == "near-duplicate question"
+    assert finding.detail.startswith("of row 3, Jaccard 0.9")
+
+
+def test_a_row_set_aside_does_not_hide_the_good_one_that_repeats_it():
+    records = [replace(FIRST, reasoning=""), FIRST, *CLEAN[1:]]
+    report = validate(records)
+    assert report.set_aside == (records[0],)
+    assert report.kept == CLEAN
+
+
+def test_every_row_is_either_kept_or_set_aside_whatever_is_wrong_with_it():
+    records = [replace(CLEAN[n % 60], **{name: ""}) for n, name in enumerate(("answer", "topic", "id") * 10)]
+    records += [*CLEAN, *CLEAN[:7]]
+    report = validate(records)
+    assert Counter(report.kept + report.set_aside) == Counter(records)
+    assert {finding.row for finding in report.findings if finding.defect in SET_ASIDE} == {
+        row for row, record in enumerate(records, 1) if row <= 30 or row > 90
+    }
+
+
+def test_the_caller_can_keep_what_is_set_aside_and_set_aside_what_is_kept():
+    records = with_one(reasoning="Free prose about the case, long enough to be an explanation.", case_citation="")
+    assert validate(records, excluding=SET_ASIDE.keys() - {"no steps"}).set_aside == ()
+    assert validate(records, excluding={"no citation"}).set_aside == (records[5],)
+
+
+def test_defects_of_rows_set_aside_are_not_counted_as_warnings():
+    report = validate(with_one(topic="", case_citation=""))
+    assert report.as_dict()["warned"]["no citation"] == 0
+    assert [(row["defect"], row["set_aside"]) for row in report.listed() if row["row"] == 6] == [
+        ("empty field", True),
+        ("no citation", False),
+    ]
+
+
+def test_an_unknown_defect_is_refused():
+    with pytest.raises(ValueError, match=r"excluding: 'typos' cannot .*empty field"):
+        validate(CLEAN, excluding={"typos"})
+
+
+def test_no_usable_record_at_all_is_refused_with_what_is_wrong():
+    with pytest.raises(ValueError, match=r"none of 60 can be used \(empty field 60\)"):
+        validate([replace(record, topic="") for record in CLEAN])
+
+
+def test_the_report_prints_counts_and_examples_and_goes_into_json():
+    report = validate(with_one(reasoning=""))
+    text = str(report)
+    assert "60 records: 59 kept, 1 set aside" in text
+    assert f"row 6 {CLEAN[5].id!r}: reasoning" in text
+    facts = json.loads(json.dumps(report.as_dict()))
+    assert facts["kept"] + sum(facts["set_aside"].values()) == facts["records"] == 60
+    assert set(facts["set_aside"]) | set(facts["warned"]) == set(SET_ASIDE | WARNED)
+
+
+def test_counts_of_steps_citations_and_forms_are_those_of_the_kept_records():
+    facts = validate(CLEAN).as_dict()
+    assert {name: sum(steps.values()) for name, steps in facts["steps"].items()} == Counter(r.difficulty for r in CLEAN)
+    assert {name: set(steps) for name, steps in facts["steps"].items()} == {
+        "basic": {4}, "intermediate": {5}, "advanced": {6}, "expert": {7}
+    }  # fmt: skip
+    assert sum(facts["citations"].values()) == 120
+    assert facts["citations"]["legislation"] == 60
+    assert facts["structure"]["case analysis"] == sum(record.answer.startswith("ISSUE") for record in CLEAN)
+    lengths = sorted(len(record.answer.split()) for record in CLEAN)
+    assert (facts["answer_words"]["least"], facts["answer_words"]["most"]) == (lengths[0], lengths[-1])
+
+
+# ---- citations
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [
+        ("Prest v Petrodel Resources Ltd [2013] UKSC 34", "neutral citation"),
+        ("R v Ghosh [2010] EWCA Crim 2805", "neutral citation"),
+        ("Franbar Holdings Ltd v Patel [2008] EWHC 1534 (Ch)", "neutral citation"),
+        ("Barclay v British Airways plc [2008] EWCA Civ 1419 at [31]", "neutral citation"),
+        ("[2022] EAT 17", "neutral citation"),
+        ("Petroleum Co v HMRC [2018] UKUT 255 (TCC)", "neutral citation"),
+        ("Re A [2024] EWCOP 5 (T3)", "neutral citation"),
+        ("X v Y [2011] CSIH 7", "neutral citation"),
+        ("Donoghue v Stevenson [1932] AC 562", "law report"),
+        ("Beswick v Beswick [1968] 2 QB 1", "law report"),
+        ("DHN Food Distributors v Tower Hamlets LBC [1976] 3 All ER 462", "law report"),
+        ("Hadley v Baxendale (1854) 9 Ex 341", "law report"),
+        ("R v Smith (1985) 81 Cr App R 286", "law report"),
+        ("The Achilleas [2007] 1 Lloyd's Rep 19", "law report"),
+        ("Donoghue v Stevenson 1932 SC (HL) 31", "law report"),
+        ("Companies Act 2006 ss.171-177", "legislation"),
+        ("s 14(2) Sale of Goods Act 1979", "legislation"),
+        ("s.994 CA 2006", "legislation"),
+        ("Unfair Terms in Consumer Contracts Regulations 1999", "legislation"),
+        ("SI 1999/2083", "legislation"),
+        ("CPR r 3.9", "legislation"),
+        ("CPR Part 36", "legislation"),
+        ("Regulation (EU) 2016/679", "legislation"),
+        ("Directive 2008/115/EC art. 14", "legislation"),
+        ("Donoghue v Stevenson", None),
+        ("Donoghue v Stevenson (1932)", None),
+        ("R v Pratap Singh Sehmbi [2018] (criminal prosecution)", None),
+        ("Companies Act", None),
+        ("Home Office Guidance (April 2023)", None),
+        ("Brehm v. Eisner, 746 A.2d 244 (Del. 2000)", None),
+        ("Prest v Petrodel [2013] UKSC", None),
+        ("Prest v Petrodel [213] UKSC 34", None),
+        ("[2013] ABCD EFGH IJKL MNOP QRST 34", None),
+    ],
+)
+def test_the_shape_of_a_citation_tells_its_kind(entry, kind):
+    assert citations(entry) == [(entry, kind)]
+
+
+def test_entries_are_parted_by_semicolons_and_lines_only():
+    field = "A, B and C v D [2013] UKSC 34; ; Companies Act 2006, s 1\nsomething"
+    assert [entry for entry, _ in citations(field)] == [
+        "A, B and C v D [2013] UKSC 34", "Companies Act 2006, s 1", "something"
+    ]  # fmt: skip
+    assert citations("") == []
+
+
+# ---- forms
+
+
+@pytest.mark.parametrize(
+    "style", ["{}: text.", "**{}**: text.", "**{}:** text.", "## {}\ntext.", "**{}**\ntext.", "1) {} – text."]
+)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", [str.upper, str.title])
+def test_a_form_is_recognised_in_any_style_of_heading(form, style, case):
+    answer = "\n".join(style.format(case(part)) for part in FORMS[form])
+    assert answer_structure(answer) == (form, ())
+
+
+def test_a_form_written_in_one_line_is_recognised():
+    assert answer_structure("ISSUE: a. RULE: b. APPLICATION: c. CONCLUSION: d.") == ("case analysis", ())
+
+
+@pytest.mark.parametrize("missing", FORMS["educational"])
+def test_a_part_that_is_missing_is_named(missing):
+    answer = "\n".join(f"{part.upper()}: text." for part in FORMS["educational"] if part != missing)
+    assert answer_structure(answer) == ("educational", (missing,))
+
+
+def test_words_of_a_form_within_a_sentence_are_no_headings():
+    assert answer_structure("The issue is a rule whose application has a conclusion.") == (None, ())
