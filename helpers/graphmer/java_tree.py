@@ -1,0 +1,251 @@
+"""What one Java file declares: its types, their methods and fields, as written; the first half of `java_source`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+KINDS = {
+    "class_declaration": "class",
+    "record_declaration": "class",
+    "interface_declaration": "interface",
+    "enum_declaration": "enum",
+    "annotation_type_declaration": "annotation",
+}
+_PARAMETERS = ("formal_parameter", "spread_parameter")
+
+
+@dataclass(eq=False)
+class File:
+    repository: str
+    package: str
+    tree: object = field(repr=False)  # keeps the nodes alive
+    types: list[Type] = field(default_factory=list)
+    imports: list[tuple[str, bool, bool]] = field(default_factory=list)  # name, static, on demand
+
+    def prefixed(self, name: str) -> str:
+        return f"{self.repository}/{name}" if self.repository else name
+
+
+@dataclass(eq=False)
+class Type:
+    id: str
+    kind: str
+    name: str
+    full_name: str
+    file: File
+    outer: Type | None
+    node: Node
+    variables: set[str]  # type parameters
+    extends: list[str]
+    implements: list[str]
+    members: dict[str, Type] = field(default_factory=dict)
+    fields: dict[str, tuple[str, Node]] = field(default_factory=dict)  # name -> type as written, node
+    methods: dict[str, list[Method]] = field(default_factory=dict)
+    values: list[Node] = field(default_factory=list)  # what runs outside of methods
+
+    @property
+    def top(self) -> Type:
+        return self.outer.top if self.outer else self
+
+
+@dataclass(eq=False)
+class Method:
+    id: str
+    name: str
+    owner: Type
+    node: Node
+    parameters: list[tuple[str, str, Node]]  # name, type as written, node
+    signature: tuple[str, ...]  # types as written, without type arguments
+    variables: set[str]
+    result: str
+
+    def takes(self, count: int) -> bool:
+        if self.signature and self.signature[-1].endswith("..."):
+            return count >= len(self.signature) - 1
+        return count == len(self.signature)
+
+    @property
+    def is_constructor(self) -> bool:
+        return "constructor" in self.node.type
+
+
+def read_file(tree, repository: str) -> File:
+    """Declarations of a parsed file. Raises SyntaxError with the line of the first error."""
+    root = tree.root_node
+    if root.has_error:
+        line = min(node.start_point[0] for node in _all(root) if node.is_error or node.is_missing) + 1
+        raise SyntaxError("invalid syntax", ("", line, None, None))
+    package = next(
+        (text(node.named_children[-1]) for node in root.named_children if node.type == "package_declaration"), ""
+    )
+    file = File(repository, package, tree)
+    for node in root.named_children:
+        if node.type == "import_declaration":
+            words = {child.type for child in node.children}
+            name = next(text(child) for child in node.named_children if "identifier" in child.type)
+            file.imports.append((name, "static" in words, "asterisk" in words))
+        elif node.type in KINDS:
+            file.types.append(_type(node, file, None))
+    return file
+
+
+def _type(node: Node, file: File, outer: Type | None) -> Type:
+    name = text(node.child_by_field_name("name"))
+    above = outer.full_name if outer else file.package
+    full_name = f"{above}.{name}" if above else name
+    found = Type(
+        id=file.prefixed(full_name),
+        kind=KINDS[node.type],
+        name=name,
+        full_name=full_name,
+        file=file,
+        outer=outer,
+        node=node,
+        variables=_variables(node),
+        extends=[
+            name
+            for child in node.children
+            if child.type in ("superclass", "extends_interfaces")
+            for name in types(child)
+        ],
+        implements=[name for child in node.children if child.type == "super_interfaces" for name in types(child)],
+    )
+    for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
+        name, written = _variable(parameter)
+        found.fields[name] = (written, parameter)
+    for member in _members(node.child_by_field_name("body")):
+        _declare(member, found)
+    return found
+
+
+def _members(body: Node) -> Iterator[Node]:
+    for member in body.named_children:
+        if member.type == "enum_body_declarations":
+            yield from member.named_children
+        else:
+            yield member
+
+
+def _declare(node: Node, owner: Type) -> None:
+    if node.type in KINDS:
+        inner = _type(node, owner.file, owner)
+        owner.members[inner.name] = inner
+    elif node.type in ("field_declaration", "constant_declaration"):
+        written = type_name(node.child_by_field_name("type"))
+        for declarator in _children(node, "variable_declarator"):
+            array = declarator.child_by_field_name("dimensions") is not None
+            owner.fields[text(declarator.child_by_field_name("name"))] = ("" if array else written, node)
+        owner.values.append(node)
+    elif node.type == "enum_constant":
+        owner.fields[text(node.child_by_field_name("name"))] = (owner.name, node)
+        owner.values.append(node)
+    elif (
+        "method_declaration" in node.type
+        or "constructor_declaration" in node.type
+        or node.type == "annotation_type_element_declaration"
+    ):
+        method = _method(node, owner)
+        owner.methods.setdefault(method.name, []).append(method)
+    else:
+        owner.values.append(node)
+
+
+def _method(node: Node, owner: Type) -> Method:
+    declared = node if node.type != "compact_constructor_declaration" else owner.node  # a record's parameters
+    parameters, signature = [], []
+    for parameter in _children(declared.child_by_field_name("parameters"), *_PARAMETERS):
+        name, written = _variable(parameter)
+        variadic = parameter.type == "spread_parameter"
+        parameters.append((name, "" if variadic else written, parameter))
+        kind = next(child for child in parameter.named_children if child.type != "modifiers")
+        dimensions = text(parameter.child_by_field_name("dimensions"))
+        signature.append(_erased(kind) + dimensions + "..." * variadic)
+    name = text(node.child_by_field_name("name"))
+    result = node.child_by_field_name("type")
+    return Method(
+        id=f"{owner.id}.{name}({','.join(signature)})",
+        name=name,
+        owner=owner,
+        node=node,
+        parameters=parameters,
+        signature=tuple(signature),
+        variables=_variables(node),
+        result=type_name(result) if result else "",
+    )
+
+
+def _variable(node: Node) -> tuple[str, str]:
+    """Name and type of a parameter; "" for a type that is primitive or an array."""
+    declarator = next(_children(node, "variable_declarator"), node)
+    kind = next(child for child in node.named_children if child.type != "modifiers")
+    array = declarator.child_by_field_name("dimensions") is not None
+    return text(declarator.child_by_field_name("name")), "" if array else type_name(kind)
+
+
+def _variables(node: Node) -> set[str]:
+    parameters = node.child_by_field_name("type_parameters") or next(_children(node, "type_parameters"), None)
+    return {
+        text(next(_children(parameter, "type_identifier", "identifier")))
+        for parameter in _children(parameters, "type_parameter")
+    }
+
+
+def types(node: Node) -> list[str]:
+    """Every type that a clause (`extends`, `throws`, `catch`) lists."""
+    named = [child for child in node.named_children if child.type != "modifiers"]
+    if len(named) == 1 and named[0].type == "type_list":
+        named = named[0].named_children
+    return [name for child in named if (name := type_name(child))]
+
+
+def type_name(node: Node | None) -> str:
+    """`a.b.C` of `a.b.C<D>`; "" for a type that is primitive or an array."""
+    if node is None:
+        return ""
+    if node.type in ("type_identifier", "identifier"):
+        return text(node)
+    if node.type in ("scoped_type_identifier", "scoped_identifier"):
+        parts = [type_name(child) for child in node.named_children if "annotation" not in child.type]
+        return ".".join(parts) if all(parts) else ""
+    if node.type == "generic_type":
+        return type_name(node.named_children[0])
+    return type_name(node.named_children[-1]) if node.type == "annotated_type" else ""
+
+
+def _erased(node: Node) -> str:
+    """A type as a signature shows it: without package, type arguments and annotations."""
+    if node.type == "array_type":
+        return _erased(node.child_by_field_name("element")) + text(node.child_by_field_name("dimensions"))
+    return type_name(node).rpartition(".")[2] or text(node)
+
+
+def annotations(node: Node) -> list[str]:
+    modifiers = next(_children(node, "modifiers"), None)
+    found = _children(modifiers, "marker_annotation", "annotation")
+    return [type_name(annotation.child_by_field_name("name")) for annotation in found]
+
+
+def modifiers(node: Node) -> set[str]:
+    found = next(_children(node, "modifiers"), None)
+    return {child.type for child in found.children} if found else set()
+
+
+def text(node: Node | None) -> str:
+    return node.text.decode("utf-8", "replace") if node else ""
+
+
+def _children(node: Node | None, *kinds: str) -> Iterator[Node]:
+    return (child for child in node.named_children if child.type in kinds) if node else iter(())
+
+
+def _all(root: Node) -> Iterator[Node]:
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.children

@@ -1,0 +1,227 @@
+"""Which types of entities there are, which relations hold between them, and what each relation forbids.
+
+The ontology is TOML, so that a graph of one's own can come with one of its own: `read_ontology("mine.toml")`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+UNKNOWN = "unknown"  # type of an entity that the sources mention and do not define
+
+# The relation `r` is antisymmetric: r(a, b) and r(b, a) only if a = b · acyclic: no path of r leads back to its start ·
+# functional: at most one tail a head · inverse_functional: at most one head a tail · inverse: r(a, b) says inverse(b, a).
+# An inverse needs no table: its domain, range and properties follow. Mutual imports and recursion are legal, so `imports`
+# and `calls` forbid nothing but wrong types.
+SOFTWARE = """
+[types]  # each with the type that it is a kind of, "" for none
+module = ""
+package = "module"
+class = ""
+interface = "class"
+enum = "class"
+exception = "class"
+annotation = "class"  # a Java annotation type; a Python decorator is the function or class that it is
+function = ""
+method = "function"
+constructor = "method"
+test = "function"     # also a method of a test case
+variable = ""
+field = "variable"
+parameter = ""
+
+[relations.contains]
+domain = ["module", "class", "function"]
+range = ["module", "class", "function", "variable"]
+antisymmetric = true
+acyclic = true
+inverse_functional = true
+inverse = "part_of"
+
+[relations.has_parameter]
+domain = ["function"]
+range = ["parameter"]
+antisymmetric = true
+acyclic = true
+inverse_functional = true
+inverse = "parameter_of"
+
+[relations.imports]  # Java: the class whose file says so imports a class or a package
+domain = ["module", "class"]
+range = ["module", "class"]
+
+[relations.imports_name]
+domain = ["module", "class"]
+range = ["class", "function", "variable"]
+
+[relations.inherits_from]
+domain = ["class"]
+range = ["class"]
+antisymmetric = true
+acyclic = true
+inverse = "inherited_by"
+
+[relations.implements]
+domain = ["class"]
+range = ["interface", "annotation"]
+antisymmetric = true
+acyclic = true
+inverse = "implemented_by"
+
+[relations.overrides]
+domain = ["method", "test"]
+range = ["method", "test"]
+antisymmetric = true
+acyclic = true
+inverse = "overridden_by"
+
+[relations.calls]
+domain = ["module", "class", "function"]
+range = ["function"]
+inverse = "called_by"
+
+[relations.instantiates]
+domain = ["module", "class", "function"]
+range = ["class"]
+
+[relations.returns]
+domain = ["function"]
+range = ["class"]
+
+[relations.has_type]
+domain = ["parameter", "variable"]
+range = ["class"]
+
+[relations.raises]
+domain = ["module", "class", "function"]
+range = ["exception"]
+
+[relations.catches]
+domain = ["module", "class", "function"]
+range = ["exception"]
+
+[relations.annotated_with]
+domain = ["class", "function", "variable", "parameter"]
+range = ["class", "function"]
+
+[relations.tests]
+domain = ["test"]
+range = ["class", "function"]
+antisymmetric = true
+inverse = "tested_by"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """One relation; `domain` and `range` hold the subtypes of what the ontology names, too."""
+
+    name: str
+    domain: frozenset[str]
+    range: frozenset[str]
+    antisymmetric: bool = False
+    acyclic: bool = False
+    functional: bool = False
+    inverse_functional: bool = False
+    inverse: str | None = None
+    canonical: bool = True  # False for an inverse: extraction says `contains`, never `part_of` beside it
+
+    def inverted(self) -> Relation:
+        assert self.inverse
+        return Relation(
+            name=self.inverse,
+            domain=self.range,
+            range=self.domain,
+            antisymmetric=self.antisymmetric,
+            acyclic=self.acyclic,
+            functional=self.inverse_functional,
+            inverse_functional=self.functional,
+            inverse=self.name,
+            canonical=False,
+        )
+
+
+@dataclass(frozen=True)
+class Ontology:
+    types: dict[str, str]  # type -> the type that it is a kind of, "" for none
+    relations: dict[str, Relation]  # inverses included
+
+    def admits(self, head_type: str, relation: str, tail_type: str) -> bool:
+        """Whether the types fit domain and range. Raises KeyError for an unknown relation."""
+        known = self.relations[relation]
+        return head_type in known.domain and tail_type in known.range
+
+    def is_a(self, entity_type: str, ancestor: str) -> bool:
+        """Whether `entity_type` is `ancestor` or a kind of it; an unknown type is only itself."""
+        while entity_type and entity_type != ancestor:
+            entity_type = self.types.get(entity_type, "")
+        return entity_type == ancestor
+
+
+def read_ontology(path: str | Path | None = None) -> Ontology:
+    """The ontology of software (default), or the one in a TOML file written like `SOFTWARE`.
+
+    Raises FileNotFoundError, and ValueError that names the table, the key, what is wrong and what is possible.
+    """
+    name = "ontology" if path is None else f"ontology={str(path)!r}"
+    try:
+        text = SOFTWARE if path is None else Path(path).expanduser().read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: not TOML ({error})") from error
+    if set(tables) != {"types", "relations"}:
+        raise ValueError(f"{name}: needs the tables `types` and `relations`, found: {', '.join(tables) or 'none'}")
+    types = _checked_types(tables["types"], name)
+    relations: dict[str, Relation] = {}
+    for relation_name, table in tables["relations"].items():
+        relation = _relation(relation_name, table, types, f"{name}, relations.{relation_name}")
+        for new in (relation, relation.inverted()) if relation.inverse else (relation,):
+            if new.name in relations or (new is not relation and new.name in tables["relations"]):
+                raise ValueError(f"{name}: relation {new.name!r} is there twice; an inverse needs no table of its own")
+            relations[new.name] = new
+    return Ontology(types, relations)
+
+
+def _checked_types(types: dict, name: str) -> dict[str, str]:
+    if UNKNOWN in types:
+        raise ValueError(f"{name}, types: {UNKNOWN!r} is kept for entities that the sources do not define; rename it")
+    for entity_type, parent in types.items():
+        if not isinstance(parent, str) or (parent and parent not in types):
+            raise ValueError(f'{name}, types.{entity_type}={parent!r}: must be another type or "": {", ".join(types)}')
+        seen = [entity_type]
+        while parent:
+            if parent in seen:
+                raise ValueError(f"{name}, types.{entity_type}: is a kind of itself: {' -> '.join([*seen, parent])}")
+            seen.append(parent)
+            parent = types[parent]
+    return dict(types)
+
+
+def _relation(relation_name: str, table: dict, types: dict[str, str], where: str) -> Relation:
+    keys = {field.name for field in fields(Relation)} - {"name", "canonical"}
+    if unknown := set(table) - keys:
+        raise ValueError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(sorted(keys))}")
+    values = dict(table)
+    for key in ("domain", "range"):
+        named = values.get(key)
+        if not isinstance(named, list) or not named or not all(entity_type in types for entity_type in named):
+            raise ValueError(f"{where}.{key}={named!r}: must be a list of types: {', '.join(types)}")
+        values[key] = frozenset(entity_type for entity_type in types if _ancestors(entity_type, types) & set(named))
+    for key in keys - {"domain", "range", "inverse"}:
+        if not isinstance(values.get(key, False), bool):
+            raise ValueError(f"{where}.{key}={values[key]!r}: must be true or false")
+    inverse = values.get("inverse")
+    if inverse is not None and (not isinstance(inverse, str) or inverse in ("", relation_name)):
+        raise ValueError(f"{where}.inverse={inverse!r}: must be the name of another relation")
+    return Relation(name=relation_name, **values)
+
+
+def _ancestors(entity_type: str, types: dict[str, str]) -> set[str]:
+    """The type itself and all that it is a kind of."""
+    found = set()
+    while entity_type:
+        found.add(entity_type)
+        entity_type = types[entity_type]
+    return found

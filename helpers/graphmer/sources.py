@@ -1,0 +1,66 @@
+"""Source files of a folder: which ones, under which name, with which hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
+# What is installed into or generated beside a project is not its source.
+_FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    path: Path
+    relative: str  # to its folder, with forward slashes
+    repository: str  # name of its folder where there are several, "" where there is one
+
+    @property
+    def listed(self) -> str:
+        """The path that a manifest shows."""
+        return f"{self.repository}/{self.relative}" if self.repository else self.relative
+
+    def read(self) -> tuple[bytes, str]:
+        """Content and its sha256. Raises OSError."""
+        content = self.path.read_bytes()
+        return content, hashlib.sha256(content).hexdigest()
+
+
+def standard_library() -> Path:
+    """Folder of the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def find_sources(folders: Sequence[str | Path], suffix: str, include_tests: bool) -> list[SourceFile]:
+    """Files that end in `suffix` in these folders, by repository and path.
+
+    Installed packages, caches, virtual environments and hidden folders are left out, links to folders are not followed.
+    Raises FileNotFoundError (no such folder) and ValueError (two folders of one name).
+    """
+    paths = [Path(folder).expanduser().resolve() for folder in folders]
+    for folder, path in zip(folders, paths, strict=True):
+        if not path.is_dir():
+            raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds {suffix} files")
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"folders={names}: every folder needs a name of its own, it tells the repositories apart")
+    return [
+        SourceFile(file, file.relative_to(path).as_posix(), path.name if len(paths) > 1 else "")
+        for path in sorted(paths, key=lambda path: path.name)
+        for file in sorted(_files(path, suffix, include_tests), key=lambda file: file.relative_to(path).as_posix())
+    ]
+
+
+def _files(root: Path, suffix: str, include_tests: bool) -> Iterator[Path]:
+    left_out = _FOREIGN if include_tests else _FOREIGN | TEST_FOLDERS
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in left_out and not name.startswith(".")]
+        if "pyvenv.cfg" in files:
+            inner.clear()
+            continue
+        yield from (Path(folder, name) for name in files if name.endswith(suffix))

@@ -1,0 +1,238 @@
+"""The graph of Java sources, by the rules of the language; without tree-sitter only the message that asks for it."""
+
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from helpers.graphmer.java_source import java_graph
+from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, load_graph
+from helpers.graphmer.ontology import read_ontology
+from helpers.graphmer.validation import validate
+
+SHOP = {
+    "shop/goods/Thing.java": """
+        package shop.goods;
+
+        public abstract class Thing implements Priced, java.io.Serializable {
+            protected final String name;
+            public Thing(String name) { this.name = name; }
+            public double price() { return 1.0; }
+            double price(int count) { return count * price(); }
+            double price(String currency) { return 0; }
+            String label() { return name.trim(); }
+            interface Visitor<T> { T visit(Thing thing); }
+            enum Size { SMALL, LARGE; Size next() { return LARGE; } }
+        }
+    """,
+    "shop/goods/Priced.java": """
+        package shop.goods;
+        @FunctionalInterface public interface Priced { double price(); }
+    """,
+    "shop/goods/NotThere.java": """
+        package shop.goods;
+        public class NotThere extends Exception { }
+    """,
+    "shop/tills/Till.java": """
+        package shop.tills;
+
+        import java.util.List;
+        import java.util.*;
+        import shop.goods.*;
+        import shop.goods.Thing.Size;
+        import static shop.tills.Rates.rate;
+
+        @Deprecated
+        public class Till extends Thread {
+            private List<Thing> sold = new ArrayList<>();
+            private Thing last;
+
+            @Override public void run() { start(); }
+
+            <T extends Thing> T sell(T thing, int count, Thing... more) throws NotThere {
+                Thing chosen = thing;
+                chosen.price();
+                chosen.price(1);
+                last.label().length();
+                sold.add(chosen);
+                rate(2);
+                Size size = Size.SMALL.next();
+                var copy = new Till();
+                copy.sell(null, 1);
+                for (Thing each : more) each.label();
+                Runnable later = () -> refund();
+                new Object() { void refund() { label(); } };
+                try { throw new NotThere(); } catch (NotThere | IllegalStateException error) { throw error; }
+            }
+
+            void refund() { this.refund(); super.interrupt(); undefined(); }
+        }
+    """,
+    "shop/tills/Rates.java": """
+        package shop.tills;
+        record Rates(double base, shop.goods.Thing of) {
+            static double rate(int level) { return level; }
+        }
+    """,
+    "shop/tills/TillTest.java": """
+        package shop.tills;
+        import org.junit.jupiter.api.Test;
+        class TillTest {
+            @Test void sells() throws Exception { new Till().refund(); helper(); }
+            void helper() { }
+        }
+    """,
+}
+SELL = "shop.tills.Till.sell(T,int,Thing...)"
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return folder
+
+
+def tails(graph, head: str, relation: str) -> set[str]:
+    return {triple.tail for triple in graph.triples if triple.head == head and triple.relation == relation}
+
+
+@pytest.fixture(scope="module")
+def parser():
+    pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
+
+
+@pytest.fixture(scope="module")
+def shop(parser, tmp_path_factory):
+    return java_graph([write(tmp_path_factory.mktemp("code"), SHOP)])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "status"),
+    [
+        ("shop.goods", "package", DEFINED),
+        ("shop.goods.Thing", "class", DEFINED),
+        ("shop.goods.Priced", "interface", DEFINED),
+        ("shop.goods.NotThere", "exception", DEFINED),
+        ("shop.goods.Thing.Size", "enum", DEFINED),
+        ("shop.goods.Thing.Size.SMALL", "field", DEFINED),
+        ("shop.goods.Thing.Thing(String)", "constructor", DEFINED),
+        ("shop.goods.Thing.price(int)", "method", DEFINED),
+        ("shop.goods.Thing.price(int)(count)", "parameter", DEFINED),
+        (SELL, "method", DEFINED),
+        ("shop.tills.Rates.base", "field", DEFINED),
+        ("shop.tills.TillTest.sells()", "test", DEFINED),
+        ("java.io.Serializable", "interface", EXTERNAL),
+        ("java.lang.IllegalStateException", "exception", EXTERNAL),
+        ("java.lang.Deprecated", "annotation", EXTERNAL),
+        ("?.price", "unknown", UNRESOLVED),
+    ],
+)
+def test_an_entity_has_its_name_type_and_status(shop, name, kind, status):
+    assert (shop.entities[name].type, shop.entities[name].status) == (kind, status)
+
+
+def test_entities_have_the_lines_of_their_declarations(shop):
+    lines = textwrap.dedent(SHOP["shop/goods/Thing.java"]).splitlines()
+    for name in ("label", "Visitor", "next"):
+        entity = next(entity for entity in shop.entities.values() if entity.name == name and entity.status == DEFINED)
+        assert name in lines[entity.line - 1]
+
+
+@pytest.mark.parametrize(
+    ("head", "relation", "expected"),
+    [
+        ("shop.goods", "contains", {"shop.goods.Thing", "shop.goods.Priced", "shop.goods.NotThere"}),
+        ("shop.goods.Thing", "implements", {"shop.goods.Priced", "java.io.Serializable"}),
+        ("shop.goods.NotThere", "inherits_from", {"java.lang.Exception"}),
+        ("shop.goods.Thing.price()", "overrides", {"shop.goods.Priced.price()"}),
+        ("shop.goods.Thing.price(int)", "overrides", set()),
+        ("shop.goods.Thing.price(int)", "calls", {"shop.goods.Thing.price()"}),
+        ("shop.goods.Thing.label()", "calls", {"java.lang.String.trim"}),
+        ("shop.goods.Thing.name", "has_type", {"java.lang.String"}),
+        ("shop.goods.Thing.Visitor.visit(Thing)", "returns", set()),  # a type parameter
+        ("shop.goods.Thing.Visitor.visit(Thing)(thing)", "has_type", {"shop.goods.Thing"}),
+        ("shop.tills.Till", "inherits_from", {"java.lang.Thread"}),
+        ("shop.tills.Till", "annotated_with", {"java.lang.Deprecated"}),
+        ("shop.tills.Till", "imports",
+         {"java.util.List", "java.util", "shop.goods", "shop.goods.Thing.Size", "shop.tills.Rates"}),
+        ("shop.tills.Till", "imports_name", {"shop.tills.Rates.rate(int)"}),
+        ("shop.tills.Till", "instantiates", {"?.ArrayList"}),  # of java.util, or of another package
+        ("shop.tills.Till.sold", "has_type", {"java.util.List"}),
+        ("shop.tills.Till.run()", "calls", {"java.lang.Thread.start"}),
+        ("shop.tills.Till.refund()", "calls",
+         {"shop.tills.Till.refund()", "java.lang.Thread.interrupt", "java.lang.Thread.undefined"}),
+        (SELL, "calls",
+         {"shop.goods.Thing.price()", "?.price", "shop.goods.Thing.label()", "java.lang.String.length", "java.util.List.add",
+          "shop.tills.Rates.rate(int)", "shop.goods.Thing.Size.next()", SELL, "shop.tills.Till.refund()", "?.label"}),
+        (SELL, "instantiates", {"shop.tills.Till", "java.lang.Object"}),
+        (SELL, "raises", {"shop.goods.NotThere"}),
+        (SELL, "catches", {"shop.goods.NotThere", "java.lang.IllegalStateException"}),
+        (SELL, "returns", set()),
+        ("shop.tills.Rates.of", "has_type", {"shop.goods.Thing"}),
+        ("shop.tills.TillTest.sells()", "annotated_with", {"org.junit.jupiter.api.Test"}),
+        ("shop.tills.TillTest.sells()", "tests", {"shop.tills.Till", "shop.tills.Till.refund()"}),
+    ],
+)  # fmt: skip
+def test_what_a_declaration_says_is_resolved_or_marked(shop, head, relation, expected):
+    assert tails(shop, head, relation) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "called"),
+    [
+        ("void g() { f(); }", "A.f()"),
+        ("void g() { B a = null; a.f(); }", "B.f()"),
+        ("void g() { { A a = null; } { B a = null; a.f(); } }", "?.f"),
+        ("void g() { Runnable r = a -> a.f(); }", "?.f"),
+        ("B f; void g() { f.f(); }", "B.f()"),
+        ("class B { void f() { } } void g() { new B().f(); }", "A.B.f()"),
+        ("class D extends java.util.Date implements I { } void g(D d) { d.f(); }", "?.f"),  # Date's, or from I
+        ("class D extends java.util.Date { } void g(D d) { d.f(); }", "java.util.Date.f"),
+        ("class D extends A { } void g(D d) { d.f(); }", "A.f()"),
+        ("class D extends A { void h() { super.f(); } }", "A.f()"),
+        ("<B extends I> void g(B b) { b.f(); }", "?.f"),
+        ("void g() { ((B) null).f(); }", "B.f()"),
+        ("void g() { unknown.f(); }", "?.f"),
+    ],
+)
+def test_a_call_resolves_only_where_the_type_is_certain(parser, tmp_path, body, called):
+    text = f"class A {{ void f() {{ }} {body} }}\nclass B {{ void f() {{ }} }}\ninterface I {{ void f(); }}\n"
+    graph = java_graph([write(tmp_path, {"A.java": text})])
+    assert {triple.tail for triple in graph.triples if triple.relation == "calls"} == {called}
+
+
+def test_the_graph_fits_the_ontology(shop):
+    checked = validate(shop, read_ontology())
+    assert not checked.violations
+    assert checked.mirrored == 0
+
+
+def test_files_that_do_not_parse_are_listed_and_the_others_read(parser, tmp_path):
+    write(tmp_path, {"Good.java": "class Good { }", "Bad.java": "class Bad {\n  void f( { }\n}"})
+    graph = java_graph([tmp_path])
+    assert [failure["path"] for failure in graph.manifest["failed"]] == ["Bad.java"]
+    assert graph.manifest["failed"][0]["error"].startswith("line 2:")
+    assert [file["module"] for file in graph.manifest["files"]] == ["Good"]
+
+
+def test_a_second_run_is_the_same_graph(shop, tmp_path):
+    again = java_graph([write(tmp_path, SHOP)])
+    assert (again, again.digest()) == (shop, shop.digest())
+
+
+def test_python_and_java_of_one_folder_make_one_graph(parser, tmp_path):
+    write(tmp_path, {"Good.java": "class Good { void f() { } }", "tool.py": "def f(): pass\n"})
+    graph = load_graph(tmp_path)
+    assert {file["language"] for file in graph.manifest["files"]} == {"java", "python"}
+    assert {"Good.f()", "tool.f"} <= graph.entities.keys()
+
+
+def test_a_missing_parser_is_asked_for_only_where_there_is_java(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tree_sitter", None)
+    assert not java_graph([tmp_path]).triples
+    write(tmp_path, {"A.java": "class A { }"})
+    with pytest.raises(ImportError, match="pip install tree-sitter tree-sitter-java"):
+        java_graph([tmp_path])

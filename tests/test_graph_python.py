@@ -1,0 +1,558 @@
+"""The graph of Python sources, against what Python itself says of the same code, and what it cannot say left open."""
+
+import gc
+import hashlib
+import importlib
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, load_graph
+from helpers.graphmer.ontology import read_ontology
+from helpers.graphmer.python_source import python_graph
+from helpers.graphmer.sources import standard_library
+from helpers.graphmer.validation import validate
+
+ROOT = Path(__file__).resolve().parents[1]
+INTROSPECTED = (  # modules of the standard library that import on every platform and stay as written
+    "argparse", "configparser", "email.message", "http.client", "json.decoder", "logging.handlers", "string", "textwrap",
+    "unittest.case", "unittest.suite", "urllib.request", "wsgiref.handlers", "xml.sax.handler", "zipfile",
+)  # fmt: skip
+
+SHOP = {
+    "shop/__init__.py": "from .goods import Item\nfrom shop import tills as counters\n",
+    "shop/goods.py": """
+        class NotThere(LookupError):
+            pass
+
+        class Thing:
+            def __init__(self, name):
+                self.name = name
+
+            def price(self):
+                return 1.0
+
+            def label(self):
+                return self.price()
+
+        class Item(Thing):
+            def price(self):
+                return super().price() * 2
+
+        def find(name: str) -> Item:
+            if not name:
+                raise NotThere(name)
+            return Item(name)
+    """,
+    "shop/tills.py": """
+        import functools
+        from shop.goods import *
+        from . import goods as wares
+        from ._fast import add_up
+        import numpy as np
+
+        RATE = 0.2
+
+        class Till(object):
+            drawer = None
+
+            def __init__(self):
+                self.last = wares.Item("first")
+
+            @functools.lru_cache(maxsize=None)
+            def total(self, item: Item, *rest, rate=RATE, **options):
+                try:
+                    self.last.label()
+                    return np.sum(item.label())
+                except (NotThere, wares.Missing) as error:
+                    raise error
+
+            @classmethod
+            def opened(cls):
+                return cls()
+
+            @property
+            def newest(self) -> Item:
+                return self.last
+
+            def report(self):
+                self.newest.label()
+                return find("x").label()
+    """,
+    "shop/main.py": """
+        import shop
+        import shop.tills
+
+        def main(till, find):
+            find("a parameter")
+            till.total(1)
+            shop.tills.Till.opened().report()
+            item = shop.Item("b")
+            return item.price()
+
+        def helper():
+            pass
+
+        if main:
+            helper = main
+
+        helper()
+        counted = [main for main in range(3)]
+    """,
+    "tests/test_goods.py": """
+        from unittest import TestCase
+        from shop.goods import find, Item
+
+        class Finding(TestCase):
+            def test_found(self):
+                self.assertTrue(find("x"))
+                self.helped()
+
+            def helped(self):
+                return Item("y")
+
+        def test_alone():
+            Item("z")
+    """,
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return folder
+
+
+def graph_of(folder: Path, **files: str):
+    return python_graph([write(folder, {f"{name}.py": text for name, text in files.items()})])
+
+
+def tails(graph, head: str, relation: str) -> set[str]:
+    return {triple.tail for triple in graph.triples if triple.head == head and triple.relation == relation}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    return python_graph([write(tmp_path_factory.mktemp("code"), SHOP)])
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return load_graph("sample")
+
+
+# ---- entities
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "line"),
+    [
+        ("shop", "package", 1),
+        ("shop.goods", "module", 1),
+        ("shop.goods.NotThere", "exception", 2),
+        ("shop.goods.Thing", "class", 5),
+        ("shop.goods.Thing.__init__", "constructor", 6),
+        ("shop.goods.Thing.__init__(name)", "parameter", 6),
+        ("shop.goods.Thing.name", "field", 7),
+        ("shop.goods.Item.price", "method", 16),
+        ("shop.goods.find", "function", 19),
+        ("shop.tills.RATE", "variable", 8),
+        ("shop.tills.Till.drawer", "field", 11),
+        ("shop.tills.Till.total(rest)", "parameter", 17),
+        ("tests.test_goods.Finding.test_found", "test", 6),
+        ("tests.test_goods.test_alone", "test", 13),
+        ("tests.test_goods.Finding.helped", "method", 10),
+    ],
+)
+def test_an_entity_has_its_qualified_name_type_and_line(shop, name, kind, line):
+    entity = shop.entities[name]
+    assert (entity.type, entity.line, entity.status) == (kind, line, DEFINED)
+
+
+def test_self_and_local_variables_are_no_entities(shop):
+    assert not [name for name in shop.entities if name.endswith(("(self)", "(cls)", ".item"))]
+
+
+def test_contains_is_a_tree_that_reaches_every_definition_but_parameters(shop):
+    parents = defaultdict(set)
+    for triple in shop.triples:
+        if triple.relation in ("contains", "has_parameter"):
+            parents[triple.tail].add(triple.head)
+    defined = {name for name, entity in shop.entities.items() if entity.status == DEFINED}
+    assert all(len(found) == 1 for found in parents.values())
+    assert defined - set(parents) == {"shop", "tests.test_goods"}
+
+
+# ---- names across files
+
+
+@pytest.mark.parametrize(
+    ("head", "relation", "expected"),
+    [
+        ("shop", "imports", {"shop.goods", "shop.tills"}),
+        ("shop", "imports_name", {"shop.goods.Item"}),
+        ("shop.tills", "imports", {"functools", "shop.goods", "shop._fast", "numpy"}),
+        ("shop.goods.Item", "inherits_from", {"shop.goods.Thing"}),
+        ("shop.goods.NotThere", "inherits_from", {"builtins.LookupError"}),
+        ("shop.goods.Item.price", "overrides", {"shop.goods.Thing.price"}),
+        ("shop.goods.Item.price", "calls", {"shop.goods.Thing.price"}),  # super()
+        ("shop.goods.Item.price", "returns", set()),
+        ("shop.goods.Thing.price", "returns", {"builtins.float"}),
+        ("shop.goods.find", "returns", {"shop.goods.Item"}),
+        ("shop.goods.find", "raises", {"shop.goods.NotThere"}),
+        ("shop.goods.find", "instantiates", {"shop.goods.Item"}),  # raises says that it makes a NotThere
+        ("shop.goods.find(name)", "has_type", {"builtins.str"}),
+        ("shop.tills.Till.__init__", "instantiates", {"shop.goods.Item"}),
+        ("shop.tills.Till.total", "annotated_with", {"functools.lru_cache"}),
+        ("shop.tills.Till.total", "calls", {"shop.goods.Thing.label", "numpy.sum"}),  # a field's and a parameter's class
+        ("shop.tills.Till.total", "catches", {"shop.goods.NotThere", "?.Missing"}),
+        ("shop.tills.Till.total", "raises", {"?.error"}),  # one of two
+        ("shop.tills.Till.opened", "instantiates", {"shop.tills.Till"}),
+        ("shop.tills.Till.opened", "returns", {"shop.tills.Till"}),
+        ("shop.tills.Till.report", "calls", {"shop.goods.Thing.label", "shop.goods.find"}),  # property, annotated result
+        ("shop.main.main", "calls", {"?.find", "?.total", "?.report", "shop.tills.Till.opened", "shop.goods.Item.price"}),
+        ("shop.main.main", "instantiates", {"shop.goods.Item"}),  # through the package
+        ("shop.main", "calls", {"?.helper"}),
+        ("tests.test_goods.Finding.test_found", "tests", {"shop.goods.find"}),
+        ("tests.test_goods.test_alone", "tests", {"shop.goods.Item"}),
+        ("tests.test_goods.Finding.helped", "tests", set()),
+        ("tests.test_goods.Finding.test_found", "calls",
+         {"shop.goods.find", "tests.test_goods.Finding.helped", "?.assertTrue"}),
+    ],
+)  # fmt: skip
+def test_what_a_definition_says_is_resolved_in_all_files_or_marked(shop, head, relation, expected):
+    assert tails(shop, head, relation) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "kind"),
+    [
+        ("builtins.LookupError", EXTERNAL, "exception"),
+        ("numpy", EXTERNAL, "module"),
+        ("numpy.sum", EXTERNAL, "unknown"),
+        ("?.find", UNRESOLVED, "unknown"),
+    ],
+)
+def test_what_the_sources_do_not_define_says_so(shop, name, status, kind):
+    assert (shop.entities[name].status, shop.entities[name].type) == (status, kind)
+
+
+@pytest.mark.parametrize(
+    ("code", "called"),
+    [
+        ("def f(): pass\nf()", "m.f"),
+        ("def f(): pass\ng = f\ng()", "m.f"),
+        ("def f(): pass\nf = 3\nf()", "?.f"),
+        ("f = None\ndef f(): pass\nf()", "m.f"),
+        ("try:\n    from _c import f\nexcept ImportError:\n    def f(): pass\nf()", "m.f"),
+        ("from _c import f\nf()", "_c.f"),
+        ("from _c import *\nf()", "m.f"),
+        ("from _a import f\nfrom _b import f\nf()", "?.f"),
+        ("a = b\nb = a\na()", "?.a"),
+        ("def f(): pass\n[f for f in ()]\nf()", "m.f"),
+        ("def f(): pass\nlambda f: f()", "?.f"),
+        ("def f(): pass\ndef g():\n    global f\n    f = 1\nf()", "?.f"),
+        ("class C:\n    def f(self): pass\nC().f()", "m.C.f"),
+        ("class C:\n    def f(self): pass\nx = C()\nx.f()", "m.C.f"),
+        ("class C:\n    def f(self): pass\nx = C()\nx = 1\nx.f()", "?.f"),
+        ("class C:\n    def __call__(self): pass\nx = C()\nx()", "m.C.__call__"),
+        ("class C:\n    def f(self): pass\n    g = f\nC().g()", "m.C.f"),
+        ("from _c import B\nclass C(B):\n    pass\nC().f()", "?.f"),
+        ("class C(list):\n    pass\nC().append(1)", "builtins.list.append"),
+        ("', '.join('ab')", "builtins.str.join"),
+        ("x = []\nx.sort()", "builtins.list.sort"),
+        ("x = y[0].f()", "?.f"),
+        ("match y:\n    case {'a': f, **rest}:\n        f()", "?.f"),
+        ("if (f := len):\n    f()", "builtins.len"),
+    ],
+)
+def test_a_call_resolves_only_where_one_meaning_is_left(tmp_path, code, called):
+    graph = graph_of(tmp_path, m=code)
+    found = tails(graph, "m", "calls")
+    assert called in found
+    assert len(found) == 1
+
+
+def test_a_method_does_not_see_the_names_of_its_class(tmp_path):
+    code = "def f(): pass\nclass C:\n    def f(self): pass\n    def g(self):\n        f()\n    h = f(1)\n"
+    graph = graph_of(tmp_path, m=code)
+    assert tails(graph, "m.C.g", "calls") == {"m.f"}
+    assert tails(graph, "m.C", "calls") == {"m.C.f"}
+
+
+# ---- against Python itself
+
+
+def test_methods_resolve_in_a_diamond_as_python_resolves_them(tmp_path, monkeypatch):
+    code = """
+        class A:
+            def one(self): pass
+            def two(self): pass
+            def three(self): pass
+        class B(A):
+            def one(self): pass
+        class C(A):
+            def one(self): pass
+            def two(self): pass
+        class D(B, C):
+            def run(self):
+                self.one(), self.two(), self.three()
+        class E(D):
+            def two(self):
+                super().two()
+            def one(self):
+                super(D, self).one()
+    """
+    graph = graph_of(tmp_path, diamond=code)
+    monkeypatch.syspath_prepend(tmp_path)
+    diamond = importlib.import_module("diamond")
+
+    def real(function):
+        return f"diamond.{function.__qualname__}"
+
+    assert tails(graph, "diamond.D.run", "calls") == {
+        real(getattr(diamond.D, name)) for name in ("one", "two", "three")
+    }
+    assert tails(graph, "diamond.E.two", "calls") == {real(super(diamond.E, diamond.E()).two.__func__)}
+    assert tails(graph, "diamond.E.one", "calls") == {real(super(diamond.D, diamond.E()).one.__func__)}
+
+
+def test_every_call_that_runs_is_in_the_graph(tmp_path, monkeypatch):
+    """Each edge that the interpreter's own profiler sees between functions of the file."""
+    code = """
+        import functools
+
+        def twice(f):
+            @functools.wraps(f)
+            def wrapper(*arguments):
+                return f(*arguments) + f(*arguments)
+            return wrapper
+
+        class Base:
+            def start(self): return self.step() + helper()
+            def step(self): return 1
+            @staticmethod
+            def fixed(): return helper()
+            @property
+            def size(self): return 2
+
+        class Sub(Base):
+            def step(self):
+                def inner(): return Base.fixed()
+                return super().step() + inner() + sum([helper() for _ in range(2)])
+
+        def helper(): return 1
+
+        def run():
+            sub = Sub()
+            return sub.start() + Sub.fixed() + (lambda: helper())()
+    """
+    graph = graph_of(tmp_path, traced=code)
+    monkeypatch.syspath_prepend(tmp_path)
+    traced = importlib.import_module("traced")
+    seen = set()
+
+    def profiler(frame, event, _):
+        names = [
+            part.f_code.co_qualname for part in (frame, frame.f_back) if part.f_code.co_filename == traced.__file__
+        ]
+        if event == "call" and len(names) == 2:
+            callee, caller = (name.split(".<locals>.<")[0].removesuffix(".<lambda>") for name in names)
+            seen.add((f"traced.{caller}", f"traced.{callee}"))
+
+    sys.setprofile(profiler)
+    try:
+        traced.run()
+    finally:
+        sys.setprofile(None)
+    calls = {(triple.head, triple.tail) for triple in graph.triples if triple.relation == "calls"}
+    # self.step() reaches the override of a subclass; a frame within a function is not a call of it
+    seen = {(head, tail.replace("Sub.step", "Base.step") if head.endswith("start") else tail) for head, tail in seen}
+    assert {edge for edge in seen if edge[0] != edge[1]} <= calls
+    assert len(seen) >= 6
+
+
+@pytest.mark.parametrize("module", INTROSPECTED)
+def test_bases_of_real_classes_are_those_python_has(sample, module):
+    loaded = importlib.import_module(module)
+    classes = [
+        cls
+        for name, cls in vars(loaded).items()
+        if inspect.isclass(cls)
+        and cls.__module__ == module
+        and cls.__name__ == name
+        and name in sample_names(sample, module)
+    ]
+    assert classes
+    for cls in classes:
+        real = {f"{base.__module__}.{base.__qualname__}" for base in cls.__bases__} - {"builtins.object"}
+        real = {name.replace("collections.abc.", "_collections_abc.") for name in real}  # it renames itself
+        assert tails(sample, f"{module}.{cls.__name__}", "inherits_from") - {"builtins.object"} == real
+
+
+@pytest.mark.parametrize("module", INTROSPECTED)
+def test_parameters_of_real_functions_are_those_of_their_signature(sample, module):
+    loaded = importlib.import_module(module)
+    checked = 0
+    for owner in (loaded, *(cls for cls in vars(loaded).values() if inspect.isclass(cls) and cls.__module__ == module)):
+        for attribute in vars(owner).values():
+            function = inspect.unwrap(getattr(attribute, "__func__", attribute))
+            head = f"{module}.{getattr(function, '__qualname__', '')}"
+            if not inspect.isfunction(function) or "<locals>" in head or head not in sample.entities:
+                continue
+            if sample.entities[head].line in (function.__code__.co_firstlineno, 1 + function.__code__.co_firstlineno):
+                names = list(inspect.signature(function).parameters)
+                if inspect.isclass(owner) and not isinstance(attribute, staticmethod):
+                    del names[0]
+                assert {sample.entities[tail].name for tail in tails(sample, head, "has_parameter")} == set(names)
+                checked += 1
+    assert checked
+
+
+def sample_names(graph, module: str) -> set[str]:
+    return {graph.entities[tail].name for tail in tails(graph, module, "contains")}
+
+
+# ---- the standard library
+
+
+def test_the_sample_has_tens_of_thousands_of_triples_and_all_files(sample):
+    assert len(sample.triples) > 50_000
+    assert len(sample.manifest["files"]) > 500
+    assert not sample.manifest["failed"]
+
+
+def test_the_sample_fits_domain_and_range(sample):
+    checked = validate(sample, read_ontology())
+    assert checked.typed_share >= 0.995
+    assert checked.counts["acyclic"] == checked.counts["antisymmetric"] == checked.counts["inverse_functional"] == 0
+    assert checked.undetermined < 0.2 * checked.triples
+
+
+def test_most_of_what_the_sample_mentions_is_resolved(sample):
+    assert sample.counts()["tails"][UNRESOLVED] < 0.15 * len(sample.triples)
+
+
+def test_lines_of_functions_hold_their_names(sample):
+    sources = {file["module"]: file["path"] for file in sample.manifest["files"]}
+    for module in ("argparse", "json.decoder", "unittest.case"):
+        lines = (standard_library() / sources[module]).read_text(encoding="utf-8").splitlines()
+        for entity in sample.entities.values():
+            if entity.module == module and entity.type in ("function", "method", "constructor", "class", "exception"):
+                assert f" {entity.name}" in " " + lines[entity.line - 1].lstrip()
+                assert entity.line <= entity.end_line <= len(lines)
+
+
+def test_every_head_and_tail_is_an_entity(sample):
+    assert {end for triple in sample.triples for end in (triple.head, triple.tail)} <= sample.entities.keys()
+
+
+def test_hashes_of_the_manifest_are_those_of_the_files(sample):
+    for file in sample.manifest["files"][::50]:
+        content = (standard_library() / file["path"]).read_bytes()
+        assert file["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_the_collector_is_left_as_it_was(tmp_path, running):
+    before = gc.isenabled()
+    try:
+        (gc.enable if running else gc.disable)()
+        graph_of(tmp_path, m="x = 1")
+        with pytest.raises(FileNotFoundError):
+            python_graph([tmp_path / "nowhere"])
+        assert gc.isenabled() is running
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+# ---- the same again, elsewhere, and what cannot be read
+
+
+def test_another_process_in_another_folder_writes_the_same_bytes(tmp_path):
+    code = "import sys; from helpers.graphmer.knowledge_graph import load_graph; load_graph(sys.argv[1]).write(sys.argv[2])"
+    written = []
+    for hash_seed, folder in (("1", tmp_path / "here" / "code"), ("2", tmp_path / "elsewhere" / "deep" / "code")):
+        write(folder, SHOP)
+        for package in ("json", "unittest", "email"):
+            shutil.copytree(
+                standard_library() / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        output = folder.parent / "graph"
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        subprocess.run([sys.executable, "-c", code, folder, output], cwd=ROOT, env=environment, check=True)
+        written.append({path.name: path.read_bytes() for path in output.iterdir()})
+    assert written[0] == written[1]
+    assert len(written[0]["triples.jsonl"].splitlines()) > 3000
+    assert not any(str(tmp_path).encode() in content for content in written[0].values())
+
+
+def test_files_that_do_not_parse_are_listed_and_the_others_read(tmp_path):
+    write(tmp_path, {"good.py": "import bad\n", "bad.py": "x = 1\ndef broken(:\n    pass\n"})
+    (tmp_path / "nul.py").write_bytes(b"x = '\0'\n")
+    (tmp_path / "latin.py").write_bytes(b"x = '\xe9'\n")
+    (tmp_path / "declared.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
+    (tmp_path / "deep.py").write_text("x = " + "(" * 500 + ")" * 500)
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    graph = python_graph([tmp_path])
+    errors = {failure["path"]: failure["error"] for failure in graph.manifest["failed"]}
+    assert set(errors) == {"bad.py", "nul.py", "latin.py", "deep.py", "gone.py"}
+    assert errors["bad.py"].startswith("line 2:")
+    assert str(tmp_path) not in str(errors)
+    assert {file["module"] for file in graph.manifest["files"]} == {"good", "declared"}
+    assert tails(graph, "good", "imports") == {"bad"}
+
+
+def test_modules_of_one_name_in_two_folders_stay_apart_and_import_their_own(tmp_path):
+    for folder in ("left", "right"):
+        write(tmp_path / folder, {"utils.py": "def f(): pass\n", "use.py": "import utils\nutils.f()\n"})
+    write(tmp_path / "right", {"only.py": "def g(): pass\n"})
+    write(tmp_path / "left", {"other.py": "from only import g\ng()\n"})
+    graph = python_graph([tmp_path / "right", tmp_path / "left"])
+    assert tails(graph, "left/use", "calls") == {"left/utils.f"}
+    assert tails(graph, "right/use", "calls") == {"right/utils.f"}
+    assert tails(graph, "left/other", "calls") == {"right/only.g"}
+    assert graph.triples == python_graph([tmp_path / "left", tmp_path / "right"]).triples
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("pkg/sub/__init__.py", "pkg.sub"),
+        ("pkg/sub/m.py", "pkg.sub.m"),
+        ("src/pkg/m.py", "pkg.m"),
+        ("scripts/run.py", "scripts.run"),
+        ("src/tool.py", "tool"),
+    ],
+)
+def test_modules_have_the_names_that_imports_use(tmp_path, path, module):
+    packages = {"pkg/__init__.py": "", "pkg/sub/__init__.py": "", "src/pkg/__init__.py": ""}
+    inits = packages if not path.startswith("src") else {"src/pkg/__init__.py": ""}
+    graph = python_graph([write(tmp_path, inits | {path: "x = 1\n"})])
+    assert module in {file["module"] for file in graph.manifest["files"]}
+
+
+def test_test_folders_installed_packages_and_environments_can_be_left_out(tmp_path):
+    files = ["m.py", "tests/t.py", "site-packages/p.py", ".hidden/h.py", "env/lib/e.py", "__pycache__/c.py"]
+    write(tmp_path, dict.fromkeys(files, "x = 1\n") | {"env/pyvenv.cfg": ""})
+    for include_tests, expected in ((True, {"m.py", "tests/t.py"}), (False, {"m.py"})):
+        graph = python_graph([tmp_path], include_tests=include_tests)
+        assert {file["path"] for file in graph.manifest["files"]} == expected
+
+
+def test_wrong_folders_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        python_graph([tmp_path / "nowhere"])
+    (tmp_path / "a" / "x").mkdir(parents=True)
+    (tmp_path / "b" / "x").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"folders=\['x', 'x'\]"):
+        python_graph([tmp_path / "a" / "x", tmp_path / "b" / "x"])

@@ -1,0 +1,195 @@
+"""Splits, searched for leaks pair by pair."""
+
+import random
+from itertools import combinations
+
+import pytest
+
+from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, Triple, build_graph
+from helpers.graphmer.splits import split_by_entity, split_by_module
+
+RELATIONS = ("calls", "called_by", "instantiates", "tests", "returns")
+
+
+def random_graph(modules=40, functions=5, triples=900, seed=0, prefix="", files=()):
+    """Functions of modules of packages of two, some outside and one unresolved, with triples between any of them."""
+    draw = random.Random(seed)
+    entities, names = [], []
+    made = []
+    for number in range(modules):
+        package, module = f"{prefix}p{number // 2}", f"{prefix}p{number // 2}.m{number}"
+        entities += [
+            Entity(package, "package", package, module=package),
+            Entity(module, "module", module, module=module),
+        ]
+        made.append(Triple(package, "contains", module))
+        for function in range(functions):
+            name = f"{module}.f{function}"
+            names.append(name)
+            entities.append(Entity(name, "function", name, module=module))
+    outside = [Entity(f"builtins.{name}", "function", name, EXTERNAL, "builtins") for name in "abc"]
+    entities += [*outside, Entity("?.x", "unknown", "x", UNRESOLVED)]
+    targets = names + [entity.id for entity in outside] * 10 + ["?.x"] * 5
+    made += [Triple(draw.choice(names), draw.choice(RELATIONS), draw.choice(targets)) for _ in range(triples)]
+    mirrored = [Triple(tail, "called_by", head) for head, _, tail in made[modules : modules + 60] if tail in names]
+    return build_graph(entities, [*made, *mirrored], {"files": list(files), "failed": []})
+
+
+def parts(splits):
+    return {"train": splits.train, "validation": splits.validation, "test": splits.test}
+
+
+def module_of(graph, name: str, unit: str) -> str:
+    module = graph.entities[name].module
+    return module if unit == "module" else module.partition(".")[0]
+
+
+@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
+@pytest.mark.parametrize("unit", ["module", "package"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(split, unit, seed):
+    splits = split(random_graph(seed=seed), seed=seed, unit=unit)
+    for one, other in combinations(parts(splits).values(), 2):
+        assert one
+        assert other
+        pairs = {(triple.head, triple.tail) for triple in one}
+        assert not any((triple.head, triple.tail) in pairs or (triple.tail, triple.head) in pairs for triple in other)
+
+
+@pytest.mark.parametrize("unit", ["module", "package"])
+def test_held_out_triples_have_heads_in_units_that_training_has_no_triple_of(unit):
+    graph = random_graph()
+    splits = split_by_module(graph, seed=0, unit=unit)
+    pairs = {
+        frozenset(triple[::2])
+        for triple in graph.triples
+        if (triple.tail, triple.head) in {t[::2] for t in graph.triples}
+    }
+    trained = {module_of(graph, triple.head, unit) for triple in splits.train if frozenset(triple[::2]) not in pairs}
+    for triple in (*splits.validation, *splits.test):
+        assert module_of(graph, triple.head, unit) not in trained
+
+
+def test_a_pair_between_units_of_different_parts_goes_to_training():
+    graph = random_graph(triples=3000)
+    splits = split_by_module(graph, seed=0, unit="module")
+    part_of = {triple: name for name, part in parts(splits).items() for triple in part}
+    own = {}  # part of a module, by a triple whose pair has no other module's triple
+    pairs = {triple[::2] for triple in graph.triples}
+    for triple, part in part_of.items():
+        if triple[::2][::-1] not in pairs:
+            own[module_of(graph, triple.head, "module")] = part
+    between = [
+        triple
+        for triple in part_of
+        if triple[::2][::-1] in pairs
+        and {own[module_of(graph, end, "module")] for end in triple[::2]} == {"train", "test"}
+    ]
+    assert between
+    assert all(part_of[triple] == "train" for triple in between)
+
+
+@pytest.mark.parametrize("unit", ["module", "package"])
+@pytest.mark.parametrize("seed", range(3))
+def test_entity_disjoint_parts_share_no_entity(unit, seed):
+    splits = split_by_entity(random_graph(seed=seed), seed=seed, unit=unit)
+    seen = [{end for triple in part for end in triple[::2]} for part in parts(splits).values()]
+    assert not any(one & other for one, other in combinations(seen, 2))
+
+
+def test_entity_disjoint_parts_keep_whatever_is_within_a_part():
+    graph = random_graph()
+    splits = split_by_entity(graph, seed=0)
+    part_of = {end: name for name, part in parts(splits).items() for triple in part for end in triple[::2]}
+    kept = {*splits.train, *splits.validation, *splits.test}
+    for triple in graph.resolved():
+        if triple not in kept and {triple.head, triple.tail} <= part_of.keys():
+            assert part_of[triple.head] != part_of[triple.tail]
+    assert len(kept) == len(list(graph.resolved())) - splits.dropped["between parts"]
+
+
+@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
+def test_what_is_outside_of_the_sources_is_never_all_that_is_new(split):
+    splits = split(random_graph(), seed=0)
+    assert any(triple.tail.startswith("builtins.") for triple in splits.train)
+    assert not any(triple.tail.startswith("?.") for part in parts(splits).values() for triple in part)
+
+
+def test_by_module_every_resolved_triple_is_in_one_part():
+    graph = random_graph()
+    splits = split_by_module(graph, seed=0)
+    assert sorted((*splits.train, *splits.validation, *splits.test)) == sorted(graph.resolved())
+    assert splits.dropped == {"unresolved": sum("?.x" in triple for triple in graph.triples)}
+
+
+@pytest.mark.parametrize("held_out", [0.1, 0.3])
+def test_held_out_parts_are_nearly_their_share(held_out):
+    graph = random_graph(modules=200, triples=4000)
+    splits = split_by_module(graph, seed=0, held_out=held_out)
+    total = sum(map(len, parts(splits).values()))
+    for part in (splits.validation, splits.test):
+        assert 0.7 * held_out <= len(part) / total <= 1.1 * held_out
+
+
+@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
+def test_the_seed_alone_decides(split):
+    first, again, other = (split(random_graph(), seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_modules_of_the_same_content_stay_together():
+    """Copies of one file under many names; with each in the same part, no part but one has any."""
+    copies = [f"p{number // 2}.m{number}" for number in (1, 8, 15, 22)]
+    files = [
+        {"path": name, "module": name, "sha256": "same" if name in copies else name} for name in [*copies, "p0.m0"]
+    ]
+    for seed in range(8):
+        graph = random_graph(files=files)
+        splits = split_by_module(graph, seed=seed, unit="module", held_out=0.3)
+        pairs = {triple[::2] for triple in graph.triples}
+        found = {
+            name
+            for name, part in parts(splits).items()
+            for triple in part
+            if graph.entities[triple.head].module in copies and triple[::2][::-1] not in pairs
+        }
+        assert len(found) == 1
+
+
+def test_empty_files_keep_no_modules_together():
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # sha256 of nothing
+    files = [{"path": f"{number}", "module": f"p{number // 2}.m{number}", "sha256": empty} for number in range(40)]
+    assert split_by_module(random_graph(files=files), seed=0) == split_by_module(random_graph(), seed=0)
+
+
+def test_repositories_stay_whole():
+    graphs = [random_graph(modules=6, triples=60, seed=number, prefix=f"r{number}/") for number in range(12)]
+    entities = [entity for graph in graphs for entity in graph.entities.values()]
+    triples = [triple for graph in graphs for triple in graph.triples]
+    splits = split_by_module(build_graph(entities, triples, {}), seed=0, unit="repository", held_out=0.2)
+    seen = [{triple.head.partition("/")[0] for triple in part} for part in parts(splits).values()]
+    assert not any(one & other for one, other in combinations(seen, 2))
+    assert set.union(*seen) == {f"r{number}" for number in range(12)}
+
+
+@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unit": "file"}, "unit='file': must be one of module, package, repository"),
+        ({"unit": "repository"}, "unit='repository': the graph has one"),
+        ({"held_out": 0.5}, r"held_out=0\.5: must be in \(0, 0\.5\)"),
+        ({"held_out": 0.0}, r"held_out=0\.0"),
+        ({"held_out": 1e-4}, r"held_out=0\.0001: 20 units, too few or too large for three parts"),
+    ],
+)
+def test_impossible_splits_are_refused(split, options, message):
+    with pytest.raises(ValueError, match=message):
+        split(random_graph(), seed=0, **options)
+
+
+def test_entities_without_a_module_are_asked_for_one():
+    graph = build_graph([Entity("a", "class", "a"), Entity("b", "class", "b")], [Triple("a", "calls", "b")], {})
+    with pytest.raises(ValueError, match=r"field `module` of entities\.jsonl"):
+        split_by_module(graph, seed=0)

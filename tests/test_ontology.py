@@ -1,0 +1,195 @@
+"""The ontology and its files; violations, against slow searches through every pair and path."""
+
+import random
+from itertools import product
+
+import pytest
+
+from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
+from helpers.graphmer.ontology import SOFTWARE, read_ontology
+from helpers.graphmer.validation import KINDS, validate
+
+SMALL = """
+[types]
+thing = ""
+box = "thing"
+
+[relations.holds]
+domain = ["box"]
+range = ["thing"]
+antisymmetric = true
+acyclic = true
+inverse_functional = true
+inverse = "held_by"
+
+[relations.labels]
+domain = ["thing"]
+range = ["thing"]
+functional = true
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return read_ontology(path)
+
+
+def graph_of(types: dict[str, str], *triples: str):
+    """Entities by name and type; triples as `head relation tail`."""
+    entities = [Entity(name, kind, name) for name, kind in types.items()]
+    return build_graph(entities, [Triple(*triple.split()) for triple in triples], {})
+
+
+def kinds(graph, ontology) -> list[tuple[str, str]]:
+    return [(found.kind, " ".join(found.triple)) for found in validate(graph, ontology).violations]
+
+
+# ---- the ontology of software
+
+
+def test_an_inverse_swaps_domain_and_range_and_what_is_unique():
+    relations = read_ontology().relations
+    pairs = [(relation, relations[relation.inverse]) for relation in relations.values() if relation.inverse]
+    assert len(pairs) >= 10
+    for relation, inverse in pairs:
+        assert inverse.inverse == relation.name
+        assert (inverse.domain, inverse.range) == (relation.range, relation.domain)
+        assert (inverse.functional, inverse.inverse_functional) == (relation.inverse_functional, relation.functional)
+        assert (inverse.acyclic, inverse.antisymmetric) == (relation.acyclic, relation.antisymmetric)
+        assert inverse.canonical is not relation.canonical
+
+
+@pytest.mark.parametrize(
+    ("head", "relation", "tail", "fits"),
+    [
+        ("package", "contains", "module", True),
+        ("interface", "contains", "constructor", True),
+        ("field", "part_of", "enum", True),
+        ("parameter", "contains", "class", False),
+        ("test", "raises", "exception", True),
+        ("test", "raises", "class", False),
+        ("exception", "inherits_from", "class", True),
+        ("module", "inherits_from", "class", False),
+        ("constructor", "has_parameter", "parameter", True),
+        ("class", "implements", "class", False),
+    ],
+)
+def test_relations_admit_subtypes_and_nothing_else(head, relation, tail, fits):
+    assert read_ontology().admits(head, relation, tail) is fits
+
+
+@pytest.mark.parametrize(
+    ("kind", "ancestor", "expected"),
+    [("constructor", "function", True), ("function", "constructor", False), ("unknown", "class", False)],
+)
+def test_types_know_what_they_are_kinds_of(kind, ancestor, expected):
+    assert read_ontology().is_a(kind, ancestor) is expected
+
+
+def test_every_property_is_used_by_the_ontology_of_software():
+    relations = read_ontology().relations.values()
+    for name in ("antisymmetric", "acyclic", "functional", "inverse_functional", "inverse"):
+        assert any(getattr(relation, name) for relation in relations)
+
+
+def test_a_file_with_the_same_text_is_the_same_ontology(tmp_path):
+    (tmp_path / "software.toml").write_text(SOFTWARE, encoding="utf-8")
+    assert read_ontology(tmp_path / "software.toml") == read_ontology()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("antisymmetric = true", "antisymetric = true", r"relations\.holds: unknown key antisymetric; known: acyclic"),
+        ("acyclic = true", 'acyclic = "yes"', r"relations\.holds\.acyclic='yes': must be true or false"),
+        (
+            'domain = ["box"]',
+            'domain = ["boxx"]',
+            r"relations\.holds\.domain=\['boxx'\]: must be a list of types: thing, box",
+        ),
+        ('range = ["thing"]\nanti', "range = []\nanti", r"relations\.holds\.range=\[\]"),
+        ('domain = ["box"]\n', "", r"relations\.holds\.domain=None"),
+        ('inverse = "held_by"', 'inverse = "holds"', r"relations\.holds\.inverse='holds'"),
+        ('inverse = "held_by"', 'inverse = "labels"', "relation 'labels' is there twice"),
+        ('thing = ""', 'thing = "box"', "types.thing: is a kind of itself: thing -> box -> thing"),
+        ('box = "thing"', 'box = "thingy"', r"types\.box='thingy'"),
+        ('thing = ""', 'thing = ""\nunknown = ""', "'unknown' is kept"),
+        ("[types]", "[kinds]", "needs the tables `types` and `relations`, found: kinds, relations"),
+        ("[types]", "[types", "not TOML"),
+    ],
+)
+def test_a_wrong_ontology_is_refused_with_its_place(tmp_path, old, new, message):
+    assert old in SMALL
+    path = tmp_path / "wrong.toml"
+    path.write_text(SMALL.replace(old, new, 1))
+    with pytest.raises(ValueError, match=message) as caught:
+        read_ontology(path)
+    assert "wrong.toml" in str(caught.value)
+
+
+# ---- violations
+
+
+@pytest.mark.parametrize(
+    ("triples", "expected"),
+    [
+        (["b holds t", "t labels u"], []),
+        (["t holds u"], [("domain", "t holds u")]),
+        (["b held_by t"], [("range", "b held_by t")]),
+        (["b eats t"], [("relation", "b eats t")]),
+        (["b holds s"], [("type", "b holds s")]),
+        (["b holds c", "c holds b"],
+         [(kind, triple) for kind in ("antisymmetric", "acyclic") for triple in ("b holds c", "c holds b")]),
+        (["b holds c", "b held_by c"],
+         [(kind, triple) for kind in ("antisymmetric", "acyclic") for triple in ("b held_by c", "b holds c")]),
+        (["b holds b"], [("acyclic", "b holds b")]),
+        (["b holds t", "c holds t"], [("inverse_functional", "b holds t"), ("inverse_functional", "c holds t")]),
+        (["b holds t", "t held_by c"], [("inverse_functional", "b holds t"), ("inverse_functional", "t held_by c")]),
+        (["t labels u", "t labels b"], [("functional", "t labels b"), ("functional", "t labels u")]),
+        (["t labels u", "u labels t"], []),
+        (["b holds x", "x labels t"], []),
+    ],
+)  # fmt: skip
+def test_each_kind_of_violation_is_found_and_no_other(small, triples, expected):
+    types = {"b": "box", "c": "box", "t": "thing", "u": "thing", "s": "stone", "x": "unknown"}
+    graph = graph_of(types, *triples)
+    assert kinds(graph, small) == expected
+    counts = validate(graph, small).counts
+    assert list(counts) == list(KINDS)
+    assert sum(counts.values()) == len(expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_triples_on_cycles_are_those_whose_tail_leads_back_to_their_head(small, seed):
+    draw = random.Random(seed)
+    names = [f"n{number}" for number in range(7)]
+    pairs = sorted(draw.sample(list(product(names, names)), 9))
+    graph = graph_of(dict.fromkeys(names, "box"), *(f"{head} holds {tail}" for head, tail in pairs))
+    reached = set(pairs)
+    for middle, start, end in product(names, repeat=3):  # Warshall
+        if (start, middle) in reached and (middle, end) in reached:
+            reached.add((start, end))
+    expected = [f"{head} holds {tail}" for head, tail in pairs if head == tail or (tail, head) in reached]
+    assert [triple for kind, triple in kinds(graph, small) if kind == "acyclic"] == expected
+
+
+def test_a_share_counts_a_triple_once_and_leaves_out_unknown_types(small):
+    types = {"t": "thing", "u": "thing", "b": "box", "x": "unknown", "s": "stone"}
+    graph = graph_of(types, "t holds s", "b holds u", "b holds x", "u labels t", "x labels s")
+    checked = validate(graph, small)
+    assert (checked.triples, checked.undetermined) == (5, 1)  # of x labels s the wrong end is known
+    assert checked.typed_share == 1 - 2 / 4
+
+
+def test_a_triple_that_the_inverse_states_again_is_mirrored_and_no_violation(small):
+    checked = validate(graph_of({"b": "box", "t": "thing"}, "b holds t", "t held_by b"), small)
+    assert checked.mirrored == 1
+    assert not checked.violations
+
+
+def test_an_empty_graph_is_valid(small):
+    checked = validate(graph_of({}), small)
+    assert checked.typed_share == 1.0
+    assert not checked.violations
