@@ -1,7 +1,7 @@
 """Speed of the reservoirs' states, as ratios against a named peer measured in the same run.
 
-    python benchmarks/reservoir.py                  # CPU: against reservoirpy, and the scan against a Python loop
-    python benchmarks/reservoir.py --device cuda    # a GPU: against its own matrix products, and the scan
+    python benchmarks/reservoir.py                  # CPU: against reservoirpy, a Python loop, a transformer's step
+    python benchmarks/reservoir.py --device cuda    # a GPU: against its own matrix products, and the same
 
 Prints one line of JSON a comparison and writes all of them, with the machine, to docs/results.
 """
@@ -21,6 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +30,9 @@ sys.path.insert(0, str(ROOT))
 
 from helpers.reservoir import scans  # noqa: E402
 from helpers.reservoir.architecture import Tanh  # noqa: E402
+from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM  # noqa: E402
 from helpers.reservoir.reservoirs import Reservoirs  # noqa: E402
+from helpers.reservoir.transformer import equal_transformer  # noqa: E402
 
 # B batch · T tokens · N units · G blocks · V vocabulary
 
@@ -36,6 +40,7 @@ TOKENS = 16  # V, in favour of reservoirpy: it multiplies W_in by a one-hot vect
 PROBED_SEQUENCES = 16  # of the batch, to find out which form of the peer is the fastest
 GPU_UNITS = 4096
 LEAK = 0.5
+NOTEBOOKS_RESERVOIRS = "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linear:512"
 
 
 def main() -> None:
@@ -203,7 +208,46 @@ def products(state_BN: torch.Tensor, weight_NN: torch.Tensor, count: int) -> Non
         torch.mm(state_BN, weight_NN, out=product_BN)
 
 
-COMPARISONS = {"cpu": (states, diagonal_scan), "cuda": (states_on_gpu, diagonal_scan)}
+# ---- a training step, against a transformer's
+
+
+def training_step(device: torch.device, repetitions: int):
+    """One optimizer step of the notebook's model in bf16, 16 blocks of 128 tokens, against a Llama of as many parameters.
+
+    Random weights and tokens: neither changes the work. The vocabulary is that of 2,000 stories in GPT-2's tokens.
+    """
+    V, B, T = 8811, 16, 128
+    config = ReservoirConfig(V, NOTEBOOKS_RESERVOIRS, readout_blocks=3, dropout=0.1, token_dropout=0.15)
+    ours = ReservoirForCausalLM.initialise(config)
+    trainable = ours.parameter_counts()["trainable"]
+    peer = equal_transformer(V, trainable, T, seed=0, eos_token_id=0)
+    ids_BT = torch.randint(V, (B, T)).to(device)
+    steps = {name: stepping(model.to(device), ids_BT) for name, model in (("ours", ours), ("peer", peer))}
+    yield {
+        "comparison": "training step, bf16 autocast",
+        "sizes": {"B": B, "T": T, "V": V, "trainable": trainable},
+        "peer": f"transformers LlamaForCausalLM, {peer.num_parameters():,} parameters, "
+        f"{peer.config.num_hidden_layers} layers, same batch and optimizer",
+        "target_ratio": 1,
+    } | compare(steps["ours"], steps["peer"], B * T, device, 5 * repetitions)
+
+
+def stepping(model: torch.nn.Module, ids_BT: torch.Tensor) -> Callable:
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step():
+        with torch.autocast(ids_BT.device.type, dtype=torch.bfloat16):
+            loss = model(input_ids=ids_BT, labels=ids_BT).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+COMPARISONS = {"cpu": (states, diagonal_scan, training_step), "cuda": (states_on_gpu, diagonal_scan, training_step)}
 
 
 # ---- measuring

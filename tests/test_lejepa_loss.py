@@ -1,11 +1,5 @@
 """LeJEPALoss on a real, tiny SentenceTransformer: against the formulas, sentence-transformers' own loss and one process."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,8 +8,8 @@ from helpers.lejepa.loss import LeJEPALoss
 from helpers.lejepa.sigreg import SIGReg, collapse_slope, gaussian_floor
 
 from .test_sigreg import one_of_two
+from .xla_process import answers_on_xla
 
-ROOT = Path(__file__).resolve().parents[1]
 K, T = 8, 6
 WORDS = [f"word{index}" for index in range(40)]
 
@@ -342,8 +336,7 @@ def test_the_stock_trainer_trains_encoder_and_predictor(tmp_path):
 # ---- XLA
 
 ON_XLA = """
-import json, os
-os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", TF_CPP_MIN_LOG_LEVEL="3")
+import json
 import torch
 torch.set_num_threads(1)
 from helpers import xla
@@ -391,14 +384,7 @@ print("ANSWERS " + json.dumps({"cpu": on_cpu, "xla": on_devices}))
 
 @pytest.fixture(scope="module")
 def on_xla():
-    if not xla.installed():
-        pytest.skip("torch_xla is not installed")
-    clean = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
-    process = subprocess.run(
-        [sys.executable, "-c", ON_XLA], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+    return answers_on_xla(ON_XLA)
 
 
 def test_losses_and_terms_on_eight_devices_equal_the_cpus(on_xla):

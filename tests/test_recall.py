@@ -44,8 +44,9 @@ def test_kernels_equal_a_slow_loop_over_their_definitions(masked):
     proposed, weights, _ = proposals(line, ids, mask if masked else None)
     for row in range(B):
         history = [int(code) - 1 if code else None for code in line[row]]
-        assert torch.allclose(weights[row], slowly(history, ids[row].tolist(), mask[row].tolist()), atol=1e-6)
-    assert weights[:, len(HALF_LIVES) :].max() > 0
+        expected = slowly(history, ids[row].tolist(), mask[row].tolist())
+        assert torch.allclose(weights[row], expected.transpose(0, 1), atol=1e-6)
+    assert weights[:, :, len(HALF_LIVES) :].max() > 0
     assert (proposed[:, W:] == ids)[mask.bool()].all()
 
 
@@ -55,8 +56,8 @@ def test_streaming_sees_what_the_whole_text_sees():
     _, first, carried = proposals(line, ids[:, :9])
     _, second, end = proposals(carried, ids[:, 9:])
     assert end.equal(last)
-    assert torch.allclose(first, whole[:, :, :9, : W + 9], atol=1e-6)
-    assert torch.allclose(second, whole[:, :, 9:, 9:], atol=1e-6)
+    assert torch.allclose(first, whole[:, :9, :, : W + 9], atol=1e-6)
+    assert torch.allclose(second, whole[:, 9:, :, 9:], atol=1e-6)
 
 
 def test_the_boost_is_the_trusted_sum_of_kernels_at_the_proposed_tokens():
@@ -70,7 +71,7 @@ def test_the_boost_is_the_trusted_sum_of_kernels_at_the_proposed_tokens():
         for t in range(T):
             trust = recall.weight @ x[b, t] + recall.bias
             for s in range(W + T):
-                expected[b, t, proposed[b, s]] += trust @ weights[b, :, t, s]
+                expected[b, t, proposed[b, s]] += trust @ weights[b, t, :, s]
     assert torch.allclose(recall(logits, x, proposed, weights), expected, atol=1e-5)
 
 

@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +10,13 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM
 
-from helpers import xla
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 from helpers.reservoir.parameters import model_size
 from helpers.reservoir.readout import AttentionProjection, GatedBlock
 
+from .xla_process import answers_on_xla
+
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
-ROOT = Path(__file__).resolve().parents[1]
 V, D, END = 40, 12, 0
 PARALLEL = "delay:4 delays:3 quadratic:6 + tanh:12 blocks:3 leak:0.4 + linear:5 spectral_radius:0.9"  # 40 features
 DEEP = f"{PARALLEL} | tanh:10 leak:1.0 spectral_radius:1.2"
@@ -82,7 +78,6 @@ def slow_vector(w: dict, config, token: int, features: list[np.ndarray]) -> np.n
     blocks = [name.removesuffix(".gate.weight") for name in w if name.endswith("gate.weight")]
     for layer, r in enumerate(features):
         r = (r - r.mean()) / np.sqrt(r.var() + 1e-5)
-        r = r * w[f"feature_norms.{layer}.weight"] + w[f"feature_norms.{layer}.bias"]
         matrix = w[f"projections.{layer}.weight.weight"]
         if config.attention_heads:
             score = w[f"projections.{layer}.attention.weight"] @ r + w[f"projections.{layer}.attention.bias"]
@@ -352,9 +347,9 @@ def test_parameter_counts_equal_hand_arithmetic():
     model = new_model(reservoirs="delay:2 delays:3 quadratic:4 + tanh:6 blocks:2 + linear:3 | tanh:5")
     # layer 1 has 2·3+4 + 6 + 2·3 = 22 features, layer 2 has 5.
     delay, tanh, linear, top = 40 * 2 + 2 * 4, 40 * 6 + 2 * 3 * 3 + 6, 40 * 3 + 2 * 3, 22 * 5 + 5 * 5 + 5
-    norms, projections, block = 2 * (22 + 5), 12 * (22 + 5), 12 + 12 * 20 + 10 * 12 + 12 * 12 + 12
+    projections, block = 12 * (22 + 5), 12 + 12 * 20 + 10 * 12 + 12 * 12 + 12
     assert model.parameter_counts() == {
-        "trainable": 40 * 12 + norms + projections + 2 * block + 12 + 40,
+        "trainable": 40 * 12 + projections + 2 * block + 12 + 40,
         "frozen": delay + tanh + linear + top,
     }
 
@@ -373,7 +368,7 @@ def test_work_of_a_token_equals_hand_arithmetic(tied):
         reservoirs="delay:2 delays:3 + tanh:6 blocks:2 | tanh:5", readout_blocks=1, tie_word_embeddings=tied
     )
     # A row of the embedding and of W_in is looked up; the layer above multiplies its 12 features by W_in.
-    trained = 2 * (12 + 5) + 12 * (12 + 5) + (12 + 12 * 20 + 10 * 12 + 12 * 12 + 12) + 12 + 40 * 12 + 40
+    trained = 12 * (12 + 5) + (12 + 12 * 20 + 10 * 12 + 12 * 12 + 12) + 12 + 40 * 12 + 40
     frozen_products = 2 * 3 * 3 + 12 * 5 + 5 * 5
     assert model.flops_per_token() == 6 * trained + 2 * frozen_products
 
@@ -656,8 +651,7 @@ def test_text_stops_at_the_end_token():
 # ---- XLA: 8 virtual devices in one process of their own, which takes seconds to start
 
 ON_XLA = """
-import copy, json, os
-os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", TF_CPP_MIN_LOG_LEVEL="3")
+import copy, json
 import torch
 torch.set_num_threads(1)
 from helpers import xla
@@ -732,14 +726,7 @@ print("ANSWERS " + json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def on_xla() -> dict:
-    if not xla.installed():
-        pytest.skip("torch_xla is not installed")
-    clean = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
-    process = subprocess.run(
-        [sys.executable, "-c", ON_XLA], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+    return answers_on_xla(ON_XLA)
 
 
 def test_features_on_eight_xla_devices_equal_the_cpus(on_xla):

@@ -1,24 +1,19 @@
 """Reservoirs: what their settings do, measured; states against slow loops and closed forms; the notation and its errors."""
 
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
 
-from helpers import xla
 from helpers.reservoir import reservoirs
 from helpers.reservoir.architecture import Linear, parse
 from helpers.reservoir.reservoirs import Reservoirs
 
-ROOT = Path(__file__).resolve().parents[1]
+from .xla_process import answers_on_xla
+
 KINDS = {
     "tanh": "tanh:24 leak:0.4",
     "blocks": "tanh:24 blocks:4 density:0.5",
@@ -465,8 +460,7 @@ def test_building_makes_the_module_of_a_specification_with_zero_weights():
 # ---- XLA
 
 ON_XLA = """
-import json, os
-os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", TF_CPP_MIN_LOG_LEVEL="3")
+import json
 import torch
 torch.set_num_threads(1)
 from helpers import xla
@@ -493,14 +487,7 @@ print("ANSWERS " + json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def on_xla():
-    if not xla.installed():
-        pytest.skip("torch_xla is not installed")
-    clean = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
-    process = subprocess.run(
-        [sys.executable, "-c", ON_XLA], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+    return answers_on_xla(ON_XLA)
 
 
 def test_features_and_states_on_eight_xla_devices_equal_the_cpus(on_xla):

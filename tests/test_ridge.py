@@ -1,12 +1,7 @@
 """Ridge regression against reservoirpy, numpy and scipy; its next-token distribution against loops and closed forms."""
 
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +10,11 @@ import scipy.optimize
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import xla
 from helpers.reservoir.baselines import SMOOTHING
 from helpers.reservoir.ridge import RidgeAccumulator, fit_readout, readout_nats
 
-ROOT = Path(__file__).resolve().parents[1]
+from .xla_process import answers_on_xla
+
 RIDGE = 1e-3
 B, F, Y, V = 200, 7, 3, 11
 
@@ -342,8 +337,7 @@ def test_a_readout_of_cuda_features_equals_the_cpus():
 
 
 ON_XLA = """
-import json, os
-os.environ.update(PJRT_DEVICE="CPU", TF_CPP_MIN_LOG_LEVEL="3")
+import json
 import torch
 torch.set_num_threads(1)
 from helpers import xla
@@ -359,14 +353,7 @@ print("ANSWERS " + json.dumps(answers))
 
 
 def test_a_readout_of_xla_features_equals_the_cpus():
-    if not xla.installed():
-        pytest.skip("torch_xla is not installed")
-    clean = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
-    process = subprocess.run(
-        [sys.executable, "-c", ON_XLA], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=300
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    answers = json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+    answers = answers_on_xla(ON_XLA, devices=1)
     assert answers["same weights"]
     assert answers["nats"][1] == pytest.approx(answers["nats"][0], abs=1e-4)
 

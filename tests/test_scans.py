@@ -1,21 +1,15 @@
 """Recurrences over time against reservoirpy, a Python loop in complex fp64 and the eigenvectors of a dense matrix."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import reservoirpy.nodes
 import scipy.linalg
 import torch
 
-from helpers import xla
 from helpers.reservoir import scans
 
-ROOT = Path(__file__).resolve().parents[1]
+from .xla_process import answers_on_xla
+
 B, T, N, I = 2, 200, 300, 16  # noqa: E741
 METHODS = ["sequential", "chunked", "doubling"]
 
@@ -239,8 +233,7 @@ def test_linear_states_on_cuda_equal_a_loop_in_fp64(method):
 # ---- XLA
 
 ON_XLA = """
-import json, os
-os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", TF_CPP_MIN_LOG_LEVEL="3")
+import json
 import numpy as np
 import torch
 torch.set_num_threads(1)
@@ -286,14 +279,7 @@ print("ANSWERS " + json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def on_xla():
-    if not xla.installed():
-        pytest.skip("torch_xla is not installed")
-    clean = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
-    process = subprocess.run(
-        [sys.executable, "-c", ON_XLA], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+    return answers_on_xla(ON_XLA)
 
 
 def test_fp32_states_on_eight_xla_devices_equal_the_cpus(on_xla):

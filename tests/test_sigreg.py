@@ -2,21 +2,17 @@
 
 import contextlib
 import datetime
-import json
 import math
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from helpers import xla
 from helpers.lejepa.sigreg import SIGReg, collapse_slope, gaussian_floor
 
-ROOT = Path(__file__).resolve().parents[1]
+from .xla_process import answers_on_xla
+
 K = 24
 INPUTS = {
     "Gaussian": lambda N, K: torch.randn(N, K),
@@ -312,8 +308,7 @@ def test_value_and_gradient_on_cuda_equal_the_integral(N, compiled):
 # ---- XLA
 
 ON_XLA = """
-import json, os
-os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", TF_CPP_MIN_LOG_LEVEL="3")
+import json
 import torch
 torch.set_num_threads(1)
 from helpers import xla
@@ -345,14 +340,7 @@ print("ANSWERS " + json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def on_xla():
-    if not xla.installed():
-        pytest.skip("torch_xla is not installed")
-    clean = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
-    process = subprocess.run(
-        [sys.executable, "-c", ON_XLA], cwd=ROOT, env=clean, capture_output=True, text=True, timeout=600
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+    return answers_on_xla(ON_XLA)
 
 
 def test_eight_devices_have_value_and_gradient_of_the_batch_together(on_xla):

@@ -34,7 +34,7 @@ from .tokens import TokenFile, open_tokens, token_bytes, write_tokens
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
 RIDGE = 1.0  # in units of summed squares; features are of order one and tokens many
-RIDGE_TOKENS, RIDGE_ROWS = 100_000, 32  # tokens fitted and at most scored, blocks at a time: minutes on two cores
+RIDGE_TOKENS, RIDGE_SCORED, RIDGE_ROWS = 50_000, 20_000, 32  # tokens fitted, at most scored; blocks at a time
 MEMORY_LAGS = 60  # tokens
 
 
@@ -230,13 +230,13 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
 def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer) -> dict[str, float]:
     """`metrics` of the closed-form readout on the features of the last layer.
 
-    Fitted on the first 100,000 training tokens and scored on the first 100,000 validation tokens: features times vocabulary
+    Fitted on the first 50,000 training tokens and scored on the first 20,000 validation tokens: features times vocabulary
     weights make more a matter of hours. On XLA by a copy of the reservoirs on the CPU.
     """
     model = _on_cpu(model) if model.device.type == "xla" else model
     length, train = trainer.plan.sequence_length, trainer.train_dataset
     rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
-    scored = TokenBlocks(corpus.validation, length, min(len(trainer.eval_dataset), max(1, RIDGE_TOKENS // length)))
+    scored = TokenBlocks(corpus.validation, length, min(len(trainer.eval_dataset), max(1, RIDGE_SCORED // length)))
 
     def batches(blocks: TokenBlocks, most: int | None = None):
         for ids_BT in itertools.islice(blocks.arrays(rows=rows), most):

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import ModelOutput
 
 from helpers.reservoir.architecture import from_json, parse, to_json
-from helpers.reservoir.readout import AttentionProjection, GatedBlock, StaticProjection
+from helpers.reservoir.readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
 from helpers.reservoir.recall import Recall, proposals
 from helpers.reservoir.reservoirs import Reservoirs, TanhReservoir
 
@@ -113,7 +113,6 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         V, D = config.vocab_size, config.embedding_size
         self.reservoirs = Reservoirs(from_json(config.reservoirs), V)
         self.embedding = nn.Embedding(V, D)
-        self.feature_norms = nn.ModuleList(nn.LayerNorm(F) for F in self.reservoirs.features)
         heads = config.attention_heads
         self.projections = nn.ModuleList(
             AttentionProjection(F, D, heads) if heads else StaticProjection(F, D) for F in self.reservoirs.features
@@ -127,7 +126,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             for layer in range(depth)
         )
         self.norm = nn.RMSNorm(D, eps=1e-6)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = SequenceDropout(config.dropout)
         self.head = nn.Linear(D, V)
         self.recall = Recall(D) if config.recall_tokens else None
         self.post_init()
@@ -166,10 +165,8 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         elif isinstance(module, Recall):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
-            if isinstance(module, nn.LayerNorm):
-                nn.init.zeros_(module.bias)
 
     def initialize_weights(self) -> None:
         """Draws the reservoirs too, unless from_pretrained has marked them as loaded: then no eigenvalues are computed.
@@ -217,10 +214,10 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def readout(self, input_ids: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
         """The trained vector after each token [B, T, D], before the head."""
         x_BTD = nn.functional.rms_norm(self.embedding(input_ids), (self.config.embedding_size,))
-        for features_BTF, norm, projection, blocks in zip(
-            features, self.feature_norms, self.projections, self.blocks, strict=True
-        ):
-            x_BTD = x_BTD + projection(self.dropout(norm(features_BTF.to(norm.weight.dtype))))
+        for features_BTF, projection, blocks in zip(features, self.projections, self.blocks, strict=True):
+            # No trained scale: the projection has one, and so nothing of what is as wide as the features takes a gradient.
+            normal_BTF = nn.functional.layer_norm(features_BTF.to(x_BTD.dtype), features_BTF.shape[-1:])
+            x_BTD = x_BTD + projection(self.dropout(normal_BTF))
             for block in blocks:
                 x_BTD = block(x_BTD)
         return self.norm(x_BTD)
@@ -241,6 +238,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         line_BW = state[:, self.reservoirs.state_size :]
         features, state = self.features(input_ids, state, attention_mask)
         x_BTD = self.readout(input_ids, features)
+        del features  # backward keeps them normalised
         logits_BTV = self.head(x_BTD)
         if self.recall is not None:
             tokens, weights, line_BW = proposals(line_BW, input_ids, _of_these(input_ids, attention_mask))

@@ -132,12 +132,12 @@ def model_size(model: ReservoirForCausalLM, sequence_length: int) -> ModelSize:
     return ModelSize(
         trainable=counts["trainable"],
         frozen=counts["frozen"],
-        # Features, the norm's output and its dropout; a block's norm, up, product, update, gate and result; attention's
+        # What the projection multiplies; a block's norm, up, product, update, gate and result; attention's
         # shares and what they mix; recall's kernels, and the logits that it adds to.
-        activations=4 * features
+        activations=features
         + (4 * H + 6 * D) * config.readout_blocks
         + config.attention_heads * (D + 1) * len(model.reservoirs.features)
-        + 6 * D
+        + 5 * D
         + (KERNELS + 3) * proposed
         + (config.vocab_size if proposed else 0),
         vocab_size=config.vocab_size,

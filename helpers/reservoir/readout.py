@@ -1,17 +1,31 @@
 """The trained part: from reservoir features to a vector a token, without any recurrence, hence without backward in time.
 
-x = E[token]                            the input seen directly (Jaeger 2001: a readout of [u; s])
+x = E[token]                                        the input seen directly (Jaeger 2001: a readout of [u; s])
 for each layer of reservoirs:
-    x = x + projection(features)        low rank: F -> D; static, or attention-enhanced
-    x = gated blocks of x               y = g u + (1 - g) x
-logits = head(norm(x))                  the head's weights are E where they are tied
+    x = x + projection(dropout(norm(features)))     low rank: F -> D; static, or attention-enhanced
+    x = gated blocks of x                           y = g u + (1 - g) x
+logits = head(norm(x))                              the head's weights are E where they are tied
 """
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 # B batch · T tokens · F features of a layer · D embedding · H hidden units · K heads · V vocabulary
+
+
+class SequenceDropout(nn.Module):
+    """Dropout with one mask for all tokens of a sequence (variational dropout, Gal and Ghahramani 2016): 1/T of the draws."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x_BTF):
+        if not self.training or not self.p:
+            return x_BTF
+        return x_BTF * nn.functional.dropout(torch.ones_like(x_BTF[:, :1]), self.p)
 
 
 class StaticProjection(nn.Module):

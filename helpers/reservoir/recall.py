@@ -19,7 +19,7 @@ from torch import nn
 HALF_LIVES = (8.0, 64.0)  # tokens
 MATCHES = (1, 2, 3)  # tokens
 KERNELS = len(HALF_LIVES) + len(MATCHES)
-NOTHING = 0  # in a line of ids + 1: before the text began, or masked
+NOTHING, UNLIKE_ANY = 0, -1  # in a line of ids + 1: before the text began, or masked; equal to no entry
 
 
 @torch.no_grad()
@@ -32,26 +32,29 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         mask_BT: 0 where a token counts as none.
 
     Returns:
-        The proposed tokens [B, S], their weights [B, K, T, S] in the line's dtype, and the line after the last token.
+        The proposed tokens [B, S], their weights [B, T, K, S] in the line's dtype, and the line after the last token.
     """
     W, T = line_BW.shape[1], input_ids.shape[1]
-    ids_BT = (input_ids + 1).to(line_BW.dtype)
-    ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(ids_BT.dtype)), dim=1)
+    dtype = line_BW.dtype
+    ids_BT = (input_ids + 1).to(dtype)
+    ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(dtype)), dim=1)
     position_S = torch.arange(W + T, device=ids_BS.device)
     age_TS = position_S[W:, None] - position_S
-    valid_BTS = ((age_TS >= 0) & (age_TS < W)) & (ids_BS != NOTHING)[:, None]
+    # Products of 0 and 1 in floats: half the time of logic on booleans, which every kernel would turn into floats anyway.
+    valid_BTS = ((age_TS >= 0) & (age_TS < W)).to(dtype) * (ids_BS != NOTHING)[:, None].to(dtype)
     # Not `exp2`, which torch_xla computes on the host.
-    kernels = [valid_BTS * torch.exp(age_TS.to(line_BW.dtype) * (-math.log(2) / half)) for half in HALF_LIVES]
+    kernels = [valid_BTS * torch.exp(age_TS.to(dtype) * (-math.log(2) / half)) for half in HALF_LIVES]
     match_BTS = valid_BTS
     for n in range(1, max(MATCHES) + 1):
         # The n-th token before a proposed one, against the n-th last of the text, of which the current one is the first.
         before_BS = nn.functional.pad(ids_BS, (n, 0), value=NOTHING)[:, : W + T]
         last_BT = nn.functional.pad(ids_BS, (n - 1, 0), value=NOTHING)[:, W : W + T]
-        same_BTS = (before_BS[:, None] == last_BT[..., None]) & (last_BT != NOTHING)[..., None]
-        match_BTS = match_BTS & same_BTS & (age_TS + n < W)  # in the line too, so that streaming sees the same
+        same_BTS = before_BS[:, None] == last_BT.masked_fill(last_BT == NOTHING, UNLIKE_ANY)[..., None]
+        in_line_TS = (age_TS + n < W).to(dtype)  # the ones before it too, so that streaming sees the same
+        match_BTS = match_BTS * same_BTS * in_line_TS
         if n in MATCHES:
-            kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1).to(line_BW.dtype))
-    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=1), ids_BS[:, T:]
+            kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1))
+    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2), ids_BS[:, T:]
 
 
 class Recall(nn.Module):
@@ -62,13 +65,15 @@ class Recall(nn.Module):
         self.weight = nn.Parameter(torch.zeros(KERNELS, width))
         self.bias = nn.Parameter(torch.zeros(KERNELS))
 
-    def forward(self, logits_BTV, x_BTD, tokens_BS, weights_BKTS):
-        """Logits [B, T, V] with what is recalled added to them."""
+    def forward(self, logits_BTV, x_BTD, tokens_BS, weights_BTKS):
+        """Logits [B, T, V], at least fp32, with what is recalled added to them; in place where they were that before."""
+        # A scatter of half precision would go there and back; the loss wants fp32 too.
+        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
         trust_BTK = nn.functional.linear(x_BTD, self.weight, self.bias)
-        boost_BTS = torch.einsum("bkts,btk->bts", weights_BKTS.to(trust_BTK.dtype), trust_BTK).to(logits_BTV.dtype)
-        if (
-            logits_BTV.device.type == "xla"
-        ):  # a scatter along a sharded tensor gathers it on every chip; a product does not
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            boost_BTS = (trust_BTK.to(weights_BTKS.dtype)[..., None, :] @ weights_BTKS).squeeze(-2)
+        if logits_BTV.device.type == "xla":
+            # A scatter along a sharded tensor gathers it on every chip; a product does not.
             chosen_BSV = tokens_BS[..., None] == torch.arange(logits_BTV.shape[-1], device=logits_BTV.device)
-            return logits_BTV + boost_BTS @ chosen_BSV.to(logits_BTV.dtype)
-        return logits_BTV.scatter_add(2, tokens_BS[:, None].expand_as(boost_BTS), boost_BTS)
+            return logits_BTV + boost_BTS.to(trust_BTK.dtype) @ chosen_BSV.to(trust_BTK.dtype)
+        return logits_BTV.scatter_add_(2, tokens_BS[:, None].expand_as(boost_BTS), boost_BTS.to(logits_BTV.dtype))

@@ -103,14 +103,19 @@ class TanhReservoir(Reservoir):
         self.bias.copy_(_uniform(self.bias.shape, spec.bias_scaling, generator))
 
     def forward(self, inputs, state_BS, mask_BT=None):
-        length = inputs.shape[1] if inputs.device.type == "xla" else DRIVEN_TOKENS
-        masks = [None] * inputs.shape[1] if mask_BT is None else mask_BT.split(length, dim=1)
-        states = []
-        for part, mask in zip(inputs.split(length, dim=1), masks, strict=False):
-            drive_BTN = self._masked(self.drive(part) + self.bias, mask)
-            states_BTN, state_BS = scans.leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS)
-            states.append(states_BTN)
-        return torch.cat(states, dim=1), state_BS
+        if inputs.device.type == "xla":
+            drive_BTN = self._masked(self.drive(inputs) + self.bias, mask_BT)
+            return scans.leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS)
+        # Piece by piece into one array: another one as large would cost as much, in page faults, as the arithmetic.
+        dtype, shape = scans.compute_dtype(self.bias), (*inputs.shape[:2], self.features)
+        states_BTN = torch.empty(shape, dtype=dtype, device=self.bias.device)
+        for begin in range(0, inputs.shape[1], DRIVEN_TOKENS):
+            piece = slice(begin, begin + DRIVEN_TOKENS)
+            mask = None if mask_BT is None else mask_BT[:, piece]
+            drive_BTN = self._masked(self.drive(inputs[:, piece]) + self.bias, mask)
+            out_BTN = states_BTN[:, piece]
+            _, state_BS = scans.leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, out_BTN)
+        return states_BTN, state_BS
 
 
 class LinearReservoir(Reservoir):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 
 import torch
+from torch.backends import mkldnn
+from torch.nn.functional import linear as linear_layer
 from torch.nn.functional import pad as _pad
 
 from helpers import xla
@@ -19,7 +21,7 @@ from helpers import xla
 
 
 @torch.no_grad()
-def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN):
+def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None):
     """States s_t = (1 - a) s_{t-1} + a tanh(W s_{t-1} + d_t) after every token (Jaeger, GMD report 148, 2001).
 
     Args:
@@ -27,6 +29,8 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN):
         weight_GMM: the blocks of a block-diagonal W; one block is a dense W.
         leak: a in (0, 1].
         state_BN: the state before the first token.
+        out_BTN: where to write the states, in the dtype they have (`compute_dtype`); None makes a new array. XLA never writes
+            into it.
 
     Returns:
         States [B, T, N] and the last one [B, N]. Under autocast the product W s and the states have its dtype; what is
@@ -34,35 +38,41 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN):
     """
     B, T, N = drive_BTN.shape
     G, M, _ = weight_GMM.shape
-    dtype = _compute_dtype(drive_BTN)
+    dtype = compute_dtype(drive_BTN)
     weight_GMM = weight_GMM.to(dtype)
     with torch.autocast(drive_BTN.device.type, enabled=False):
         if drive_BTN.device.type == "xla":
             carry = (xla.shard_batch(state_BN), weight_GMM, torch.tensor(leak, device=drive_BTN.device))
             (state_BN, _, _), states_TBN = xla.scan(_leaky_step, carry, drive_BTN.transpose(0, 1))
             return xla.shard_batch(states_TBN.transpose(0, 1).to(dtype)), state_BN
-        states_BTN = torch.empty((B, T, N), dtype=dtype, device=drive_BTN.device)
+        states_BTN = torch.empty((B, T, N), dtype=dtype, device=drive_BTN.device) if out_BTN is None else out_BTN
         if G == 1:
+            multiply = _dense_product(weight_GMM[0], B * T)
             for drive_BN, target_BN in zip(drive_BTN.unbind(1), states_BTN.unbind(1), strict=True):
-                product_BN = _add(drive_BN, state_BN.to(dtype), weight_GMM[0].T)
-                state_BN = torch.lerp(state_BN, _tanh_(product_BN), leak)
+                state_BN = torch.lerp(state_BN, _tanh_(multiply(state_BN.to(dtype)) + drive_BN), leak)
                 target_BN.copy_(state_BN)
             return states_BTN, state_BN
         drive_TGBM = drive_BTN.reshape(B, T, G, M).permute(1, 2, 0, 3)
         states_TGBM = states_BTN.view(B, T, G, M).permute(1, 2, 0, 3)
         state_GBM = state_BN.reshape(B, G, M).transpose(0, 1)
         for drive_GBM, target_GBM in zip(drive_TGBM, states_TGBM, strict=True):
-            product_GBM = _add(drive_GBM, state_GBM.to(dtype), weight_GMM.mT)
-            state_GBM = torch.lerp(state_GBM, _tanh_(product_GBM), leak)
+            state_GBM = torch.lerp(state_GBM, _tanh_(_add(drive_GBM, state_GBM.to(dtype), weight_GMM.mT)), leak)
             target_GBM.copy_(state_GBM)
         return states_BTN, state_GBM.transpose(0, 1).reshape(B, N)
 
 
+def _dense_product(weight_NN, rows: int):
+    """s [B, N] -> s W^T for that many rows in all. In oneDNN's own layout of W an fp32 product takes half the time on an AMD
+    CPU, from about 256 rows on, which pay for the copy."""
+    if weight_NN.device.type == "cpu" and weight_NN.dtype == torch.float32 and rows >= 256 and mkldnn.is_available():
+        blocked_NN = weight_NN.to_mkldnn()
+        return lambda state_BN: linear_layer(state_BN.to_mkldnn(), blocked_NN).to_dense()
+    return lambda state_BN: state_BN @ weight_NN.T
+
+
 def _add(drive, state, weight):
     """drive + state @ weight in the drive's dtype, fused where both have one."""
-    if state.dtype != drive.dtype:
-        return drive + state @ weight
-    return torch.addmm(drive, state, weight) if drive.dim() == 2 else torch.baddbmm(drive, state, weight)
+    return torch.baddbmm(drive, state, weight) if state.dtype == drive.dtype else drive + state @ weight
 
 
 def _tanh_(tensor):
@@ -85,7 +95,8 @@ def _leaky_step(carry, drive_BN):
     return (state_BN, weight_GMM, leak), state_BN
 
 
-def _compute_dtype(tensor) -> torch.dtype:
+def compute_dtype(tensor) -> torch.dtype:
+    """What autocast computes products of this tensor in, or the tensor's own dtype without it."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
