@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESERVOIR_PAGE = (ROOT / "docs" / "reservoir.md").read_text(encoding="utf-8")
+BENCHMARK = ROOT / "docs" / "results" / "reservoir_benchmark_cpu.json"
 RESULTS = sorted((ROOT / "docs" / "results").glob("tinystories_reservoir_cpu_seed*.json"))
 
 
@@ -18,27 +20,31 @@ def runs() -> list[dict]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS]
 
 
-def spread(*path: str) -> str:
-    values = []
-    for run in runs():
-        for key in path:
-            run = run[key]
-        values.append(run)
-    digits = 3 if path[-1] == "bits_per_byte" else 1
+def spread(values: list[float], digits: int) -> str:
     return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
-def test_the_readme_quotes_the_three_seeds_with_their_spread():
+def test_the_readme_and_the_page_quote_the_three_seeds_with_their_spread():
     assert len({run["seed"] for run in runs()}) == 3
-    for path in (
-        ("eval", "after", "bits_per_byte"),
-        ("eval", "after", "perplexity"),
-        ("eval", "baselines", "bigram", "bits_per_byte"),
-        ("eval", "baselines", "unigram", "bits_per_byte"),
-    ):
-        assert spread(*path) in README, f"{path}: {spread(*path)}"
+    for model in ("reservoir", "transformer"):
+        for metric, digits in (("bits_per_byte", 3), ("perplexity", 2)):
+            quoted = spread([run["comparison"][str(run["seed"])][model][metric] for run in runs()], digits)
+            assert quoted in README and quoted in RESERVOIR_PAGE, f"{model} {metric}: {quoted}"
+    for name, values in runs()[0]["eval"]["baselines"].items():
+        assert f"{values['bits_per_byte']:.3f}" in (RESERVOIR_PAGE if "ridge" in name else README)
     for count in runs()[0]["model"].values():
         assert f"{count:,}" in README
+
+
+def test_runs_that_are_quoted_did_not_blow_up_after_their_best():
+    for run in runs():
+        losses = [point["loss"] for point in run["comparison"][str(run["seed"])]["reservoir"]["curve"]]
+        assert losses[-1] <= min(losses) + 0.01
+
+
+def test_speeds_on_the_page_are_those_of_the_benchmark():
+    for result in json.loads(BENCHMARK.read_text(encoding="utf-8"))["comparisons"]:
+        assert f"{result['ours_tokens_per_second']:,}" in RESERVOIR_PAGE, result["comparison"]
 
 
 def test_every_path_that_the_readme_links_exists():
