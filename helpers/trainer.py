@@ -48,7 +48,8 @@ class TrainerMixin:
     ):
         super().__init__(*args, **kwargs)
         self.plan, self.runtime = plan, runtime
-        trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        module = self.trained_module()
+        trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
         self.preemption = Preemption()
         self.resumed_from: int | None = None
@@ -67,10 +68,18 @@ class TrainerMixin:
         if self._early_stopping:
             self.add_callback(self._early_stopping)
         if runtime.kind == "xla":
-            xla.replicate(self.model)
-            attention.use_one_dtype(self.model)
+            xla.replicate(module)
+            attention.use_one_dtype(self.transformer())
         if plan.gradient_checkpointing:
-            attention.checkpoint_activations(self.model, runtime.kind)
+            attention.checkpoint_activations(self.transformer(), runtime.kind)
+
+    def trained_module(self) -> torch.nn.Module:
+        """What holds every weight that is trained: the model, or a loss around it that has weights of its own."""
+        return self.model
+
+    def transformer(self) -> torch.nn.Module:
+        """The transformers model, whose attention and checkpointing are set; the model, or a part of it."""
+        return self.model
 
     # -- the run --
 
@@ -162,7 +171,8 @@ class TrainerMixin:
             self._say(f"keeping the last weights: the best checkpoint {best.name} cannot be used: {problem}")
             return
         self._load_from_checkpoint(str(best))
-        self._say(f"loaded {best.name}, the best evaluation (loss {self.state.best_metric:.4f})")
+        metric = self.args.metric_for_best_model.removeprefix("eval_")
+        self._say(f"loaded {best.name}, the best evaluation ({metric} {self.state.best_metric:.4f})")
 
     # -- one step --
 
@@ -385,6 +395,7 @@ class _StepBoundary(TrainerCallback):
 
     def __init__(self, trainer: TrainerMixin):
         self.trainer = trainer
+        self._decays: list[float] = []
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.trainer._first_step = state.global_step
@@ -399,6 +410,19 @@ class _StepBoundary(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         self.trainer.compilation.book("between")
         self.trainer.seed(FOR_STEP)
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        if self.trainer.runtime.kind == "xla":
+            self._decays = [group.get("weight_decay") for group in optimizer.param_groups]
+            for group, decay in zip(optimizer.param_groups, xla.distinct_decays(optimizer.param_groups), strict=True):
+                if decay:
+                    group["weight_decay"] = decay
+
+    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        if self.trainer.runtime.kind == "xla":
+            for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
+                if decay:
+                    group["weight_decay"] = decay
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.trainer.runtime.kind == "xla":

@@ -14,6 +14,7 @@ import sys
 BATCH_AXIS = "data"
 _rehearsing = False  # the user, not an import, set PJRT_DEVICE=CPU
 REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
+BELOW_ONE = 2.0**-24  # distance of two fp32 numbers just below 1
 
 
 def installed() -> bool:
@@ -181,6 +182,23 @@ def is_batch_sharded(tensor) -> bool:
 
     spec = torch_xla._XLAC._get_xla_sharding_spec(tensor)
     return device_count() == 1 or spec.startswith((f"{{devices=[{device_count()},", f"{{devices=[{device_count()}]"))
+
+
+def distinct_decays(groups) -> list[float | None]:
+    """Weight decay of each optimizer group, moved so that no two factors 1 - lr x decay of a step round to the same number.
+
+    Equal numbers are one input of a graph: where a schedule made the factors of two groups equal in fp32, or one of them
+    1, a whole step would compile anew. A factor moves by at most a few times 6e-8, which is how exact it is. Groups that
+    decay alike stay alike.
+    """
+    products = [group["lr"] * (group.get("weight_decay") or 0.0) for group in groups]
+    units, last = {}, 0
+    for product in sorted(set(products) - {0.0}):
+        last = units[product] = max(round(product / BELOW_ONE), last + 1)
+    return [
+        units[product] * BELOW_ONE / group["lr"] if product else group.get("weight_decay")
+        for group, product in zip(groups, products, strict=True)
+    ]
 
 
 def seed(value: int) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 ARGUMENTS = (
     ("warmup_ratio", "warmup_steps"),
     ("evaluation_strategy", "eval_strategy"),
-    ("max_seq_length", "max_length"),
     ("tpu_num_cores", "SPMD over all chips"),
 )
-TRAINER_ARGUMENTS = (("tokenizer", "processing_class"),)  # of a trainer; elsewhere the name is alive
+# Only of what is named so; elsewhere the name is alive.
+TRAINER_ARGUMENTS = (("tokenizer", "processing_class"),)
+SFT_ARGUMENTS = (("max_seq_length", "max_length"),)
 ATTRIBUTES = (
     ("xm xla_model", "xla_device", "torch_xla.device()"),
     ("xm xla_model", "mark_step", "torch_xla.sync()"),
@@ -77,8 +78,10 @@ def _without_magics(source: str) -> str:
 def _uses(node: ast.AST) -> Iterator[tuple[int, str, str]]:
     """(line, removed name, what to use) of one node."""
     if isinstance(node, ast.Call):
-        of_trainer = TRAINER_ARGUMENTS if _last_name(node.func).endswith("Trainer") else ()
-        yield from _matching(((keyword.value.lineno, keyword.arg) for keyword in node.keywords), ARGUMENTS + of_trainer)
+        called = _last_name(node.func)
+        own = TRAINER_ARGUMENTS if called.endswith("Trainer") else ()
+        own += SFT_ARGUMENTS if called.startswith("SFT") else ()
+        yield from _matching(((keyword.value.lineno, keyword.arg) for keyword in node.keywords), ARGUMENTS + own)
     elif isinstance(node, ast.Dict):  # arguments that travel as **fields
         keys = (key for key in node.keys if isinstance(key, ast.Constant))
         yield from _matching(((key.lineno, key.value) for key in keys), ARGUMENTS)

@@ -66,6 +66,7 @@ def test_every_path_that_the_readme_links_exists():
         ("was not written to output_dir=", "checkpoint.py"),
         ("belongs to another run", "run_folder.py"),
         ("is not a parameter of this notebook", "parameters.py"),
+        ("is gated: accept its licence at", "lejepa/model.py"),
     ],
 )
 def test_a_message_that_the_readme_quotes_is_what_the_code_says(quoted, module):

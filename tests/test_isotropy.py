@@ -53,6 +53,7 @@ def test_the_excess_of_gaussians_averages_to_zero_for_any_knots():
 def test_equal_eigenvalues_in_r_directions_have_effective_rank_r():
     report = isotropy(with_covariance([2.0] * 5 + [0.0] * 11))
     assert report.effective_rank == pytest.approx(5)
+    assert report.participation_ratio == pytest.approx(5)
     assert report.largest_eigenvalue == pytest.approx(2)
     assert report.smallest_eigenvalue == pytest.approx(0, abs=1e-12)
 
@@ -62,7 +63,9 @@ def test_effective_rank_is_the_exponential_of_the_entropy_and_blind_to_scale():
     expected = 2 ** scipy.stats.entropy(share_K, base=2)
     assert expected == 2**1.75
     for scale in (1e-4, 1.0, 1e4):
-        assert isotropy(with_covariance(scale * share_K)).effective_rank == pytest.approx(expected)
+        report = isotropy(with_covariance(scale * share_K))
+        assert report.effective_rank == pytest.approx(expected)
+        assert report.participation_ratio == pytest.approx(1 / (0.25 + 0.0625 + 2 * 0.015625))
 
 
 def test_the_mean_counts_in_norms_but_not_in_the_eigenvalues():

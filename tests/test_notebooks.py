@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 
 import nbformat
-import papermill
 import pytest
 
 from helpers import xla
 
-ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOKS = ROOT / "notebooks"
+from .notebook_run import NOTEBOOKS, refused, run, text_of
+
 PAIRS = sorted(path.stem for path in (NOTEBOOKS / "source").glob("*.py"))
 TINY = {
     "data_source": "sample",
@@ -39,40 +38,12 @@ TINY = {
 }
 
 
-@pytest.fixture
-def alone(tmp_path, monkeypatch) -> Path:
-    """An empty folder with no checkout above it, no token, no W&B key, an empty home, and no way to a hub."""
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH", "USE_TORCH_XLA", "PJRT_DEVICE", "CPU_NUM_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    folder = tmp_path / "alone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
 def execute(name: str, folder: Path, **parameters) -> tuple[nbformat.NotebookNode, dict]:
-    """Copies one notebook into `folder`, runs all of it there, and returns what was executed and its results."""
-    shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)
-    output = folder / "out"
-    executed = papermill.execute_notebook(
-        f"{name}.ipynb", "executed.ipynb", {**TINY, "output_dir": str(output), **parameters}, progress_bar=False
-    )
-    return executed, json.loads((output / "results.json").read_text())
+    return run(name, folder, {**TINY, **parameters})
 
 
 def refusal(name: str, folder: Path, **parameters) -> str:
-    """What a notebook says that refuses to run."""
-    with pytest.raises(papermill.PapermillExecutionError) as caught:
-        execute(name, folder, **parameters)
-    return caught.value.evalue
-
-
-def text_of(executed: nbformat.NotebookNode) -> str:
-    outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
-    return "".join(output.get("text", "") for output in outputs)
+    return refused(name, folder, {**TINY, **parameters})
 
 
 def assert_whole_run(executed, results, kind: str) -> None:
@@ -134,8 +105,8 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, _ = execute("tinystories_reservoir", alone, further_seeds=1, prompt="Tom and Sue", temperature=0.5)
     assert "Tom and Sue" in text_of(executed)  # another story from the trained model is no other run
 
-    refused = refusal("tinystories_reservoir", alone, further_seeds=1, seed=7)
-    assert "belongs to another run (seed=0 there, 7 here)" in refused
+    said = refusal("tinystories_reservoir", alone, further_seeds=1, seed=7)
+    assert "belongs to another run (seed=0 there, 7 here)" in said
     assert "resume=False, but output_dir=" in refusal("tinystories_reservoir", alone, further_seeds=1, resume=False)
     assert json.loads((alone / "out" / "results.json").read_text())["seed"] == 0
 
@@ -265,7 +236,17 @@ DIFFERENT = {
             "What the run cost, measured, comp",
         ],
         "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
-    }
+    },
+    "legal_cot_sft": {
+        "only in the GPU twin": ["# # Legal chain-of-thought fine-tuning (GPU)", "What the run cost, measured. `use"],
+        "only in the TPU twin": ["# # Legal chain-of-thought fine-tuning (TPU)", "What the run cost, measured, comp"],
+        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
+    },
+    "lejepa_training": {
+        "only in the GPU twin": ["# # LeJEPA text embeddings (GPU)", "What the run cost, measured. `mfu`"],
+        "only in the TPU twin": ["# # LeJEPA text embeddings (TPU)", "What the run cost, measured, comp"],
+        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
+    },
 }
 
 

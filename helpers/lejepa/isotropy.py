@@ -27,9 +27,8 @@ class Isotropy:
     dimensions: int  # K
     sigreg: float
     sigreg_excess: float  # over the floor of the same t_max and n_points [0 within slice noise]
-    effective_rank: (
-        float  # exp of the entropy of the covariance's normalised eigenvalues [a little below min(N - 1, K)]
-    )
+    effective_rank: float  # exp of the entropy of the covariance's eigenvalues [a little below min(N - 1, K)]
+    participation_ratio: float  # (sum of eigenvalues)^2 / sum of squares: stricter [K / (1 + K / N)]
     largest_eigenvalue: float  # of the covariance [(1 + sqrt(K / N))^2]
     smallest_eigenvalue: float  # [(1 - sqrt(K / N))^2, 0 where N <= K]
     mean_norm: float  # mean length of an embedding [sqrt(K)]
@@ -88,6 +87,7 @@ def isotropy(
         sigreg=value,
         sigreg_excess=value - sigreg.floor,
         effective_rank=float(np.exp(-(share_K * np.log(share_K)).sum())),
+        participation_ratio=float(eigenvalues_K.sum() ** 2 / np.square(eigenvalues_K).sum()),
         largest_eigenvalue=float(eigenvalues_K[-1]),
         smallest_eigenvalue=float(eigenvalues_K[0]),
         mean_norm=float(np.sqrt(squared_norms_N).mean()),

@@ -1,0 +1,196 @@
+"""Examples a second of LeJEPA training, as a ratio against stock contrastive training in the same run.
+
+    python benchmarks/embedding_training.py                  # CPU
+    python benchmarks/embedding_training.py --device cuda    # a GPU, bf16
+
+MiniLM's architecture with random weights, which change nothing about the work, on pairs of 64 tokens. Prints one line of JSON
+and writes it, with the machine, to docs/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from datasets import Dataset  # noqa: E402
+from sentence_transformers import (  # noqa: E402
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
+from transformers import BertConfig, BertModel, TrainerCallback  # noqa: E402
+
+from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
+from helpers import runtime  # noqa: E402
+from helpers.lejepa.loss import LeJEPALoss  # noqa: E402
+from helpers.lejepa.model import _train_tokenizer  # noqa: E402
+from helpers.lejepa.sample import docstrings, documents  # noqa: E402
+from helpers.lejepa.sigreg import SIGReg  # noqa: E402
+from helpers.lejepa.training import new_trainer  # noqa: E402
+from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
+
+TEXTS, BATCH, LENGTH, STEPS, WARM_UP = 2048, 32, 64, 12, 2
+SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="default: docs/results/embedding_training_benchmark_<device>.json")
+    parser.add_argument("--repetitions", type=int, default=3, help="runs of each side, taking turns; at least 3")
+    arguments = parser.parse_args()
+    if arguments.repetitions < 3:
+        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    machine = runtime.detect(False, "bf16" if arguments.device == "cuda" else "fp32")
+    described = {"device": machine.device_name if machine.kind == "cuda" else cpu_name(), "cpus": os.cpu_count()}
+    described |= {"threads": torch.get_num_threads(), "load_average_before": load_average()}
+    texts = [text for text in documents(docstrings()) if len(text.split()) >= LENGTH][:TEXTS]
+    rows = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})
+    seconds = {"ours": [], "peer": []}
+    for _ in range(arguments.repetitions):
+        seconds["ours"].append(lejepa_seconds(rows, machine))
+        seconds["peer"].append(stock_seconds(rows, machine))
+    ratios = [theirs / mine for mine, theirs in zip(seconds["ours"], seconds["peer"], strict=True)]
+    sigreg = sigreg_seconds(machine)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    result = {
+        "comparison": "LeJEPA training step",
+        "sizes": {"B": BATCH, "T": LENGTH, "views": 2, **SIZES},
+        "peer": "SentenceTransformerTrainer with MultipleNegativesRankingLoss, same backbone, batch and length",
+        "target_ratio": 0.95,
+        "ratio": round(medians["peer"] / medians["ours"], 3),
+        "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        **{f"{name}_examples_per_second": round(BATCH / value, 1) for name, value in medians.items()},
+        **{f"{name}_step_seconds": [round(value, 4) for value in sorted(values)] for name, values in seconds.items()},
+        "sigreg_share_of_step": round(sigreg / medians["ours"], 4),
+        "sigreg_share_target": 0.05,
+    }
+    print(json.dumps(result))
+    output = arguments.output or ROOT / f"docs/results/embedding_training_benchmark_{arguments.device}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    described |= {name: installed(name) for name in ("torch", "transformers", "sentence-transformers")}
+    described["load_average_after"] = load_average()
+    report = {"machine": described, "repetitions": arguments.repetitions, "comparisons": [result]}
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+class StepTimes(TrainerCallback):
+    """Seconds of each optimizer step after the warm-up."""
+
+    def __init__(self):
+        self.marks: list[float] = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.marks.append(time.perf_counter())
+
+    def median(self) -> float:
+        marks = self.marks[WARM_UP:]
+        return statistics.median(later - earlier for earlier, later in itertools.pairwise(marks))
+
+
+def backbone(rows: Dataset, folder: str, *head) -> SentenceTransformer:
+    torch.manual_seed(0)
+    tokenizer = _train_tokenizer(rows["anchor"])
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **SIZES)
+    BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    transformer = Transformer(folder)
+    transformer.max_seq_length = LENGTH
+    return SentenceTransformer(modules=[transformer, Pooling(config.hidden_size), *head])
+
+
+def lejepa_seconds(rows: Dataset, machine) -> float:
+    """Median seconds of a step with the notebook's loss: SIGReg over past texts too, and the contrastive term."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = backbone(rows, folder, Dense(384, 384, activation_function=torch.nn.Identity()))
+        loss = LeJEPALoss(
+            model,
+            SIGReg(t_max=3.0, n_points=17, num_slices=256),
+            sigreg_weight=0.05,
+            past_texts=1024,
+            contrastive_weight=1.0,
+        )
+        recipe = Recipe(batch_size=BATCH, learning_rate=2e-5, max_steps=STEPS, sequence_length=LENGTH)
+        size = ModelSize(trainable=1, frozen=0, activations=1)
+        times = StepTimes()
+        trainer = new_trainer(
+            model,
+            loss,
+            rows,
+            rows.select(range(BATCH)),
+            None,
+            plan(recipe, size, machine),
+            machine,
+            Path(folder) / "run",
+            seed=0,
+            logging_steps=STEPS,
+            eval_steps=STEPS,
+            save_steps=STEPS,
+        )
+        trainer.add_callback(times)
+        trainer.train(resume_from_checkpoint=False)
+        return times.median()
+
+
+def stock_seconds(rows: Dataset, machine) -> float:
+    """Median seconds of a step of the stock trainer, its arguments at their defaults but for size and precision."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = backbone(rows, folder)
+        times = StepTimes()
+        SentenceTransformerTrainer(
+            model,
+            args=SentenceTransformerTrainingArguments(
+                f"{folder}/run",
+                per_device_train_batch_size=BATCH,
+                max_steps=STEPS,
+                bf16=machine.kind == "cuda",
+                use_cpu=machine.kind == "cpu",
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                dataloader_pin_memory=machine.kind == "cuda",
+            ),
+            train_dataset=rows,
+            loss=MultipleNegativesRankingLoss(model),
+            callbacks=[times],
+        ).train()
+        return times.median()
+
+
+def sigreg_seconds(machine) -> float:
+    """Median seconds of SIGReg alone, forward and backward, at the sizes of that step."""
+    device = torch.device(machine.kind)
+    sigreg = SIGReg(t_max=3.0, n_points=17, num_slices=256).to(device)
+    views = torch.randn(2, BATCH, 384, device=device, requires_grad=True)
+    past, missing = torch.randn(2, 1024, 384, device=device), torch.tensor(0.0, device=device)
+    marks = []
+    for step in range(21):
+        begin = time.perf_counter()
+        sigreg(views, step, past, missing).backward()
+        if machine.kind == "cuda":
+            torch.cuda.synchronize()
+        marks.append(time.perf_counter() - begin)
+    return statistics.median(marks[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Batches of few shapes: each column of texts padded to one of at most four lengths, on XLA to one, with the model's prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.data_collator import DEFAULT_LABEL_COLUMNS
+from torch.nn.functional import pad
+
+# N texts · T tokens
+
+BUCKETS = 4  # lengths that a GPU meets: less padding than one, and few shapes to choose kernels for
+MULTIPLE = 32  # tokens
+
+
+def padded_lengths(max_seq_length: int, *, one: bool) -> tuple[int, ...]:
+    """Lengths that texts are padded to, ascending; the last is `max_seq_length`, where texts are cut.
+
+    Args:
+        max_seq_length: tokens, prompt and special tokens included.
+        one: only the last, for XLA, which compiles anew for every shape.
+
+    Raises:
+        ValueError: below 4 tokens, which leaves no room between the special ones.
+    """
+    if max_seq_length < 4:
+        raise ValueError(f"max_seq_length={max_seq_length}: must be at least 4 tokens; 64 to 512 are usual")
+    if one:
+        return (max_seq_length,)
+    step = -(-max_seq_length // (BUCKETS * MULTIPLE)) * MULTIPLE
+    return (*range(step, max_seq_length, step), max_seq_length)
+
+
+class PaddedTexts:
+    """`model.preprocess` whose input_ids, attention_mask and token_type_ids [N, T] are padded to the next of `lengths`.
+
+    As `preprocess_fn` of sentence-transformers' collator it leaves labels, prompts, routers and data set names to that.
+    Features without padding (a flash-attention batch is one row) or without tokens stay as they are.
+
+    Args:
+        model: its preprocessing and tokenizer.
+        lengths: ascending, in tokens; longer texts are cut to the last.
+
+    Raises:
+        ValueError: lengths that are none, or more than the model takes.
+    """
+
+    def __init__(self, model: SentenceTransformer, lengths: tuple[int, ...]) -> None:
+        longest = model.max_seq_length
+        if not lengths or list(lengths) != sorted(set(lengths)):
+            raise ValueError(f"lengths={lengths}: must be at least one, ascending; see padded_lengths")
+        if longest is not None and lengths[-1] > longest:
+            raise ValueError(
+                f"max_seq_length={lengths[-1]}: the model takes {longest} tokens; "
+                f"use at most {longest}, or raise model.max_seq_length where its positions allow"
+            )
+        self.preprocess: Callable = model.preprocess
+        self.lengths = tuple(lengths)
+        tokenizer = model.tokenizer
+        self.left = getattr(tokenizer, "padding_side", "right") == "left"
+        self.fills = {
+            "input_ids": getattr(tokenizer, "pad_token_id", None) or 0,
+            "attention_mask": 0,
+            "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+        }
+
+    def __call__(self, inputs: list, **kwargs) -> dict:
+        """Features of texts; takes what `model.preprocess` does."""
+        features = self.preprocess(inputs, **{"max_length": self.lengths[-1], **kwargs})
+        ids_NT = features.get("input_ids")
+        if not torch.is_tensor(ids_NT) or "attention_mask" not in features or len(ids_NT) != len(inputs):
+            return features
+        tokens = ids_NT.shape[1]
+        missing = next((length for length in self.lengths if length >= tokens), tokens) - tokens
+        sides = (missing, 0) if self.left else (0, missing)
+        return {
+            name: pad(value, sides, value=self.fills[name]) if name in self.fills else value
+            for name, value in features.items()
+        }
+
+
+def text_columns(dataset) -> list[str]:
+    """Columns of a data set that are embedded, in order: all but labels.
+
+    Raises ValueError for fewer than two: views of a text are what is compared.
+    """
+    names = [name for name in dataset.column_names if name not in (*DEFAULT_LABEL_COLUMNS, "dataset_name")]
+    if len(names) < 2:
+        raise ValueError(
+            f"the data set has the text columns {names}: at least two views of a text are needed; "
+            "add a column (a second crop of the text will do)"
+        )
+    return names
+
+
+def column_prompts(model: SentenceTransformer, *datasets) -> dict:
+    """`prompts` of the training arguments: the model's "query" prompt for a first column, "document" for the others.
+
+    Args:
+        model: `model.prompts`; without those two, or where they are empty, no prompt is set.
+        *datasets: data sets, dicts of them by name, or None.
+
+    Returns:
+        {column: prompt}, or {data set: {column: prompt}} where a dict of data sets is among them.
+    """
+    query, document = model.prompts.get("query"), model.prompts.get("document")
+    flat: dict[str, str] = {}
+    named: dict[str, dict[str, str]] = {}
+
+    def add(to: dict, dataset) -> None:
+        first, *others = text_columns(dataset)
+        to |= {name: document for name in others if document} | ({first: query} if query else {})
+
+    for dataset in datasets:
+        if isinstance(dataset, dict):
+            for name, part in dataset.items():
+                add(named.setdefault(name, {}), part)
+        elif dataset is not None:
+            add(flat, dataset)
+    if named and flat:
+        raise ValueError("train_dataset and eval_dataset: give both as one data set, or both as a dict by name")
+    return {name: prompts for name, prompts in named.items() if prompts} or flat

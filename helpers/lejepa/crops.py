@@ -1,0 +1,158 @@
+"""Views of a text: random crops of it, the same ones again for the same (seed, pass, row, view).
+
+Crops are better views of a text than two dropout masks (arXiv 2508.03453). SentenceTransformerTrainer takes a
+`datasets.Dataset` and nothing that computes a row when asked for it, so the crops of all passes are written beforehand, to
+files that are memory-mapped. A run that is resumed, and a second device, then see the same views.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helpers.lejepa.data import COLUMNS, TextData
+
+if TYPE_CHECKING:
+    import datasets
+
+# A word is what stands between white space, or a character of a script that is written without any: Thai, Japanese, Chinese.
+_SPACELESS = "\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_WORD = re.compile(rf"[{_SPACELESS}]|[^\s{_SPACELESS}]+")
+_SENTENCE_END = re.compile(r"[.!?…。！？][\"')\]”’]*$")
+
+
+def crop(
+    text: str,
+    generator: random.Random,
+    *,
+    min_share: float = 0.3,
+    max_share: float = 0.8,
+    max_words: int = 0,
+    sentences: bool = False,
+) -> str:
+    """A random span of `text`, white space within it as it was.
+
+    min_share, max_share: of the text's words; the length is uniform between them, at least one word.
+    max_words: no more than so many; 0: no such limit. The model's maximum is in tokens, of which a word has some 1.3.
+    sentences: begin where a sentence does: the begin moves back to the nearest one within the span's length, and the
+        length stays. A text without such a place is cropped by words.
+
+    Raises ValueError for shares out of range.
+    """
+    if not 0 < min_share <= max_share <= 1:
+        raise ValueError(f"min_share={min_share}, max_share={max_share}: must be above 0, in this order, at most 1")
+    if max_words < 0:
+        raise ValueError(f"max_words={max_words}: must be 0 (no limit) or more")
+    words = [match.span() for match in _WORD.finditer(text)]
+    if not words:
+        return text
+    low, high = (max(1, min(round(share * len(words)), max_words or len(words))) for share in (min_share, max_share))
+    length = generator.randint(low, high)
+    begin = generator.randint(0, len(words) - length)
+    if sentences:
+        places = range(begin, max(-1, begin - length), -1)
+        begin = next((i for i in places if i == 0 or _SENTENCE_END.search(text[slice(*words[i - 1])])), begin)
+    return text[words[begin][0] : words[begin + length - 1][1]]
+
+
+def view_columns(kind: str, crops: int, *, negatives: bool = False) -> tuple[str, ...]:
+    """Columns of `make_views`, in the order in which a loss gets them.
+
+    Documents: view_1 ... view_V. Pairs and triplets: anchor, positive and the crops of the positive, then the negative if
+    asked for: MultipleNegativesRankingLoss wants it, LeJEPALoss would draw it to the anchor.
+    """
+    views = tuple(f"view_{number}" for number in range(1, crops + 1))
+    if kind == "documents":
+        return views
+    return ("anchor", "positive", *views, *(("negative",) if negatives and "negative" in COLUMNS[kind] else ()))
+
+
+def make_views(
+    texts: TextData,
+    *,
+    seed: int,
+    passes: int = 1,
+    crops: int | None = None,
+    split: str = "train",
+    negatives: bool = False,
+    min_share: float = 0.3,
+    max_share: float = 0.8,
+    max_words: int = 0,
+    sentences: bool = False,
+    folder: str | Path | None = None,
+) -> datasets.Dataset:
+    """`passes` times the rows of a split, each time in another order and with other crops; columns: `view_columns`.
+
+    A crop depends on seed, pass, row and view alone. Train for one epoch of it, with `batch_sampler=in_order`: a pass is
+    through before the next begins, and but for the batch on that border no text is in a batch twice. (A sampler that
+    shuffled all passes together would make a text its own negative.)
+
+    crops: 2 of a document, 0 of a pair by default; a document needs at least 2.
+    min_share, max_share, max_words, sentences: of `crop`.
+    folder: for one Arrow file a pass, memory-mapped, and used again by a later call for the same data and settings.
+        None: held in memory.
+
+    Raises ValueError for a number out of range.
+    """
+    import datasets
+
+    documents = texts.kind == "documents"
+    crops = (2 if documents else 0) if crops is None else crops
+    if crops < (2 if documents else 0):
+        raise ValueError(f"crops={crops}: must be at least 2 of documents (LeJEPA compares views), 0 of pairs")
+    if passes < 1:
+        raise ValueError(f"passes={passes}: must be at least 1")
+    if split not in ("train", "validation"):
+        raise ValueError(f"split={split!r} is unknown: give 'train' or 'validation'")
+    limits = {"min_share": min_share, "max_share": max_share, "max_words": max_words, "sentences": sentences}
+    crop("", random.Random(0), **limits)  # the limits are refused before anything is written
+    columns, rows = view_columns(texts.kind, crops, negatives=negatives), getattr(texts, split)
+    cropped = "text" if documents else "positive"
+    described = hashlib.sha256(repr((texts.source, split, seed, columns, limits)).encode()).hexdigest()[:16]
+
+    def views(batch, positions, order, number):
+        made = {column: batch[column] for column in columns if column in batch}
+        for view in range(1, crops + 1):
+            made[f"view_{view}"] = [
+                crop(text, random.Random(f"{seed} {number} {order[position]} {view}"), **limits)
+                for text, position in zip(batch[cropped], positions, strict=True)
+            ]
+        return made
+
+    def one_pass(number: int) -> datasets.Dataset:
+        order = list(range(len(rows)))
+        random.Random(f"{seed} {number}").shuffle(order)
+        where = {"keep_in_memory": True}
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            where = {"cache_file_name": str(Path(folder) / f"{split}-{described}-{number:05d}.arrow")}
+        return rows.select(order).map(
+            views,
+            batched=True,
+            with_indices=True,
+            fn_kwargs={"order": order, "number": number},
+            remove_columns=[column for column in rows.column_names if column not in columns],
+            new_fingerprint=f"{described}{number:05d}",
+            **where,
+        )
+
+    made = datasets.concatenate_datasets([one_pass(number) for number in range(passes)])
+    return made.select_columns(list(columns))
+
+
+def in_order(dataset, batch_size: int, drop_last: bool, valid_label_columns=None, generator=None, seed: int = 0):
+    """For `SentenceTransformerTrainingArguments(batch_sampler=in_order)`: the rows as they come, as they are shuffled."""
+    from sentence_transformers.base.sampler import DefaultBatchSampler
+    from torch.utils.data import SequentialSampler
+
+    return DefaultBatchSampler(
+        SequentialSampler(dataset),
+        batch_size=batch_size,
+        drop_last=drop_last,
+        valid_label_columns=valid_label_columns,
+        generator=generator,
+        seed=seed,
+    )

@@ -1,0 +1,392 @@
+"""Texts to train an embedding on: where they come from, in which form, and a split that has no text on both sides.
+
+A row is a pair (anchor, positive), a triplet (anchor, positive, negative) or a document (text), of which views are
+cropped (helpers/lejepa/crops.py).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helpers.lejepa import sample
+from helpers.parameters import SAMPLE, source_path
+
+if TYPE_CHECKING:
+    import datasets
+
+MSMARCO = "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1"
+# The commit that the model cards of sentence-transformers name; what it holds was not looked at from here.
+MSMARCO_REVISION = "84ed2d35626f617d890bd493b4d6db69a741e0e2"
+SUBSETS = ("triplet-hard", "triplet", "pair", "default")  # of a hub set with several; the first that it has
+PRESETS = {"2K": 2_000, "5K": 5_000, "20K": 20_000, "50K": 50_000, "500K": 500_000}
+HUB_ROWS = 20_000  # of a hub set when num_samples is 0; all of MS MARCO are 11.7 million
+SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled among each other
+COLUMNS = {
+    "triplets": ("anchor", "positive", "negative"),
+    "pairs": ("anchor", "positive"),
+    "documents": ("text",),
+}
+ANCHORS = ("anchor", "query")
+PASSAGE_WORDS = 400  # longer documents are cut: two crops of a whole book need not have anything in common
+VALIDATION_SHARE, MAX_VALIDATION_ROWS = 0.05, 2000
+MIN_ROWS = 4  # LeJEPA compares at least two texts, in training and in validation
+
+Row = tuple[str, ...]
+
+_PARAGRAPH_END = re.compile(r"[ \t]*\n[ \t]*\n")
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Texts to train and to validate on. No text is in both, in any column; case and white space do not count."""
+
+    kind: str  # "pairs", "triplets" or "documents"
+    train: datasets.Dataset  # columns as in COLUMNS[kind]
+    validation: datasets.Dataset
+    source: str  # data source, number of rows, seed and a digest of the texts: the same string means the same data
+    duplicates_removed: int  # rows that repeat another; of a hub set also further rows of the same anchor
+    empty_removed: int  # rows of a hub set or a BEIR corpus, and files, without a text
+    overlaps_removed: int  # validation rows of which a text, most often a negative, is also one of training
+
+
+def load_texts(
+    data_source: str,
+    *,
+    num_samples: int | str = 0,
+    seed: int,
+    documents: bool = False,
+    subset: str | None = None,
+    revision: str | None = MSMARCO_REVISION,
+) -> TextData:
+    """Texts from `data_source`, split with `seed`: 5 % to validate on (2 to 2,000 rows), the rest to train on.
+
+    data_source: one of
+        "sample": pairs out of the docstrings of the installed Python's standard library;
+        a .jsonl or .csv with columns `anchor` (or `query`) and `positive`, perhaps `negative`; or `text`, perhaps `title`;
+        a .txt or .md: documents parted by blank lines, or where there is none one a line;
+        a folder of .txt and .md files, a document each, or in BEIR's layout, of which only corpus.jsonl is read;
+        a hub id, or a folder of .parquet files, with the columns of a .jsonl. Its split `train` is streamed: of MS MARCO
+        no more is held than the rows asked for (about 1 kB each) and a shuffle buffer.
+    num_samples: rows to draw, with the seed; "2K", "5K", "20K", "50K", "500K" or a number. 0: all there are, of a hub set
+        20,000. Fewer where there are fewer. A hub set gives one row an anchor, from its first files in a seeded order.
+    documents: read pairs and triplets as documents: the positives, of "sample" the whole docstrings.
+    subset: of a hub set; None: the first of `SUBSETS` that it has, or its only one.
+    revision: of a hub id. The default is the pinned one of MS MARCO and counts for that id only.
+
+    Rows that share an anchor, a positive or a document are on one side, and so are the passages of a document of more than
+    400 words. Raises ValueError (a missing column, an empty text, too few rows, an unknown preset or subset),
+    FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
+    """
+    wanted = rows_wanted(num_samples)
+    path, named, empty, repeated = source_path("data_source", data_source), data_source, 0, 0
+    if data_source == SAMPLE:
+        found = sample.docstrings()
+        kind = "documents" if documents else "pairs"
+        rows = [(text,) for text in sample.documents(found)] if documents else sample.pairs(found)
+    elif path is None or (path.is_dir() and any(path.rglob("*.parquet"))):
+        if path is None and revision == MSMARCO_REVISION and data_source != MSMARCO:
+            revision = None
+        named = f"{data_source}@{revision}" if path is None and revision else data_source
+        stream = _stream(data_source, str(path or data_source), subset, None if path else revision, seed)
+        kind, rows, empty, repeated = _draw_from_hub(data_source, stream, wanted or HUB_ROWS, documents)
+    else:
+        kind, rows, empty = _read_folder(path) if path.is_dir() else _read_file(path)
+    if documents and kind != "documents":
+        kind, rows = "documents", [(row[1],) for row in rows]
+    return _split(kind, rows, data_source, named, wanted, seed, empty, repeated)
+
+
+def rows_wanted(num_samples: int | str) -> int:
+    """`num_samples` as a number; "20K" is a preset, "300" a number.
+
+    Raises ValueError for another word, a negative number, or one below 4.
+    """
+    if isinstance(num_samples, str) and not num_samples.isdecimal():
+        if num_samples.upper() not in PRESETS:
+            raise ValueError(f"num_samples={num_samples!r} is unknown: give one of {', '.join(PRESETS)} or a number")
+        return PRESETS[num_samples.upper()]
+    number = int(num_samples)
+    if number and number < MIN_ROWS:
+        raise ValueError(f"num_samples={num_samples!r} is too few: give 0 (all) or at least {MIN_ROWS}")
+    return number
+
+
+# ---- local files
+
+
+def _read_folder(path: Path) -> tuple[str, list[Row], int]:
+    if (corpus := path / "corpus.jsonl").is_file():
+        return _read_file(corpus)
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in (".txt", ".md") and file.is_file())
+    if not files:
+        raise ValueError(
+            f"data_source={str(path)!r}: the folder has no .txt, .md or .parquet file and no corpus.jsonl; "
+            "give the path of a file, or put the documents there"
+        )
+    texts = [_text(file).strip() for file in files]
+    return "documents", [(text,) for text in texts if text], texts.count("")
+
+
+def _read_file(path: Path) -> tuple[str, list[Row], int]:
+    if path.suffix.lower() in (".txt", ".md"):
+        text = _text(path).strip()
+        parts = re.split(r"\n[ \t]*\n", text) if re.search(r"\n[ \t]*\n", text) else text.split("\n")
+        return "documents", [(part.strip(),) for part in parts if part.strip()], 0
+    read = {".jsonl": _jsonl, ".csv": _csv}.get(path.suffix.lower())
+    if read is None:
+        raise ValueError(f"data_source={str(path)!r}: cannot read this; give .jsonl, .csv, .txt, .md or a folder")
+    kind, rows, empty = None, [], 0
+    for where, values in read(path):
+        kind = kind or _kind(str(path), list(values))
+        row = _row(kind, values, f"data_source={str(path)!r}: {where}")
+        if all(row):
+            rows.append(row)
+        elif path.name == "corpus.jsonl" and "_id" in values:
+            empty += 1  # BEIR corpora have some, and their qrels count on them
+        else:
+            column = COLUMNS[kind][row.index("")]
+            raise ValueError(
+                f"data_source={str(path)!r}: {where} has an empty text in `{column}`; fill it in or remove the row"
+            )
+    return kind or "documents", rows, empty
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"data_source={str(path)!r}: line {number} is not JSON ({error})") from error
+        if not isinstance(values, dict):
+            raise ValueError(f"data_source={str(path)!r}: line {number} is not a JSON object")
+        yield f"line {number}", values
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        for values in reader:
+            if None in values:
+                raise ValueError(
+                    f"data_source={str(path)!r}: line {reader.line_num} has more fields than the header; "
+                    "put fields that hold a comma in double quotes"
+                )
+            yield f"line {reader.line_num}", values
+    except csv.Error as error:
+        raise ValueError(f"data_source={str(path)!r}: line {reader.line_num} is not CSV ({error})") from error
+
+
+def _kind(data_source: str, found: Sequence[str]) -> str:
+    anchor = any(name in found for name in ANCHORS)
+    if anchor and "positive" in found:
+        return "triplets" if "negative" in found else "pairs"
+    if "text" in found and not anchor and "positive" not in found:
+        return "documents"
+    missing = "`positive`" if anchor else "`anchor` (or `query`)" if "positive" in found else None
+    missing = missing or "`text`, nor `anchor` and `positive`"
+    raise ValueError(
+        f"data_source={data_source!r}: no column {missing}; columns found: {', '.join(found) or 'none'}. Rename a column: "
+        "`anchor` and `positive` (perhaps `negative`) make pairs, `text` (perhaps `title`) documents"
+    )
+
+
+def _row(kind: str, values: Mapping[str, Any], where: str) -> Row:
+    """The texts in the order of COLUMNS[kind], "" for an empty one; a title goes before its text."""
+
+    def text(column: str) -> str:
+        value = values.get(column)
+        if not isinstance(value, str | None):
+            raise ValueError(
+                f"{where}: column `{column}` holds a {type(value).__name__}, not text; write it as a string"
+            )
+        return (value or "").strip()
+
+    if kind == "documents":
+        title, body = text("title"), text("text")
+        return (body if body.startswith(title) else f"{title}\n{body}".strip(),)
+    anchor = next((name for name in ANCHORS if name in values), ANCHORS[0])
+    return tuple(text(anchor if column == "anchor" else column) for column in COLUMNS[kind])
+
+
+# ---- hub sets
+
+
+def _stream(
+    data_source: str, name: str, subset: str | None, revision: str | None, seed: int
+) -> datasets.IterableDataset:
+    """Rows of the split `train` in a seeded order, read as they are asked for."""
+    import datasets
+    import huggingface_hub.errors
+
+    try:
+        subsets = datasets.get_dataset_config_names(name, revision=revision)
+        chosen = subset or next((s for s in SUBSETS if s in subsets), subsets[0] if len(subsets) == 1 else None)
+        if chosen not in subsets:
+            raise ValueError(f"subset={subset!r}: {data_source!r} has {', '.join(subsets)}; name one of them as subset")
+        splits = datasets.load_dataset(name, chosen, revision=revision, streaming=True)
+    except (ConnectionError, huggingface_hub.errors.LocalEntryNotFoundError) as error:
+        raise ConnectionError(
+            f"data_source={data_source!r}: the Hugging Face hub cannot be reached ({error}). "
+            'Use data_source="sample" or a path to a local file'
+        ) from error
+    except FileNotFoundError as error:  # also what datasets raises for an id that is not on the hub
+        raise FileNotFoundError(f"data_source={data_source!r}: cannot be read ({error})") from error
+    if "train" not in splits:
+        raise ValueError(f"data_source={data_source!r}: no split `train`; splits found: {', '.join(splits)}")
+    return splits["train"].shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+
+
+def _draw_from_hub(
+    data_source: str, stream: Iterable[Mapping[str, Any]], wanted: int, documents: bool
+) -> tuple[str, list[Row], int, int]:
+    """The first `wanted` rows with different anchors: kind, rows, empty rows and further rows of an anchor.
+
+    MS MARCO has some twenty rows a query, one negative each: in one batch they would be the same text many times.
+    """
+    rows: dict[bytes, Row] = {}
+    kind, empty, repeated = None, 0, 0
+    for number, values in enumerate(stream, 1):
+        kind = kind or _kind(data_source, list(values))
+        row = _row(kind, values, f"data_source={data_source!r}: row {number} of the stream")
+        key = _digest(row[1 if documents and kind != "documents" else 0])
+        if not all(row):
+            empty += 1
+        elif key in rows:
+            repeated += 1
+        else:
+            rows[key] = row
+            if len(rows) == wanted:
+                break
+    return kind or "documents", list(rows.values()), empty, repeated
+
+
+# ---- both
+
+
+def _split(
+    kind: str, rows: Sequence[Row], data_source: str, named: str, wanted: int, seed: int, empty: int, repeated: int
+) -> TextData:
+    """Drops repeats, draws `wanted` rows, cuts long documents, holds 5 % out."""
+    import datasets
+
+    unique = {b"".join(map(_digest, row)): row for row in reversed(rows)}  # the first of equal rows is kept
+    duplicates = repeated + len(rows) - len(unique)
+    drawn = list(reversed(unique.values()))
+    random.Random(seed).shuffle(drawn)
+    drawn = drawn[: wanted or None]
+    if len(drawn) < MIN_ROWS:
+        raise ValueError(
+            f"data_source={data_source!r}: {len(drawn)} different rows; at least {MIN_ROWS} are needed, "
+            "half of them to validate on. Add texts"
+        )
+    groups = _groups([[_digest(text) for text in row[:2]] for row in drawn])
+    if kind == "documents":
+        drawn, groups = _cut(drawn, groups)
+    train, held_out = _hold_out(groups, len(drawn), data_source)
+    trained_on = {_digest(text) for row in train for text in drawn[row]}
+    validation = [row for row in held_out if not any(_digest(text) in trained_on for text in drawn[row])]
+    if len(validation) < MIN_ROWS // 2:
+        raise ValueError(
+            f"data_source={data_source!r}: {len(held_out) - len(validation)} of {len(held_out)} validation rows share a "
+            "text with training; leave out the column `negative`, or give texts that are repeated less often"
+        )
+    texts = hashlib.sha256(b"".join(_digest(text) for row in drawn for text in row)).hexdigest()
+    # The name alone of a local file: results are shared, and the digest says which file it was.
+    name = Path(named).name if Path(named).expanduser().exists() else named
+    parts = (
+        datasets.Dataset.from_dict({column: [drawn[row][i] for row in part] for i, column in enumerate(COLUMNS[kind])})
+        for part in (train, validation)
+    )
+    return TextData(
+        kind,
+        *parts,
+        source=f"{name}, {wanted or 'all'} {kind}, seed {seed}, sha256 {texts[:16]}",
+        duplicates_removed=duplicates,
+        empty_removed=empty,
+        overlaps_removed=len(held_out) - len(validation),
+    )
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(" ".join(text.casefold().split()).encode(), digest_size=16).digest()
+
+
+def _groups(keys: Sequence[Sequence[bytes]]) -> list[list[int]]:
+    """Rows linked by a chain of shared keys, in the order of their first rows."""
+    import numpy as np
+    from scipy import sparse
+
+    ids: dict[bytes, int] = {}
+    links = [(row, len(keys) + ids.setdefault(key, len(ids))) for row, row_keys in enumerate(keys) for key in row_keys]
+    first, second = np.array(links).T
+    size = len(keys) + len(ids)
+    graph = sparse.coo_matrix((np.ones(len(links), bool), (first, second)), shape=(size, size))
+    _, labels = sparse.csgraph.connected_components(graph, directed=False)
+    groups: dict[int, list[int]] = {}
+    for row, label in enumerate(labels[: len(keys)].tolist()):
+        groups.setdefault(label, []).append(row)
+    return list(groups.values())
+
+
+def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[list[int], list[int]]:
+    """Rows of training and of validation. A group too large for what is left of its 5 % goes to training."""
+    quota = min(max(MIN_ROWS // 2, round(VALIDATION_SHARE * rows)), MAX_VALIDATION_ROWS)
+    train: list[int] = []
+    held_out: list[int] = []
+    for group in groups:
+        (held_out if len(held_out) + len(group) <= quota else train).extend(group)
+    if min(len(train), len(held_out)) < MIN_ROWS // 2:
+        raise ValueError(
+            f"data_source={data_source!r}: {rows} rows with {len(groups)} groups that share no text cannot be split into "
+            "training and validation; give texts that are repeated less often"
+        )
+    return train, held_out
+
+
+def _cut(rows: Sequence[Row], groups: list[list[int]]) -> tuple[list[Row], list[list[int]]]:
+    """Documents in passages, a document's in the group of the document; rows in the order of their groups."""
+    passages_of = [[(part,) for part in passages(text)] for (text,) in rows]
+    cut: list[Row] = []
+    new_groups = []
+    for group in groups:
+        begin = len(cut)
+        cut += [passage for row in group for passage in passages_of[row]]
+        new_groups.append(list(range(begin, len(cut))))
+    return cut, new_groups
+
+
+def passages(text: str, words: int = PASSAGE_WORDS) -> list[str]:
+    """`text` in the fewest passages of at most `words` words and of nearly equal length, white space as it was.
+
+    A cut is moved back to the end of a paragraph, or else of a sentence, where one is in the quarter before it.
+    """
+    ends = [match.end() for match in re.finditer(r"\S+", text)]
+    parts: list[str] = []
+    begin, done = 0, 0
+    while len(ends) - done > words:
+        count = -(-(len(ends) - done) // -(-(len(ends) - done) // words))
+        candidates = range(done + count, done + count - count // 4, -1)
+        cut = next((i for i in candidates if _PARAGRAPH_END.match(text, ends[i - 1])), None) or next(
+            (i for i in candidates if text[ends[i - 1] - 1] in ".!?"), done + count
+        )
+        parts.append(text[begin : ends[cut - 1]].strip())
+        begin, done = ends[cut - 1], cut
+    return [*parts, text[begin:].strip()]

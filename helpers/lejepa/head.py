@@ -1,0 +1,145 @@
+"""The linear head that LeJEPA starts from, in closed form: centred, evened out, standard deviation 1.
+
+    fit_head(model, {"anchor": anchors, "positive": positives}, within=0.5, power=0.4, shrinkage=0.1)
+
+SIGReg's gradient vanishes on collapsed embeddings, and a pretrained backbone's look collapsed to it; from here they do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
+
+from helpers.lejepa.model import column_prompts
+
+# V views · N texts · D backbone · K embedding · R = min(D, K)
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """What `fit_head` saw and did, on the texts that it was given."""
+
+    texts: int  # N
+    kept_variance: float  # share of the backbone's variance in the directions that are kept
+    effective_rank: float  # of the output: exp of the entropy of the covariance's normalised eigenvalues
+    scale: float  # by which the output was multiplied for a mean variance of 1
+
+
+def fit_head(
+    model: SentenceTransformer,
+    texts: Sequence[str] | Mapping[str, Sequence[str]],
+    *,
+    within: float = 0.0,
+    power: float = 1.0,
+    shrinkage: float = 0.01,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> HeadFit:
+    """Sets the head so that these texts have mean 0 and mean variance 1: z = W2 W1 (x - mean), in fp64 on the CPU.
+
+    W1 damps the directions in which views of one text differ, W2 evens out those in which texts do. Both are
+    R (L + s)^(-a / 2) U^T of a covariance with eigenvalues L and eigenvectors U: W1 of that within texts, with a = within,
+    W2 of that of all W1 x, with a = power, of its largest min(D, K) eigenvalues, and scaled. The rotation R keeps coordinates
+    nearest to the backbone's (orthogonal Procrustes to U's first rows), which for K = D makes W2 the symmetric (ZCA) form;
+    for K > D it is that form in D random orthonormal directions out of K (seeded). Whitening: Kessy, Lewin and Strimmer
+    (arXiv 1512.00809); of the covariance within classes: Hatch, Kajarekar and Stolcke (Interspeech 2006).
+
+    texts: documents, or column -> texts, each with its column's prompt; the columns are views of the same texts where
+        within is above 0. Some thousands; at least 4 D for a good covariance.
+    within: 0 leaves W1 out, 1 makes views differ as much in every direction.
+    power: 1 whitens, 0 keeps the distances (up to K < D), between is partial.
+    shrinkage: s as a share of the mean eigenvalue: directions that hardly vary are not blown up to 1. Of MiniLM and other
+        BERTs some never vary, as a layer norm takes the mean out (3 of MiniLM's 384).
+
+    Raises ValueError for a number out of range, fewer than two texts, columns that do not fit together, texts whose
+    embeddings are all the same or not finite, or directions without variance where shrinkage is 0.
+    """
+    for name, value in (("within", within), ("power", power)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}={value}: must be 0 (geometry kept) to 1 (whitened)")
+    if not (shrinkage >= 0 and math.isfinite(shrinkage)):
+        raise ValueError(f"shrinkage={shrinkage}: must be 0 or more; 0.01 is usual")
+    head, columns = model[-1], _backbone_embeddings(model, texts, batch_size)
+    first_DD = _against_views(columns, within, shrinkage) if within else None
+    x_ND = torch.cat(columns) if first_DD is None else torch.cat(columns) @ first_DD
+    N, D = x_ND.shape
+    mean_D = x_ND.mean(0)
+    eigenvalues_D, vectors_DD = torch.linalg.eigh(torch.cov(x_ND.T).reshape(D, D))
+    eigenvalues_D = eigenvalues_D.flip(0).clamp(min=0)
+    R = min(D, head.out_features)
+    kept_R, vectors_DR = eigenvalues_D[:R], vectors_DD.flip(1)[:, :R]
+    if eigenvalues_D[0] <= 1e-20 * mean_D.square().sum().clamp(min=1e-30):
+        raise ValueError("texts: their embeddings are all the same; give different texts, or check base_model")
+    damped_R = kept_R + shrinkage * eigenvalues_D.mean()
+    if power and damped_R[-1] <= 1e-12 * damped_R[0]:
+        raise ValueError(
+            f"shrinkage={shrinkage}: {int((damped_R <= 1e-12 * damped_R[0]).sum())} of {R} directions have no variance in "
+            f"{N} texts and cannot be whitened; give more texts (4 x {D} or so), shrinkage=0.01 or power=0"
+        )
+    left_RR, _, right_RR = torch.linalg.svd(vectors_DR[:R])
+    weight_KD = left_RR @ right_RR @ (damped_R ** (-power / 2))[:, None].mul(vectors_DR.T)
+    output_variance_R = kept_R * damped_R**-power
+    if head.out_features > D:
+        generator = torch.Generator().manual_seed(seed)
+        drawn_KD = torch.randn(head.out_features, D, generator=generator, dtype=torch.float64)
+        weight_KD = torch.linalg.qr(drawn_KD).Q @ weight_KD
+    scale = float((head.out_features / output_variance_R.sum()).sqrt())
+    weight_KD = scale * weight_KD
+    with torch.no_grad():
+        head.linear.bias.copy_(-weight_KD @ mean_D)
+        head.linear.weight.copy_(weight_KD if first_DD is None else weight_KD @ first_DD)
+    return HeadFit(
+        texts=N,
+        kept_variance=float(kept_R.sum() / eigenvalues_D.sum()),
+        effective_rank=float(torch.special.entr(output_variance_R / output_variance_R.sum()).sum().exp()),
+        scale=scale,
+    )
+
+
+def _against_views(columns: list[torch.Tensor], within: float, shrinkage: float) -> torch.Tensor:
+    """W1 [D, D], symmetric, from views [N, D] of the same N texts; each view's own mean is no difference of texts."""
+    if len(columns) < 2 or len({len(column) for column in columns}) > 1:
+        raise ValueError(
+            f"within={within}: needs columns with as many views of the same texts, not "
+            f"{[len(column) for column in columns]} texts; pass two or more, or within=0"
+        )
+    views_VND = torch.stack([column - column.mean(0) for column in columns])
+    off_VND = views_VND - views_VND.mean(0)
+    V, N, _ = off_VND.shape
+    covariance_DD = torch.einsum("vnd,vne->de", off_VND, off_VND) / ((V - 1) * N)
+    eigenvalues_D, vectors_DD = torch.linalg.eigh(covariance_DD)
+    damped_D = eigenvalues_D.clamp(min=0) / eigenvalues_D.mean() + shrinkage
+    if not damped_D[0] > 1e-12 * damped_D[-1]:
+        raise ValueError(
+            f"shrinkage={shrinkage}: the views do not differ in every direction; give shrinkage=0.1 or within=0"
+        )
+    return vectors_DD * damped_D ** (-within / 2) @ vectors_DD.T
+
+
+def _backbone_embeddings(model: SentenceTransformer, texts, batch_size: int) -> list[torch.Tensor]:
+    """What reaches the head, fp64 [N, D] a column, each with its prompt."""
+    columns = texts if isinstance(texts, Mapping) else {"document": texts}
+    if sum(map(len, columns.values())) < 2:
+        raise ValueError("texts: at least 2 are needed to set the head; give some thousands")
+    if not isinstance(model[-1], Dense):
+        raise ValueError("model does not end in a Dense module: build it with GaussianEmbeddingGemma")
+    prompts, training = column_prompts(model, columns), model.training
+    # Prompts count into pooling or not as the model says, which only a model's own encode knows.
+    backbone = SentenceTransformer(modules=list(model)[:-1], device=str(model.device))
+    try:
+        parts = [
+            backbone.encode(list(column), prompt=prompts.get(name), batch_size=batch_size, show_progress_bar=False)
+            for name, column in columns.items()
+            if len(column)
+        ]
+    finally:
+        model.train(training)
+    found = [torch.as_tensor(part).to("cpu", torch.float64) for part in parts]
+    if bad := sum(int((~torch.isfinite(x_ND).all(1)).sum()) for x_ND in found):
+        raise ValueError(f"texts: embeddings of {bad} of {sum(map(len, found))} hold NaN or infinity; check base_model")
+    return found

@@ -1,0 +1,301 @@
+"""The embedding model: a pretrained backbone without normalisation, and a linear head that starts near a Gaussian.
+
+    model = GaussianEmbeddingGemma("sentence-transformers/all-MiniLM-L6-v2", 256, seed=0)
+    fit_head(model, texts)          # head.py: closed form, centred, whitened, standard deviation 1
+    freeze(model, 3)
+
+What is built is a `SentenceTransformer` of stock modules: it saves, loads and trains as any other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+from helpers import secrets
+from helpers.parameters import SAMPLE, source_path
+
+# N texts · D backbone · K embedding · R = min(D, K)
+
+EMBEDDING_GEMMA = "google/embeddinggemma-300m"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+MPNET = "sentence-transformers/all-mpnet-base-v2"
+REVISIONS = {
+    EMBEDDING_GEMMA: "64614b0b8b64f0c6c1e52b07e4e9a4e8fe4d2da2",  # the one of MTEB's published results
+    MINILM: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+    MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
+}
+# From the model card; without them it does not reach its scores.
+GEMMA_PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
+MIN_OUTPUT_DIM, MAX_OUTPUT_DIM = 2, 4096  # above, SIGReg's slices see too little of the space
+SAMPLE_VOCAB, SAMPLE_TEXTS = 2048, 20_000
+
+
+def GaussianEmbeddingGemma(
+    base_model: str = EMBEDDING_GEMMA,
+    output_dim: int = 512,
+    *,
+    max_seq_length: int = 0,
+    seed: int = 0,
+    texts: Iterable[str] = (),
+    device: str | None = None,
+) -> SentenceTransformer:
+    """A backbone, its own Dense layers if it has any, and a new linear head to `output_dim`; nothing normalises.
+
+    The head is random until `fit_head`. Weights are fp32, whatever the checkpoint has.
+
+    base_model: a hub id (`REVISIONS` are pinned, others at their newest), a local path, or "sample": a random BERT of two
+        layers with a byte-level BPE tokeniser trained on `texts`. No code from a checkpoint is run.
+    max_seq_length: tokens; 0: the model's own.
+    texts: for "sample" alone; the first 20,000 count.
+    device: None: what sentence-transformers finds.
+
+    A base of EmbeddingGemma's architecture gets its query and document prompts where it brings none. Warns where
+    `output_dim` is above the backbone's: a linear head cannot add rank.
+
+    Raises ValueError (a number out of range, a gated model without access, no texts for "sample"), FileNotFoundError (no
+    such path or hub id, no safetensors) and ConnectionError (hub not reachable and nothing cached).
+    """
+    if not MIN_OUTPUT_DIM <= output_dim <= MAX_OUTPUT_DIM:
+        raise ValueError(
+            f"output_dim={output_dim}: must be {MIN_OUTPUT_DIM} to {MAX_OUTPUT_DIM}; random slices test no more dimensions "
+            "well, 256 or 512 are usual"
+        )
+    backbone = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model, device)
+    modules = [module for module in backbone if not isinstance(module, Normalize)]
+    D = backbone.get_embedding_dimension()
+    if output_dim > D:
+        warnings.warn(
+            f"output_dim={output_dim} is above the {D} dimensions of {base_model!r}: a linear head spans {D} of them at "
+            f"most, so that the output cannot become an isotropic Gaussian; use output_dim={D} or a larger base_model",
+            stacklevel=2,
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = Dense(D, output_dim, bias=True, activation_function=torch.nn.Identity())
+    prompts = {name: prompt for name, prompt in backbone.prompts.items() if prompt}
+    if str(getattr(_config(backbone), "model_type", "")).startswith("gemma"):
+        prompts = GEMMA_PROMPTS | prompts
+    model = SentenceTransformer(modules=[*modules, head], prompts=prompts or None, device=device)
+    _limit_length(model, max_seq_length)
+    return model
+
+
+def column_prompts(model: SentenceTransformer, columns: Iterable[str]) -> dict[str, str]:
+    """The model's prompt of each column, for `SentenceTransformerTrainingArguments(prompts=...)`; {} without prompts.
+
+    `anchor` and `query` are queries, all other columns documents.
+    """
+    names = {column: "query" if column in ("anchor", "query") else "document" for column in columns}
+    return {column: model.prompts[name] for column, name in names.items() if model.prompts.get(name)}
+
+
+# ---- loading
+
+
+def _pretrained(base_model: str, device: str | None) -> SentenceTransformer:
+    from huggingface_hub.errors import GatedRepoError
+
+    path = source_path("base_model", base_model)
+    if path is not None and not ((path / "config.json").is_file() or (path / "modules.json").is_file()):
+        raise FileNotFoundError(
+            f"base_model={base_model!r}: no config.json or modules.json there; name the folder of a saved model"
+        )
+    unreachable = path is None and not _hub_answers()  # what is cached may be enough
+    if path is None:
+        secrets.provide("HF_TOKEN")
+    try:
+        return SentenceTransformer(
+            str(path or base_model),
+            revision=None if path else REVISIONS.get(base_model),
+            trust_remote_code=False,
+            token=os.environ.get("HF_TOKEN") or None,
+            model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+            local_files_only=unreachable,
+            device=device,
+        )
+    except OSError as error:
+        if any(isinstance(cause, GatedRepoError) for cause in _causes(error)):
+            raise ValueError(
+                f"base_model={base_model!r} is gated: accept its licence at https://huggingface.co/{base_model}, put a token "
+                f"as HF_TOKEN into the secrets of Colab or Kaggle or into the environment, or use base_model={MINILM!r}"
+            ) from error
+        if unreachable:
+            raise ConnectionError(
+                f"base_model={base_model!r}: the Hugging Face hub cannot be reached and it is not cached; give a local path "
+                "or 'sample'"
+            ) from error
+        raise FileNotFoundError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
+
+
+def _causes(error: BaseException | None) -> Iterable[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _hub_answers(timeout: float = 5.0) -> bool:
+    """Whether the hub answers at all: loading retries for more than a minute before it gives up."""
+    import urllib.error
+    import urllib.request
+
+    import huggingface_hub.constants as hub
+
+    if hub.HF_HUB_OFFLINE:
+        return False
+    try:
+        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=timeout):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
+    """A random BERT, 64 wide, on a tokeniser of at most 2,048 entries trained on the texts; the same each time."""
+    from transformers import BertConfig, BertModel
+
+    tokenizer = _train_tokenizer(texts)
+    with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            config = BertConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                intermediate_size=256,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            BertModel(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
+    transformer.max_seq_length = 128
+    return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
+
+
+def _train_tokenizer(texts: Iterable[str]):
+    import itertools
+
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = list(itertools.islice(texts, SAMPLE_TEXTS))
+    if not texts:
+        raise ValueError("texts is empty: base_model='sample' trains its tokenizer on them, so give the training texts")
+    # Not WordPiece: its trainer numbers the continuing pieces differently in each process.
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    trainer = trainers.BpeTrainer(
+        vocab_size=SAMPLE_VOCAB,
+        special_tokens=list(special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=512, clean_up_tokenization_spaces=False,
+        **dict(zip(names, special, strict=True)),
+    )  # fmt: skip
+
+
+def _config(model: SentenceTransformer) -> Any:
+    return getattr(getattr(model[0], "auto_model", None), "config", None)
+
+
+def _limit_length(model: SentenceTransformer, max_seq_length: int) -> None:
+    positions = getattr(_config(model), "max_position_embeddings", None) or math.inf
+    if getattr(_config(model), "model_type", "") in ("mpnet", "roberta", "xlm-roberta", "camembert"):
+        positions -= 2  # their first positions are for padding
+    if max_seq_length < 0 or max_seq_length > positions:
+        raise ValueError(f"max_seq_length={max_seq_length}: must be 0 (the model's own) to {positions} tokens")
+    if max_seq_length:
+        model.max_seq_length = max_seq_length
+
+
+# ---- what is trained, and how fast
+
+
+def freeze(model: SentenceTransformer, layers: int) -> tuple[int, int]:
+    """Leaves part of the backbone as it is: numbers of frozen and of trained parameters.
+
+    layers: 0 nothing, k the embeddings and the first k transformer layers, -1 all but the head. An earlier call is undone.
+        Frozen layers still have dropout in training.
+
+    Raises ValueError for more layers than there are, a backbone without a list of layers, or where nothing was frozen.
+    """
+    head = {id(parameter) for parameter in model[-1].parameters()}
+    if layers == 0:
+        chosen: list[torch.nn.Parameter] = []
+    elif layers == -1:
+        chosen = [parameter for parameter in model.parameters() if id(parameter) not in head]
+    else:
+        chosen = _first_layers(model, layers)
+    frozen = {id(parameter) for parameter in chosen}
+    if layers and not frozen:
+        raise ValueError(f"freeze_layers={layers}: nothing in this model could be frozen; use 0")
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) not in frozen)
+    counts = [sum(p.numel() for p in model.parameters() if (id(p) in frozen) is side) for side in (True, False)]
+    assert sum(counts) == sum(p.numel() for p in model.parameters())
+    return counts[0], counts[1]
+
+
+def _first_layers(model: SentenceTransformer, layers: int) -> list[torch.nn.Parameter]:
+    backbone = getattr(model[0], "auto_model", None)
+    lists = [] if backbone is None else [m for m in backbone.modules() if isinstance(m, torch.nn.ModuleList)]
+    count = getattr(_config(model), "num_hidden_layers", None)
+    stack = next((found for found in lists if len(found) == count), None)
+    if stack is None:
+        raise ValueError(f"freeze_layers={layers}: this backbone has no list of transformer layers; use 0 or -1")
+    if not 0 < layers <= len(stack):
+        raise ValueError(f"freeze_layers={layers}: give -1 (all), 0 (none) or up to {len(stack)} layers")
+    looked_up = backbone.get_input_embeddings()
+    # The whole of BERT's `embeddings`, with positions and norm; MPNet's attention bias goes into every layer.
+    before = [
+        child
+        for name, child in (*backbone.named_children(), *_grandchildren(backbone))
+        if name == "relative_attention_bias" or (stack not in child.modules() and looked_up in child.modules())
+    ]
+    return [parameter for module in (*before, *stack[:layers]) for parameter in module.parameters()]
+
+
+def _grandchildren(module: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
+    return [named for child in module.children() for named in child.named_children()]
+
+
+def parameter_groups(
+    model: SentenceTransformer, learning_rate: float, head_learning_rate: float, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Optimizer groups of what is trained: backbone and head at their rates; biases and norms without decay.
+
+    Call it after `freeze`. Groups without a parameter are left out.
+    """
+    head = {id(parameter) for parameter in model[-1].parameters()}
+    groups = []
+    for is_head, rate in ((False, learning_rate), (True, head_learning_rate)):
+        for decay in (True, False):
+            chosen = [
+                parameter
+                for parameter in model.parameters()
+                if parameter.requires_grad and (id(parameter) in head) is is_head and (parameter.dim() > 1) is decay
+            ]
+            if chosen:
+                groups.append({"params": chosen, "lr": rate, "weight_decay": weight_decay if decay else 0.0})
+    return groups

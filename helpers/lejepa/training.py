@@ -1,0 +1,434 @@
+"""sentence-transformers' trainer with this suite's reliability: exact resume of the loss's state too, TPU, its own terms logged.
+
+    trainer = new_trainer(model, loss, pairs, None, evaluator, plan, runtime, "run", seed=0, metric_for_best_model=...)
+    trainer.train()
+    trainer.save_model("embedder")       # SentenceTransformer("embedder") loads it, from a TPU too
+
+What the stock trainer cannot do: train one batch shape, resume a loss that remembers, evaluate or save on XLA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from torch import nn
+from transformers import AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from helpers import attention, checkpoint, tracking, xla
+from helpers.arguments import training_arguments
+from helpers.lejepa.collation import PaddedTexts, column_prompts, padded_lengths, text_columns
+from helpers.plan import Plan
+from helpers.runtime import Runtime
+from helpers.trainer import TrainerMixin
+
+FEWEST_TEXTS = 2  # in a batch of one process
+
+
+class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
+    """`SentenceTransformerTrainer` with exact resume, on a GPU, a TPU or a CPU; see `new_trainer`.
+
+    Whatever a loss's `state_dict` holds beside the model's weights is in every checkpoint, a file for each process. A
+    loss's `read_terms()`, where it has one, is merged into the logs. The model card holds no example texts and takes no
+    inference; checkpoints have none.
+
+    Args:
+        model: with a transformers encoder.
+        max_seq_length: tokens that a text is cut to in training.
+        runtime: what `runtime.detect` returned.
+        parameter_groups: [{"params": [...], "lr": ..., ...}, ...] of some of the model's parameters. What a group does not
+            say, and all other weights, follow the arguments; weight decay spares biases and norms unless a group has one.
+        **kwargs: of `TrainerMixin` and `SentenceTransformerTrainer`.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        *,
+        max_seq_length: int,
+        runtime: Runtime,
+        parameter_groups: Sequence[dict] | None = None,
+        **kwargs,
+    ) -> None:
+        if model.transformers_model is None:
+            raise ValueError("model has no transformers encoder; build it from a Transformer module")
+        self._preprocess = PaddedTexts(model, padded_lengths(max_seq_length, one=runtime.kind == "xla"))
+        self._groups = _by_name(model, parameter_groups or ())
+        # Looking up the Hub for a licence or encoding examples is nothing that a save should do.
+        model.model_card_data.local_files_only = True
+        model.model_card_data.generate_widget_examples = False
+        super().__init__(model=model, runtime=runtime, **kwargs)
+        if runtime.kind == "xla":
+            AttentionMaskInterface.register(attention.SDPA_ONE_DTYPE, _mask_unread)
+            if self.evaluator is not None:
+                lengths = padded_lengths(model.max_seq_length or max_seq_length, one=False)
+                self.evaluator = functools.partial(_evaluate_on_xla, self.evaluator, lengths)
+
+    def trained_module(self) -> nn.Module:
+        return nn.ModuleDict(self.loss) if isinstance(self.loss, dict) else self.loss
+
+    def transformer(self) -> nn.Module:
+        return self.model.transformers_model
+
+    def get_data_collator(self, *args, **kwargs):
+        collator = super().get_data_collator(*args, **kwargs)
+        collator.preprocess_fn = self._preprocess
+        return collator
+
+    def add_model_card_callback(self, default_args_dict) -> None:
+        """Stock counts the tokens of a thousand texts and prints some of them on the card."""
+        self.model.model_card_data.add_tags("generated_from_trainer")
+
+    # -- batches --
+
+    def get_train_dataloader(self):
+        return self._sharded(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        return self._sharded(super().get_eval_dataloader(eval_dataset))
+
+    def _sharded(self, loader):
+        # Without an eval_dataset the loader is an empty list's, for the evaluator's sake.
+        return xla.shard_loader(loader) if hasattr(loader, "_parallel_loader_kwargs") else loader
+
+    def evaluation_loop(self, *args, **kwargs):
+        # Stock leaves DDP's wrapper in training mode, and that is what a loss asks.
+        self.model_wrapped.eval()
+        return super().evaluation_loop(*args, **kwargs)
+
+    # -- optimizer --
+
+    def get_optimizer_cls_and_kwargs(self, args, model=None):
+        cls, kwargs = super().get_optimizer_cls_and_kwargs(args, model)
+        stock, weights = kwargs["optimizer_dict"], dict(self.model.named_parameters())
+        own = []
+        for group in self._groups:
+            wanted = {id(weights[name]) for name in group["params"]}
+            for kind in stock:
+                own.append(kind | group | {"params": [weight for weight in kind["params"] if id(weight) in wanted]})
+                kind["params"] = [weight for weight in kind["params"] if id(weight) not in wanted]
+        # The logged learning rate is that of the first group.
+        kwargs["optimizer_dict"] = [group for group in (*stock, *own) if group["params"]]
+        return cls, kwargs
+
+    # -- logs --
+
+    def log(self, logs: dict, start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs = logs | self._terms()
+        super().log(logs, start_time)
+
+    def _terms(self) -> dict[str, float]:
+        """Terms of the losses since the last log, averaged over the processes."""
+        terms = {}
+        for name, loss in self._losses().items():
+            if hasattr(loss, "read_terms"):
+                terms |= {f"{name}_{term}" if name else term: value for term, value in loss.read_terms().items()}
+        if self.runtime.kind == "xla":
+            xla.sync()  # zeroed sums become data as they are between logs, not constants of a new graph
+        if self.args.world_size > 1:
+            everywhere = gather_object([terms])
+            terms = {name: sum(their[name] for their in everywhere) / len(everywhere) for name in terms}
+        return {name: round(value, 6) for name, value in terms.items()}
+
+    # -- saving --
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.runtime.kind != "xla":
+            super().save_model(output_dir, _internal_call)
+            return
+        xla.sync()
+        with _weights_on_cpu(self.model):
+            self._save(output_dir)
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        self.model.save_pretrained(str(folder), create_model_card=self._staging is None)
+
+    def _write_checkpoint(self, staging: Path, model, trial) -> None:
+        super()._write_checkpoint(staging, model, trial)
+        save_file(self._loss_state(), checkpoint.folder(staging, self.state.global_step) / self._loss_file())
+
+    def _loss_file(self) -> str:
+        return f"loss_{self.args.process_index}.safetensors"  # past texts are each process's own
+
+    def _losses(self) -> dict[str, nn.Module]:
+        return self.loss if isinstance(self.loss, dict) else {"": self.loss}
+
+    def _loss_state(self) -> dict[str, torch.Tensor]:
+        """What the losses hold beside the model's weights, on the CPU."""
+        return {
+            f"{name}/{key}": value.detach().to("cpu", copy=True).contiguous()
+            for name, loss in self._losses().items()
+            for key, value in loss.state_dict().items()
+            if not key.startswith("model.")
+        }
+
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+        model = getattr(self.model, "_orig_mod", self.model)
+        read, own = (
+            SentenceTransformer(checkpoint_path, device="cpu", local_files_only=True).state_dict(),
+            model.state_dict(),
+        )
+        # Stock reads it the same way, and refuses the pooler that transformers then adds to an encoder without one.
+        model.load_state_dict({name: weight for name, weight in read.items() if name in own})
+        path = Path(checkpoint_path) / self._loss_file()
+        if not path.is_file():
+            raise ValueError(
+                f"resume: {path.parent.name} has no {path.name}, so it was written by another trainer or by fewer "
+                f"processes than {self.args.world_size}; use as many as before, or start in a new output_dir"
+            )
+        state = load_file(path)
+        for name, loss in self._losses().items():
+            own = {key.removeprefix(f"{name}/"): value for key, value in state.items() if key.startswith(f"{name}/")}
+            _load_loss(loss, own)
+
+
+def new_trainer(
+    model: SentenceTransformer,
+    loss: nn.Module | dict[str, nn.Module],
+    train_dataset,
+    eval_dataset,
+    evaluator,
+    plan: Plan,
+    runtime: Runtime,
+    output_dir: Path | str,
+    *,
+    seed: int,
+    logging_steps: int,
+    eval_steps: int,
+    save_steps: int,
+    report_to: str = "none",
+    parameter_groups: Sequence[dict] | None = None,
+    patience: int = 0,
+    max_seq_length: int = 0,
+    **overrides,
+) -> EmbeddingTrainer:
+    """The trainer of a run.
+
+    Args:
+        model: of sentence-transformers; its "query" prompt goes before the first column, "document" before the others.
+        loss: `LeJEPALoss`, or any other of sentence-transformers', of this model; or a dict of them by data set.
+        train_dataset: `datasets.Dataset` of text columns, streaming or not, or a dict of them by name.
+        eval_dataset: the same, or None. It is cut to whole batches, so that every batch is as hard as the others.
+        evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
+        plan: what `plan.plan` returned.
+        runtime: what `runtime.detect` returned.
+        output_dir: the run's folder.
+        seed: of data order and dropout.
+        logging_steps, eval_steps, save_steps: optimizer steps between two.
+        report_to: "none" or "wandb".
+        parameter_groups: see `EmbeddingTrainer`; learning rates by layer.
+        patience: evaluations without improvement before the run stops; 0: never.
+        max_seq_length: tokens; 0 takes the plan's sequence_length.
+        **overrides: fields of `SentenceTransformerTrainingArguments`, such as metric_for_best_model, greater_is_better and
+            batch_sampler.
+
+    Raises:
+        ValueError: too few texts, columns or tokens; nothing to evaluate, or not what metric_for_best_model names.
+    """
+    metric = overrides.get("metric_for_best_model", "eval_loss")
+    if eval_dataset is None and evaluator is None:
+        raise ValueError("eval_dataset and evaluator are both None: give one, so that the best checkpoint can be told")
+    if eval_dataset is None and metric in ("loss", "eval_loss"):
+        raise ValueError(
+            "metric_for_best_model='eval_loss' needs an eval_dataset; "
+            "name a metric of the evaluator, such as 'eval_retrieval_cosine_ndcg@10', and greater_is_better=True"
+        )
+    if isinstance(eval_dataset, dict) and metric in ("loss", "eval_loss"):
+        choice = [f"eval_{name}_loss" for name in eval_dataset]
+        raise ValueError(f"metric_for_best_model='eval_loss': there is one for each eval_dataset; choose from {choice}")
+    _check_training_data(train_dataset, plan)
+    batch = plan.micro_batch_size
+    if eval_dataset is not None:
+        eval_dataset, batch = _whole_batches(eval_dataset, plan, runtime)
+    report_to, reason = tracking.report_to(wanted := report_to)
+    if report_to != wanted:
+        tracking.say(reason)
+    arguments = training_arguments(
+        plan,
+        runtime,
+        output_dir,
+        seed=seed,
+        cls=SentenceTransformerTrainingArguments,
+        **{
+            "logging_steps": logging_steps,
+            "eval_steps": eval_steps,
+            "save_steps": save_steps,
+            "report_to": report_to,
+            "prompts": column_prompts(model, train_dataset, eval_dataset) or None,
+            # Under SPMD this process feeds all devices, elsewhere one.
+            "per_device_eval_batch_size": batch // (1 if runtime.kind == "xla" else plan.device_count),
+            **overrides,
+        },
+    )
+    return EmbeddingTrainer(
+        model,
+        args=arguments,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        loss=loss,
+        evaluator=evaluator,
+        plan=plan,
+        runtime=runtime,
+        parameter_groups=parameter_groups,
+        patience=patience,
+        max_seq_length=max_seq_length or plan.sequence_length,
+        flops_per_token=flops_per_token(model),
+    )
+
+
+def flops_per_token(model: SentenceTransformer) -> float:
+    """Floating-point operations of a training step a token, for MFU: 6 a trained weight of the encoder, 2 a frozen one.
+
+    Embedding tables are looked up, not multiplied, and count nothing; neither does what works once a text, such as a head.
+    Attention's own products, O(T), are left out, as is usual.
+    """
+    encoder = model.transformers_model
+    tables = {id(part.weight) for part in encoder.modules() if isinstance(part, nn.Embedding)}
+    weights = [weight for weight in encoder.parameters() if id(weight) not in tables]
+    return float(sum((6 if weight.requires_grad else 2) * weight.numel() for weight in weights))
+
+
+# ---- data
+
+
+def _parts(dataset) -> list:
+    return list(dataset.values()) if isinstance(dataset, dict) else [dataset]
+
+
+def _check_training_data(dataset, plan: Plan) -> None:
+    for part in _parts(dataset):
+        text_columns(part)
+        if hasattr(part, "__len__") and len(part) < plan.micro_batch_size:
+            raise ValueError(
+                f"train_dataset has {len(part)} examples and a batch {plan.micro_batch_size}: "
+                "there is no whole batch; lower batch_size or add data"
+            )
+
+
+def _whole_batches(dataset, plan: Plan, runtime: Runtime):
+    """The data set, or each of a dict, cut to whole evaluation batches, and the batch over all devices."""
+    sizes = [len(part) for part in _parts(dataset) if isinstance(part, Dataset)]
+    if not sizes:
+        return dataset, plan.micro_batch_size
+    devices = plan.device_count
+    batch = min(plan.micro_batch_size, min(sizes) // devices * devices)
+    least = max(FEWEST_TEXTS, devices) if runtime.kind == "xla" else FEWEST_TEXTS * devices
+    if batch < least:
+        raise ValueError(
+            f"eval_dataset has {min(sizes)} examples for {devices} device(s): at least {least} are needed; "
+            "add some, or pass None and an evaluator"
+        )
+
+    def cut(part):
+        return part.select(range(len(part) // batch * batch)) if isinstance(part, Dataset) else part
+
+    if isinstance(dataset, dict):
+        return type(dataset)({name: cut(part) for name, part in dataset.items()}), batch
+    return cut(dataset), batch
+
+
+# ---- weights
+
+
+def _by_name(model: SentenceTransformer, groups: Sequence[dict]) -> list[dict]:
+    """Optimizer groups with names in the place of parameters: moving a model to XLA makes new ones."""
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    named = []
+    for group in groups:
+        params = [group["params"]] if torch.is_tensor(group["params"]) else list(group["params"])
+        if any(id(weight) not in names for weight in params):
+            raise ValueError("parameter_groups: a group has parameters that are not the model's; make them from it")
+        named.append({**group, "params": [names[id(weight)] for weight in params]})
+    twice = [name for name, count in Counter(name for group in named for name in group["params"]).items() if count > 1]
+    if twice:
+        raise ValueError(f"parameter_groups: {twice[0]} is in more than one group, or twice; give it one learning rate")
+    return named
+
+
+def _load_loss(loss: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Sets what a loss holds beside the model. What a first batch makes, and the state is without, is unmade again."""
+    for name in [name for name in loss._buffers if name not in loss._non_persistent_buffers_set]:
+        if name not in state:
+            setattr(loss, name, None)
+    missing, unexpected = loss.load_state_dict(state, strict=False)
+    missing = [name for name in missing if not name.startswith("model.")]
+    if missing or unexpected:
+        raise ValueError(
+            f"resume: the loss of the checkpoint differs from this one (missing {missing}, unexpected {unexpected}); "
+            "use the settings of the run, or start in a new output_dir"
+        )
+    for buffer in loss.buffers(recurse=False):
+        if buffer.device.type == "xla" and buffer.dim() > 1:
+            xla.shard_batch(buffer)  # past texts lie as the batches did that they come from
+
+
+@contextlib.contextmanager
+def _weights_on_cpu(model: nn.Module) -> Iterator[None]:
+    """Inside, the modules hold CPU copies of their weights; tied ones stay tied."""
+    held, copies = [], {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in copies:
+                    copy = tensor.detach().cpu()
+                    copies[id(tensor)] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
+                held.append((table, name, tensor))
+    try:
+        for table, name, tensor in held:
+            table[name] = copies[id(tensor)]
+        yield
+    finally:
+        for table, name, tensor in held:
+            table[name] = tensor
+
+
+# ---- XLA
+
+
+def _mask_unread(*args, attention_mask=None, **kwargs):
+    """transformers' SDPA mask without looking on the host whether anything is masked, a wait in every forward pass."""
+    if attention_mask is not None:
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+
+
+def _evaluate_on_xla(evaluator, lengths: tuple[int, ...], model: SentenceTransformer, **kwargs):
+    """Runs an evaluator whose texts have the shapes of `lengths`, split over the chips; its own sums are the CPU's.
+
+    `encode` cuts its output into rows, each an operation of a graph where the output is on the device.
+    """
+
+    def forward(features, **options):
+        # XLA cannot take views of weights in inference mode, which `encode` is in.
+        with torch.inference_mode(False), torch.no_grad():
+            features = {name: value.clone() if torch.is_tensor(value) else value for name, value in features.items()}
+            for value in features.values():
+                if torch.is_tensor(value) and value.dim() and value.shape[0] % xla.device_count() == 0:
+                    xla.shard_batch(value)
+            features = type(model).forward(model, features, **options)
+            return features | {"sentence_embedding": features["sentence_embedding"].cpu()}
+
+    model.preprocess, model.forward = PaddedTexts(model, lengths), forward
+    try:
+        return evaluator(model, **kwargs)
+    finally:
+        del model.preprocess, model.forward

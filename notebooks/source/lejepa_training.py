@@ -1,0 +1,336 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown] tags=["gpu"]
+# # LeJEPA text embeddings (GPU)
+#
+# Trains a text-embedding model with **LeJEPA**: views of one text are drawn together, and all texts towards an isotropic
+# Gaussian (SIGReg), so that every dimension is used. At the end you have retrieval quality before and after on the same
+# queries, beside the untrained backbone and the usual contrastive training for as many steps, an isotropy report, a search
+# index, and a model that `SentenceTransformer("...")` loads.
+#
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait:
+# what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
+# `lejepa_training_tpu.ipynb`; it has the same cells.
+#
+# **The default backbone is gated**: EmbeddingGemma asks you to accept its licence on its page and to put `HF_TOKEN` into the
+# runtime's secrets. `base_model="sentence-transformers/all-MiniLM-L6-v2"` or `"sentence-transformers/all-mpnet-base-v2"`
+# need neither.
+#
+# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+
+# %% [markdown] tags=["tpu"]
+# # LeJEPA text embeddings (TPU)
+#
+# Trains a text-embedding model with **LeJEPA**: views of one text are drawn together, and all texts towards an isotropic
+# Gaussian (SIGReg), so that every dimension is used. At the end you have retrieval quality before and after on the same
+# queries, beside the untrained backbone and the usual contrastive training for as many steps, an isotropy report, a search
+# index, and a model that `SentenceTransformer("...")` loads.
+#
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
+# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Texts are
+# padded to one length, since each new one would compile anew. The GPU twin is `lejepa_training.ipynb`; it has the same cells.
+#
+# **The default backbone is gated**: EmbeddingGemma asks you to accept its licence on its page and to put `HF_TOKEN` into the
+# runtime's secrets. `base_model="sentence-transformers/all-MiniLM-L6-v2"` or `"sentence-transformers/all-mpnet-base-v2"`
+# need neither.
+#
+# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+
+# %% tags=["setup"]
+# requirements: torch transformers accelerate datasets sentence-transformers faiss-cpu wandb matplotlib
+
+# %% [markdown]
+# ## Parameters
+#
+# `data_source` is a Hub data set, a path to your own texts (`.jsonl` or `.csv` with anchor and positive, or text; a `.txt`;
+# a folder of `.txt` and `.md`), or `"sample"`: documentation strings of Python, which need no network. Zeros mean "what the
+# recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+#
+# Your own folder of documents: `data_source="my/documents"`, nothing else. Two crops of each are the views, between
+# `crop_min_share` and `crop_max_share` of its words.
+
+# %% tags=["parameters"]
+# @title Parameters
+data_source: str = "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1"  # @param {type:"string"}
+num_samples: int = 20000  # @param [2000, 5000, 20000, 50000, 500000] {type: "raw", allow-input: true}
+documents: bool = False  # @param {type:"boolean"}
+crops: int = 0  # @param {type:"integer"}
+crop_min_share: float = 0.05  # @param {type:"number"}
+crop_max_share: float = 0.3  # @param {type:"number"}
+benchmark: str = "held-out"  # @param {type:"string"}
+similarity: str = ""  # @param {type:"string"}
+base_model: str = "google/embeddinggemma-300m"  # @param ["google/embeddinggemma-300m", "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2", "sample"] {allow-input: true}
+output_dim: int = 512  # @param {type:"integer"}
+max_seq_length: int = 256  # @param {type:"integer"}
+train_length: int = 128  # @param {type:"integer"}
+output_dir: str = "outputs/lejepa_training"  # @param {type:"string"} # gpu only
+output_dir: str = "outputs/lejepa_training_tpu"  # @param {type:"string"} # tpu only
+resume: bool = True  # @param {type:"boolean"}
+use_tpu: bool = False  # @param {type:"boolean"} # gpu only
+use_tpu: bool = True  # @param {type:"boolean"} # tpu only
+precision: str = "auto"  # @param ["auto", "fp32", "bf16", "fp16"]
+seed: int = 0  # @param {type:"integer"}
+max_steps: int = 0  # @param {type:"integer"}
+batch_size: int = 0  # @param {type:"integer"}
+learning_rate: float = 0.0  # @param {type:"number"}
+head_learning_rate: float = 0.0  # @param {type:"number"}
+head_within: float = 0.5  # @param {type:"number"}
+head_power: float = 0.2  # @param {type:"number"}
+head_shrinkage: float = 0.1  # @param {type:"number"}
+freeze_layers: int = 3  # @param {type:"integer"}
+sigreg_weight: float = 0.02  # @param {type:"number"}
+convention: str = "convex"  # @param ["convex", "additive"]
+num_slices: int = 256  # @param {type:"integer"}
+t_max: float = 3.0  # @param {type:"number"}
+n_points: int = 17  # @param {type:"integer"}
+past_texts: int = 1024  # @param {type:"integer"}
+contrastive_weight: float = 1.0  # @param {type:"number"}
+contrastive_scale: float = 20.0  # @param {type:"number"}
+compare_contrastive: bool = True  # @param {type:"boolean"}
+further_seeds: int = 0  # @param {type:"integer"}
+patience: int = 5  # @param {type:"integer"}
+logging_steps: int = 10  # @param {type:"integer"}
+eval_steps: int = 100  # @param {type:"integer"}
+save_steps: int = 100  # @param {type:"integer"}
+query: str = "how do I read a file line by line"  # @param {type:"string"}
+report_to: str = "none"  # @param ["none", "wandb"]
+
+# %% [markdown]
+# ## Check and look around
+#
+# Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
+# reported with the reason for each choice.
+
+# %%
+from helpers import parameters, run_folder, runtime, secrets
+from helpers.lejepa.parameters import EmbeddingParameters
+
+secrets.provide("HF_TOKEN")
+params = parameters.check(EmbeddingParameters, globals())
+machine = runtime.detect(params.use_tpu, params.precision)
+print(machine)
+folder = run_folder.claim(params.output_dir, "lejepa_training", parameters.identity(params), resume=params.resume)
+print(f"output     {folder.resolve()}")
+
+# %% [markdown]
+# ## Data
+#
+# Rows first as they are. No text is in both splits, in any column. The held-out rows choose the best checkpoint; the test
+# is a benchmark of its own where `benchmark` names a folder in BEIR's layout.
+
+# %%
+from helpers.lejepa import experiment
+
+corpus = experiment.load_corpus(params)
+texts = corpus.texts
+print(f"{len(texts.train)} training and {len(texts.validation)} validation {texts.kind} from {texts.source}")
+print(
+    f"{texts.duplicates_removed} duplicates, {texts.empty_removed} empty and {texts.overlaps_removed} overlapping removed"
+)
+print(f"test: {corpus.test.name}, {len(corpus.test.queries)} queries, {len(corpus.test.corpus)} documents\n")
+for column, text in texts.train[0].items():
+    print(f"{column:<10}{text[:400]}")
+
+# %% [markdown]
+# ## Model
+#
+# The pretrained backbone without its normalisation, then a linear head that is set in closed form from views of the training
+# texts: centred, scaled to unit variance, damped where views of one text differ (`head_within`), and whitened in part
+# (`head_power`: 0 leaves the geometry, 1 makes all directions equal). SIGReg then starts where its gradient is not that of a
+# collapsed model, and needs no projector that is thrown away later. The first `freeze_layers` layers stay as they are.
+
+# %%
+model = experiment.new_backbone(params, corpus)
+fitted = experiment.set_head(model, params, corpus)
+backbone = experiment.without_head(model)
+print(model)
+print(fitted)
+trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} parameters are trained")
+
+# %% [markdown]
+# ## Plan
+#
+# What will run, and why. The memory figure is an estimate from shapes; the measured one comes after training. A sequence is
+# all views of a text. The batch is not only a matter of memory: SIGReg tests a batch, so that a smaller one sees less
+# (`past_texts` makes up for it).
+
+# %%
+from helpers import plan as planner
+from helpers.lejepa.parameters import model_size, recipe
+
+plan = planner.plan(
+    recipe(len(texts.train), params.views(corpus.documents), params.view_length),
+    model_size(model),
+    machine,
+    batch_size=params.batch_size,
+    learning_rate=params.learning_rate,
+    max_steps=params.max_steps,
+)
+print(plan)
+
+# %% [markdown]
+# ## What the loss sees
+#
+# One row as its views, with the prompt that goes before each.
+
+# %%
+from helpers.lejepa.model import column_prompts
+
+trainer = experiment.lejepa_trainer(model, corpus, params, plan, machine, folder)
+prompts = column_prompts(model, trainer.train_dataset.column_names)
+for column, text in trainer.train_dataset[0].items():
+    print(f"{column:<10}{prompts.get(column, '')}{text[:200]}")
+
+# %% [markdown]
+# ## Before training
+#
+# The backbone as it came, and with the closed-form head. **Effective rank** says how many dimensions carry the texts;
+# `sigreg_excess` is what lies above the floor that an exact Gaussian has (1.0525, not 0). The floor alone proves little in
+# hundreds of dimensions: random slices of half a Gaussian look Gaussian too.
+
+# %%
+from helpers.lejepa import evaluation
+
+untrained, reports = {}, {}
+for name, each in ((experiment.UNTRAINED, backbone), (experiment.HEAD_ONLY, model)):
+    untrained[name], reports[name] = experiment.measure(each, corpus, params, machine)
+print(evaluation.table(experiment.by_model(untrained, {})))
+
+# %% [markdown]
+# ## Train
+#
+# The best weights by nDCG@10 on the held-out rows are kept and are the ones loaded at the end; `patience` evaluations without
+# improvement end the run.
+
+# %%
+import copy
+
+before = copy.deepcopy(experiment.on_cpu(model))
+output = trainer.train(resume_from_checkpoint=params.resume)
+
+# %% [markdown] tags=["gpu"]
+# What the run cost, measured. `mfu` is the share of the named datasheet peak that was used.
+
+# %% [markdown] tags=["tpu"]
+# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything
+# else means that shapes change or that values leave the chip at every step.
+
+# %%
+measured = trainer.results()
+print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
+print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
+
+# %% [markdown]
+# ## Against contrastive training
+#
+# The same backbone with `MultipleNegativesRankingLoss` on the same rows for as many steps. Skip it with
+# `compare_contrastive=False`; `further_seeds=2` repeats both for the spread, without which a difference means little.
+
+# %%
+after, reports[experiment.LEJEPA] = experiment.row(trainer, corpus, params, machine)
+rows = {params.seed: {experiment.LEJEPA: after}}
+if params.compare_contrastive:
+    rows[params.seed][experiment.CONTRASTIVE] = experiment.train_contrastive(
+        backbone, corpus, params, plan, machine, folder / "contrastive"
+    )
+rows |= experiment.further_seeds(params, corpus, plan, machine, folder)
+print(evaluation.table(experiment.by_model(untrained, rows)))
+
+# %% [markdown]
+# ## Isotropy
+#
+# Left: how evenly variance is spread over directions, beside what as many draws from a Gaussian give. Right: squared lengths,
+# which for a Gaussian follow chi-squared.
+
+# %%
+from helpers.lejepa.isotropy import plot_isotropy
+
+figure = plot_isotropy(reports, folder / "figures" / "isotropy.png", title=f"Documents of {corpus.test.name}")
+
+# %% [markdown]
+# ## The same queries before and after
+
+# %%
+shown = list(corpus.test.queries)[:4]
+print(
+    evaluation.before_after(
+        before,
+        trainer.model,
+        [corpus.test.queries[name] for name in shown],
+        corpus.test.corpus,
+        relevant=[corpus.test.relevant[name] for name in shown],
+        max_seq_length=params.max_seq_length,
+    )
+)
+
+# %% [markdown]
+# ## Save, reload, search
+#
+# The saved model must embed as the one in memory does. The index is FAISS, exact, on the CPU also beside a TPU, saved
+# without pickle.
+
+# %%
+from sentence_transformers import SentenceTransformer
+
+from helpers.lejepa.retrieval import TextIndex
+
+trainer.save_model(str(folder / "model"))
+reloaded = SentenceTransformer(str(folder / "model"), device="cpu")
+difference = experiment.same_embeddings(trainer.model, reloaded, list(corpus.test.corpus.values())[:8])
+print(f"the reloaded model differs by {difference:.1e} of the largest value")
+if difference > 1e-3:
+    raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
+
+# %%
+index = TextIndex.build(
+    reloaded, list(corpus.test.corpus), list(corpus.test.corpus.values()), max_seq_length=params.max_seq_length
+)
+found, scores = index.search([params.query], 3, model=reloaded)
+print(params.query)
+for name, score in zip(found[0], scores[0], strict=True):
+    print(f"{score:7.3f}  {' '.join(corpus.test.corpus[name].split())[:150]}")
+if not (folder / "index").exists():
+    index.save(folder / "index")
+
+# %%
+results_file = run_folder.write_results(
+    folder,
+    {
+        "notebook": "lejepa_training",
+        "seed": params.seed,
+        "runtime": machine.results(),
+        **measured,
+        "data": {
+            "source": texts.source,
+            "kind": texts.kind,
+            "train_examples": len(texts.train),
+            "eval_examples": len(texts.validation),
+            "test": corpus.test.name,
+        },
+        "model": {"base_model": params.base_model, "trainable": trained, "head": vars(fitted)},
+        "eval": {
+            "before": untrained[experiment.HEAD_ONLY],
+            "after": after,
+            "baselines": untrained,
+        },
+        "comparison": rows,
+        "artifacts": {"model": "model", "index": "index", "figures": "figures"},
+    },
+)
+print(results_file.resolve())
+
+# %% [markdown]
+# ## Next steps
+#
+# - **Use the model elsewhere**: `SentenceTransformer("<output_dir>/model")`, with `encode_query` and `encode_document`.
+# - **Your own documents**: set `data_source` to their folder. Crops are the views, no questions are needed.
+# - **Out of memory or slow**: lower `batch_size` and raise `past_texts` by as much, shorten `max_seq_length`, or leave the
+#   first layers as they are (`freeze_layers`); what each gave is measured in `docs/lejepa.md`.
+# - **Another device**: change `use_tpu` alone, restart the kernel, Run all.

@@ -1,0 +1,21 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch) -> Path:
+    """An empty folder with no checkout above it, no token, no W&B key, an empty home, and no way to a hub."""
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "PYTHONPATH", "USE_TORCH_XLA", "PJRT_DEVICE", "CPU_NUM_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder

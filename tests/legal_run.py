@@ -1,0 +1,171 @@
+"""Small but real fine-tuning runs in a process of their own, for the tests that kill, resume and compare runs.
+
+python tests/legal_run.py OUTPUT_DIR '{"kind": "xla", "steps": 8, ...}' [OUTPUT_DIR '{...}' ...]  prints one line of JSON
+a run. All runs of a process are of one kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+DEFAULTS = {
+    "kind": "cpu",  # or "xla"
+    "precision": "fp32",
+    "method": "lora",  # or "full"
+    "dropout": 0.05,
+    "checkpointing": False,
+    "packing": "bfd",
+    "steps": 8,
+    "batch_size": 8,  # blocks of a micro-batch
+    "accumulation": 1,
+    "logging_steps": 1,
+    "save_steps": 4,
+    "learning_rate": 1e-2,
+    "warmup_fraction": 0.05,
+    "patience": 0,
+    "rows": 200,
+    "length": 64,
+    "alphabet": [3, 60],  # tokens of the training rows
+    "eval_alphabet": [3, 60],
+    "resume": True,
+    "kill_step": None,  # kill -9 inside this step
+}
+
+
+def rows(count: int, length: int, seed: int, alphabet: tuple[int, int] = (3, 60)) -> list[dict[str, list[int]]]:
+    """Examples with something to learn: each repeats three tokens of the alphabet, and its first third is the prompt."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        size = int(generator.integers(5, length // 2))
+        ids = np.resize(generator.integers(*alphabet, 3), size).tolist()
+        found.append({"input_ids": ids, "labels": [-100] * (size // 3) + ids[size // 3 :]})
+    return found
+
+
+def main(output_dir: str, options: dict) -> dict:
+    if options["kind"] == "xla":
+        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
+    from helpers import runtime
+
+    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    import torch
+    import transformers
+
+    from helpers import xla
+    from helpers.legal.model import load_model
+    from helpers.legal.training import LegalTrainer, new_trainer
+    from helpers.plan import ModelSize, Recipe, plan
+
+    torch.set_num_threads(1)
+    model, tokenizer = load_model(
+        "sample", runtime=machine, method=options["method"], rank=4, alpha=8, dropout=options["dropout"], seed=1
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+    recipe = Recipe(
+        batch_size=8,
+        learning_rate=1e-3,
+        max_steps=1,
+        sequence_length=options["length"],
+        warmup_fraction=options["warmup_fraction"],
+    )
+    planned = plan(
+        recipe,
+        ModelSize(trainable=1, frozen=0, activations=1),
+        machine,
+        batch_size=options["batch_size"] * options["accumulation"],
+        learning_rate=options["learning_rate"],
+        max_steps=options["steps"],
+        gradient_checkpointing=options["checkpointing"],
+    )
+    planned = dataclasses.replace(
+        planned,
+        per_device_batch_size=options["batch_size"] // planned.device_count,
+        gradient_accumulation_steps=options["accumulation"],
+    )
+    evaluated = rows(40, options["length"], seed=1, alphabet=options["eval_alphabet"])
+    transfers: list[int] = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            if options["kill_step"] == state.global_step + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if machine.kind == "xla":
+                counts = xla.counters()
+                transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
+
+    trainer: LegalTrainer = new_trainer(
+        model,
+        tokenizer,
+        rows(options["rows"], options["length"], seed=0, alphabet=options["alphabet"]),
+        evaluated,
+        planned,
+        machine,
+        Path(output_dir),
+        max_length=options["length"],
+        packing=options["packing"],
+        seed=5,
+        logging_steps=options["logging_steps"],
+        eval_steps=options["save_steps"],
+        save_steps=options["save_steps"],
+        patience=options["patience"],
+    )
+    trainer.add_callback(Watch())
+    trainer.train(resume_from_checkpoint=options["resume"])
+    held_out = rows(13, options["length"], seed=2)
+    moved = {
+        name: float((p.detach().cpu() - before[name]).abs().max())
+        for name, p in trainer.model.named_parameters()
+        if p.requires_grad
+    }
+    return {
+        **trainer.results(),
+        "transfers": transfers,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "grad_norms": [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry],
+        "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        "best_step": trainer.state.best_global_step,
+        "moved": moved,
+        "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
+        "loss_by_hand": loss_by_hand(trainer, evaluated),
+        "held_out_loss": trainer.evaluate(trainer.blocks(held_out))["eval_loss"],
+        "held_out_loss_by_hand": loss_by_hand(trainer, held_out),
+    }
+
+
+def loss_by_hand(trainer, examples) -> float:
+    """Mean loss over all labels of examples, each alone in a plain forward pass of a CPU copy."""
+    import copy
+
+    import torch
+
+    tensors = {id(p): torch.nn.Parameter(p.detach().cpu()) for p in trainer.model.parameters()}
+    tensors |= {id(b): b.detach().cpu() for b in trainer.model.buffers()}
+    model = copy.deepcopy(trainer.model, tensors).eval()
+    total = labels = 0
+    for row in examples:
+        ids, wanted = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[:, :-1].float()
+        total += torch.nn.functional.cross_entropy(logits[0], wanted[0, 1:], reduction="sum").item()
+        labels += int((wanted[0, 1:] != -100).sum())
+    return total / labels
+
+
+if __name__ == "__main__":
+    for folder, given in zip(sys.argv[1::2], map(json.loads, sys.argv[2::2]), strict=True):
+        unknown = set(given) - set(DEFAULTS)
+        assert not unknown, unknown
+        print("RESULT " + json.dumps(main(folder, {**DEFAULTS, **given})))

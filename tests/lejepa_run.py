@@ -1,0 +1,289 @@
+"""One small but real embedding run in its own process, for the tests that kill, resume and compare runs.
+
+python tests/lejepa_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  prints one line of JSON at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+DEFAULTS = {
+    "kind": "cpu",  # or "xla"
+    "precision": "fp32",
+    "steps": 12,
+    "batch_size": 8,
+    "accumulation": 1,
+    "texts": 40,  # training examples: 5 steps an epoch
+    "length": 48,
+    "dropout": 0.1,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "eval_steps": 4,
+    "save_steps": 4,
+    "past_texts": 16,  # earlier texts, half as many on each of two processes
+    "predictor": True,
+    "contrastive_weight": 0.1,
+    "groups": True,  # the head learns ten times as fast, the lower layer a tenth
+    "checkpointing": False,
+    "data_sets": 1,
+    "batch_sampler": "batch_sampler",
+    "evaluator": False,
+    "metric": "eval_loss",
+    "patience": 0,
+    "loss": "lejepa",  # or "ranking", which has no state of its own
+    "kill_step": None,  # kill -9 inside this step, before the optimizer
+    "export": None,  # where the trained model goes
+}
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "house",
+    "river",
+    "tree",
+    "stone",
+    "walks",
+    "sees",
+    "under",
+    "over",
+    "old",
+    "new",
+    "red",
+    "blue",
+    "quick",
+    "slow",
+    "with",
+    "and",
+]
+PROBE = ["the old cat walks under the tree", "a river", "the dog sees a blue stone and the house " * 3]
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    """Texts of 3 to 40 words."""
+    import random
+
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=chance.randint(3, 40))) for _ in range(count)]
+
+
+def build_model(folder: Path, dropout: float, *, prompts: bool = True):
+    """BERT of two layers and hidden size 32 with mean pooling and a head of 16, written to `folder` and read back."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    # Given, not trained: the trainer breaks ties differently from process to process.
+    vocabulary = [*special, *dict.fromkeys(WORDS), "query", "document", ":", *letters, *(f"##{one}" for one in letters)]
+    tokenizer = Tokenizer(models.WordPiece({word: row for row, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=64,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    ).save_pretrained(folder)
+    torch.manual_seed(1)
+    BertModel(
+        BertConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        ),
+        add_pooling_layer=False,
+    ).save_pretrained(folder)
+    encoder = Transformer(str(folder), model_kwargs={"add_pooling_layer": False})
+    modules = [encoder, Pooling(32), Dense(32, 16, activation_function=torch.nn.Identity())]
+    wanted = {"query": "query: ", "document": "document: "} if prompts else {}
+    return SentenceTransformer(modules=modules, prompts=wanted, device="cpu")
+
+
+def data(options: dict):
+    """Pairs of texts and their second halves: training and evaluation data, by name where there are two sets."""
+    from datasets import Dataset, DatasetDict
+
+    def pairs(count, seed):
+        texts = sentences(count, seed)
+        return Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
+
+    if options["data_sets"] == 1:
+        return pairs(options["texts"], 0), pairs(21, 1)
+    names = [f"set{index}" for index in range(options["data_sets"])]
+    train = DatasetDict({name: pairs(options["texts"], seed) for seed, name in enumerate(names)})
+    return train, DatasetDict({name: pairs(21, 50 + seed) for seed, name in enumerate(names)})
+
+
+def parameter_groups(model) -> list[dict]:
+    encoder, head = model.transformers_model, model[2]
+    return [
+        {"params": list(head.parameters()), "lr": 1e-2},
+        {"params": list(encoder.encoder.layer[0].parameters()), "lr": 1e-4},
+    ]
+
+
+def retrieval():
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    texts = sentences(21, seed=2)
+    queries = {f"q{index}": text[: len(text) // 2] for index, text in enumerate(texts)}
+    documents = {f"d{index}": text for index, text in enumerate(texts)}
+    relevant = {f"q{index}": {f"d{index}"} for index in range(21)}
+    return InformationRetrievalEvaluator(queries, documents, relevant, name="retrieval", batch_size=8, write_csv=False)
+
+
+def main(output_dir: str, options: dict) -> dict:
+    if options["kind"] == "xla":
+        # Half the compilation: the code that comes out runs for a second.
+        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", XLA_FLAGS=flags)
+    from helpers import runtime
+
+    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    import torch
+    import transformers
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    from helpers import xla
+    from helpers.lejepa.loss import LeJEPALoss
+    from helpers.lejepa.sigreg import SIGReg
+    from helpers.lejepa.training import new_trainer
+    from helpers.plan import ModelSize, Recipe, plan
+
+    torch.set_num_threads(1)
+    output_dir = Path(output_dir)
+    model = build_model(output_dir / "encoder", options["dropout"])
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    predictor = torch.nn.Linear(16, 16) if options["predictor"] else None
+    if options["loss"] == "ranking":
+        loss = MultipleNegativesRankingLoss(model)
+    else:
+        loss = LeJEPALoss(
+            model,
+            SIGReg(t_max=3, n_points=17, num_slices=32),
+            sigreg_weight=0.05,
+            past_texts=options["past_texts"],
+            contrastive_weight=options["contrastive_weight"],
+            predictor=predictor,
+        )
+    planned = plan(
+        Recipe(batch_size=8, learning_rate=1e-3, max_steps=1, sequence_length=options["length"]),
+        ModelSize(trainable=1, frozen=0, activations=1),
+        machine,
+        batch_size=options["batch_size"] * options["accumulation"],
+        learning_rate=options["learning_rate"],
+        max_steps=options["steps"],
+        gradient_checkpointing=options["checkpointing"],
+    )
+    planned = dataclasses.replace(
+        planned,
+        per_device_batch_size=options["batch_size"] // planned.device_count,
+        gradient_accumulation_steps=options["accumulation"],
+    )
+    train, evaluation = data(options)
+    trainer = new_trainer(
+        model,
+        loss if options["data_sets"] == 1 else {name: loss for name in train},
+        train,
+        evaluation,
+        retrieval() if options["evaluator"] else None,
+        planned,
+        machine,
+        output_dir,
+        seed=3,
+        logging_steps=options["logging_steps"],
+        eval_steps=options["eval_steps"],
+        save_steps=options["save_steps"],
+        parameter_groups=parameter_groups(model) if options["groups"] else None,
+        patience=options["patience"],
+        batch_sampler=options["batch_sampler"],
+        metric_for_best_model=options["metric"],
+        greater_is_better=not options["metric"].endswith("_loss"),
+    )
+    seen = {"silent": [], "moved": [], "transfers": [], "sharding": {}, "shapes": set()}
+
+    class Watch(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            if state.global_step == 0 and machine.kind == "cpu":
+                weights = trainer.trained_module().named_parameters()
+                seen["silent"] = [name for name, weight in weights if weight.grad is None or not weight.grad.any()]
+            if options["kill_step"] == state.global_step + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if machine.kind == "xla":
+                counts = xla.counters()
+                seen["transfers"].append(int(counts["item_calls"] + counts["host_transfers"]))
+
+    step = trainer.training_step
+
+    def watched(model, inputs, num_items_in_batch=None):
+        tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
+        seen["shapes"] |= {tuple(value.shape) for name, value in tensors.items() if name.endswith("input_ids")}
+        if machine.kind == "xla":
+            import torch_xla
+
+            seen["sharding"] |= {name: torch_xla._XLAC._get_xla_sharding_spec(value) for name, value in tensors.items()}
+        return step(model, inputs, num_items_in_batch)
+
+    trainer.training_step = watched
+    trainer.add_callback(Watch())
+    trainer.train()
+    probe = None
+    if options["export"] and trainer.is_world_process_zero():
+        trainer.save_model(options["export"])
+        features = trainer.data_collator.preprocess_fn(PROBE)
+        features = {key: value.to(model.device) if torch.is_tensor(value) else value for key, value in features.items()}
+        with torch.no_grad():
+            probe = model.eval()(features)["sentence_embedding"].cpu().tolist()
+    history = trainer.state.log_history
+    after = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
+    return {
+        **trainer.results(),
+        "losses": [entry["loss"] for entry in history if "loss" in entry],
+        "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],
+        "history": history,
+        "best_step": trainer.state.best_global_step,
+        "loss_step": getattr(loss, "step", None),
+        "still": [name for name in before if torch.equal(before[name], after[name])],
+        "silent": seen["silent"],
+        "transfers": seen["transfers"],
+        "sharding": seen["sharding"],
+        "shapes": sorted(seen["shapes"]),
+        "groups": trainer.optimizer
+        and [
+            [group["initial_lr"], group["weight_decay"], sum(weight.numel() for weight in group["params"])]
+            for group in trainer.optimizer.param_groups
+        ],
+        "probe": probe,
+    }
+
+
+if __name__ == "__main__":
+    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
+    assert not unknown, unknown
+    outcome = main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})
+    if os.environ.get("RANK", "0") == "0":
+        print("RESULT " + json.dumps(outcome))

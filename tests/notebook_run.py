@@ -1,0 +1,37 @@
+"""Runs a notebook as users do: copied alone into an empty folder, headless, without a token or a way to a hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+
+
+def run(name: str, folder: Path, parameters: dict) -> tuple[nbformat.NotebookNode, dict]:
+    """Copies one notebook into `folder`, runs all of it there, and returns what was executed and its results."""
+    shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)
+    output = folder / "out"
+    executed = papermill.execute_notebook(
+        f"{name}.ipynb", "executed.ipynb", {"output_dir": str(output), **parameters}, progress_bar=False
+    )
+    return executed, json.loads((output / "results.json").read_text())
+
+
+def refused(name: str, folder: Path, parameters: dict) -> str:
+    """What a notebook says that refuses to run."""
+    with pytest.raises(papermill.PapermillExecutionError) as caught:
+        run(name, folder, parameters)
+    return caught.value.evalue
+
+
+def text_of(executed: nbformat.NotebookNode) -> str:
+    """All that a notebook printed."""
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    return "".join(output.get("text", "") for output in outputs)

@@ -1,0 +1,280 @@
+"""Metrics of held-out answers: intervals against Wilson's formula, loss against a loop, verdicts on known texts."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helpers.legal.evaluation import (
+    Rate,
+    Sample,
+    answer_metrics,
+    evaluate_answers,
+    loss_and_perplexity,
+    row_nats,
+    side_by_side,
+    table,
+)
+from helpers.legal.generation import Generated, on_cpu
+from helpers.legal.layout import IGNORED, Layout, parse_response, response
+from helpers.legal.records import load_records
+
+from .test_legal_layout import CHATML, byte_level_bpe, tiny_qwen2
+from .xla_process import answers_on_xla
+
+RECORDS = load_records("sample", num_records=40, seed=3).records
+
+
+def sample(record, text, *, stopped=True, tokens=50):
+    return Sample(record, Generated(text, tuple(range(tokens)), stopped), parse_response(text))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return byte_level_bpe(CHATML, eos="<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return tiny_qwen2(tokenizer).eval()
+
+
+# ---- rates
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 10), (10, 10), (3, 7), (81, 263), (1, 1)])
+def test_the_interval_is_wilsons(count, of):
+    z, p = 1.959963984540054, count / of
+    centre, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
+    expected = [(centre - half) / (1 + z * z / of), (centre + half) / (1 + z * z / of)]
+    assert Rate(count, of).interval == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_rate_of_nothing_is_unknown():
+    assert Rate(0, 0).as_dict() == {"rate": None, "count": 0, "of": 0, "low": 0.0, "high": 1.0}
+
+
+# ---- what is written
+
+
+def test_the_records_own_responses_score_full_marks_but_the_steps_that_a_difficulty_lacks():
+    found = answer_metrics([sample(record, response(record)) for record in RECORDS])
+    assert {name: found[name]["rate"] for name in ("format", "steps", "citation", "stops")} == {
+        "format": 1.0, "steps": 1.0, "citation": 1.0, "stops": 1.0
+    }  # fmt: skip
+    asked = {name: (value["asked"], value["mean"]) for name, value in found["mean_steps"].items()}
+    assert list(asked.items()) == [
+        ("basic", (4, 4.0)), ("intermediate", (5, 5.0)), ("advanced", (6, 6.0)), ("expert", (7, 7.0))
+    ]  # fmt: skip
+    assert found["tokens"] == {"mean": 50.0, "of": 40, "low": 50.0, "high": 50.0}
+
+
+def test_each_defect_costs_its_own_metric_and_no_other():
+    expert = next(record for record in RECORDS if record.difficulty == "expert")
+    good = response(expert)
+    last_step = good[good.index(" Step 7:") : good.index("\n\n### Answer")]
+    texts = {
+        "format": good.replace("### Topic: ", ""),
+        "steps": good.replace(last_step, ""),
+        "citation": good.partition("### Case Citation:\n")[0] + "### Case Citation:\nsome case or other",
+    }
+    for name, text in texts.items():
+        found = answer_metrics([sample(expert, text)])
+        wrong = {metric for metric in ("format", "steps", "citation", "stops") if found[metric]["count"] == 0}
+        assert wrong == {name}
+    assert answer_metrics([sample(expert, good, stopped=False)])["stops"]["count"] == 0
+
+
+def test_steps_with_a_gap_do_not_count():
+    record = RECORDS[0]
+    broken = sample(record, response(record).replace("Step 2:", "Step 9:"))
+    assert not broken.steps_as_asked
+    assert broken.response.steps == sample(record, response(record)).response.steps
+
+
+def test_a_citation_is_asked_only_of_records_that_have_one():
+    without = replace(RECORDS[0], case_citation="")
+    found = answer_metrics([sample(without, response(without)), sample(RECORDS[1], response(RECORDS[1]))])
+    assert (found["citation"]["count"], found["citation"]["of"]) == (1, 1)
+    assert answer_metrics([sample(without, response(without))])["citation"]["rate"] is None
+
+
+def test_an_untrained_model_has_no_form_and_the_same_seed_gives_the_same_texts(model, tokenizer):
+    layout = Layout(tokenizer)
+    options = {"max_new_tokens": 12, "batch_size": 3, "greedy": False, "seed": 4}
+    found, samples = evaluate_answers(model, tokenizer, layout, RECORDS[:5], **options)
+    again, _ = evaluate_answers(model, tokenizer, layout, RECORDS[:5], **options)
+    assert found == again
+    assert found["format"]["count"] == 0
+    assert [s.record for s in samples] == list(RECORDS[:5])
+    assert all(s.generated.stopped or len(s.generated.tokens) == 12 for s in samples)
+
+
+def test_a_model_that_knows_one_answer_by_heart_is_well_formed_and_stops(tokenizer):
+    layout, record = Layout(tokenizer), RECORDS[0]
+    rows, _ = layout.encode([record], 1024)
+    ids, labels = (torch.tensor([rows[0][name]]) for name in ("input_ids", "labels"))
+    model = tiny_qwen2(tokenizer)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-2)
+    for _ in range(150):
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found, samples = evaluate_answers(model, tokenizer, layout, [record], max_new_tokens=ids.shape[1])
+    assert samples[0].generated.text == response(record)
+    assert [found[name]["count"] for name in ("format", "steps", "citation", "stops")] == [1, 1, 1, 1]
+    assert loss_and_perplexity(model, rows)["loss"] == pytest.approx(loss.item(), abs=0.05)
+
+
+def test_no_record_is_refused(model, tokenizer):
+    with pytest.raises(ValueError, match="records: none"):
+        evaluate_answers(model, tokenizer, Layout(tokenizer), [], max_new_tokens=4)
+
+
+# ---- loss
+
+
+def slow_nats(model, row):
+    total = 0.0
+    for t in range(1, len(row["input_ids"])):
+        if row["labels"][t] != IGNORED:
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([row["input_ids"][:t]])).logits[0, -1].double()
+            total -= float(logits.log_softmax(-1)[row["labels"][t]])
+    return total
+
+
+@pytest.fixture(scope="module")
+def rows(tokenizer):
+    """Rows of 40 to 60 tokens with prompts and completions of very different lengths."""
+    whole, _ = Layout(tokenizer).encode(RECORDS[:6], 1024)
+    starts = [next(t for t, label in enumerate(row["labels"]) if label != IGNORED) for row in whole]
+    cuts = [(start - 5 * n, start + 40 - 7 * n) for n, start in enumerate(starts)]
+    return [{k: v[a:b] for k, v in row.items()} for row, (a, b) in zip(whole, cuts, strict=True)]
+
+
+def test_each_rows_nats_are_those_of_a_loop_over_its_tokens(model, rows):
+    found = row_nats(model, rows, batch_size=4)
+    assert [nats for nats, _ in found] == pytest.approx([slow_nats(model, row) for row in rows], abs=1e-3)
+    assert [count for _, count in found] == [sum(label != IGNORED for label in row["labels"][1:]) for row in rows]
+
+
+def test_the_loss_weighs_tokens_not_rows_or_batches(model, rows):
+    tokens = sum(label != IGNORED for row in rows for label in row["labels"][1:])
+    expected = sum(slow_nats(model, row) for row in rows) / tokens
+    for batch_size in (1, 4, 8):
+        found = loss_and_perplexity(model, rows, batch_size=batch_size)
+        assert found == {
+            "loss": pytest.approx(expected, abs=1e-5),
+            "perplexity": pytest.approx(math.exp(expected), rel=1e-5),
+            "tokens": tokens,
+            "rows": 6,
+        }
+
+
+def test_the_loss_is_that_of_the_models_own_forward(model, tokenizer):
+    row = Layout(tokenizer).encode(RECORDS[:1], 1024)[0][0]
+    with torch.no_grad():
+        own = model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss
+    assert loss_and_perplexity(model, [row])["loss"] == pytest.approx(float(own), abs=1e-5)
+
+
+def test_logits_of_the_prompts_are_not_computed(model, rows):
+    widths = []
+    handle = model.lm_head.register_forward_hook(lambda module, inputs, output: widths.append(output.shape[1]))
+    row_nats(model, rows[1:2], batch_size=1)
+    handle.remove()
+    assert widths == [sum(label != IGNORED for label in rows[1]["labels"]) + 1]
+
+
+def test_a_lora_models_loss_is_that_of_its_merged_weights(tokenizer, rows):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    adapted = get_peft_model(tiny_qwen2(tokenizer), LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    merged = loss_and_perplexity(on_cpu(adapted).merge_and_unload(), rows)
+    assert loss_and_perplexity(adapted, rows)["loss"] == pytest.approx(merged["loss"], abs=1e-5)
+
+
+def test_rows_without_a_label_have_no_loss(model, rows):
+    with pytest.raises(ValueError, match="no token carries a label"):
+        loss_and_perplexity(model, [{"input_ids": [5, 6], "labels": [IGNORED, IGNORED]}])
+    unlabelled = {"input_ids": [5, 6], "labels": [5, IGNORED]}  # the first token has no prediction
+    assert row_nats(model, [unlabelled, *rows[:1]], batch_size=2)[0] == (0.0, 0)
+
+
+# ---- to read
+
+
+def test_the_table_lines_up_and_shows_what_only_one_side_has():
+    good = answer_metrics([sample(record, response(record)) for record in RECORDS])
+    bad = answer_metrics([sample(record, "no form", stopped=False, tokens=7 + n) for n, record in enumerate(RECORDS)])
+    text = table({"loss": 3.21, **bad}, {"loss": 1.5, "accuracy": Rate(3, 4).as_dict(), **good})
+    lines = text.splitlines()
+    assert next(line for line in lines if line.startswith("format")).split() == (
+        ["format", "0.0", "%", "(0/40)", "[0.0,", "8.8]", "100.0", "%", "(40/40)", "[91.2,", "100.0]"]
+    )
+    assert next(line for line in lines if line.startswith("loss")).split() == ["loss", "3.2100", "1.5000"]
+    assert next(line for line in lines if line.startswith("accuracy")).split()[1] == "-"
+    assert "mean_steps.basic" in text
+    column = lines[0].index("after")
+    assert all(line[column - 2 : column] == "  " for line in lines[2:])
+
+
+def test_texts_stand_side_by_side_under_their_question():
+    before = [sample(record, "words words", stopped=False) for record in RECORDS[:2]]
+    after = [sample(record, response(record)) for record in RECORDS[:2]]
+    text = side_by_side(before, after, [RECORDS[1]], width=40)
+    assert max(map(len, text.splitlines())) <= 83
+    assert RECORDS[1].id in text
+    assert RECORDS[0].id not in text
+    rows = [line.partition(" |")[::2] for line in text.splitlines() if " |" in line]
+    assert (rows[0][0].strip(), rows[0][1].strip()) == ("BEFORE", "AFTER")
+    assert rows[1][0].strip() == "words words"
+    left, right = (" ".join(" ".join(column).split()) for column in zip(*rows, strict=True))
+    assert "cut off" in left
+    assert "well-formed" in right
+    assert "stopped by itself" in right
+    assert side_by_side(before, after, 1, width=40).count("REFERENCE") == 1
+
+
+def test_a_record_that_was_not_answered_twice_is_named():
+    before = [sample(record, "words") for record in RECORDS[:2]]
+    with pytest.raises(ValueError, match=f"{RECORDS[1].id}.*after"):
+        side_by_side(before, before[:1], 2)
+
+
+# ---- XLA
+
+ON_XLA = """
+import json
+import torch
+torch.set_num_threads(1)
+from helpers import xla
+from helpers.legal.evaluation import loss_and_perplexity
+from helpers.legal.layout import Layout
+from tests.test_legal_evaluation import CHATML, RECORDS, byte_level_bpe, tiny_qwen2
+
+device = xla.start()
+tokenizer = byte_level_bpe(CHATML, eos="<|im_end|>")
+rows, _ = Layout(tokenizer).encode(RECORDS[:11], 1024)
+answers = {"cpu": loss_and_perplexity(tiny_qwen2(tokenizer), rows)}
+model = tiny_qwen2(tokenizer).to(device)
+xla.replicate(model)
+xla.sync()
+answers["compiles"] = []
+for some in (rows, rows[:3]):
+    before = xla.counters()["compiles"]
+    answers.setdefault("xla", loss_and_perplexity(model, some))
+    loss_and_perplexity(model, some)
+    answers["compiles"].append(xla.counters()["compiles"] - before)
+print("ANSWERS " + json.dumps(answers))
+"""
+
+
+def test_eight_xla_devices_give_the_cpus_loss_with_one_graph():
+    answers = answers_on_xla(ON_XLA)
+    assert answers["xla"] == {name: pytest.approx(value, rel=1e-5) for name, value in answers["cpu"].items()}
+    assert answers["compiles"][0] <= 2

@@ -1,0 +1,269 @@
+"""Text from a model, held against transformers' own greedy search token by token, and a CPU against 8 XLA devices."""
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from helpers.legal.generation import Generated, evaluating, generate, on_cpu, static_cache
+
+from .xla_process import answers_on_xla
+
+PAD, STOP, OTHER_STOP = 0, 1, 7
+LENGTHS = (5, 40, 3, 17, 90, 8, 21, 33, 60, 2)
+
+
+class Numbers:
+    """A tokeniser whose text is the token numbers."""
+
+    pad_token_id = PAD
+
+    def decode(self, tokens, skip_special_tokens):
+        return " ".join(map(str, tokens))
+
+
+def tiny_model(**options):
+    """Weights wide enough that texts differ and some of them reach a stop token."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes | heads | {"bos_token_id": None, "eos_token_id": None} | options))
+
+
+def tiny_lora():
+    from peft import LoraConfig, get_peft_model
+
+    model = tiny_model()
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+
+
+def prompts(lengths=LENGTHS):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(8, 64, (length,), generator=generator).tolist() for length in lengths]
+
+
+def written(model, asked, **options):
+    return generate(model, Numbers(), asked, **{"max_new_tokens": 24, "stop_token_ids": (STOP, OTHER_STOP)} | options)
+
+
+def alone(model, prompt, new_tokens=24):
+    """The likeliest tokens by a full forward pass each, up to a stop token."""
+    tokens = list(prompt)
+    for _ in range(new_tokens):
+        with torch.no_grad():
+            token = int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
+        if token in (STOP, OTHER_STOP):
+            return tuple(tokens[len(prompt) :]), True
+        tokens.append(token)
+    return tuple(tokens[len(prompt) :]), False
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model().eval()
+
+
+def test_a_batch_of_different_lengths_equals_each_prompt_decoded_alone_without_a_cache(model):
+    found = written(model, prompts(), batch_size=4)
+    assert [(one.tokens, one.stopped) for one in found] == [alone(model, prompt) for prompt in prompts()]
+    assert {one.stopped for one in found} == {True, False}
+
+
+def test_greedy_equals_transformers_generate_token_by_token(model):
+    for prompt, one in zip(prompts(), written(model, prompts(), batch_size=3), strict=True):
+        theirs = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=[STOP, OTHER_STOP],
+            pad_token_id=PAD,
+        )[0, len(prompt) :].tolist()
+        assert theirs[: len(one.tokens)] == list(one.tokens)
+        assert theirs[len(one.tokens) :] in ([], [STOP], [OTHER_STOP])
+
+
+def test_the_stop_token_is_left_out_and_a_text_that_is_cut_off_says_so(model):
+    prompt = prompts()[LENGTHS.index(90)]
+    free = written(model, [prompt], stop_token_ids=(200,), max_new_tokens=10)[0]
+    place = next(n for n in range(1, 10) if free.tokens[n] not in free.tokens[:n])
+    stopped = written(model, [prompt], stop_token_ids=(200, free.tokens[place]), max_new_tokens=10)[0]
+    assert stopped == Generated(" ".join(map(str, free.tokens[:place])), free.tokens[:place], stopped=True)
+    assert len(free.tokens) == 10
+    assert not free.stopped
+
+
+def test_sampling_of_the_models_generation_config_does_not_count():
+    plain, told = tiny_model(), tiny_model()
+    told.generation_config.update(
+        do_sample=True, temperature=0.7, top_k=3, top_p=0.8, repetition_penalty=1.5, eos_token_id=9, min_new_tokens=20
+    )
+    assert written(told, prompts()) == written(plain, prompts())
+    drawn = {"greedy": False, "temperature": 5.0, "max_new_tokens": 40}
+    assert written(told, prompts(), **drawn) == written(plain, prompts(), **drawn)
+
+
+def test_sampling_follows_the_softmax_at_the_temperature(model):
+    prompt, temperature = prompts()[0], 2.0
+    found = written(
+        model, [prompt] * 2000, max_new_tokens=1, batch_size=500, greedy=False, temperature=temperature, seed=3,
+        stop_token_ids=(200,),
+    )  # fmt: skip
+    counts = torch.bincount(torch.tensor([one.tokens[0] for one in found]), minlength=64)
+    with torch.no_grad():
+        expected = torch.softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature, -1)
+    assert (counts / 2000 - expected).abs().max() < 0.04
+
+
+def test_a_seed_repeats_its_texts_and_leaves_the_callers_numbers_alone(model):
+    options = {"greedy": False, "temperature": 2.0}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = written(model, prompts(), seed=1, **options)
+    assert torch.equal(torch.rand(3), expected)
+    assert written(model, prompts(), seed=1, **options) == first
+    assert written(model, prompts(), seed=2, **options) != first
+
+
+def test_train_mode_is_as_it_was_and_dropout_is_off_inside():
+    model = tiny_model(attention_dropout=0.5).train()
+    assert written(model, prompts()) == written(on_cpu(model).eval(), prompts())
+    assert model.training
+    with pytest.raises(KeyError), evaluating(model):
+        raise KeyError
+    assert model.training
+
+
+def test_a_lora_model_writes_as_its_merged_weights_do():
+    adapted = tiny_lora()
+    merged = on_cpu(adapted).merge_and_unload()
+    assert written(adapted, prompts()) == written(merged, prompts()) != written(tiny_model(), prompts())
+
+
+def test_no_prompt_gives_no_text(model):
+    assert written(model, []) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"temperature": 0.0}, "temperature=0.0.*greedy=True"),
+        ({"stop_token_ids": ()}, "stop_token_ids"),
+    ],
+)
+def test_a_number_out_of_range_is_named(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        written(model, prompts(), **options)
+
+
+def test_an_empty_prompt_is_named(model):
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        written(model, [[3], []])
+
+
+def test_a_copy_on_the_cpu_keeps_tied_weights_tied_and_shares_none():
+    model = tiny_model(tie_word_embeddings=True)
+    copied = on_cpu(model)
+    assert copied.lm_head.weight is copied.model.embed_tokens.weight
+    assert copied.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
+    assert torch.equal(copied.lm_head.weight, model.lm_head.weight)
+
+
+def test_a_sliding_window_has_no_step_of_one_shape():
+    sliding = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    assert static_cache(tiny_model(), 16) is not None
+    assert static_cache(tiny_model(**sliding), 16) is None
+
+
+# ---- XLA
+
+ON_XLA = """
+import json
+import torch
+torch.set_num_threads(1)
+from helpers import xla
+from tests.test_legal_generation import prompts, tiny_lora, tiny_model, written
+
+device = xla.start()
+on_cpu = tiny_model()
+model = tiny_model().to(device)
+xla.replicate(model)
+xla.sync()
+
+
+def counted(**options):
+    before = xla.counters()
+    found = written(model, options.pop("asked", prompts()), **options)
+    after = xla.counters()
+    waits = sum(after[name] - before[name] for name in ("host_transfers", "item_calls"))
+    return {
+        "tokens": [one.tokens for one in found],
+        "stopped": [one.stopped for one in found],
+        "compiles": after["compiles"] - before["compiles"],
+        "waits": waits,
+    }
+
+
+never = {"stop_token_ids": (200,)}
+state = xla.counters()
+drawn = {"greedy": False, "temperature": 2.0, "seed": 1}
+sliding = tiny_model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
+answers = {
+    "cpu": [(one.tokens, one.stopped) for one in written(on_cpu, prompts())],
+    "short": counted(asked=prompts()[:8], max_new_tokens=4, stop_token_ids=(200, 201)),
+    "long": counted(asked=prompts()[:8], max_new_tokens=15, stop_token_ids=(200, 201)),
+    "xla": counted(),
+    "again": counted(asked=list(reversed(prompts())), batch_size=3),
+    "drawn": counted(**drawn),
+    "drawn again": counted(**drawn),
+    "cpu sliding": [one.tokens for one in written(sliding, prompts()[:2], max_new_tokens=3)],
+}
+adapted = tiny_lora()
+adapted.set_attn_implementation("eager")
+answers["cpu lora"] = [one.tokens for one in written(adapted, prompts(), max_new_tokens=6)]
+model = adapted.to(device)
+answers["xla lora"] = counted(max_new_tokens=6)["tokens"]
+model = sliding.to(device)
+answers["xla sliding"] = counted(asked=prompts()[:2], max_new_tokens=3)["tokens"]
+answers["place"] = model.device.type
+print("ANSWERS " + json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_xla():
+    return answers_on_xla(ON_XLA)
+
+
+def test_eight_xla_devices_write_the_cpus_tokens(on_xla):
+    found = [
+        [tokens, stopped] for tokens, stopped in zip(on_xla["xla"]["tokens"], on_xla["xla"]["stopped"], strict=True)
+    ]
+    assert found == on_xla["cpu"]
+    assert on_xla["again"]["tokens"] == on_xla["xla"]["tokens"][::-1]
+
+
+def test_neither_more_tokens_nor_another_call_compile_anything(on_xla):
+    assert 0 < on_xla["short"]["compiles"] <= 3
+    assert on_xla["long"]["compiles"] == 0
+    assert on_xla["xla"]["compiles"] <= 1  # whether all have stopped, first asked after 16 tokens
+    assert on_xla["again"]["compiles"] == on_xla["drawn again"]["compiles"] == 0
+
+
+def test_the_host_waits_for_the_devices_once_a_batch_and_not_at_every_token(on_xla):
+    assert on_xla["short"]["waits"] == on_xla["long"]["waits"] <= 2
+
+
+def test_sampling_on_xla_repeats_itself(on_xla):
+    assert on_xla["drawn"]["tokens"] == on_xla["drawn again"]["tokens"] != on_xla["xla"]["tokens"]
+
+
+def test_adapters_and_eager_attention_write_on_xla_what_they_write_on_a_cpu(on_xla):
+    assert on_xla["xla lora"] == on_xla["cpu lora"]
+
+
+def test_a_model_with_a_sliding_window_is_decoded_by_a_copy_on_the_cpu(on_xla):
+    assert on_xla["xla sliding"] == on_xla["cpu sliding"]
+    assert on_xla["place"] == "xla"

@@ -1,0 +1,238 @@
+"""The model that is fine-tuned: the sample, a local path, adapters, and what is said about one that cannot be had."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from helpers.legal.layout import IGNORED, Layout
+from helpers.legal.model import CHATML, END_OF_TEXT, apply_lora, load_model, sample_model, sample_tokenizer
+from helpers.legal.records import load_records
+from helpers.runtime import Runtime
+
+RECORDS = load_records("sample", num_records=40, seed=3).records
+
+
+def runtime(precision: str = "fp32") -> Runtime:
+    """A CPU, described by hand: `detect` would settle for the whole process whether transformers may use XLA."""
+    return Runtime(
+        kind="cpu", reason="", device_name="CPU", device_count=1, memory=None, compute_capability=None,
+        precision=precision, precision_reason="", torch=torch.__version__, torch_xla=None,
+    )  # fmt: skip
+
+
+def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
+    model, tokenizer = load_model("sample", runtime=runtime(), method="full")
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert len(tokenizer) == model.config.vocab_size == 2000
+    layout = Layout(tokenizer, "chat")
+    rows, truncation = layout.encode(RECORDS, 1024)
+    assert not truncation.answer_cut
+    assert all(row["labels"][-2] == layout.stop_token_id == tokenizer.eos_token_id for row in rows)
+    # A text of 1,500 characters is a few hundred tokens, as with a real tokeniser.
+    characters = sum(len(tokenizer.decode(row["input_ids"])) for row in rows)
+    assert characters / sum(len(row["input_ids"]) for row in rows) > 3
+
+
+def test_the_same_seed_gives_the_same_sample_model_and_another_seed_another():
+    first, again, other = (sample_model(100, 2, seed).model.norm.weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    first, again, other = (sample_model(100, 2, seed).lm_head.weight for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_generation_stops_at_the_token_that_a_record_ends_with():
+    for layout in ("chat", "instruction"):
+        model, tokenizer = load_model("sample", runtime=runtime(), method="full", layout=layout)
+        row = Layout(tokenizer, layout).encode(RECORDS[:1], 1024)[0][0]
+        last = [label for label in row["labels"] if label != IGNORED][-2 if layout == "chat" else -1]
+        assert last in model.generation_config.eos_token_id
+
+
+def test_lora_trains_every_projection_and_nothing_else():
+    model, _ = load_model("sample", runtime=runtime(), rank=4, alpha=8)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    projections = {re.search(r"(\w+_proj)\.lora_", name)[1] for name in trained}
+    assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert len(trained) == 2 * 7 * 2  # A and B, projections, layers
+    config = model.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 8, 0.05)
+
+
+def test_lora_in_bf16_keeps_its_adapter_in_fp32_beside_a_frozen_bf16_base():
+    model, _ = load_model("sample", runtime=runtime("bf16"))
+    dtypes = {p.requires_grad: set() for p in model.parameters()}
+    for parameter in model.parameters():
+        dtypes[parameter.requires_grad].add(parameter.dtype)
+    assert dtypes == {True: {torch.float32}, False: {torch.bfloat16}}
+
+
+def test_full_fine_tuning_in_bf16_keeps_fp32_weights():
+    model, _ = load_model("sample", runtime=runtime("bf16"), method="full")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.fixture
+def base_model(tmp_path) -> Path:
+    """Saved as a base model is: with a chat template, and an end of text that is not the end of a turn."""
+    tokenizer = sample_tokenizer()
+    tokenizer.eos_token = END_OF_TEXT
+    sample_model(len(tokenizer), tokenizer.eos_token_id, seed=0).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_the_stop_token_of_a_base_model_gets_an_embedding_that_is_trained(base_model, tmp_path):
+    model, tokenizer = load_model(str(base_model), runtime=runtime(), rank=2, alpha=4)
+    stop = Layout(tokenizer, "chat").stop_token_id
+    assert stop != tokenizer.eos_token_id
+    assert model.peft_config["default"].trainable_token_indices == {"model.embed_tokens": [stop]}
+    deltas = [p for name, p in model.named_parameters() if "trainable_tokens_delta" in name]
+    assert [tuple(delta.shape) for delta in deltas] == [(1, 64)]  # the head shares it
+    with torch.no_grad():
+        before = model(input_ids=torch.tensor([[5, 6, 7]])).logits
+        deltas[0].add_(1.0)
+        after = model(input_ids=torch.tensor([[5, 6, 7]])).logits
+    changed = (before != after).any(dim=1).nonzero()[:, 1].unique().tolist()
+    assert changed == [stop]
+    model.save_pretrained(tmp_path / "adapter")
+    fresh = AutoModelForCausalLM.from_pretrained(base_model)
+    reloaded = PeftModel.from_pretrained(fresh, tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(reloaded(input_ids=torch.tensor([[5, 6, 7]])).logits, after)
+
+
+def test_the_instruction_layout_of_a_base_model_needs_no_trained_token(base_model):
+    model, _ = load_model(str(base_model), runtime=runtime(), layout="instruction")
+    assert not model.peft_config["default"].trainable_token_indices
+
+
+def test_an_untied_head_gets_its_own_row_trained():
+    tokenizer = sample_tokenizer()
+    model = sample_model(len(tokenizer), 0, seed=0)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    adapted = apply_lora(model, 2, 4, trained_tokens=[2])
+    shapes = {n.split(".token_adapter")[0]: tuple(p.shape) for n, p in adapted.named_parameters() if "delta" in n}
+    assert shapes == {"base_model.model.model.embed_tokens": (1, 64), "base_model.model.lm_head": (1, 64)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "qlora"}, "method='qlora': must be one of lora, full"),
+        ({"layout": "alpaca"}, "layout='alpaca': must be one of chat, instruction"),
+        ({"rank": 0}, "lora_rank=0: must be at least 1"),
+        ({"dropout": 1.0}, r"lora_dropout=1.0: must be at least 0 and below 1"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        load_model("sample", runtime=runtime(), **options)
+
+
+def test_a_model_without_chat_template_is_refused_before_its_weights_are_read(tmp_path):
+    tokenizer = sample_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    sample_model(len(tokenizer), 2, seed=0).config.save_pretrained(tmp_path)  # and no weights
+    with pytest.raises(
+        ValueError, match=r"has no chat template. Use layout='instruction', or a chat model such as Qwen"
+    ):
+        load_model(str(tmp_path), runtime=runtime())
+    with pytest.raises(FileNotFoundError, match="the folder holds no model that can be read"):
+        load_model(str(tmp_path), runtime=runtime(), layout="instruction")
+
+
+def test_a_path_that_does_not_exist_is_named():
+    with pytest.raises(FileNotFoundError, match=r"base_model='./nowhere': no such folder"):
+        load_model("./nowhere", runtime=runtime())
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers every request as the hub does for one that is not allowed or not there."""
+
+    status, code = 401, "GatedRepo"
+
+    def do_HEAD(self):
+        self.send_response(self.status)
+        self.send_header("X-Error-Code", self.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *args):
+        pass
+
+
+LOAD = """
+import sys
+from helpers.legal.model import load_model
+from helpers.runtime import detect
+try:
+    load_model("owner/model", runtime=detect(False))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    environment["HF_HUB_OFFLINE"] = "1" if offline else "0"  # an address that refuses is tried again for a minute
+    environment.pop("HF_TOKEN", None)
+    process = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[1],
+        env=environment,
+    )
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "message"),
+    [
+        (401, "GatedRepo", "PermissionError", "this model is gated. Accept its licence .* HF_TOKEN"),
+        (404, "RepoNotFound", "FileNotFoundError", "the hub has no such model"),
+    ],
+)
+def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, error, message, tmp_path):
+    handler = type("Refusing", (Hub,), {"status": status, "code": code})
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        said = load_from(f"http://127.0.0.1:{server.server_port}", tmp_path)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert said.startswith(f"{error} base_model='owner/model': "), said
+    assert re.search(message, said), said
+
+
+def test_a_hub_that_cannot_be_reached_is_named_with_what_works_offline(tmp_path):
+    said = load_from("http://127.0.0.1:9", tmp_path, offline=True)
+    assert said.startswith("ConnectionError base_model='owner/model': the Hugging Face hub cannot be reached"), said
+    assert 'base_model="sample" or a local path' in said
+
+
+def test_the_template_is_the_one_that_qwen_renders_with_a_system_message():
+    tokenizer = sample_tokenizer()
+    assert tokenizer.chat_template == CHATML
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -1,0 +1,101 @@
+"""The legal notebooks as users run them: alone, headless, resumed, refused, on eight virtual XLA devices."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from helpers import xla
+
+from .notebook_run import refused, run, text_of
+
+TINY = {
+    "data_source": "sample",
+    "num_records": 120,
+    "base_model": "sample",
+    "max_length": 512,
+    "max_steps": 12,
+    "eval_steps": 6,
+    "save_steps": 6,
+    "logging_steps": 3,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+    "test_records": 3,
+    "max_new_tokens": 16,
+}
+
+
+def assert_whole_run(executed, results, kind: str) -> None:
+    output = Path("out")
+    code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert all(cell.execution_count for cell in code)
+    assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, TINY["max_steps"])
+    assert results["train"]["loss_last"] < results["train"]["loss_first"]
+    before, after = results["eval"]["before"], results["eval"]["after"]
+    assert after["completion"]["loss"] < before["completion"]["loss"] - 0.1
+    assert before["format"]["of"] == after["format"]["of"] == TINY["test_records"]
+    assert 0 < results["train"]["fill"] <= 1
+    assert max(results["artifacts"]["reload"].values()) < 1e-4
+    model = AutoModelForCausalLM.from_pretrained(output / "model" / "merged")
+    assert model.generation_config.eos_token_id is not None
+    assert (output / "model" / "adapter_model.safetensors").is_file()
+    assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt")]
+    assert json.loads((output / "set_aside.json").read_text()) == []
+
+
+def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
+    executed, results = run("legal_cot_sft", alone, TINY)
+    assert_whole_run(executed, results, "cpu")
+    executed, again = run("legal_cot_sft", alone, TINY)
+    assert re.search("^the run is finished: checkpoint-12 is its last step", text_of(executed), re.MULTILINE)
+    assert again["eval"]["after"]["completion"] == results["eval"]["after"]["completion"]
+    assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
+
+
+def test_full_weights_in_the_plain_layout_with_labelled_questions(alone):
+    lines = ["text\tanswer"] + [
+        f"A promise without consideration, case {n}.\t{'Yes' if n % 2 else 'No'}" for n in range(8)
+    ]
+    (alone / "questions.tsv").write_text("\n".join(lines), encoding="utf-8")
+    changes = {"method": "full", "layout": "instruction", "questions": str(alone / "questions.tsv")}
+    _, results = run("legal_cot_sft", alone, TINY | changes)
+    assert results["model"]["method"] == "full"
+    assert results["eval"]["after"]["questions"]["accuracy"]["of"] == 8
+    assert (Path("out") / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+    executed, results = run("legal_cot_sft_tpu", alone, TINY)
+    assert_whole_run(executed, results, "xla")
+    assert results["runtime"]["device_count"] == 8
+    assert results["xla"]["compiles_after_warmup"] == 0
+    assert results["xla"]["host_syncs_per_step"] == 0
+    shutil.rmtree(alone / "out" / "checkpoint-12")  # as if the machine had gone before the last save
+    _, again = run("legal_cot_sft_tpu", alone, TINY)
+    assert again["train"]["resumed_from_step"] == 6
+    assert again["eval"]["after"]["completion"] == results["eval"]["after"]["completion"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"num_record": 3}, "num_record is not a parameter"),
+        ({"layout": "alpaca"}, "layout='alpaca'"),
+        ({"method": "qlora"}, "method='qlora'"),
+        ({"max_length": 64}, "max_length=64"),
+        ({"questions": "no.tsv"}, "questions='no.tsv'"),
+        ({"base_model": "no such model"}, "base_model='no such model'"),
+        ({"test_records": 0}, "test_records=0"),
+    ],
+)
+def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):
+    assert message in refused("legal_cot_sft", alone, TINY | parameters)
+    assert not (alone / "out").exists()

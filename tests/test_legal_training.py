@@ -1,0 +1,259 @@
+"""Fine-tuning runs in their own processes: CPU beside 8 virtual XLA devices, adapters and full weights, killed and resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from helpers import checkpoint, xla
+from helpers.legal.model import apply_lora, load_model, sample_model
+from helpers.legal.training import flops_per_token
+
+from .legal_run import rows
+from .test_legal_model import runtime
+
+DRIVER = Path(__file__).with_name("legal_run.py")
+METHODS = ("lora", "full")
+KINDS = ["cpu", pytest.param("xla", marks=pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed"))]
+needs_xla = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+PARITY = {"steps": 20, "save_steps": 10, "dropout": 0.0}
+DROPOUT = {"method": "lora", "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}
+SMALL_RATE = {"method": "full", "steps": 4, "learning_rate": 2e-5, "warmup_fraction": 0.0}
+HALF_BASE = {"method": "lora", "steps": 4, "precision": "bf16", "dropout": 0.0}
+CUT = {"method": "full", "steps": 4}
+RUNS = {
+    "cpu": {
+        "full": {"method": "full", **PARITY},
+        "lora": {"method": "lora", **PARITY},
+        "dropout": DROPOUT,
+        "full recomputed": {"method": "full", **PARITY, "checkpointing": True},
+        "lora recomputed": {"method": "lora", **PARITY, "checkpointing": True},
+        "small rate": SMALL_RATE,
+        "half base": HALF_BASE,
+        "one batch of eight": {**CUT, "batch_size": 8, "accumulation": 1},
+        "eight of one": {**CUT, "batch_size": 1, "accumulation": 8},
+        "one token": {"method": "lora", "steps": 8, "save_steps": 2, "alphabet": [100, 101], "eval_alphabet": [3, 4]},
+    },
+    "xla": {
+        "full": {"method": "full", **PARITY},
+        "lora": {"method": "lora", **PARITY},
+        "dropout": DROPOUT,
+        "small rate": {**SMALL_RATE, "precision": "bf16", "checkpointing": True},
+        "half base": {**HALF_BASE, "checkpointing": True},
+    },
+}
+
+
+def run(*folders_and_options) -> subprocess.CompletedProcess:
+    """Runs of folder, options, folder, options, ... in one process."""
+    arguments = [json.dumps(each) if isinstance(each, dict) else str(each) for each in folders_and_options]
+    return subprocess.run(
+        [sys.executable, str(DRIVER), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+    )
+
+
+def results(process: subprocess.CompletedProcess) -> list[dict]:
+    assert process.returncode == 0, process.stderr[-3000:]
+    return [json.loads(line.removeprefix("RESULT ")) for line in process.stdout.splitlines() if line[:7] == "RESULT "]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(folder, results) of a run of RUNS; all of a kind share a process, which imports and compiles once."""
+    done = {}
+
+    def of(kind: str, name: str) -> tuple[Path, dict]:
+        if kind not in done:
+            folders = [tmp_path_factory.mktemp(kind) for _ in RUNS[kind]]
+            pairs = [(folder, {"kind": kind, **o}) for folder, o in zip(folders, RUNS[kind].values(), strict=True)]
+            outcomes = results(run(*(each for pair in pairs for each in pair)))
+            done[kind] = dict(zip(RUNS[kind], zip(folders, outcomes, strict=True), strict=True))
+        return done[kind][name]
+
+    return of
+
+
+def relative(values, reference) -> float:
+    assert len(values) == len(reference) > 0
+    return float(np.max(np.abs(np.array(values) / np.array(reference) - 1)))
+
+
+def fingerprint(folder: Path, options: dict) -> dict[str, str]:
+    """Bytes of everything that training continues from."""
+    last = checkpoint.folder(folder, options["steps"])
+    assert checkpoint.damage(last) is None
+    weights = "adapter_model.safetensors" if options["method"] == "lora" else "model.safetensors"
+    return {
+        name: hashlib.sha256((last / name).read_bytes()).hexdigest()
+        for name in (weights, "optimizer.pt", "scheduler.pt")
+    }
+
+
+# ---- the loss
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_evaluation_loss_is_the_mean_over_all_labels_of_plain_passes(kind, method, finished):
+    _, outcome = finished(kind, method)
+    assert outcome["best_step"] == 20
+    assert outcome["loss_by_hand"] == pytest.approx(outcome["eval_losses"][-1], rel=1e-5)
+    assert outcome["held_out_loss_by_hand"] == pytest.approx(outcome["held_out_loss"], rel=1e-5)
+    assert outcome["held_out_loss"] != pytest.approx(outcome["eval_losses"][-1], rel=1e-3)
+
+
+def test_one_batch_of_eight_and_eight_of_one_give_the_same_losses_and_gradients(finished):
+    (_, whole), (_, parts) = finished("cpu", "one batch of eight"), finished("cpu", "eight of one")
+    assert relative(parts["losses"], whole["losses"]) < 1e-5
+    assert relative(parts["grad_norms"], whole["grad_norms"]) < 1e-4
+    assert relative(parts["eval_losses"], whole["eval_losses"]) < 1e-5
+
+
+def test_training_lowers_the_loss(finished):
+    _, outcome = finished("cpu", "full")
+    assert outcome["eval_losses"][-1] < outcome["losses"][0] - 2
+
+
+def test_results_tell_useful_tokens_from_padding(finished):
+    _, outcome = finished("cpu", "full")
+    train = outcome["train"]
+    useful = sum(len(row["input_ids"]) for row in rows(200, 64, seed=0))
+    blocks = 64  # 63 bins or fewer, in whole batches of 8
+    assert train["fill"] == pytest.approx(useful / (blocks * 64), abs=1e-4)
+    assert train["useful_tokens_per_second"] == pytest.approx(train["tokens_per_second"] * train["fill"], rel=1e-2)
+
+
+# ---- resume
+
+
+@pytest.mark.parametrize("name", ["full", "dropout"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, name, finished, tmp_path):
+    folder, reference = finished(kind, name)
+    options = {"kind": kind, **RUNS[kind][name]}
+    killed = run(tmp_path, {**options, "kill_step": 12})
+    assert killed.returncode == -signal.SIGKILL
+    (resumed,) = results(run(tmp_path, options))
+    assert resumed["train"]["resumed_from_step"] == options["save_steps"]
+    assert resumed["losses"] == reference["losses"]
+    assert fingerprint(tmp_path, options) == fingerprint(folder, options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_adapter_of_a_checkpoint_loads_with_peft_alone(kind, finished, tmp_path):
+    folder, outcome = finished(kind, "dropout")
+    last = checkpoint.folder(folder, DROPOUT["steps"])
+    assert [path.name for path in last.glob("*.bin")] == ["training_args.bin"]
+    assert not (last / "model.safetensors").exists()
+    base, _ = load_model("sample", runtime=runtime(), method="full", seed=1)
+    model = PeftModel.from_pretrained(base, last).eval()
+    assert loss_of_examples(model) == pytest.approx(outcome["eval_losses"][-1], rel=1e-4)
+    model.merge_and_unload().save_pretrained(tmp_path)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loss_of_examples(merged) == pytest.approx(outcome["eval_losses"][-1], rel=1e-4)
+
+
+def loss_of_examples(model) -> float:
+    total = labels = 0
+    for row in rows(40, 64, seed=1):
+        ids, wanted = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, :-1]
+        total += torch.nn.functional.cross_entropy(logits, wanted[0, 1:], reduction="sum").item()
+        labels += int((wanted[0, 1:] != -100).sum())
+    return total / labels
+
+
+def test_the_best_adapter_is_loaded_at_the_end(finished):
+    # It learns to write one token and is evaluated on another: soon its loss rises.
+    _, outcome = finished("cpu", "one token")
+    assert outcome["best_step"] < 8
+    assert outcome["loss_by_hand"] == pytest.approx(min(outcome["eval_losses"]), rel=1e-4)
+    assert f"loaded checkpoint-{outcome['best_step']}" in outcome["train"]["messages"][-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradient_checkpointing_changes_no_loss(method, finished):
+    (_, plain), (_, recomputed) = finished("cpu", method), finished("cpu", f"{method} recomputed")
+    assert recomputed["plan"]["gradient_checkpointing"]
+    assert relative(recomputed["losses"], plain["losses"]) < 1e-6
+
+
+# ---- XLA
+
+
+@needs_xla
+@pytest.mark.parametrize("method", METHODS)
+def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32_and_nothing_compiles_late(method, finished):
+    (_, on_cpu), (_, on_xla) = finished("cpu", method), finished("xla", method)
+    assert len(on_cpu["losses"]) == 20
+    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-4
+    assert relative(on_xla["eval_losses"], on_cpu["eval_losses"]) < 1e-4
+    assert on_xla["xla"]["compiles_after_warmup"] == 0
+
+
+@needs_xla
+def test_no_value_leaves_the_device_between_two_logs(finished):
+    _, outcome = finished("xla", "dropout")
+    transfers = outcome["transfers"]  # transfers and .item() calls so far, at the end of each step
+    between = {step: transfers[step - 1] - transfers[step - 2] for step in range(3, 14)}
+    # What a log and an evaluation (6, 12) move is seen at the end of the step after them.
+    assert {step for step, moved in between.items() if moved} == {7, 13}
+    assert outcome["xla"]["host_syncs_per_step"] == 0
+    assert outcome["xla"]["compiles_after_warmup"] == 0
+
+
+@needs_xla
+def test_bf16_autocast_with_checkpointing_moves_fp32_weights_at_a_small_learning_rate(finished):
+    (_, on_cpu), (_, on_xla) = finished("cpu", "small rate"), finished("xla", "small rate")
+    assert on_xla["dtypes"] == ["torch.float32"]
+    # Norm weights are 1.0, where bf16 has steps of 0.0078: stored so, they could not have moved.
+    norms = {name: moved for name, moved in on_xla["moved"].items() if "norm" in name}
+    assert norms and all(1e-5 < moved < 1e-3 for moved in norms.values())
+    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-2
+    assert on_xla["losses"] != on_cpu["losses"]  # bf16 beside fp32
+
+
+@needs_xla
+def test_a_bf16_base_under_an_fp32_adapter_trains_with_checkpointing_as_on_a_cpu_without(finished):
+    (_, on_cpu), (_, on_xla) = finished("cpu", "half base"), finished("xla", "half base")
+    assert on_xla["dtypes"] == on_cpu["dtypes"] == ["torch.bfloat16", "torch.float32"]
+    assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-2
+    assert all(moved > 0 for moved in on_xla["moved"].values())
+
+
+# ---- floating-point operations
+
+
+def test_flops_of_full_fine_tuning_are_those_of_trl_but_for_the_causal_half():
+    from trl.trainer.utils import compute_flops_per_token
+
+    model = sample_model(2000, 2, seed=0)
+    counted, theirs = flops_per_token(model, 1024), compute_flops_per_token(model.config, 1024)
+    square = 12 * 2 * 64 * 1024  # layers, heads x size, T
+    small = 6 * sum(p.numel() for name, p in model.named_parameters() if "bias" in name or "norm" in name)
+    assert counted == theirs - square / 2 + small
+
+
+def test_flops_of_lora_are_four_a_frozen_weight_and_six_a_trained_one():
+    model = sample_model(2000, 2, seed=0)
+    frozen = sum(parameter.numel() for parameter in model.parameters())
+    attention = flops_per_token(model, 1024) - 6 * frozen
+    adapted = apply_lora(model, 4, 8)
+    trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    assert flops_per_token(adapted, 1024) == 4 * frozen + 6 * trained + attention

@@ -1,0 +1,421 @@
+"""Where LeJEPA's texts come from, splits without a shared text, and crops that a resumed run draws again."""
+
+import ast
+import csv
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.lejepa import sample
+from helpers.lejepa.crops import crop, in_order, make_views, view_columns
+from helpers.lejepa.data import COLUMNS, load_texts, passages, rows_wanted
+
+ROOT = Path(__file__).parents[1]
+PAIRS = [{"anchor": f"what is thing {i}?", "positive": f"Thing {i} is the number {i * i}."} for i in range(80)]
+TRIPLETS = [row | {"negative": f"Nothing of the kind is known of {i}."} for i, row in enumerate(PAIRS)]
+LONG = " ".join(f"w{i}" for i in range(50))
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def write_hub(folder, rows, subset=None, files=3):
+    """A folder as the hub lays data sets out, in several files."""
+    import pyarrow
+    import pyarrow.parquet
+
+    (folder / (subset or "data")).mkdir(parents=True)
+    for i in range(files):
+        name = f"{subset or 'data'}/train-{i:05d}-of-{files:05d}.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows[i::files]), folder / name)
+    return str(folder)
+
+
+def plain(text):
+    return " ".join(text.casefold().split())
+
+
+def rows(part):
+    return [tuple(row.values()) for row in part]
+
+
+def texts(part):
+    return {plain(text) for row in rows(part) for text in row}
+
+
+@pytest.fixture
+def dataset_cache(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", tmp_path / "modules")
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize(("name", "write"), [("d.jsonl", write_jsonl), ("d.csv", write_csv)])
+@pytest.mark.parametrize(("given", "kind"), [(PAIRS, "pairs"), (TRIPLETS, "triplets")])
+def test_a_local_file_gives_back_its_rows(tmp_path, name, write, given, kind):
+    data = load_texts(write(tmp_path / name, given), seed=0)
+    assert data.kind == kind
+    assert tuple(data.train.column_names) == COLUMNS[kind]
+    assert sorted(rows(data.train) + rows(data.validation)) == sorted(tuple(row.values()) for row in given)
+    assert len(data.validation) == 4
+
+
+def test_query_is_another_name_of_anchor(tmp_path):
+    renamed = [{"query": row["anchor"], "positive": row["positive"]} for row in PAIRS]
+    assert rows(load_texts(write_jsonl(tmp_path / "q.jsonl", renamed), seed=0).train) == rows(
+        load_texts(write_jsonl(tmp_path / "a.jsonl", PAIRS), seed=0).train
+    )
+
+
+def test_a_title_goes_before_its_text_unless_it_is_there(tmp_path):
+    given = [{"title": f"T{i}", "text": f"T{i} again" if i % 2 else "body"} for i in range(8)]
+    data = load_texts(write_jsonl(tmp_path / "d.jsonl", given), seed=0)
+    assert texts(data.train) | texts(data.validation) == {f"t{i} again" if i % 2 else f"t{i} body" for i in range(8)}
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n"])
+def test_a_text_file_is_parted_by_blank_lines_or_else_by_lines(tmp_path, separator):
+    (tmp_path / "d.txt").write_text(separator.join(f"Document number {i}." for i in range(9)) + "\n")
+    data = load_texts(str(tmp_path / "d.txt"), seed=0)
+    assert data.kind == "documents"
+    assert texts(data.train) | texts(data.validation) == {f"document number {i}." for i in range(9)}
+
+
+def test_a_folder_of_texts_is_a_document_a_file_and_empty_ones_are_counted(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for i in range(7):
+        (tmp_path / ("inner" if i % 2 else ".") / f"{i}.{'md' if i % 2 else 'txt'}").write_text(f"Note\n\nof day {i}")
+    (tmp_path / "empty.md").write_text(" \n")
+    data = load_texts(str(tmp_path), seed=0)
+    assert texts(data.train) | texts(data.validation) == {f"note of day {i}" for i in range(7)}
+    assert data.empty_removed == 1
+
+
+def test_of_a_beir_folder_the_queries_are_never_read(tmp_path):
+    corpus = [{"_id": str(i), "title": f"title {i}", "text": f"text {i}"} for i in range(9)]
+    write_jsonl(tmp_path / "corpus.jsonl", [*corpus, {"_id": "9", "title": "", "text": ""}])
+    write_jsonl(tmp_path / "queries.jsonl", [{"_id": "1", "text": "secret question"}])
+    data = load_texts(str(tmp_path), seed=0)
+    assert texts(data.train) | texts(data.validation) == {f"title {i} text {i}" for i in range(9)}
+    assert data.empty_removed == 1
+
+
+def test_pairs_read_as_documents_are_their_positives(tmp_path):
+    data = load_texts(write_jsonl(tmp_path / "d.jsonl", TRIPLETS), seed=0, documents=True)
+    assert data.kind == "documents"
+    assert texts(data.train) | texts(data.validation) == {plain(row["positive"]) for row in PAIRS}
+
+
+def test_a_hub_set_is_streamed_one_row_an_anchor(tmp_path, dataset_cache, monkeypatch):
+    import datasets
+
+    given = [row | {"negative": f"{row['negative']} {j}"} for row in TRIPLETS for j in range(5)]
+    source = write_hub(tmp_path / "hub", [{"query": r["anchor"], **r} for r in given])
+    monkeypatch.setattr(datasets, "load_dataset", only_streaming(datasets.load_dataset))
+    data = load_texts(source, num_samples=40, seed=0)
+    everything = rows(data.train) + rows(data.validation)
+    assert (data.kind, len(everything), len({row[0] for row in everything})) == ("triplets", 40, 40)
+    assert set(everything) <= {tuple(row.values()) for row in given}
+    assert data.duplicates_removed > 0
+    again, other = (load_texts(source, num_samples=40, seed=seed) for seed in (0, 1))
+    assert (again.source, rows(again.train)) == (data.source, rows(data.train))
+    assert {row[0] for row in rows(other.train)} != {row[0] for row in rows(data.train)}
+
+
+def only_streaming(load):
+    def checked(*arguments, streaming=False, **options):
+        assert streaming, "the whole set would be downloaded"
+        return load(*arguments, streaming=streaming, **options)
+
+    return checked
+
+
+def test_an_unknown_subset_is_refused_with_those_there_are(tmp_path, dataset_cache):
+    source = write_hub(tmp_path / "hub", PAIRS)
+    with pytest.raises(ValueError, match=r"subset='triplet-easy'.*default"):
+        load_texts(source, seed=0, subset="triplet-easy")
+
+
+def test_the_subset_of_hard_triplets_is_preferred(tmp_path, dataset_cache):
+    folder = tmp_path / "hub"
+    write_hub(folder, PAIRS, subset="pair")
+    write_hub(folder, TRIPLETS, subset="triplet-hard")
+    configs = "".join(f"- config_name: {s}\n  data_files: {s}/train-*\n" for s in ("pair", "triplet-hard"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    assert load_texts(str(folder), seed=0).kind == "triplets"
+    assert load_texts(str(folder), seed=0, subset="pair").kind == "pairs"
+
+
+# ---- the docstrings
+
+
+def test_sample_is_the_standard_librarys_docstrings_and_imports_none_of_its_modules():
+    import textwrap
+
+    code = (
+        "import sys, random, json; from helpers.lejepa import sample\n"
+        "print(json.dumps([[d.text for d in sample.docstrings() if d.name == 'textwrap.TextWrapper.fill'],"
+        " [m for m in ('antigravity', 'turtle', 'this', 'wave') if m in sys.modules]]))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    import inspect
+
+    assert json.loads(output) == [[inspect.getdoc(textwrap.TextWrapper.fill)], []]
+
+
+def test_sample_pairs_are_real_and_the_same_each_time():
+    data = load_texts("sample", num_samples="2K", seed=3)
+    assert (data.kind, len(data.train) + len(data.validation) + data.overlaps_removed) == ("pairs", 2000)
+    assert all(anchor.strip() and len(positive.split()) >= 4 for anchor, positive in rows(data.train))
+    again = load_texts("sample", num_samples="2K", seed=3)
+    assert (again.source, rows(again.train)) == (data.source, rows(data.train))
+
+
+def test_a_docstring_is_parted_after_its_first_sentence(tmp_path):
+    (tmp_path / "module.py").write_text(
+        '"""Short."""\n'
+        'def f(a, *, b=1):\n    """Adds two\n    numbers. Fast and exact, always so."""\n'
+        'class C(dict):\n    """A dictionary that remembers much"""\n    def _hidden(self):\n        """Not for you at all."""\n'
+    )
+    (tmp_path / "broken.py").write_text("def (:")
+    found = sample.docstrings(tmp_path)
+    assert sample.pairs(found) == [
+        ("module.f(a, *, b=1): Adds two numbers.", "Fast and exact, always so."),
+        ("module.C(dict)", "A dictionary that remembers much"),
+    ]
+    assert sample.documents(found)[1] == "module.C(dict)\nA dictionary that remembers much"
+
+
+def test_without_source_there_is_no_sample(tmp_path):
+    with pytest.raises(FileNotFoundError, match="data_source"):
+        sample.docstrings(tmp_path)
+
+
+# ---- splits
+
+
+def test_no_text_is_on_both_sides_whatever_the_rows_share(tmp_path):
+    generator = random.Random(0)
+    given = [
+        {
+            "anchor": f"Question  {generator.randrange(300)}?" if i % 2 else f"question {generator.randrange(300)}?",
+            "positive": f"answer {generator.randrange(300)}",
+            "negative": f"answer {generator.randrange(1500)}",
+        }
+        for i in range(200)
+    ]
+    data = load_texts(write_jsonl(tmp_path / "d.jsonl", given), seed=1)
+    assert len(data.validation) >= 2
+    assert data.overlaps_removed > 0
+    assert not texts(data.train) & texts(data.validation)
+
+
+def test_repeats_are_dropped_and_counted_whatever_their_case_and_spaces(tmp_path):
+    repeats = [{name: f"  {text.upper()} " for name, text in row.items()} for row in PAIRS[:7]]
+    data = load_texts(write_jsonl(tmp_path / "d.jsonl", PAIRS + repeats), seed=0)
+    assert data.duplicates_removed == 7
+    assert len(data.train) + len(data.validation) == 80
+
+
+def test_passages_of_a_long_document_stay_together_and_lose_no_word(tmp_path):
+    documents = [" ".join(f"d{i}w{j}." for j in range(1000)) for i in range(40)]
+    data = load_texts(write_jsonl(tmp_path / "d.jsonl", [{"text": d} for d in documents]), seed=0)
+    sides = [{text.split("w")[0] for (text,) in rows(part)} for part in (data.train, data.validation)]
+    assert not sides[0] & sides[1]
+    assert len(sides[1]) >= 1
+    words = [word for part in (data.train, data.validation) for (text,) in rows(part) for word in text.split()]
+    assert sorted(words) == sorted(" ".join(documents).split())
+
+
+def test_a_passage_ends_with_a_paragraph_where_one_is_near():
+    text = " ".join(f"a{i}" for i in range(45)) + "\n\n" + " ".join(f"b{i}" for i in range(45))
+    first, second = passages(text, 48)
+    assert (first.split()[-1], second.split()[0]) == ("a44", "b0")
+    assert passages("one two", 2) == ["one two"]
+
+
+def test_presets_are_numbers():
+    assert [rows_wanted(name) for name in ("2K", "5k", "20K", "50K", "500K", "300", 7, 0)] == [
+        2000, 5000, 20_000, 50_000, 500_000, 300, 7, 0,
+    ]  # fmt: skip
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([{"anchor": "a", "answer": "b"}] * 9, r"no column `positive`; columns found: anchor, answer. Rename"),
+        ([{"positive": "a"}] * 9, r"no column `anchor`"),
+        ([{"content": "a"}] * 9, r"no column `text`, nor `anchor`"),
+        (PAIRS[:1], r"1 different rows; at least 4"),
+        ([*PAIRS, {"anchor": " ", "positive": "b"}], r"line 81 has an empty text in `anchor`; fill"),
+        ([*PAIRS, {"anchor": "c", "positive": 3}], r"line 81: column `positive` holds a int"),
+        ([{"anchor": f"a{i}", "positive": "one"} for i in range(50)], r"cannot be split"),
+        ([r | {"negative": TRIPLETS[1 - i % 2]["positive"]} for i, r in enumerate(PAIRS[:2] * 9)], r"2 different rows"),
+    ],
+)
+def test_bad_rows_are_refused_with_what_to_do(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        load_texts(write_jsonl(tmp_path / "d.jsonl", given), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "message"),
+    [
+        ("nothing.jsonl", {}, FileNotFoundError, "nothing at"),
+        ("sample", {"num_samples": "3K"}, ValueError, r"num_samples='3K' is unknown: give one of 2K"),
+        ("sample", {"num_samples": 3}, ValueError, "num_samples=3 is too few"),
+        ("sample", {"num_samples": -1}, ValueError, "num_samples=-1"),
+        (".", {}, ValueError, "no .txt, .md or .parquet"),
+    ],
+)
+def test_bad_arguments_are_refused(tmp_path, monkeypatch, source, options, error, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        load_texts(source, seed=0, **options)
+
+
+# ---- crops
+
+
+def test_a_crop_is_a_span_of_the_text_of_the_asked_length():
+    generator = random.Random(0)
+    text = LONG.replace("w10 ", "w10\n\t")
+    spans = [crop(text, generator, min_share=0.2, max_share=0.5) for _ in range(300)]
+    assert all(span in text for span in spans)
+    lengths = [len(span.split()) for span in spans]
+    assert (min(lengths), max(lengths)) == (10, 25)
+    assert {span.split()[0] for span in spans} >= {"w0", "w25"}
+    assert len(crop(LONG, generator, min_share=1, max_share=1, max_words=7).split()) == 7
+
+
+def test_a_crop_of_whole_sentences_begins_with_one():
+    text = " ".join(f"Begin{i} and so on until end{i}." for i in range(20))
+    firsts = {crop(text, random.Random(i), min_share=0.2, max_share=0.4, sentences=True).split()[0] for i in range(99)}
+    assert all(first.startswith("Begin") for first in firsts)
+    assert len(firsts) > 5
+
+
+def test_scripts_without_spaces_are_cropped_by_characters():
+    span = crop("天地玄黄宇宙洪荒日月盈昃", random.Random(0), min_share=0.5, max_share=0.5)
+    assert len(span) == 6
+    assert span in "天地玄黄宇宙洪荒日月盈昃"
+
+
+def documents(tmp_path, count=30):
+    text = [{"text": " ".join(f"d{i}w{j}" for j in range(40))} for i in range(count)]
+    return load_texts(write_jsonl(tmp_path / "docs.jsonl", text), seed=0)
+
+
+def test_each_pass_has_every_document_once_with_other_crops(tmp_path):
+    data = documents(tmp_path)
+    views = make_views(data, seed=0, passes=3, crops=2)
+    N = len(data.train)
+    assert tuple(views.column_names) == view_columns("documents", 2) == ("view_1", "view_2")
+    ids = [[text.split("w")[0] for text in views[column]] for column in views.column_names]
+    assert ids[0] == ids[1]
+    passes = [ids[0][i * N : (i + 1) * N] for i in range(3)]
+    assert len({tuple(order) for order in passes}) == 3
+    assert all(sorted(order) == sorted(passes[0]) for order in passes)
+    assert len({*views["view_1"], *views["view_2"]}) > 5 * N
+
+
+def test_views_are_the_same_again_whatever_the_number_of_passes_and_differ_by_seed(tmp_path):
+    data = documents(tmp_path)
+    long, short, other = (make_views(data, seed=s, passes=p) for s, p in ((0, 3), (0, 2), (1, 2)))
+    assert rows(long)[: len(short)] == rows(short)
+    assert rows(other) != rows(short)
+
+
+def test_views_in_a_folder_are_memory_mapped_and_used_again(tmp_path):
+    data = documents(tmp_path)
+    in_files = make_views(data, seed=0, passes=2, folder=tmp_path / "views")
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "views").glob("*.arrow")}
+    assert len(files) == 2
+    assert {Path(entry["filename"]) for entry in in_files.cache_files} == set(files)
+    again = make_views(data, seed=0, passes=2, folder=tmp_path / "views")
+    assert rows(in_files) == rows(again) == rows(make_views(data, seed=0, passes=2))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "views").glob("*.arrow")} == files
+    make_views(data, seed=0, passes=2, max_share=0.5, folder=tmp_path / "views")
+    assert len(list((tmp_path / "views").glob("*.arrow"))) == 4
+
+
+def test_pairs_may_get_crops_of_the_positive_and_triplets_leave_the_negative_out(tmp_path):
+    data = load_texts(write_jsonl(tmp_path / "d.jsonl", TRIPLETS), seed=0)
+    views = make_views(data, seed=0, crops=1)
+    assert views.column_names == ["anchor", "positive", "view_1"]
+    assert all(row["view_1"] in row["positive"] for row in views)
+    assert make_views(data, seed=0, negatives=True).column_names == ["anchor", "positive", "negative"]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"crops": 1}, "crops=1"),
+        ({"passes": 0}, "passes=0"),
+        ({"split": "test"}, "split='test'"),
+        ({"min_share": 0.9}, "min_share=0.9"),
+        ({"max_words": -1}, "max_words=-1"),
+    ],
+)
+def test_views_out_of_range_are_refused(tmp_path, options, name):
+    with pytest.raises(ValueError, match=name):
+        make_views(documents(tmp_path), seed=0, **options)
+
+
+def test_the_trainer_takes_views_in_their_order(tmp_path):
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    from helpers.lejepa.model import _train_tokenizer
+
+    data = documents(tmp_path)
+    views = make_views(data, seed=0, passes=2)
+    tokenizer = _train_tokenizer(views["view_1"]).backend_tokenizer
+    model = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        batch_sampler=in_order,
+        per_device_train_batch_size=7,
+        report_to="none",
+        use_cpu=True,
+    )
+    trainer = SentenceTransformerTrainer(model, arguments, views, loss=MultipleNegativesRankingLoss(model))
+    seen = [list(indices) for indices in trainer.get_train_dataloader().batch_sampler]
+    assert [i for batch in seen for i in batch] == list(range(len(views)))
+    assert all(
+        len({views[i]["view_1"].split("w")[0] for i in batch}) == len(batch) for batch in seen[: len(data.train) // 7]
+    )
+
+
+def test_importing_the_data_modules_loads_no_heavy_library():
+    for name in ("data", "crops", "sample"):
+        tree = ast.parse((ROOT / f"helpers/lejepa/{name}.py").read_text())
+        top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+        top |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+        assert not {module.split(".")[0] for module in top} & {"torch", "datasets", "transformers", "numpy", "scipy"}

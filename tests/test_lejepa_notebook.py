@@ -1,0 +1,119 @@
+"""The LeJEPA notebooks as users run them: alone, headless, resumed, refused, on eight virtual XLA devices."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from helpers import xla
+
+from .notebook_run import refused, run, text_of
+
+TINY = {
+    "data_source": "sample",
+    "num_samples": 400,
+    "base_model": "sample",
+    "output_dim": 64,
+    "max_seq_length": 32,
+    "train_length": 0,
+    "freeze_layers": 1,
+    "max_steps": 12,
+    "eval_steps": 6,
+    "save_steps": 6,
+    "logging_steps": 3,
+    "batch_size": 16,
+    "num_slices": 64,
+    "past_texts": 64,
+}
+HEAD, LEJEPA, CONTRASTIVE = "backbone + closed-form head, untrained", "LeJEPA", "MultipleNegativesRankingLoss"
+
+
+def assert_whole_run(executed, results, kind: str) -> None:
+    output = Path("out")
+    code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert all(cell.execution_count for cell in code)
+    assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, TINY["max_steps"])
+    assert math.isfinite(results["train"]["loss_last"])
+    rows = results["comparison"][str(results["seed"])]
+    assert list(rows) == [LEJEPA, CONTRASTIVE]
+    assert rows[LEJEPA]["steps"] == rows[CONTRASTIVE]["steps"] == TINY["max_steps"]
+    untrained = results["eval"]["baselines"]
+    assert untrained[HEAD]["effective_rank"] > untrained["backbone, untrained"]["effective_rank"]
+    for values in (*rows.values(), *untrained.values()):
+        assert 0 < values["ndcg@10"] <= 1
+        assert 1 <= values["participation_ratio"] <= values["effective_rank"] <= TINY["output_dim"]
+    assert (output / "figures" / "isotropy.png").read_bytes().startswith(b"\x89PNG")
+    assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt"), *output.glob("**/*.pkl")]
+    model = SentenceTransformer(str(output / "model"), device="cpu")
+    assert model.encode("a text").shape == (TINY["output_dim"],)
+    record = json.loads((output / "index" / "index.json").read_text())
+    assert record["metric"] == "cosine"
+
+
+def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
+    executed, results = run("lejepa_training", alone, TINY | {"further_seeds": 1})
+    assert_whole_run(executed, results, "cpu")
+    assert list(results["comparison"]) == ["0", "1"]
+    assert "± " in text_of(executed)
+    executed, again = run("lejepa_training", alone, TINY | {"further_seeds": 1})
+    assert len(re.findall("^the run is finished: checkpoint-12 is its last step", text_of(executed), re.MULTILINE)) == 4
+    assert again["eval"]["after"]["ndcg@10"] == results["eval"]["after"]["ndcg@10"]
+    assert "belongs to another run (seed=0 there, 7 here)" in refused("lejepa_training", alone, TINY | {"seed": 7})
+
+
+def test_a_folder_of_documents_is_enough(alone):
+    folder = alone / "documents"
+    folder.mkdir()
+    for number in range(60):
+        words = " ".join(f"word{(number * 7 + i * i) % 97}" for i in range(60))
+        (folder / f"{number}.md").write_text(f"Document {number} tells of {words}.", encoding="utf-8")
+    _, results = run("lejepa_training", alone, TINY | {"data_source": str(folder), "num_samples": 0, "crops": 3})
+    assert results["data"]["kind"] == "documents"
+    assert results["eval"]["after"]["ndcg@10"] > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_tpu_notebook_without_a_tpu_warns_and_goes_on(alone):
+    executed, results = run("lejepa_training_tpu", alone, TINY)
+    assert_whole_run(executed, results, "cpu")
+    assert "use_tpu=True, but torch_xla" in text_of(executed)
+
+
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+    executed, results = run("lejepa_training_tpu", alone, TINY)
+    assert_whole_run(executed, results, "xla")
+    assert results["runtime"]["device_count"] == 8
+    assert results["xla"]["compiles_after_warmup"] == 0
+    assert results["xla"]["host_syncs_per_step"] == 0
+    shutil.rmtree(alone / "out" / "checkpoint-12")  # as if the machine had gone before the last save
+    _, again = run("lejepa_training_tpu", alone, TINY)
+    assert again["train"]["resumed_from_step"] == 6
+    assert again["eval"]["after"]["ndcg@10"] == results["eval"]["after"]["ndcg@10"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"num_sample": 3}, "num_sample is not a parameter"),
+        ({"benchmark": "no/such/folder"}, "benchmark='no/such/folder'"),
+        ({"similarity": "no.csv"}, "similarity='no.csv'"),
+        ({"output_dim": 1}, "output_dim=1"),
+        ({"sigreg_weight": 1.5}, "sigreg_weight=1.5"),
+        ({"n_points": 16}, "n_points=16"),
+        ({"batch_size": 1}, "batch_size=1"),
+        ({"train_length": 64}, "train_length=64"),
+        ({"data_source": "no/such/texts.jsonl"}, "data_source='no/such/texts.jsonl'"),
+    ],
+)
+def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):
+    assert message in refused("lejepa_training", alone, TINY | parameters)
+    assert not (alone / "out").exists()

@@ -1,0 +1,376 @@
+"""EmbeddingTrainer on real, tiny runs: exact resume with the loss's state, TPU rules, exports, two processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+
+from helpers import checkpoint, xla
+from helpers.lejepa.collation import PaddedTexts, column_prompts, padded_lengths, text_columns
+from helpers.lejepa.training import flops_per_token, new_trainer
+from helpers.plan import ModelSize, Recipe, plan
+from helpers.runtime import detect
+
+from .lejepa_run import PROBE, build_model, sentences
+
+DRIVER = Path(__file__).with_name("lejepa_run.py")
+ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+KINDS = ["cpu", pytest.param("xla", marks=ON_XLA)]
+SPLIT_OVER_8 = "{devices=[8,1]0,1,2,3,4,5,6,7}"
+NDCG = "eval_retrieval_cosine_ndcg@10"
+
+
+def run(output_dir: Path, *launcher: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *launcher, str(DRIVER), str(output_dir), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+    )
+
+
+def result(process: subprocess.CompletedProcess) -> dict:
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.split("RESULT ", 1)[1].splitlines()[0])
+
+
+def fingerprint(output_dir: Path, step: int) -> dict[str, str]:
+    """Bytes of everything that training continues from."""
+    last = checkpoint.folder(output_dir, step)
+    assert checkpoint.damage(last) is None
+    names = ["model.safetensors", "2_Dense/model.safetensors", "optimizer.pt", "scheduler.pt", "loss_0.safetensors"]
+    return {name: hashlib.sha256((last / name).read_bytes()).hexdigest() for name in names}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Folder and results of runs by their options; each runs once."""
+    runs = {}
+
+    def of(**options) -> tuple[Path, dict]:
+        key = tuple(sorted(options.items()))
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("run")
+            runs[key] = folder, result(run(folder, **options))
+        return runs[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_model(tmp_path_factory.mktemp("encoder"), dropout=0.0)
+
+
+# ---- batches
+
+
+@pytest.mark.parametrize("longest", [4, 16, 32, 40, 64, 100, 128, 200, 256, 384, 512, 2048])
+def test_texts_have_at_most_four_lengths_and_one_on_xla(longest):
+    lengths = padded_lengths(longest, one=False)
+    assert len(lengths) <= 4 and list(lengths) == sorted(set(lengths)) and lengths[-1] == longest
+    assert all(length % 32 == 0 for length in lengths[:-1])
+    assert padded_lengths(longest, one=True) == (longest,)
+
+
+def test_padding_changes_no_embedding_and_cuts_where_stock_does(model):
+    texts = sentences(8, seed=5)
+    stock = model.preprocess(texts, prompt="query: ", max_length=24)
+    ours = PaddedTexts(model, (24, 48, 64))(texts, prompt="query: ", max_length=24)
+    wide = PaddedTexts(model, (64,))(texts, prompt="query: ", max_length=24)
+    assert wide["input_ids"].shape == (8, 64) and ours["input_ids"].shape == stock["input_ids"].shape == (8, 24)
+    model.eval()
+    with torch.no_grad():
+        embeddings = [model(dict(features))["sentence_embedding"] for features in (stock, ours, wide)]
+    torch.testing.assert_close(embeddings[1], embeddings[0])
+    torch.testing.assert_close(embeddings[2], embeddings[0])
+
+
+def test_padding_is_on_the_side_that_the_tokenizer_pads(model):
+    tokenizer = model.tokenizer
+    tokenizer.padding_side = "left"
+    try:
+        features = PaddedTexts(model, (32,))(PROBE[:2])
+    finally:
+        tokenizer.padding_side = "right"
+    assert features["attention_mask"][:, -1].all() and not features["attention_mask"][:, 0].any()
+
+
+def test_more_tokens_than_the_model_takes_are_refused_by_name(model):
+    with pytest.raises(ValueError, match="max_seq_length=128: the model takes 64 tokens"):
+        PaddedTexts(model, (128,))
+
+
+def test_the_query_prompt_goes_to_the_first_column_and_the_document_prompt_to_the_others(model):
+    triplets = Dataset.from_dict({"q": ["a"], "d": ["b"], "n": ["c"], "label": [1]})
+    assert text_columns(triplets) == ["q", "d", "n"]
+    expected = {"q": "query: ", "d": "document: ", "n": "document: "}
+    assert column_prompts(model, triplets, None) == expected
+    assert column_prompts(model, DatasetDict(msmarco=triplets)) == {"msmarco": expected}
+
+
+def test_a_single_column_is_refused():
+    with pytest.raises(ValueError, match=r"text columns \['text'\]: at least two views"):
+        text_columns(Dataset.from_dict({"text": ["a"], "label": [0]}))
+
+
+# ---- bad input
+
+
+def trainer_of(model, tmp_path, train, evaluation=None, **options):
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    machine = detect(False, precision="fp32")
+    recipe = Recipe(batch_size=8, learning_rate=1e-3, max_steps=2, sequence_length=16)
+    planned = plan(recipe, ModelSize(trainable=1, frozen=0, activations=1), machine)
+    steps = {"logging_steps": 1, "eval_steps": 1, "save_steps": 1}
+    loss = MultipleNegativesRankingLoss(model)
+    return new_trainer(model, loss, train, evaluation, None, planned, machine, tmp_path, seed=0, **steps, **options)
+
+
+def pairs(count: int) -> Dataset:
+    return Dataset.from_dict({"text": sentences(count, 0), "part": sentences(count, 1)})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((7, 8), "train_dataset has 7 examples and a batch 8"),
+        ((8, 1), "eval_dataset has 1 examples"),
+        ((8, None), "eval_dataset and evaluator are both None"),
+    ],
+)
+def test_too_little_data_is_refused_by_name(sizes, message, model, tmp_path):
+    train, evaluation = (size and pairs(size) for size in sizes)
+    with pytest.raises(ValueError, match=message):
+        trainer_of(model, tmp_path, train, evaluation)
+
+
+def test_a_parameter_in_two_groups_or_of_another_model_is_refused(model, tmp_path):
+    head = list(model[2].parameters())
+    with pytest.raises(ValueError, match="more than one group"):
+        trainer_of(model, tmp_path, pairs(8), pairs(8), parameter_groups=[{"params": head}, {"params": head[:1]}])
+    with pytest.raises(ValueError, match="not the model's"):
+        trainer_of(model, tmp_path, pairs(8), pairs(8), parameter_groups=[{"params": [torch.nn.Parameter(head[0])]}])
+
+
+def test_evaluation_has_whole_batches_only(model, tmp_path):
+    trainer = trainer_of(model, tmp_path, pairs(8), pairs(21))
+    assert [len(batch["text_input_ids"]) for batch in trainer.get_eval_dataloader()] == [8, 8]
+
+
+def test_flops_count_neither_tables_nor_the_head(model):
+    layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    assert flops_per_token(model) == 6 * (2 * layer + 64)
+    bottom = model.transformers_model.encoder.layer[0].requires_grad_(False)
+    assert flops_per_token(model) == 6 * (layer + 64) + 2 * layer
+    bottom.requires_grad_(True)
+
+
+# ---- one CPU run
+
+
+def test_every_weight_of_encoder_head_and_predictor_gets_a_gradient_and_moves(finished):
+    _, outcome = finished()
+    assert outcome["silent"] == [] and outcome["still"] == []
+
+
+def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
+    _, outcome = finished()
+    logged = [entry for entry in outcome["history"] if "loss" in entry]
+    assert len(logged) == 12
+    for entry in logged:
+        made = 0.95 * entry["invariance"] + 0.05 * entry["sigreg"] + 0.1 * entry["contrastive"]
+        assert entry["loss"] == pytest.approx(made, abs=1e-5)
+        assert entry["sigreg_excess"] == pytest.approx(entry["sigreg"] - 1.0525, abs=1e-4)
+
+
+def test_groups_have_their_rates_and_everything_else_the_plans(finished):
+    _, outcome = finished()
+    sizes = {}
+    for rate, _, size in outcome["groups"]:
+        sizes[rate] = sizes.get(rate, 0) + size
+    head, predictor, layer = 32 * 16 + 16, 16 * 16 + 16, 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    assert sizes[1e-2] == head and sizes[1e-4] == layer
+    assert sizes[1e-3] > layer + predictor
+    assert {decay for _, decay, _ in outcome["groups"]} == {0.0, 0.01}
+
+
+def test_a_batch_has_every_row_and_one_of_two_lengths(finished):
+    assert finished()[1]["shapes"] == [[8, 32], [8, 48]]
+
+
+def test_two_data_sets_keep_their_shapes_and_the_best_checkpoint_is_the_evaluators(finished):
+    _, outcome = finished(data_sets=2, batch_sampler="no_duplicates", evaluator=True, metric=NDCG)
+    assert outcome["shapes"] == [[8, 32], [8, 48]]
+    scores = {entry["step"]: entry[NDCG] for entry in outcome["history"] if NDCG in entry}
+    assert set(scores) == {4, 8, 12} and scores[outcome["best_step"]] == max(scores.values())
+    assert (
+        f"the best evaluation (retrieval_cosine_ndcg@10 {max(scores.values()):.4f})" in outcome["train"]["messages"][-1]
+    )
+
+
+# ---- resume
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_state(kind, finished, tmp_path):
+    options = {"kind": "cpu"} if kind == "cpu" else {"kind": "xla", "steps": 8, "texts": 24}
+    last, killed_at, resumed_at = (12, 11, 8) if kind == "cpu" else (8, 6, 4)
+    folder, reference = finished(**({} if kind == "cpu" else options))
+    killed = run(tmp_path, **options, kill_step=killed_at)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    resumed = result(run(tmp_path, **options))
+    assert resumed["train"]["resumed_from_step"] == resumed_at
+    assert resumed["losses"] == reference["losses"]
+    assert resumed["loss_step"] == reference["loss_step"] == last
+    assert fingerprint(tmp_path, last) == fingerprint(folder, last)
+    if kind == "xla":
+        assert resumed["xla"]["compiles_after_warmup"] == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"data_sets": 2, "metric": "eval_set0_loss", "accumulation": 2}, {"loss": "ranking", "groups": False}]
+)
+def test_two_data_sets_and_a_loss_without_state_resume_exactly_too(options, tmp_path):
+    options = {**options, "steps": 8, "texts": 24}
+    reference = result(run(tmp_path / "whole", **options))
+    assert run(tmp_path / "cut", **options, kill_step=7).returncode == -signal.SIGKILL
+    resumed = result(run(tmp_path / "cut", **options))
+    assert resumed["train"]["resumed_from_step"] == 4
+    assert resumed["losses"] == reference["losses"]
+    assert fingerprint(tmp_path / "cut", 8) == fingerprint(tmp_path / "whole", 8)
+
+
+def test_a_checkpoint_without_the_losss_state_is_refused(finished, tmp_path):
+    shutil.copytree(finished()[0], tmp_path, dirs_exist_ok=True)
+    last = checkpoint.folder(tmp_path, 12)
+    (last / "loss_0.safetensors").unlink()
+    manifest = json.loads((last / "manifest.json").read_text())
+    del manifest["files"]["loss_0.safetensors"]
+    (last / "manifest.json").write_text(json.dumps(manifest))
+    again = run(tmp_path)
+    assert again.returncode == 1
+    assert "checkpoint-12 has no loss_0.safetensors" in again.stderr
+
+
+# ---- two processes
+
+
+def test_two_processes_give_the_losses_of_one_and_keep_their_own_past(tmp_path):
+    options = {"dropout": 0.0, "steps": 4, "save_steps": 2, "eval_steps": 2, "contrastive_weight": 0.0}
+    alone = result(run(tmp_path / "one", **options))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    together = result(run(tmp_path / "two", *launcher, **{**options, "past_texts": 8}))
+    assert together["plan"]["per_device_batch_size"] == 4
+    assert together["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+    for term in ("invariance", "sigreg"):
+        expected = [entry[term] for entry in alone["history"] if term in entry]
+        assert [entry[term] for entry in together["history"] if term in entry] == pytest.approx(expected, rel=1e-3)
+    last = checkpoint.folder(tmp_path / "two", 4)
+    assert checkpoint.damage(last) is None
+    assert {path.name for path in last.glob("loss_*")} == {"loss_0.safetensors", "loss_1.safetensors"}
+
+
+# ---- XLA
+
+
+@pytest.fixture(scope="module")
+def on_xla(finished, tmp_path_factory):
+    """A run on 8 devices and the same on a CPU, with an evaluator and an export."""
+    options = {"steps": 20, "dropout": 0.0, "logging_steps": 4, "eval_steps": 10, "save_steps": 10, "evaluator": True}
+    export = str(tmp_path_factory.mktemp("export"))
+    _, ours = finished(**options, kind="xla", export=export)
+    _, reference = finished(**options)
+    return ours, reference, export
+
+
+def relative(values, reference) -> float:
+    assert len(values) == len(reference) > 1
+    return max(abs(value / expected - 1) for value, expected in zip(values, reference, strict=True))
+
+
+@ON_XLA
+def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(on_xla):
+    ours, reference, _ = on_xla
+    assert relative(ours["losses"], reference["losses"]) < 1e-4
+    assert relative(ours["eval_losses"], reference["eval_losses"]) < 1e-4
+
+
+@ON_XLA
+def test_nothing_compiles_after_warm_up_and_no_value_leaves_the_device_between_logs(on_xla):
+    assert on_xla[0]["xla"]["compiles_after_warmup"] == 0
+    assert on_xla[0]["xla"]["host_syncs_per_step"] == 0
+    moved = [after - before for before, after in zip(on_xla[0]["transfers"], on_xla[0]["transfers"][1:], strict=False)]
+    # What a log moves is seen at the end of the step after it; step 1 is logged too.
+    assert {step for step, count in enumerate(moved, start=2) if count} <= {2, 5, 9, 11, 13, 17}
+
+
+def test_decays_never_round_to_the_same_factor_and_move_by_no_more_than_fp32_holds():
+    for share in (1.0, 0.3, 0.04, 0.011, 1e-3, 1e-5):
+        groups = [
+            {"lr": rate * share, "weight_decay": decay}
+            for rate, decay in [(1e-2, 0.01), (1e-3, 0.01), (1e-3, 0.0), (2e-3, 0.01), (1e-4, 0.01), (1e-3, 0.01)]
+        ]
+        decays = xla.distinct_decays(groups)
+        factors = [1 - group["lr"] * decay for group, decay in zip(groups, decays, strict=True)]
+        assert len({float(torch.tensor(factor)) for factor in factors}) == 5  # two groups are alike, one has none
+        for group, factor in zip(groups, factors, strict=True):
+            assert factor == pytest.approx(1 - group["lr"] * group["weight_decay"], abs=3e-7)
+
+
+@ON_XLA
+def test_all_columns_have_one_length_and_are_split_over_all_devices(on_xla):
+    assert on_xla[0]["shapes"] == [[8, 48]]
+    names = {f"{column}_{part}" for column in ("text", "part") for part in ("input_ids", "attention_mask")}
+    assert on_xla[0]["sharding"] == dict.fromkeys(names, SPLIT_OVER_8)
+
+
+@ON_XLA
+def test_an_evaluator_sees_on_xla_what_it_sees_on_a_cpu(on_xla):
+    scores = [[entry[NDCG] for entry in outcome["history"] if NDCG in entry] for outcome in on_xla[:2]]
+    assert len(scores[0]) == 2 and scores[0] == pytest.approx(scores[1], abs=1e-6)
+
+
+@ON_XLA
+def test_a_model_saved_on_xla_loads_with_torch_alone_and_embeds_the_same(on_xla):
+    ours, _, export = on_xla
+    script = (
+        "import json, sys; from sentence_transformers import SentenceTransformer\n"
+        "model = SentenceTransformer(sys.argv[1], device='cpu')\n"
+        "rows = model.encode(json.loads(sys.argv[2]), show_progress_bar=False)\n"
+        "print('RESULT', json.dumps([rows.tolist(), model.prompts, 'torch_xla' in sys.modules]))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script, export, json.dumps(PROBE)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "USE_TORCH_XLA": "0"},
+    )
+    rows, prompts, imported = result(process)
+    assert not imported and prompts["query"] == "query: "
+    torch.testing.assert_close(torch.tensor(rows), torch.tensor(ours["probe"]), rtol=0, atol=1e-6)
+    names = {path.name for path in Path(export).rglob("*") if path.is_file()}
+    assert {"modules.json", "README.md", "tokenizer.json"} <= names
+    assert not {name for name in names if name.endswith((".bin", ".pt", ".pth"))}
+
+
+@ON_XLA
+def test_bf16_autocast_with_checkpointed_activations_stays_near_the_cpu(finished):
+    options = {"steps": 4, "dropout": 0.0}
+    _, on_cpu = finished(**options)
+    _, ours = finished(**options, kind="xla", precision="bf16", checkpointing=True)
+    assert relative(ours["losses"], on_cpu["losses"]) < 3e-2
+    assert ours["losses"] != on_cpu["losses"]
