@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from helpers.cpu_copy import cpu_copy
 from helpers.legal.evaluation import (
     Rate,
     Sample,
@@ -16,7 +17,7 @@ from helpers.legal.evaluation import (
     side_by_side,
     table,
 )
-from helpers.legal.generation import Generated, on_cpu
+from helpers.legal.generation import Generated
 from helpers.legal.layout import IGNORED, Layout, parse_response, response
 from helpers.legal.records import load_records
 
@@ -194,7 +195,7 @@ def test_a_lora_models_loss_is_that_of_its_merged_weights(tokenizer, rows):
 
     torch.manual_seed(1)
     adapted = get_peft_model(tiny_qwen2(tokenizer), LoraConfig(target_modules="all-linear", init_lora_weights=False))
-    merged = loss_and_perplexity(on_cpu(adapted).merge_and_unload(), rows)
+    merged = loss_and_perplexity(cpu_copy(adapted).merge_and_unload(), rows)
     assert loss_and_perplexity(adapted, rows)["loss"] == pytest.approx(merged["loss"], abs=1e-5)
 
 

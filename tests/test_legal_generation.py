@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from helpers.legal.generation import Generated, evaluating, generate, on_cpu, static_cache
+from helpers.cpu_copy import cpu_copy
+from helpers.legal.generation import Generated, evaluating, generate, static_cache
 
 from .xla_process import answers_on_xla
 
@@ -127,7 +128,7 @@ def test_a_seed_repeats_its_texts_and_leaves_the_callers_numbers_alone(model):
 
 def test_train_mode_is_as_it_was_and_dropout_is_off_inside():
     model = tiny_model(attention_dropout=0.5).train()
-    assert written(model, prompts()) == written(on_cpu(model).eval(), prompts())
+    assert written(model, prompts()) == written(cpu_copy(model).eval(), prompts())
     assert model.training
     with pytest.raises(KeyError), evaluating(model):
         raise KeyError
@@ -136,7 +137,7 @@ def test_train_mode_is_as_it_was_and_dropout_is_off_inside():
 
 def test_a_lora_model_writes_as_its_merged_weights_do():
     adapted = tiny_lora()
-    merged = on_cpu(adapted).merge_and_unload()
+    merged = cpu_copy(adapted).merge_and_unload()
     assert written(adapted, prompts()) == written(merged, prompts()) != written(tiny_model(), prompts())
 
 
@@ -165,7 +166,7 @@ def test_an_empty_prompt_is_named(model):
 
 def test_a_copy_on_the_cpu_keeps_tied_weights_tied_and_shares_none():
     model = tiny_model(tie_word_embeddings=True)
-    copied = on_cpu(model)
+    copied = cpu_copy(model)
     assert copied.lm_head.weight is copied.model.embed_tokens.weight
     assert copied.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
     assert torch.equal(copied.lm_head.weight, model.lm_head.weight)

@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from helpers import checkpoint, xla
-from helpers.lejepa.collation import PaddedTexts, column_prompts, padded_lengths, text_columns
+from helpers.lejepa.collation import PaddedTexts, dataset_prompts, padded_lengths, text_columns
 from helpers.lejepa.training import flops_per_token, new_trainer
 from helpers.plan import ModelSize, Recipe, plan
 from helpers.runtime import detect
@@ -116,8 +116,8 @@ def test_the_query_prompt_goes_to_the_first_column_and_the_document_prompt_to_th
     triplets = Dataset.from_dict({"q": ["a"], "d": ["b"], "n": ["c"], "label": [1]})
     assert text_columns(triplets) == ["q", "d", "n"]
     expected = {"q": "query: ", "d": "document: ", "n": "document: "}
-    assert column_prompts(model, triplets, None) == expected
-    assert column_prompts(model, DatasetDict(msmarco=triplets)) == {"msmarco": expected}
+    assert dataset_prompts(model, triplets, None) == expected
+    assert dataset_prompts(model, DatasetDict(msmarco=triplets)) == {"msmarco": expected}
 
 
 def test_a_single_column_is_refused():

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from helpers import __version__, secrets
+from helpers.cpu_copy import cpu_copy
 
 from .evaluation import table
-from .generation import evaluating, on_cpu
+from .generation import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -61,7 +62,7 @@ def export(
         )
     _check_own(folder)
     adapter = hasattr(model, "peft_config")
-    copied = on_cpu(model)
+    copied = cpu_copy(model)
     staging = folder.with_name(f".staging-{folder.name}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -210,7 +211,7 @@ def reload_check(
     for name, digest in manifest["files"].items():
         if not (folder / name).is_file() or _sha256(folder / name) != digest:
             raise ValueError(f"folder={str(folder)!r}: {name} is missing or has changed; export again")
-    reference = on_cpu(model).float()
+    reference = cpu_copy(model).float()
     adapter = manifest["kind"] == "adapter"
     whole = AutoModelForCausalLM.from_pretrained(folder / MERGED if adapter else folder, dtype=torch.float32)
     differences = {

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from helpers import xla
+from helpers.cpu_copy import cpu_copy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -71,7 +71,7 @@ def generate(
     decode = _generate_batch
     if model.device.type == "xla":
         if static_cache(model, 1) is None:
-            model = on_cpu(model)
+            model = cpu_copy(model)
         else:
             batch_size = _round_up(batch_size, xla.device_count())
             decode = _XlaDecoder(_round_up(max(map(len, prompts_ids), default=1), MULTIPLE), batch_size)
@@ -248,16 +248,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-def on_cpu(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with every weight in memory of its own on the CPU; the device holds no second one meanwhile."""
-    tensors: dict[int, torch.Tensor] = {}
-    for parameter in model.parameters():
-        tensors[id(parameter)] = nn.Parameter(_copied(parameter), requires_grad=parameter.requires_grad)
-    tensors |= {id(buffer): _copied(buffer) for buffer in model.buffers()}
-    return copy.deepcopy(model, tensors)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)  # .cpu() would share the memory of one that is there

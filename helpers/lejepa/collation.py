@@ -9,6 +9,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.data_collator import DEFAULT_LABEL_COLUMNS
 from torch.nn.functional import pad
 
+from helpers.lejepa.model import column_prompts
+
 # N texts · T tokens
 
 BUCKETS = 4  # lengths that a GPU meets: less padding than one, and few shapes to choose kernels for
@@ -95,7 +97,7 @@ def text_columns(dataset) -> list[str]:
     return names
 
 
-def column_prompts(model: SentenceTransformer, *datasets) -> dict:
+def dataset_prompts(model: SentenceTransformer, *datasets) -> dict:
     """`prompts` of the training arguments: the model's "query" prompt for a first column, "document" for the others.
 
     Args:
@@ -105,20 +107,15 @@ def column_prompts(model: SentenceTransformer, *datasets) -> dict:
     Returns:
         {column: prompt}, or {data set: {column: prompt}} where a dict of data sets is among them.
     """
-    query, document = model.prompts.get("query"), model.prompts.get("document")
     flat: dict[str, str] = {}
     named: dict[str, dict[str, str]] = {}
-
-    def add(to: dict, dataset) -> None:
-        first, *others = text_columns(dataset)
-        to |= {name: document for name in others if document} | ({first: query} if query else {})
 
     for dataset in datasets:
         if isinstance(dataset, dict):
             for name, part in dataset.items():
-                add(named.setdefault(name, {}), part)
+                named.setdefault(name, {}).update(column_prompts(model, text_columns(part)))
         elif dataset is not None:
-            add(flat, dataset)
+            flat |= column_prompts(model, text_columns(dataset))
     if named and flat:
         raise ValueError("train_dataset and eval_dataset: give both as one data set, or both as a dict by name")
     return {name: prompts for name, prompts in named.items() if prompts} or flat

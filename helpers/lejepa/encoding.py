@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+
+from helpers.cpu_copy import cpu_copy
 
 # N texts · K embedding
 
@@ -67,11 +67,5 @@ def encode(
 
 def on_cpu(model: SentenceTransformer) -> SentenceTransformer:
     """The model itself, or a copy on the CPU of one on an XLA device. The copy shares nothing but the model card."""
-    if model.device.type != "xla":
-        return model
-    copies = {id(model.model_card_data): model.model_card_data}  # which holds the trainer
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        cpu = tensor.detach().cpu()
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        copies[id(tensor)] = torch.nn.Parameter(cpu, tensor.requires_grad) if is_parameter else cpu
-    return copy.deepcopy(model, copies)
+    # The card holds the trainer, and that its data.
+    return cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model

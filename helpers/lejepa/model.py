@@ -20,7 +20,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-from helpers import secrets
+from helpers import hub, secrets
 from helpers.parameters import SAMPLE, source_path
 
 # N texts · D backbone · K embedding · R = min(D, K)
@@ -90,11 +90,12 @@ def GaussianEmbeddingGemma(
 
 
 def column_prompts(model: SentenceTransformer, columns: Iterable[str]) -> dict[str, str]:
-    """The model's prompt of each column, for `SentenceTransformerTrainingArguments(prompts=...)`; {} without prompts.
+    """The model's prompt of each column: "query" of the first of several, "document" of the others and of one alone.
 
-    `anchor` and `query` are queries, all other columns documents.
+    For `SentenceTransformerTrainingArguments(prompts=...)`; {} without prompts.
     """
-    names = {column: "query" if column in ("anchor", "query") else "document" for column in columns}
+    columns = list(columns)
+    names = {column: "document" for column in columns} | ({columns[0]: "query"} if len(columns) > 1 else {})
     return {column: model.prompts[name] for column, name in names.items() if model.prompts.get(name)}
 
 
@@ -109,7 +110,7 @@ def _pretrained(base_model: str, device: str | None) -> SentenceTransformer:
         raise FileNotFoundError(
             f"base_model={base_model!r}: no config.json or modules.json there; name the folder of a saved model"
         )
-    unreachable = path is None and not _hub_answers()  # what is cached may be enough
+    unreachable = path is None and not hub.answers()  # what is cached may be enough
     if path is None:
         secrets.provide("HF_TOKEN")
     try:
@@ -140,24 +141,6 @@ def _causes(error: BaseException | None) -> Iterable[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _hub_answers(timeout: float = 5.0) -> bool:
-    """Whether the hub answers at all: loading retries for more than a minute before it gives up."""
-    import urllib.error
-    import urllib.request
-
-    import huggingface_hub.constants as hub
-
-    if hub.HF_HUB_OFFLINE:
-        return False
-    try:
-        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=timeout):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
 
 
 def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:

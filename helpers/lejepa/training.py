@@ -30,7 +30,7 @@ from transformers.masking_utils import sdpa_mask
 
 from helpers import attention, checkpoint, tracking, xla
 from helpers.arguments import training_arguments
-from helpers.lejepa.collation import PaddedTexts, column_prompts, padded_lengths, text_columns
+from helpers.lejepa.collation import PaddedTexts, dataset_prompts, padded_lengths, text_columns
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
@@ -271,7 +271,7 @@ def new_trainer(
             "eval_steps": eval_steps,
             "save_steps": save_steps,
             "report_to": report_to,
-            "prompts": column_prompts(model, train_dataset, eval_dataset) or None,
+            "prompts": dataset_prompts(model, train_dataset, eval_dataset) or None,
             # Under SPMD this process feeds all devices, elsewhere one.
             "per_device_eval_batch_size": batch // (1 if runtime.kind == "xla" else plan.device_count),
             **overrides,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
 from helpers import tracking
 from helpers.arguments import training_arguments
+from helpers.cpu_copy import cpu_copy
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
@@ -178,7 +177,7 @@ def tell(
     Generation changes length at every token, which XLA would compile anew: there a copy of the model tells it on the CPU.
     """
     if model.device.type == "xla":
-        model = _on_cpu(model)
+        model = cpu_copy(model)
     was_training = model.training
     # As `write_tokens` does: a tokeniser's own special tokens were never trained on.
     prompt = tokenizer(params.prompt, return_tensors="pt", add_special_tokens=False)
@@ -194,13 +193,6 @@ def tell(
         )
     model.train(was_training)
     return tokenizer.decode(output[0], skip_special_tokens=True)
-
-
-def _on_cpu(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with every weight on the CPU; the device holds no second one meanwhile."""
-    tensors = {id(parameter): nn.Parameter(parameter.detach().cpu()) for parameter in model.parameters()}
-    tensors |= {id(buffer): buffer.detach().cpu() for buffer in model.buffers()}
-    return copy.deepcopy(model, tensors)
 
 
 def metrics(nats: float, corpus: Corpus, blocks: TokenBlocks) -> dict[str, float]:
@@ -233,7 +225,7 @@ def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTra
     Fitted on the first 50,000 training tokens and scored on the first 20,000 validation tokens: features times vocabulary
     weights make more a matter of hours. On XLA by a copy of the reservoirs on the CPU.
     """
-    model = _on_cpu(model) if model.device.type == "xla" else model
+    model = cpu_copy(model) if model.device.type == "xla" else model
     length, train = trainer.plan.sequence_length, trainer.train_dataset
     rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
     scored = TokenBlocks(corpus.validation, length, min(len(trainer.eval_dataset), max(1, RIDGE_SCORED // length)))
@@ -258,7 +250,7 @@ def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path)
 
     Real text drives them for washout and separation, two tokens at random for memory (more would divide it among them).
     """
-    reservoirs = (_on_cpu(model) if model.device.type == "xla" else model).reservoirs
+    reservoirs = (cpu_copy(model) if model.device.type == "xla" else model).reservoirs
     length = min(256, corpus.train.tokens // 4)
     ids_BT = torch.from_numpy(np.array(open_tokens(corpus.train.path)[: 4 * length], dtype=np.int64)).view(4, length)
     first = {f"{type(r.spec).__name__.lower()} {place}": r for place, r in enumerate(reservoirs.layers[0], start=1)}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from helpers import hub
 from helpers.reservoir.stories import END_OF_TEXT, batches
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def load_tokenizer(
         return tokenizer, f'tokenizer="train": byte-level BPE of {len(tokenizer)} entries, trained on the stories'
     if source == "gpt2":
         try:
-            tokenizer = _pretrained(GPT2, GPT2_REVISION, local_files_only=not _hub_answers())
+            tokenizer = _pretrained(GPT2, GPT2_REVISION, local_files_only=not hub.answers())
         except OSError as error:
             tokenizer = _train(stories, vocab_size)
             return tokenizer, (
@@ -197,24 +198,6 @@ def _pretrained(name: str, revision: str | None, *, local_files_only: bool) -> "
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def _hub_answers(timeout: float = 5.0) -> bool:
-    """Whether the hub answers at all: `from_pretrained` takes 46 s of retries to find out that it does not."""
-    import urllib.error
-    import urllib.request
-
-    import huggingface_hub.constants as hub
-
-    if hub.HF_HUB_OFFLINE:
-        return False
-    try:
-        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=timeout):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
 
 
 # ---- token file

@@ -273,8 +273,8 @@ print(
 # %% [markdown]
 # ## Save, reload, search
 #
-# The saved model must embed as the one in memory does. The index is FAISS, exact, on the CPU also beside a TPU, saved
-# without pickle.
+# The saved model must embed as the one in memory does, but for rounding where that one computes in half precision. The index
+# is FAISS, exact, on the CPU also beside a TPU, saved without pickle.
 
 # %%
 from sentence_transformers import SentenceTransformer
@@ -285,7 +285,7 @@ trainer.save_model(str(folder / "model"))
 reloaded = SentenceTransformer(str(folder / "model"), device="cpu")
 difference = experiment.same_embeddings(trainer.model, reloaded, list(corpus.test.corpus.values())[:8])
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
-if difference > 1e-3:
+if difference > (1e-3 if machine.precision == "fp32" else 5e-2):
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
 
 # %%

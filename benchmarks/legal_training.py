@@ -1,0 +1,191 @@
+"""Useful tokens a second of legal fine-tuning, as a ratio against the public guide's recipe with stock TRL in the same run.
+
+    python benchmarks/legal_training.py                  # CPU: a tiny random Qwen2
+    python benchmarks/legal_training.py --device cuda    # a GPU: Qwen2.5-0.5B's architecture with random weights, bf16
+
+The guide pads every example to 1,000 tokens, takes 4 a step, checkpoints activations and learns the prompt too. Useful tokens are
+those of examples, padding left out. Prints one line of JSON and writes it, with the machine, to docs/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from datasets import Dataset  # noqa: E402
+from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback  # noqa: E402
+from trl import SFTConfig, SFTTrainer  # noqa: E402
+
+from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
+from helpers import runtime  # noqa: E402
+from helpers.legal.layout import Layout  # noqa: E402
+from helpers.legal.model import sample_tokenizer  # noqa: E402
+from helpers.legal.records import load_records  # noqa: E402
+from helpers.legal.training import new_trainer  # noqa: E402
+from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
+
+RECORDS, GUIDES_LENGTH, GUIDES_BATCH, LENGTH = 240, 1000, 4, 1024
+STEPS, WARM_UP = 12, 2
+SIZES = {
+    "cpu": {
+        "vocab_size": 2000,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "cuda": {  # Qwen2.5-0.5B
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="default: docs/results/legal_training_benchmark_<device>.json")
+    parser.add_argument("--repetitions", type=int, default=3, help="runs of each side, taking turns; at least 3")
+    arguments = parser.parse_args()
+    if arguments.repetitions < 3:
+        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    machine = runtime.detect(False, "bf16" if arguments.device == "cuda" else "fp32")
+    described = {"device": machine.device_name if machine.kind == "cuda" else cpu_name(), "cpus": os.cpu_count()}
+    described |= {"threads": torch.get_num_threads(), "load_average_before": load_average()}
+    tokenizer = sample_tokenizer()
+    rows = Layout(tokenizer).encode(load_records("sample", num_records=RECORDS, seed=0).records, LENGTH)[0]
+    useful = statistics.mean(len(row["input_ids"]) for row in rows)
+    speeds = {"ours": [], "peer": []}
+    for _ in range(arguments.repetitions):
+        speeds["ours"].append(packed_speed(rows, tokenizer, machine, arguments.device))
+        speeds["peer"].append(guides_speed(rows, tokenizer, machine, arguments.device))
+    ratios = [mine / theirs for mine, theirs in zip(speeds["ours"], speeds["peer"], strict=True)]
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    result = {
+        "comparison": "legal fine-tuning, all weights",
+        "sizes": {**SIZES[arguments.device], "tokens_of_an_example": round(useful)},
+        "peer": f"trl.SFTTrainer, examples padded to {GUIDES_LENGTH}, batch {GUIDES_BATCH}, activation checkpointing, loss on all",
+        "target_ratio": 3,
+        "ratio": round(medians["ours"] / medians["peer"], 2),
+        "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
+        **{f"{name}_useful_tokens_per_second": round(value) for name, value in medians.items()},
+    }
+    print(json.dumps(result))
+    described |= {name: installed(name) for name in ("torch", "transformers", "trl")}
+    described["load_average_after"] = load_average()
+    output = arguments.output or ROOT / f"docs/results/legal_training_benchmark_{arguments.device}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    report = {"machine": described, "repetitions": arguments.repetitions, "comparisons": [result]}
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+class StepTimes(TrainerCallback):
+    """Seconds of each optimizer step after the warm-up."""
+
+    def __init__(self):
+        self.marks: list[float] = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.marks.append(time.perf_counter())
+
+    def median(self) -> float:
+        return statistics.median(later - earlier for earlier, later in itertools.pairwise(self.marks[WARM_UP:]))
+
+
+def model(device: str, tokenizer) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(**SIZES[device], tie_word_embeddings=True, max_position_embeddings=2048)
+    built = Qwen2ForCausalLM(config)
+    built.generation_config.eos_token_id = tokenizer.eos_token_id
+    return built
+
+
+def packed_speed(rows, tokenizer, machine, device: str) -> float:
+    """Useful tokens a second as the notebook trains: packed blocks, loss on completions, no checkpointing."""
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Recipe(batch_size=GUIDES_BATCH, learning_rate=2e-5, max_steps=STEPS, sequence_length=LENGTH)
+        times = StepTimes()
+        trainer = new_trainer(
+            model(device, tokenizer),
+            tokenizer,
+            rows,
+            rows[:8],
+            plan(recipe, ModelSize(trainable=1, frozen=0, activations=1), machine),
+            machine,
+            Path(folder),
+            max_length=LENGTH,
+            seed=0,
+            logging_steps=STEPS,
+            eval_steps=STEPS,
+            save_steps=STEPS,
+        )
+        trainer.add_callback(times)
+        trainer.train(resume_from_checkpoint=False)
+        return GUIDES_BATCH * LENGTH * trainer.packing.fill / times.median()
+
+
+def guides_speed(rows, tokenizer, machine, device: str) -> float:
+    """Useful tokens a second of the guide's recipe."""
+    pad, padded = tokenizer.pad_token_id, []
+    for row in rows:
+        ids = row["input_ids"][:GUIDES_LENGTH]
+        blank = GUIDES_LENGTH - len(ids)
+        padded.append(
+            {
+                "input_ids": ids + [pad] * blank,
+                "attention_mask": [1] * len(ids) + [0] * blank,
+                "labels": ids + [pad] * blank,
+            }
+        )
+    useful = statistics.mean(sum(row["attention_mask"]) for row in padded)
+    with tempfile.TemporaryDirectory() as folder:
+        times = StepTimes()
+        SFTTrainer(
+            model(device, tokenizer),
+            args=SFTConfig(
+                folder,
+                per_device_train_batch_size=GUIDES_BATCH,
+                max_steps=STEPS,
+                learning_rate=2e-5,
+                gradient_checkpointing=True,
+                loss_type="nll",
+                bf16=machine.kind == "cuda",
+                use_cpu=machine.kind == "cpu",
+                dataset_kwargs={"skip_prepare_dataset": True},
+                max_length=GUIDES_LENGTH,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                dataloader_pin_memory=machine.kind == "cuda",
+            ),
+            train_dataset=Dataset.from_list(padded),
+            processing_class=tokenizer,
+            callbacks=[times],
+        ).train()
+        return GUIDES_BATCH * useful / times.median()
+
+
+if __name__ == "__main__":
+    main()
