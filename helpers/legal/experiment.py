@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from helpers.plan import Plan
 from helpers.runtime import Runtime
 
 from .evaluation import Sample, evaluate_answers, loss_and_perplexity
@@ -17,6 +19,7 @@ from .multiple_choice import Questions, accuracy, load_questions, score_labels
 from .packing import pack
 from .parameters import LegalParameters
 from .records import Record, RecordSplits
+from .training import LegalTrainer, new_trainer
 
 EVALUATION_BATCH = 8
 
@@ -50,6 +53,29 @@ def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
         test=layout.encode(splits.test, max_length)[0],
         truncation=truncation,
         blocks=blocks,
+    )
+
+
+def legal_trainer(
+    model, encoded: Encoded, params: LegalParameters, plan: Plan, runtime: Runtime, output_dir: Path
+) -> LegalTrainer:
+    """The trainer of the run, on packed blocks."""
+    return new_trainer(
+        model,
+        encoded.layout.tokenizer,
+        encoded.train,
+        encoded.validation,
+        plan,
+        runtime,
+        output_dir,
+        max_length=encoded.max_length,
+        packing=params.packing,
+        seed=params.seed,
+        logging_steps=params.logging_steps,
+        eval_steps=params.eval_steps,
+        save_steps=params.save_steps,
+        report_to=params.report_to,
+        patience=params.patience,
     )
 
 

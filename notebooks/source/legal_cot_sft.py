@@ -178,25 +178,7 @@ print(plan)
 # The questions that will be asked again afterwards, the likeliest token at every step.
 
 # %%
-from helpers.legal.training import new_trainer
-
-trainer = new_trainer(
-    model,
-    tokenizer,
-    encoded.train,
-    encoded.validation,
-    plan,
-    machine,
-    folder,
-    max_length=encoded.max_length,
-    packing=params.packing,
-    seed=params.seed,
-    logging_steps=params.logging_steps,
-    eval_steps=params.eval_steps,
-    save_steps=params.save_steps,
-    report_to=params.report_to,
-    patience=params.patience,
-)
+trainer = experiment.legal_trainer(model, encoded, params, plan, machine, folder)
 
 # %%
 examination = experiment.examination(splits, encoded, params)
