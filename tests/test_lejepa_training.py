@@ -17,9 +17,9 @@ from datasets import Dataset, DatasetDict
 
 from helpers import checkpoint, xla
 from helpers.lejepa.collation import PaddedTexts, dataset_prompts, padded_lengths, text_columns
-from helpers.lejepa.training import flops_per_token, new_trainer
+from helpers.lejepa.training import _whole_batches, flops_per_token, new_trainer
 from helpers.plan import ModelSize, Recipe, plan
-from helpers.runtime import detect
+from helpers.runtime import Runtime
 
 from .lejepa_run import PROBE, build_model, sentences
 
@@ -128,15 +128,24 @@ def test_a_single_column_is_refused():
 # ---- bad input
 
 
+# By hand: `detect` would settle for the whole process whether transformers may use XLA.
+MACHINE = Runtime(
+    kind="cpu", reason="", device_name="CPU", device_count=1, memory=None, compute_capability=None,
+    precision="fp32", precision_reason="", torch=torch.__version__, torch_xla=None,
+)  # fmt: skip
+PLANNED = plan(
+    Recipe(batch_size=8, learning_rate=1e-3, max_steps=2, sequence_length=16),
+    ModelSize(trainable=1, frozen=0, activations=1),
+    MACHINE,
+)
+
+
 def trainer_of(model, tmp_path, train, evaluation=None, **options):
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    machine = detect(False, precision="fp32")
-    recipe = Recipe(batch_size=8, learning_rate=1e-3, max_steps=2, sequence_length=16)
-    planned = plan(recipe, ModelSize(trainable=1, frozen=0, activations=1), machine)
     steps = {"logging_steps": 1, "eval_steps": 1, "save_steps": 1}
     loss = MultipleNegativesRankingLoss(model)
-    return new_trainer(model, loss, train, evaluation, None, planned, machine, tmp_path, seed=0, **steps, **options)
+    return new_trainer(model, loss, train, evaluation, None, PLANNED, MACHINE, tmp_path, seed=0, **steps, **options)
 
 
 def pairs(count: int) -> Dataset:
@@ -165,9 +174,10 @@ def test_a_parameter_in_two_groups_or_of_another_model_is_refused(model, tmp_pat
         trainer_of(model, tmp_path, pairs(8), pairs(8), parameter_groups=[{"params": [torch.nn.Parameter(head[0])]}])
 
 
-def test_evaluation_has_whole_batches_only(model, tmp_path):
-    trainer = trainer_of(model, tmp_path, pairs(8), pairs(21))
-    assert [len(batch["text_input_ids"]) for batch in trainer.get_eval_dataloader()] == [8, 8]
+@pytest.mark.parametrize(("rows", "kept", "batch"), [(21, 16, 8), (8, 8, 8), (5, 5, 5)])
+def test_evaluation_has_whole_batches_only(rows, kept, batch):
+    cut, size = _whole_batches(pairs(rows), PLANNED, MACHINE)
+    assert (len(cut), size) == (kept, batch)
 
 
 def test_flops_count_neither_tables_nor_the_head(model):
