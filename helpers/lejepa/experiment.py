@@ -34,6 +34,7 @@ HEAD_ROWS = 4000  # for the closed-form head
 WORDS_A_TOKEN = 0.75
 ISOTROPY_TEXTS = 4096  # at most
 HEAD_RATE = 100.0  # the head's learning rate, times the backbone's
+CONTRASTIVE_RATE = 2e-5  # the usual one of MultipleNegativesRankingLoss, ten times the recipe's
 BEST = "eval_held-out_cosine_ndcg@10"
 LEJEPA, CONTRASTIVE = "LeJEPA", "MultipleNegativesRankingLoss"
 UNTRAINED, HEAD_ONLY = "backbone, untrained", "backbone + closed-form head, untrained"
@@ -171,7 +172,11 @@ def contrastive_trainer(
     runtime: Runtime,
     output_dir: Path,
 ) -> EmbeddingTrainer:
-    """The baseline: the backbone as it came with `MultipleNegativesRankingLoss` on the first two views of the same rows."""
+    """The baseline: the backbone as it came with `MultipleNegativesRankingLoss` on the first two views of the same rows.
+
+    At its own usual learning rate, unless the user asked for one.
+    """
+    plan = dataclasses.replace(plan, learning_rate=params.learning_rate or CONTRASTIVE_RATE)
     rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
     rows = rows.select_columns(rows.column_names[:2])
     loss = MultipleNegativesRankingLoss(backbone)
