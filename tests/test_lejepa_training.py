@@ -42,7 +42,8 @@ def run(output_dir: Path, *launcher: str, **options) -> subprocess.CompletedProc
 
 def result(process: subprocess.CompletedProcess) -> dict:
     assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.split("RESULT ", 1)[1].splitlines()[0])
+    # Of two processes the other may print on the same line.
+    return json.JSONDecoder().raw_decode(process.stdout.split("RESULT ", 1)[1])[0]
 
 
 def fingerprint(output_dir: Path, step: int) -> dict[str, str]:
