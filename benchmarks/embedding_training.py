@@ -10,7 +10,6 @@ and writes it, with the machine, to docs/results.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
@@ -33,9 +32,10 @@ from sentence_transformers import (  # noqa: E402
 )
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
-from transformers import BertConfig, BertModel, TrainerCallback  # noqa: E402
+from transformers import BertConfig, BertModel  # noqa: E402
 
 from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
+from benchmarks.step_times import StepTimes  # noqa: E402
 from helpers import runtime  # noqa: E402
 from helpers.lejepa.loss import LeJEPALoss  # noqa: E402
 from helpers.lejepa.model import _train_tokenizer  # noqa: E402
@@ -44,7 +44,7 @@ from helpers.lejepa.sigreg import SIGReg  # noqa: E402
 from helpers.lejepa.training import new_trainer  # noqa: E402
 from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
 
-TEXTS, BATCH, LENGTH, STEPS, WARM_UP = 2048, 32, 64, 12, 2
+TEXTS, BATCH, LENGTH, STEPS = 2048, 32, 64, 12
 SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 
 
@@ -89,22 +89,6 @@ def main() -> None:
     described["load_average_after"] = load_average()
     report = {"machine": described, "repetitions": arguments.repetitions, "comparisons": [result]}
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-class StepTimes(TrainerCallback):
-    """Seconds of each optimizer step after the warm-up."""
-
-    def __init__(self):
-        self.marks: list[float] = []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.marks.append(time.perf_counter())
-
-    def median(self) -> float:
-        marks = self.marks[WARM_UP:]
-        return statistics.median(later - earlier for earlier, later in itertools.pairwise(marks))
 
 
 def backbone(rows: Dataset, folder: str, *head) -> SentenceTransformer:

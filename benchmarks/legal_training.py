@@ -10,13 +10,11 @@ those of examples, padding left out. Prints one line of JSON and writes it, with
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
@@ -26,10 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from datasets import Dataset  # noqa: E402
-from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback  # noqa: E402
+from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 from trl import SFTConfig, SFTTrainer  # noqa: E402
 
 from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
+from benchmarks.step_times import StepTimes  # noqa: E402
 from helpers import runtime  # noqa: E402
 from helpers.legal.layout import Layout  # noqa: E402
 from helpers.legal.model import sample_tokenizer  # noqa: E402
@@ -38,7 +37,7 @@ from helpers.legal.training import new_trainer  # noqa: E402
 from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
 
 RECORDS, GUIDES_LENGTH, GUIDES_BATCH, LENGTH = 240, 1000, 4, 1024
-STEPS, WARM_UP = 12, 2
+STEPS = 12
 SIZES = {
     "cpu": {
         "vocab_size": 2000,
@@ -97,21 +96,6 @@ def main() -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     report = {"machine": described, "repetitions": arguments.repetitions, "comparisons": [result]}
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-class StepTimes(TrainerCallback):
-    """Seconds of each optimizer step after the warm-up."""
-
-    def __init__(self):
-        self.marks: list[float] = []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.marks.append(time.perf_counter())
-
-    def median(self) -> float:
-        return statistics.median(later - earlier for earlier, later in itertools.pairwise(self.marks[WARM_UP:]))
 
 
 def model(device: str, tokenizer) -> Qwen2ForCausalLM:
