@@ -250,6 +250,14 @@ class TrainerMixin:
         with self.aside("evaluate"):
             return super().evaluate(*args, **kwargs)
 
+    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
+        if skip_scheduler and self.state.global_step:  # `eval_on_start` of a run that goes on: it has been evaluated
+            return {}
+        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        if skip_scheduler:  # the start is the one to beat: its weights are those of checkpoint-0
+            self._determine_best_metric(metrics, trial)
+        return metrics
+
     def _determine_best_metric(self, metrics, trial) -> bool:
         improved = super()._determine_best_metric(metrics, trial)
         self.control.should_save |= improved  # the best weights are kept whatever save_steps is
@@ -267,7 +275,7 @@ class TrainerMixin:
     def _save_staged(self, model, trial) -> None:
         output_dir, step = Path(self.args.output_dir), self.state.global_step
         best = self.state.best_global_step
-        self.state.best_model_checkpoint = str(checkpoint.folder(output_dir, best)) if best else None
+        self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
         if not self.is_world_process_zero():  # writes its own generator state into what process 0 stages
             self.accelerator.wait_for_everyone()
             self._write_checkpoint(checkpoint.staging_folder(output_dir, step), model, trial)
@@ -279,7 +287,7 @@ class TrainerMixin:
             self.accelerator.wait_for_everyone()
             written = checkpoint.folder(staging, step)
             # Stock code may have noted the staging path of a best checkpoint that is this one.
-            self.state.best_model_checkpoint = str(checkpoint.folder(output_dir, best)) if best else None
+            self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
             self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
             (written / METER_FILE).write_text(json.dumps(self.meter.state()), encoding="utf-8")
         keep, best = self.args.save_total_limit or 2, self.state.best_model_checkpoint

@@ -197,3 +197,16 @@ def test_sigterm_at_the_step_that_stops_is_an_end_and_no_preemption(stopped, tmp
     ended = result(run(tmp_path, patience=PATIENCE, **OVERFITS, sigterm_step=last))
     assert ended["train"]["steps"] == last and ended["best_step"] == early["best_step"]
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_that_only_makes_it_worse_ends_with_the_weights_of_the_start(kind, tmp_path):
+    worse = dict(kind=kind, model="llama", learning_rate=0.3, steps=8, save_steps=2, eval_on_start=True)
+    killed = run(tmp_path, **worse, kill_step=8)
+    assert killed.returncode == -signal.SIGKILL
+    ended = result(run(tmp_path, **worse))
+    assert ended["train"]["resumed_from_step"] == 6
+    assert len(ended["eval_losses"]) == 5  # the start once, though the run began twice
+    assert min(ended["eval_losses"]) == ended["eval_losses"][0] and ended["best_step"] == 0
+    assert "loaded checkpoint-0, the best evaluation" in ended["train"]["messages"][-1]
+    assert not checkpoint.damage(checkpoint.folder(tmp_path, 0))

@@ -29,6 +29,7 @@ DEFAULTS = {
     "logging_steps": 1,
     "save_steps": 4,
     "patience": 0,
+    "eval_on_start": False,
     "evaluation_pause": 0.0,  # seconds that every evaluation sleeps
     "blocks": 40,
     "length": 16,
@@ -165,6 +166,7 @@ def main(output_dir: str, options: dict) -> dict:
         logging_steps=options["logging_steps"],
         eval_steps=options["save_steps"],
         save_steps=options["save_steps"],
+        eval_on_start=options["eval_on_start"],
     )
     trainer = Trainer(
         model=build_model(options),

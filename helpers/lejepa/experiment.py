@@ -204,6 +204,7 @@ def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, group
         metric_for_best_model=BEST,
         greater_is_better=True,
         batch_sampler=in_order,
+        eval_on_start=True,  # the best checkpoint may be the start: training never ends below it on the held-out rows
     )
 
 
