@@ -13,12 +13,12 @@ def use_one_dtype(model) -> bool:
     Rotary embeddings leave queries and keys in fp32 beside bf16 values there, and SDPA refuses the mixture.
     """
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     if getattr(model.config, "_attn_implementation", None) != "sdpa":
         return False
     AttentionInterface.register(SDPA_ONE_DTYPE, _sdpa_one_dtype)
-    AttentionMaskInterface.register(SDPA_ONE_DTYPE, sdpa_mask)
+    AttentionMaskInterface.register(SDPA_ONE_DTYPE, _mask_unread)
     model.set_attn_implementation(SDPA_ONE_DTYPE)
     return True
 
@@ -28,6 +28,15 @@ def _sdpa_one_dtype(module, query, key, value, attention_mask, **kwargs):
 
     query, key = query.to(value.dtype), key.to(value.dtype)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def _mask_unread(*args, attention_mask=None, **kwargs):
+    """transformers' SDPA mask without looking on the host whether anything is masked, a wait in every forward pass."""
+    from transformers.masking_utils import sdpa_mask
+
+    if attention_mask is not None:
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
 
 
 def checkpoint_activations(model, kind: str) -> None:

@@ -25,10 +25,8 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from torch import nn
-from transformers import AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
-from helpers import attention, checkpoint, tracking, xla
+from helpers import checkpoint, tracking, xla
 from helpers.arguments import training_arguments
 from helpers.lejepa.collation import PaddedTexts, dataset_prompts, padded_lengths, text_columns
 from helpers.plan import Plan
@@ -71,11 +69,9 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
         super().__init__(model=model, runtime=runtime, **kwargs)
-        if runtime.kind == "xla":
-            AttentionMaskInterface.register(attention.SDPA_ONE_DTYPE, _mask_unread)
-            if self.evaluator is not None:
-                lengths = padded_lengths(model.max_seq_length or max_seq_length, one=False)
-                self.evaluator = functools.partial(_evaluate_on_xla, self.evaluator, lengths)
+        if runtime.kind == "xla" and self.evaluator is not None:
+            lengths = padded_lengths(model.max_seq_length or max_seq_length, one=False)
+            self.evaluator = functools.partial(_evaluate_on_xla, self.evaluator, lengths)
 
     def trained_module(self) -> nn.Module:
         return nn.ModuleDict(self.loss) if isinstance(self.loss, dict) else self.loss
@@ -402,13 +398,6 @@ def _weights_on_cpu(model: nn.Module) -> Iterator[None]:
 
 
 # ---- XLA
-
-
-def _mask_unread(*args, attention_mask=None, **kwargs):
-    """transformers' SDPA mask without looking on the host whether anything is masked, a wait in every forward pass."""
-    if attention_mask is not None:
-        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
 
 
 def _evaluate_on_xla(evaluator, lengths: tuple[int, ...], model: SentenceTransformer, **kwargs):

@@ -1,0 +1,171 @@
+"""What each setting of LeJEPA training saves in time and memory: one change at a time, as ratios against the start.
+
+    python benchmarks/embedding_settings.py                  # CPU
+    python benchmarks/embedding_settings.py --device cuda    # a GPU
+
+The start is the notebook's loss on MiniLM's architecture with random weights, which change nothing about the work: 16 texts
+of 128 tokens in two views, nothing frozen, fp32. Memory is what a step keeps for backward. Prints one line of JSON a setting
+and writes them, with the machine, to docs/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from datasets import Dataset  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import Dense  # noqa: E402
+
+from benchmarks.embedding_training import SIZES, backbone  # noqa: E402
+from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
+from benchmarks.step_times import StepTimes  # noqa: E402
+from helpers import runtime  # noqa: E402
+from helpers.lejepa.loss import LeJEPALoss  # noqa: E402
+from helpers.lejepa.model import freeze  # noqa: E402
+from helpers.lejepa.sample import docstrings, documents  # noqa: E402
+from helpers.lejepa.sigreg import SIGReg  # noqa: E402
+from helpers.lejepa.training import new_trainer  # noqa: E402
+from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
+
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Setting:
+    batch_size: int = 16
+    train_length: int = 128
+    freeze_layers: int = 0
+    gradient_checkpointing: bool = False
+    precision: str = "fp32"
+    past_texts: int = 1024
+
+
+CHANGES = {
+    "start": {},
+    "batch_size=8": {"batch_size": 8},
+    "train_length=64": {"train_length": 64},
+    "freeze_layers=3": {"freeze_layers": 3},
+    "freeze_layers=-1 (head only)": {"freeze_layers": -1},
+    "gradient checkpointing (the plan's)": {"gradient_checkpointing": True},
+    "precision=bf16": {"precision": "bf16"},
+    "past_texts=0": {"past_texts": 0},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--output", type=Path, help="default: docs/results/embedding_settings_<device>.json")
+    parser.add_argument("--repetitions", type=int, default=3, help="turns through all settings; at least 3")
+    arguments = parser.parse_args()
+    if arguments.repetitions < 3:
+        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    on_cuda = arguments.device == "cuda"
+    machine = {"device": torch.cuda.get_device_name() if on_cuda else cpu_name(), "cpus": os.cpu_count()}
+    machine |= {"threads": torch.get_num_threads(), "load_average_before": load_average()}
+    measured = {name: [] for name in CHANGES}
+    for _ in range(arguments.repetitions):
+        for name, change in CHANGES.items():
+            measured[name].append(measure(replace(Setting(), **change), arguments.device))
+    start = measured["start"]
+    results = []
+    for name, runs in measured.items():
+        times = [one[0] / mine[0] for one, mine in zip(start, runs, strict=True)]
+        examples = replace(Setting(), **CHANGES[name]).batch_size / Setting.batch_size
+        results.append(
+            {
+                "setting": name,
+                "examples_per_second_ratio": round(statistics.median(times) * examples, 3),
+                "ratio_range": [round(min(times) * examples, 3), round(max(times) * examples, 3)],
+                "kept_for_backward_bytes": runs[0][1],
+                "memory_ratio": round(runs[0][1] / start[0][1], 3),
+            }
+        )
+        print(json.dumps(results[-1]), flush=True)
+    machine |= {name: installed(name) for name in ("torch", "transformers", "sentence-transformers")}
+    machine["load_average_after"] = load_average()
+    report = {"machine": machine, "repetitions": arguments.repetitions, "backbone": SIZES, "settings": results}
+    output = arguments.output or ROOT / f"docs/results/embedding_settings_{arguments.device}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(setting: Setting, device: str) -> tuple[float, int]:
+    """Median seconds of a step, and the bytes of tensors that its forward pass keeps for backward, weights left out."""
+    machine = runtime.detect(False, setting.precision)
+    texts = [text for text in documents(docstrings()) if len(text.split()) >= 128]
+    rows = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})
+    with tempfile.TemporaryDirectory() as folder:
+        model = backbone(rows, folder, Dense(384, 384, activation_function=torch.nn.Identity()))
+        model[0].max_seq_length = 128
+        if setting.freeze_layers:
+            freeze(model, setting.freeze_layers)
+        loss = LeJEPALoss(
+            model,
+            SIGReg(t_max=3.0, n_points=17, num_slices=256),
+            sigreg_weight=0.02,
+            past_texts=setting.past_texts,
+            contrastive_weight=1.0,
+        )
+        recipe = Recipe(
+            batch_size=setting.batch_size, learning_rate=2e-6, max_steps=STEPS, sequence_length=setting.train_length
+        )
+        planned = replace(
+            plan(recipe, ModelSize(trainable=1, frozen=0, activations=1), machine),
+            gradient_checkpointing=setting.gradient_checkpointing,
+        )
+        times, kept = StepTimes(), []
+        trainer = new_trainer(
+            model,
+            loss,
+            rows,
+            rows.select(range(setting.batch_size)),
+            None,
+            planned,
+            machine,
+            Path(folder) / "run",
+            seed=0,
+            logging_steps=STEPS,
+            eval_steps=STEPS,
+            save_steps=STEPS,
+            max_seq_length=setting.train_length,
+        )
+        trainer.add_callback(times)
+        weights = {weight.untyped_storage().data_ptr() for weight in trainer.trained_module().parameters()}
+        compute_loss = trainer.compute_loss
+
+        def counted(*args, **kwargs):
+            seen: dict[int, int] = {}
+
+            def note(tensor: torch.Tensor) -> torch.Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in weights:
+                    seen[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                found = compute_loss(*args, **kwargs)
+            kept.append(sum(seen.values()))
+            return found
+
+        trainer.compute_loss = counted
+        trainer.train(resume_from_checkpoint=False)
+        return times.median(), int(statistics.median(kept))
+
+
+if __name__ == "__main__":
+    main()
