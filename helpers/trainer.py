@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import transformers.trainer
 from transformers import TrainerCallback, set_seed
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
 from . import attention, checkpoint, tracking, xla
@@ -301,8 +302,13 @@ class TrainerMixin:
             self._staging = None
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self._save_weights(output_dir, _internal_call)
+        if self._staging is None and self.is_world_process_zero():  # an export: nothing reads that pickle
+            Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
         if self.runtime.kind != "xla":
-            super().save_model(output_dir, _internal_call)
+            super().save_model(output_dir, internal_call)
             return
         xla.sync()
         copies: dict[int, torch.Tensor] = {}  # one CPU copy a tensor, so that tied weights stay tied

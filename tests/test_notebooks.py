@@ -242,6 +242,11 @@ DIFFERENT = {
         "only in the TPU twin": ["# # Legal chain-of-thought fine-tuning (TPU)", "What the run cost, measured, comp"],
         "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
     },
+    "graphmer_se": {
+        "only in the GPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured. `mfu`"],
+        "only in the TPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured, comp"],
+        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
+    },
     "lejepa_training": {
         "only in the GPU twin": ["# # LeJEPA text embeddings (GPU)", "What the run cost, measured. `mfu`"],
         "only in the TPU twin": ["# # LeJEPA text embeddings (TPU)", "What the run cost, measured, comp"],

@@ -64,7 +64,8 @@ class Resolver:
 
     def _name(self, scope: Scope, name: str) -> Value | None:
         if name[0] == "<":
-            return Value(f"builtins.{name[1:-1]}", True)
+            known = self._builtin(name[1:-1])
+            return Value(known.entity if known else f"builtins.{name[1:-1]}", True)
         looking = scope
         while looking.parent is not None:
             if name in looking.names and (looking is scope or looking.kind != "class"):

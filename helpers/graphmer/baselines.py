@@ -1,0 +1,294 @@
+"""What links can be told without a trained encoder: from counts, from names, from words of the source, from all of them.
+
+Each is a scorer of `ranking.evaluate`. `strings` is the strongest of what reads names and sources only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from helpers.graphmer.knowledge_graph import KnowledgeGraph, Triple
+from helpers.graphmer.ontology import Ontology
+from helpers.graphmer.ranking import (
+    DIRECTIONS,
+    HEAD,
+    TAIL,
+    Scorer,
+    admitted,
+    answer,
+    given,
+    score,
+    true_answers,
+)
+from helpers.graphmer.splits import Splits
+
+# Q queries · X candidates · F features (n-grams or words) · S scorers
+
+FIELDS = ("id", "owner", "name")  # of a.B.c: a.B.c, a.B, c
+MENTIONS = ("name", "owner", "pair")  # of a.B.c: c, B, and B and c side by side
+_IDENTIFIER = r"[^\W\d]\w*"
+_FITTED = 60  # triples a relation and direction, for six weights or so
+
+
+def owner_and_name(entity_id: str) -> tuple[str, str]:
+    """("a.B.c", "x") of the parameter "a.B.c(x)", ("a.B", "c") of "a.B.c"."""
+    if entity_id.endswith(")"):
+        owner, _, name = entity_id[:-1].rpartition("(")
+    else:
+        owner, _, name = entity_id.rpartition(".")
+    return owner, name
+
+
+class Frequency:
+    """How many training triples of the relation have the candidate in that place, as log(1 + count); whoever asks."""
+
+    def __init__(self, train: Sequence[Triple]):
+        self._counts: dict[tuple[str, str], Counter] = defaultdict(Counter)
+        for triple in train:
+            for direction in DIRECTIONS:
+                self._counts[direction, triple.relation][answer(triple, direction)] += 1
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(len(heads), TAIL, relation, candidates)
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(len(tails), HEAD, relation, candidates)
+
+    def _scores(self, queries: int, direction: str, relation: str, candidates: list[str]) -> np.ndarray:
+        counts = self._counts.get((direction, relation), {})
+        scores_X = np.log1p(np.array([counts.get(name, 0) for name in candidates], np.float32))
+        return np.broadcast_to(scores_X, (queries, len(candidates)))
+
+
+class NameSimilarity:
+    """Cosine of TF-IDF vectors of character 2- to 4-grams, between a field of what is given and one of the candidate.
+
+    given, candidate: one of `FIELDS`. Whole ids are plain string similarity; the owner of the candidate against what is
+    given finds members, name against name finds overriding methods.
+
+    Raises ValueError: another field.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, *, given: str = "id", candidate: str = "id"):
+        for what, field in (("given", given), ("candidate", candidate)):
+            if field not in FIELDS:
+                raise ValueError(f"{what}={field!r}: must be one of {', '.join(FIELDS)}")
+        self._given, self._candidate = given, candidate
+        self._vectoriser = _character_vectoriser(graph)
+        self._cache: tuple[list[str] | None, tuple] = (None, ())
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(heads, candidates)
+
+    heads = tails  # a likeness has no direction, but what is given has another field than what is looked for
+
+    def _scores(self, queries: list[str], candidates: list[str]) -> np.ndarray:
+        if self._cache[0] is not candidates:
+            texts, columns_X = np.unique([_field(name, self._candidate) for name in candidates], return_inverse=True)
+            self._cache = (candidates, (self._vectoriser.transform(texts).T.tocsr(), columns_X))
+        vectors_FU, columns_X = self._cache[1]
+        texts, rows_Q = np.unique([_field(name, self._given) for name in queries], return_inverse=True)
+        similar = (self._vectoriser.transform(texts) @ vectors_FU).toarray()
+        return similar[:, columns_X][rows_Q]
+
+
+def _character_vectoriser(graph: KnowledgeGraph):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    # n-grams of more than a tenth of all names say little and cost most of the product's time.
+    vectoriser = TfidfVectorizer(
+        analyzer="char_wb", ngram_range=(2, 4), max_df=0.1, sublinear_tf=True, lowercase=False, dtype=np.float32
+    )
+    return vectoriser.fit(graph.entities)
+
+
+def _field(entity_id: str, field: str) -> str:
+    return entity_id if field == "id" else owner_and_name(entity_id)[field == "name"]
+
+
+class SourceWords:
+    """Which identifiers, and which two side by side, each entity's source text has; for several `Mentions`.
+
+    text: entity id -> its source, "" or the name alone where there is none.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, text: Callable[[str], str]):
+        self._ids, self._text = list(graph.entities), text
+
+    @cached_property
+    def matrix(self) -> tuple[dict[str, int], object, dict[str, int]]:
+        """Row of an entity, TF-IDF [entities, F] of length 1 a row, column of a word or pair."""
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        vectoriser = TfidfVectorizer(
+            token_pattern=_IDENTIFIER, ngram_range=(1, 2), sublinear_tf=True, lowercase=False, dtype=np.float32
+        )
+        weights = vectoriser.fit_transform(map(self._text, self._ids))
+        return {name: row for row, name in enumerate(self._ids)}, weights, vectoriser.vocabulary_
+
+
+class Mentions:
+    """Weight of the tail's name among the words of the head's source text, in both directions.
+
+    what: one of `MENTIONS`. Raises ValueError for another one.
+    """
+
+    def __init__(self, words: SourceWords, what: str = "name"):
+        if what not in MENTIONS:
+            raise ValueError(f"what={what!r}: must be one of {', '.join(MENTIONS)}")
+        self._words, self._what = words, what
+        self._cache: tuple = (None, None, None)  # candidates, which vectors, those
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return (self._sources(heads) @ self._transposed(self._names, candidates)).toarray()
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return (self._names(tails) @ self._transposed(self._sources, candidates)).toarray()
+
+    def _transposed(self, vectors: Callable, candidates: list[str]):
+        if self._cache[0] is not candidates or self._cache[1] != vectors:
+            self._cache = (candidates, vectors, vectors(candidates).T.tocsr())
+        return self._cache[2]
+
+    def _sources(self, names: list[str]):
+        rows, weights, _ = self._words.matrix
+        return weights[[rows[name] for name in names]]
+
+    def _names(self, names: list[str]):
+        from scipy.sparse import csr_array
+
+        _, weights, columns = self._words.matrix
+        wanted = [(row, columns.get(self._word(name))) for row, name in enumerate(names)]
+        found = [(row, column) for row, column in wanted if column is not None]
+        rows, places = zip(*found, strict=True) if found else ((), ())
+        ones = np.ones(len(rows), np.float32)
+        return csr_array((ones, (rows, places)), shape=(len(names), weights.shape[1]))
+
+    def _word(self, entity_id: str) -> str:
+        owner, name = owner_and_name(entity_id)
+        last = owner_and_name(owner)[1] if owner else ""
+        return {"name": name, "owner": last, "pair": f"{last} {name}"}[self._what]
+
+
+class Mixture:
+    """Weighted sum of scorers; the weights of each relation and direction are those under which validation is likeliest.
+
+    A conditional logit: softmax over all candidates, other true answers left out. A relation that validation lacks has
+    the mean of the others' weights.
+
+    triples: of `part`, at most this many a relation and direction, drawn with `seed`.
+
+    Raises ValueError: no scorers, or a part without triples.
+    """
+
+    def __init__(
+        self,
+        scorers: Mapping[str, Scorer],
+        splits: Splits,
+        graph: KnowledgeGraph,
+        ontology: Ontology,
+        *,
+        part: str = "validation",
+        triples: int = _FITTED,
+        seed: int = 0,
+    ):
+        if not scorers or not getattr(splits, part):
+            raise ValueError(f"scorers={list(scorers)}, part={part!r}: needs a scorer and triples to weigh it by")
+        self._scorers = dict(scorers)
+        self.weights: dict[tuple[str, str], dict[str, float]] = {}  # (relation, direction) -> scorer -> weight
+        by_relation: dict[str, list[Triple]] = defaultdict(list)
+        for triple in getattr(splits, part):
+            by_relation[triple.relation].append(triple)
+        known = true_answers((*splits.train, *splits.validation, *splits.test, *graph.resolved()))
+        for relation, candidates in admitted(graph, ontology, sorted(by_relation)).items():
+            found = by_relation[relation]
+            found = sorted(random.Random(seed).sample(found, min(triples, len(found))))
+            for direction in DIRECTIONS:
+                weights_S = self._fitted(found, relation, direction, candidates[direction], known)
+                self.weights[relation, direction] = dict(zip(self._scorers, weights_S, strict=True))
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(heads, relation, candidates, TAIL)
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(tails, relation, candidates, HEAD)
+
+    def _scores(self, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+        weights = self.weights.get((relation, direction)) or self._usual(direction)
+        total_QX = np.zeros((len(queries), len(candidates)), np.float32)
+        for name, scorer in self._scorers.items():
+            if weights[name]:
+                total_QX += np.float32(weights[name]) * score(scorer, queries, relation, candidates, direction)
+        return total_QX
+
+    def _usual(self, direction: str) -> dict[str, float]:
+        found = [weights for (_, other), weights in self.weights.items() if other == direction]
+        return {name: sum(weights[name] for weights in found) / len(found) for name in self._scorers}
+
+    def _fitted(self, triples, relation, direction, candidates, known) -> list[float]:
+        from scipy.optimize import minimize
+
+        queries = [given(triple, direction) for triple in triples]
+        column = {name: place for place, name in enumerate(candidates)}
+        answers_Q = np.array([column[answer(triple, direction)] for triple in triples])
+        scores_SQX = np.stack(
+            [score(scorer, queries, relation, candidates, direction) for scorer in self._scorers.values()]
+        ).astype(np.float32)
+        rows_Q = np.arange(len(queries))
+        left_out = np.zeros(scores_SQX.shape[1:], bool)
+        for row, query in enumerate(queries):
+            left_out[row, [column[name] for name in known[direction, relation, query]]] = True
+        left_out[rows_Q, answers_Q] = False
+        of_answers_SQ = scores_SQX[:, rows_Q, answers_Q].astype(np.float64)
+
+        def loss(weights_S: np.ndarray) -> tuple[float, np.ndarray]:
+            logits_QX = np.tensordot(weights_S.astype(np.float32), scores_SQX, 1)
+            logits_QX[left_out] = -np.inf
+            top_Q1 = logits_QX.max(1, keepdims=True)
+            shares_QX = np.exp(logits_QX - top_Q1)
+            totals_Q = shares_QX.sum(1)
+            shares_QX /= totals_Q[:, None]
+            negative = np.log(totals_Q) + top_Q1[:, 0] - weights_S @ of_answers_SQ
+            gradient_S = np.tensordot(scores_SQX, shares_QX, 2) - of_answers_SQ.sum(1)
+            # A weak prior keeps the weights of a relation with few triples finite.
+            return (
+                float(negative.mean() + _PRIOR * weights_S @ weights_S),
+                gradient_S / len(queries) + 2 * _PRIOR * weights_S,
+            )
+
+        return minimize(loss, np.ones(len(scores_SQX)), jac=True, method="L-BFGS-B").x.tolist()
+
+
+_PRIOR = 1e-4
+
+
+def strings(
+    splits: Splits,
+    graph: KnowledgeGraph,
+    ontology: Ontology,
+    *,
+    text: Callable[[str], str] | None = None,
+    frequency: bool = False,
+    also: dict[str, Scorer] | None = None,
+    seed: int = 0,
+) -> Mixture:
+    """The strong string baseline: five likenesses of names, with `text` also the words of sources, weighed on validation.
+
+    frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
+    also: further scorers by name, such as a trained encoder: what it adds.
+    """
+    scorers: dict[str, Scorer] = {
+        f"{one} like {other}": NameSimilarity(graph, given=one, candidate=other)
+        for one, other in (("id", "id"), ("id", "owner"), ("owner", "id"), ("owner", "owner"), ("name", "name"))
+    }
+    if text is not None:
+        words = SourceWords(graph, text)
+        scorers |= {f"mentions {what}": Mentions(words, what) for what in MENTIONS}
+    if frequency:
+        scorers["frequency"] = Frequency(splits.train)
+    return Mixture(scorers | (also or {}), splits, graph, ontology, seed=seed)

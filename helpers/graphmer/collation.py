@@ -1,0 +1,475 @@
+"""Training examples: documents packed into sequences of roots, triples as leaves, labels for every objective.
+
+# B sequences · S roots · G leaves · L tokens of a leaf · M masked roots · C tokens of an entity's text · U wrong tails ·
+# X = B·G in-batch tails
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from helpers.graphmer.documents import Documents, EncodedDocuments
+from helpers.graphmer.knowledge_graph import UNRESOLVED, KnowledgeGraph
+from helpers.graphmer.leafy_chain import full_layout
+from helpers.graphmer.masking import IGNORED, mask_leaves, mask_roots
+from helpers.graphmer.negatives import KnownTails, Relations, WrongTails, numbered
+from helpers.graphmer.tokenizer import MASK, PAD, identifier_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+LAYOUTS = ("compact", "full")
+_OPEN = 64  # sequences that documents are packed into at a time
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    segment: int
+    start: int
+    length: int
+    head: int
+    relation: int
+    tail: int
+    true: bool
+
+
+class LeafyChains(torch.utils.data.Dataset):
+    """Sequences of a graph: number `index` of epoch `epoch` is the same whoever asks for it, and when.
+
+    Every defined or external entity of `triples` is a document; they are packed into sequences once, and an epoch is all
+    of these in an order of its own, with leaves, masks and wrong tails of its own. A leaf hangs where the head's name
+    begins: at the document's own name (the document's triples, and with `both_directions` those that it is the tail of,
+    under the inverse relation), or at a definition that its text shows (that definition's triples). No pair of entities
+    is in two leaves of a document, so that no leaf tells what a masked one hides.
+
+    graph, triples: to train on; a triple with an unresolved end is refused.
+    documents: `Documents`, or `EncodedDocuments` made with `tokenizer`, to share them between several of these.
+    tokenizer: of `train_tokenizer`.
+    relations: ids of both directions.
+    roots, leaves, leaf_tokens, head_tokens, entity_tokens: S, G, L, H, C.
+    mask_prob: of the roots, whole identifiers at a time with `span_mask_identifiers`.
+    leaf_mask_prob: of the true leaves, each with all its slots.
+    positives, negatives: leaves of an anchor, at most, that are true, and that show a wrong tail.
+    type_consistent_negatives, hard_negatives: wrong tails for each masked leaf; U is their sum, and without any their fields are left out.
+    both_directions: also ask for heads.
+    inner_anchors: leaves at definitions inside a document, too.
+    pack: several documents a sequence; otherwise one.
+    known: further true triples (of validation and test), never a wrong tail.
+    document_types: types of entities that are documents; None: all.
+    layout: "full" chooses at most one leaf a root and makes room for one at each (`full_layout`).
+    seed: of everything drawn.
+
+    Raises ValueError for a number out of range, an unknown layout, entity or relation, and where no document is left.
+    """
+
+    def __init__(
+        self,
+        graph: KnowledgeGraph,
+        triples: Iterable[tuple[str, str, str]],
+        documents: Documents | EncodedDocuments,
+        tokenizer: PreTrainedTokenizerFast,
+        relations: Relations,
+        *,
+        roots: int,
+        leaves: int,
+        leaf_tokens: int = 7,
+        head_tokens: int = 8,
+        entity_tokens: int = 32,
+        mask_prob: float = 0.15,
+        span_mask_identifiers: bool = True,
+        leaf_mask_prob: float = 0.2,
+        positives: int = 2,
+        negatives: int = 2,
+        type_consistent_negatives: int = 2,
+        hard_negatives: int = 2,
+        both_directions: bool = True,
+        inner_anchors: bool = True,
+        pack: bool = True,
+        known: Iterable[tuple[str, str, str]] = (),
+        document_types: Collection[str] | None = None,
+        layout: str = "compact",
+        seed: int,
+    ):
+        for name, value, least in (
+            ("roots", roots, 2),
+            ("leaves", leaves, 1),
+            ("positives", positives, 1),
+            ("negatives", negatives, 0),
+            ("type_consistent_negatives", type_consistent_negatives, 0),
+            ("hard_negatives", hard_negatives, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name}={value}: must be at least {least}")
+        for name, value in (("mask_prob", mask_prob), ("leaf_mask_prob", leaf_mask_prob)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value}: must be in [0, 1]")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
+        if layout == "compact" and positives + negatives > leaves:
+            raise ValueError(
+                f"leaves={leaves}: fewer than the {positives} positives and {negatives} negatives of one anchor; raise it"
+            )
+        if isinstance(documents, Documents):
+            documents = EncodedDocuments(
+                documents,
+                tokenizer,
+                roots=roots,
+                leaf_tokens=leaf_tokens,
+                head_tokens=head_tokens,
+                entity_tokens=entity_tokens,
+            )
+        self.encoded, self.relations, self.graph = documents, relations, graph
+        self._check_encoded(documents, tokenizer, leaf_tokens, head_tokens, entity_tokens)
+        self.leaves, self.seed, self.layout, self.epoch = leaves, seed, layout, 0
+        self.mask_prob, self.leaf_mask_prob = mask_prob, leaf_mask_prob
+        self.positives, self.negatives = positives, negatives
+        self.type_consistent_negatives, self.hard_negatives = type_consistent_negatives, hard_negatives
+        self.inner_anchors, self._pack = inner_anchors, pack
+        self._identifiers_V = identifier_tokens(tokenizer) if span_mask_identifiers else None
+        self._vocab_size = len(tokenizer)
+        self._types_E = np.array([relations.type_number(entity.type) for entity in documents.entities], np.int64)
+
+        true = self._numbered(triples)
+        self.known = KnownTails([*true, *self._numbered(known)], relations)
+        self.wrong_tails = WrongTails(documents.entities, relations, self.known, documents.leaf_ids_EL)
+        self._leaves_of: dict[int, list[tuple[int, int]]] = defaultdict(list)  # forward (relation, tail) of a head
+        self._inverse_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for head, relation, tail in true:
+            self._leaves_of[head].append((relation, tail))
+            if both_directions and head != tail:
+                self._inverse_of[tail].append((relations.inverse(relation), head))
+        self._leaves_of, self._inverse_of = dict(self._leaves_of), dict(self._inverse_of)
+        self._documents = sorted(
+            number
+            for number in self._leaves_of.keys() | self._inverse_of.keys()
+            if document_types is None or documents.entities[number].type in document_types
+        )
+        if not self._documents:
+            raise ValueError("triples: no document in them; give resolved triples, or other document_types")
+        self._set_roots(roots)
+
+    # ---- what there is
+
+    def __len__(self) -> int:
+        """Sequences of an epoch."""
+        return len(self._sequences)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """`example` of the epoch set; an index behind its end goes on in the next ones."""
+        if index < 0:
+            raise IndexError(index)
+        return self.example(self.epoch + index // len(self), index % len(self))
+
+    def with_roots(self, roots: int) -> LeafyChains:
+        """The same data in sequences of another length; nothing is read or encoded again."""
+        other = copy.copy(self)
+        other._set_roots(roots)
+        return other
+
+    def fill(self) -> tuple[float, float]:
+        """Shares of the roots that are no padding, and of the leaves that documents' own names may take."""
+        roots = sum(min(self.encoded.length(one), self.roots) for row in self._sequences for one in row)
+        leaves = sum(self._need(one) for row in self._sequences for one in row)
+        return roots / (len(self) * self.roots), leaves / (len(self) * self.leaves)
+
+    # ---- one example
+
+    def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Tensors of one sequence, without the batch axis and `known_BGX`."""
+        draw = random.Random(f"{self.seed} {self.roots} {epoch} {index}")
+        generator = np.random.default_rng(draw.getrandbits(64))
+        row = self._sequences[self._order(epoch)[index]]
+        made, begins = self._roots(row)
+        leaves = self._choose(row, begins, draw)
+        draw.shuffle(leaves)  # that true ones come first would tell which are
+        made |= self._leaf_tensors(leaves, draw)
+        made["root_ids"], made["mlm_positions"], made["mlm_labels"] = mask_roots(
+            made["root_ids"],
+            made["root_segments"],
+            mask_prob=self.mask_prob,
+            identifiers_V=self._identifiers_V,
+            vocab_size=self._vocab_size,
+            generator=generator,
+        )
+        return made
+
+    def queries(
+        self, entity_ids: Sequence[str], relations: Sequence, *, leaves: int | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Evaluation batch: a row is one document, leaf g is masked and asks for the tail of its relation g.
+
+        relations: names or ids, the same for every row, or a sequence of them for each row.
+        leaves: G; shorter rows have empty leaves behind. Default: the longest row.
+
+        Nothing else is masked and there is no label. Raises ValueError: an unknown entity or relation, or more relations
+        than leaves.
+        """
+        same = not len(relations) or isinstance(relations[0], str) or not hasattr(relations[0], "__len__")
+        per_row = [relations] * len(entity_ids) if same else relations
+        ids = [[self.relations.id(one) for one in row] for row in per_row]
+        G = max(map(len, ids), default=0) if leaves is None else leaves
+        if any(len(row) > G for row in ids):
+            raise ValueError(f"leaves={G}: a row has {max(map(len, ids))} relations; raise it or split the row")
+        rows = []
+        for entity_id, row in zip(entity_ids, ids, strict=True):
+            if entity_id not in self.encoded.number:
+                raise ValueError(f"entity_ids: {entity_id!r} is no entity of the graph")
+            number = self.encoded.number[entity_id]
+            made, _ = self._roots([number])
+            start, length = self._place(number, 0, *self.encoded.anchors(number)[0, 1:].tolist())
+            shown = np.arange(G) < len(row)
+            made["leaf_ids"] = np.where(shown[:, None], MASK, PAD) + np.zeros((1, self.leaf_tokens), np.int64)
+            made["leaf_segments"] = shown.astype(np.int64)
+            made["relation_ids"] = np.array([*row, *[0] * (G - len(row))], np.int64)
+            made["head_start"] = shown * np.int64(start)
+            made["head_length"] = shown * np.int64(length)
+            rows.append(made)
+        return _stacked(rows)
+
+    def entity_texts(self, entity_ids: Sequence[str]) -> torch.Tensor:
+        """Candidates for answers: tokens of type and qualified name, int64 [n, C]."""
+        numbers = [self.encoded.number[entity_id] for entity_id in entity_ids]
+        return torch.from_numpy(self.encoded.text_ids_EC[numbers].astype(np.int64))
+
+    @property
+    def leaf_tokens(self) -> int:
+        return self.encoded.leaf_ids_EL.shape[1]
+
+    # ---- packing
+
+    def _set_roots(self, roots: int) -> None:
+        if not 2 <= roots <= self.encoded.roots:
+            raise ValueError(f"roots={roots}: the documents are encoded for 2 to {self.encoded.roots}")
+        self.roots = roots
+        self._sequences = self._packed() if self._pack else [[number] for number in self._documents]
+        self._ordered: tuple[int, np.ndarray] | None = None
+
+    def _packed(self) -> list[list[int]]:
+        """Documents in a drawn order, each into the open sequence that it fills best: its roots, and own leaves, fit."""
+        order = list(self._documents)
+        random.Random(f"{self.seed} {self.roots} packing").shuffle(order)
+        sequences: list[list[int]] = []
+        open_rooms: list[list] = []  # roots left, leaves left, sequence
+        for number in order:
+            length, need = min(self.encoded.length(number), self.roots), self._need(number)
+            best = min((room for room in open_rooms if room[0] >= length and room[1] >= need), default=None, key=_first)
+            if best is None:
+                best = [self.roots, self.leaves, []]
+                sequences.append(best[2])
+                open_rooms.append(best)
+                if len(open_rooms) > _OPEN:
+                    # the one with the least use for what is to come, by what it is short of
+                    fullest = min(open_rooms, key=lambda room: min(room[0] * self.leaves, room[1] * self.roots))
+                    open_rooms.remove(fullest)
+            best[0] -= length
+            best[1] -= need
+            best[2].append(number)
+        return sequences
+
+    def _need(self, number: int) -> int:
+        """Leaves at the document's own name."""
+        if self.layout == "full":
+            return 0
+        there = len(self._leaves_of.get(number, ())) + len(self._inverse_of.get(number, ()))
+        return min(there, self.positives) + self.negatives
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self._ordered is None or self._ordered[0] != epoch:
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self))
+            self._ordered = (epoch, order)
+        return self._ordered[1]
+
+    # ---- roots and leaves
+
+    def _roots(self, documents: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Root tensors, and where each document begins."""
+        ids, segments, positions = (np.zeros(self.roots, np.int64) for _ in range(3))
+        begins, at = [], 0
+        for segment, number in enumerate(documents, 1):
+            tokens = self.encoded.document(number, self.roots)
+            end = at + len(tokens)
+            ids[at:end] = tokens
+            segments[at:end] = segment
+            positions[at:end] = np.arange(len(tokens))
+            begins.append(at)
+            at = end
+        return {"root_ids": ids, "root_segments": segments, "root_positions": positions}, begins
+
+    def _choose(self, documents: Sequence[int], begins: Sequence[int], draw: random.Random) -> list[_Leaf]:
+        """Leaves of own names first, as packing made room for them, then of definitions while there is room."""
+        own, inner = [], []
+        for segment, (number, begin) in enumerate(zip(documents, begins, strict=True), 1):
+            anchors = self.encoded.anchors(number).tolist()
+            pairs: set[tuple[int, int]] = set()
+            own.append((segment, begin, anchors[0], pairs))
+            if self.inner_anchors:
+                inner += [
+                    (segment, begin, anchor, pairs)
+                    for anchor in anchors[1:]
+                    if anchor[0] in self._leaves_of and anchor[1] < self.roots
+                ]
+        draw.shuffle(own)
+        draw.shuffle(inner)
+        leaves: list[_Leaf] = []
+        used: set[int] = set()
+        room = self.leaves
+        for anchors, is_own in ((own, True), (inner, False)):
+            for segment, begin, (number, start, length), pairs in anchors:
+                if room <= 0:
+                    return leaves
+                place = (segment, *self._place(documents[segment - 1], begin, start, length))
+                there = self._leaves_of.get(number, []) + (self._inverse_of.get(number, []) if is_own else [])
+                found = self._at(number, place, there, pairs, draw)
+                if self.layout == "full":
+                    found = [] if place[1] in used else found[: min(room, 1)]
+                    used.add(place[1])
+                leaves += found[:room]
+                room -= len(found)
+        return leaves
+
+    def _place(self, document: int, begin: int, start: int, length: int) -> tuple[int, int]:
+        """First root and number of roots of an anchor, within what is shown of its document."""
+        shown = min(self.encoded.length(document), self.roots)
+        start = start if start < shown else 0  # a name longer than the sequence
+        return begin + start, min(length, shown - start)
+
+    def _at(
+        self, number: int, place: tuple[int, int, int], there: list, pairs: set, draw: random.Random
+    ) -> list[_Leaf]:
+        """True leaves of one anchor, then wrong ones for some of the same heads and relations."""
+        true, tried = [], min(len(there), self.positives + 4)  # some pairs are in the document already
+        for relation, tail in (there[one] for one in draw.sample(range(len(there)), tried)):
+            pair = (number, tail) if number < tail else (tail, number)
+            if pair not in pairs:
+                pairs.add(pair)
+                true.append(_Leaf(*place, number, relation, tail, True))
+                if len(true) == self.positives:
+                    break
+        wrong = []
+        for _ in range(self.negatives if true else 0):
+            leaf = true[int(draw.random() * len(true))]
+            kind = self.wrong_tails.hard if draw.random() < 0.5 else self.wrong_tails.type_consistent
+            tail = kind(draw, number, leaf.relation, leaf.tail)
+            if tail is not None:
+                wrong.append(_Leaf(*place, number, leaf.relation, tail, False))
+        if self.layout == "full" and wrong and draw.random() * (self.positives + self.negatives) < self.negatives:
+            return wrong
+        return true + wrong
+
+    def _leaf_tensors(self, leaves: list[_Leaf], draw: random.Random) -> dict[str, np.ndarray]:
+        G, L, C = self.leaves, self.leaf_tokens, self.encoded.text_ids_EC.shape[1]
+        U = self.type_consistent_negatives + self.hard_negatives
+        n = len(leaves)
+        made = {name: np.zeros(G, np.int64) for name in ("leaf_segments", "relation_ids", "head_start", "head_length")}
+        for name, field in zip(made, ("segment", "relation", "start", "length"), strict=True):
+            made[name][:n] = [getattr(leaf, field) for leaf in leaves]
+        heads = np.array([leaf.head for leaf in leaves], np.int64)
+        tails = np.array([leaf.tail for leaf in leaves], np.int64)
+        true = np.array([leaf.true for leaf in leaves], bool)
+        places = np.flatnonzero(true)
+        masked = places[sorted(mask_leaves(len(places), self.leaf_mask_prob, draw))]
+
+        shown = np.full((G, L), PAD, np.int64)
+        shown[:n] = self.encoded.leaf_ids_EL[tails]
+        labels = np.full((G, L), IGNORED, np.int64)
+        labels[masked] = np.where(shown[masked] == PAD, IGNORED, shown[masked])
+        shown[masked] = MASK
+        classified = np.full(G, IGNORED, np.float32)
+        classified[:n] = true
+        classified[masked] = IGNORED
+        made |= {"leaf_ids": shown, "mnm_labels": labels, "triple_labels": classified}
+
+        made |= {name: np.full(G, -1, np.int64) for name in ("tail_entities", "tail_types", "head_entities")}
+        made |= {name: np.full((G, C), PAD, np.int64) for name in ("tail_text_ids", "head_text_ids")}
+        made["tail_types"][places] = self._types_E[tails[places]]
+        for name, numbers in (("tail", tails[places]), ("head", heads[places])):
+            made[f"{name}_entities"][places] = numbers
+            made[f"{name}_text_ids"][places] = self.encoded.text_ids_EC[numbers]
+        if not U:  # none to encode
+            return made
+        wrong_ids, wrong_texts = np.full((G, U, L), PAD, np.int64), np.full((G, U, C), PAD, np.int64)
+        for place in masked.tolist():
+            leaf = leaves[place]
+            for u in range(U):
+                kind = self.wrong_tails.type_consistent if u < self.type_consistent_negatives else self.wrong_tails.hard
+                tail = kind(draw, leaf.head, leaf.relation, leaf.tail)
+                if tail is not None:
+                    wrong_ids[place, u] = self.encoded.leaf_ids_EL[tail]
+                    wrong_texts[place, u] = self.encoded.text_ids_EC[tail]
+        return made | {"mnm_negative_ids": wrong_ids, "negative_text_ids": wrong_texts}
+
+    # ---- checks
+
+    def _numbered(self, triples: Iterable[tuple[str, str, str]]) -> list[tuple[int, int, int]]:
+        found = numbered(triples, self.encoded.number, self.relations)
+        for head, relation, tail in found:
+            for end in (head, tail):
+                if self.encoded.entities[end].status == UNRESOLVED:
+                    raise ValueError(
+                        f"triples: {self.encoded.entities[end].id!r} ({self.relations.names[relation]}) is unresolved; "
+                        "give those of `graph.resolved()` or of a split"
+                    )
+        return found
+
+    def _check_encoded(self, encoded: EncodedDocuments, tokenizer, leaf_tokens, head_tokens, entity_tokens) -> None:
+        there = {
+            "leaf_tokens": (leaf_tokens, encoded.leaf_ids_EL.shape[1]),
+            "head_tokens": (head_tokens, encoded.head_tokens),
+            "entity_tokens": (entity_tokens, encoded.text_ids_EC.shape[1]),
+        }
+        for name, (wanted, found) in there.items():
+            if wanted != found:
+                raise ValueError(f"{name}={wanted}: the documents are encoded with {found}; give both the same")
+        if encoded.tokenizer is not tokenizer:
+            raise ValueError("tokenizer: the documents are encoded with another one; give the same")
+        if encoded.documents.graph is not self.graph:
+            raise ValueError("documents: they are of another graph; read them for this one")
+
+
+def _first(room: list) -> int:
+    return room[0]
+
+
+class LeafyChainCollator:
+    """Stacks examples of `chains` into a batch of int64 tensors (float `triple_labels`, bool `known_BGX`).
+
+    known_BGX [B, G, B·G]: in-batch tail x is also true for the head and relation of this leaf, so it is no wrong answer to
+    it; False for the leaf itself, for what is no true leaf, and in its rows.
+    """
+
+    def __init__(self, chains: LeafyChains):
+        self._known, self._full = chains.known, chains.layout == "full"
+
+    def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        batch = _stacked(examples)
+        batch["known_BGX"] = self._known_tails(batch["head_entities"], batch["relation_ids"], batch["tail_entities"])
+        return full_layout(batch) if self._full else batch
+
+    def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
+        heads, relations, tails = (values.flatten().tolist() for values in (heads_BG, relations_BG, tails_BG))
+        places: dict[int, list[int]] = defaultdict(list)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                places[tail].append(x)
+        known_XX = np.zeros((len(tails), len(tails)), dtype=bool)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                for other in places.keys() & self._known.of(heads[x], relations[x]):
+                    known_XX[x, places[other]] = True
+                known_XX[x, x] = False
+        return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
+
+
+def _stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.stack([example[name] for example in examples])) for name in examples[0]}

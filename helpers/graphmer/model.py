@@ -1,0 +1,509 @@
+"""GraphMER: an encoder over code (roots) and the triples that hang on it (leaves), and its training objectives.
+
+After GraphMERT (arXiv 2510.09580), written from its formulas: `hgat.py` fuses relation and head into the leaves, `decay.py`
+brings graph distance into attention. Leaves have slots of their own (K = G L) beside the S roots, not L at every root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
+
+from helpers.graphmer import objectives
+from helpers.graphmer.architecture import GraphMERConfig
+from helpers.graphmer.attention import Layer, RelationBias, new_norm, segment_bias
+from helpers.graphmer.decay import Decay, alibi, rotary
+from helpers.graphmer.hgat import HGAT, relation_product
+from helpers.graphmer.leafy_chain import distances
+from helpers.graphmer.token_match import LeafTokens, NameTokens, TokenMatch
+
+# B batch · S roots · G leaves · L leaf tokens · K = G L · N = S + K tokens · H head tokens · D width · A attention heads
+# M masked roots · U negatives · C tokens of an entity's text · E entity embedding · R relations · V vocabulary · P = B G
+
+
+@dataclass
+class GraphMEROutput(ModelOutput):
+    """loss (scalar, None without labels), its unweighted terms by name, root_states [B, S, D], leaf_states [B, G, L, D]."""
+
+    loss: torch.Tensor | None = None
+    terms: dict[str, torch.Tensor] | None = None
+    root_states: torch.Tensor | None = None
+    leaf_states: torch.Tensor | None = None
+
+
+class GraphMERPreTrainedModel(PreTrainedModel):
+    config_class = GraphMERConfig
+    base_model_prefix = "encoder"
+    main_input_name = "root_ids"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False  # the loss is a mean: a trainer divides it by its accumulation steps
+    _no_split_modules = ("Layer",)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)  # the tied head then begins near a uniform guess
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Decay):
+            nn.init.ones_(module.offset)
+        elif isinstance(module, RelationBias):
+            nn.init.normal_(module.weight, std=std)
+        elif isinstance(module, HGAT):
+            nn.init.normal_(module.weight, std=self.config.hidden_size**-0.5)
+            nn.init.normal_(module.attention, std=1.0)
+            if module.bias is not None:
+                nn.init.normal_(module.bias, std=std)
+        elif isinstance(module, TokenMatch):
+            module.reset_parameters()
+        elif isinstance(module, TokenBias):
+            nn.init.zeros_(module.weight)
+        elif isinstance(module, TripleScorer):
+            nn.init.normal_(module.weight, std=self.config.embedding_size**-0.5)
+
+
+class GraphMERModel(GraphMERPreTrainedModel):
+    """The encoder without heads."""
+
+    def __init__(self, config: GraphMERConfig):
+        super().__init__(config)
+        D, A = config.hidden_size, config.num_attention_heads
+        self.embedding = nn.Embedding(config.vocab_size, D)
+        self.leaf_embedding = nn.Embedding(config.leaf_tokens, D) if config.leaf_positions else None
+        self.hgat = (
+            HGAT(config.num_relations, D, bias=config.hgat_relation_bias, dropout=config.relation_dropout)
+            if config.hgat
+            else None
+        )
+        self.relation_bias = RelationBias(config.num_relations, A) if config.relation_attention_bias else None
+        self.decay = Decay(A, config.decay_base) if config.decay != "none" else None
+        self.embedding_norm = new_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = new_norm(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embedding = value
+
+    def forward(
+        self,
+        root_ids: torch.Tensor,
+        root_segments: torch.Tensor,
+        root_positions: torch.Tensor,
+        leaf_ids: torch.Tensor,
+        leaf_segments: torch.Tensor,
+        relation_ids: torch.Tensor,
+        head_start: torch.Tensor,
+        head_length: torch.Tensor,
+        return_dict: bool | None = None,
+    ) -> GraphMEROutput:
+        """States of roots [B, S, D] and leaves [B, G, L, D]; 0 at padding. `batch_check.py` says what the inputs must be."""
+        B, S = root_ids.shape
+        G, L = leaf_ids.shape[1:]
+        leaf_there_BGL = (leaf_segments > 0)[..., None] & (leaf_ids != self.config.pad_token_id)
+        segment_BN = torch.cat((root_segments, (leaf_segments[..., None] * leaf_there_BGL).flatten(1)), dim=1)
+        hanging_BG = root_positions.gather(1, head_start)
+        position_BN = torch.cat((root_positions, hanging_BG.repeat_interleave(L, dim=1)), dim=1)
+        roots_BSD = self.embedding(root_ids)
+        leaves_BGLD = self._leaves(leaf_ids, roots_BSD, relation_ids, head_start, head_length)
+        bias = segment_bias(segment_BN)
+        if self.relation_bias is not None:
+            bias = bias + self.relation_bias(S, L, relation_ids, head_start, head_length)
+        distance_BNN = distances(S, head_start, L)
+        x_BND = torch.cat((roots_BSD, leaves_BGLD.flatten(1, 2)), dim=1)
+        states_BND = self._encode(x_BND, position_BN, distance_BNN, bias) * (segment_BN > 0)[..., None]
+        return GraphMEROutput(
+            root_states=states_BND[:, :S], leaf_states=states_BND[:, S:].reshape(B, G, L, self.config.hidden_size)
+        )
+
+    def encode_text(self, text_ids: torch.Tensor) -> torch.Tensor:
+        """Mean state [..., D] of texts [..., C] of their own, without leaves; 0 for an empty one."""
+        ids_PC = text_ids.flatten(0, -2)
+        there_PC = ids_PC != self.config.pad_token_id
+        position_1C = torch.arange(ids_PC.shape[1], device=ids_PC.device)[None]
+        distance_1CC = (position_1C[:, :, None] - position_1C[:, None]).abs()
+        states_PCD = self._encode(self.embedding(ids_PC), position_1C, distance_1CC, segment_bias(there_PC.long()))
+        total_PD = (states_PCD * there_PC[..., None]).sum(1)
+        mean_PD = total_PD / there_PC.sum(1).clamp(min=1)[:, None]
+        return mean_PD.view(*text_ids.shape[:-1], -1)
+
+    def _leaves(self, leaf_ids, roots_BSD, relation_ids, head_start, head_length) -> torch.Tensor:
+        leaves_BGLD = self.embedding(leaf_ids)
+        if self.hgat is not None:
+            B, S, D = roots_BSD.shape
+            H = self.config.max_head_tokens
+            order_H = torch.arange(H, device=leaf_ids.device)
+            place_BGH = (head_start[..., None] + order_H).clamp(max=S - 1)
+            heads_BGHD = roots_BSD.gather(1, place_BGH.flatten(1)[..., None].expand(-1, -1, D)).view(B, -1, H, D)
+            leaves_BGLD = leaves_BGLD + self.hgat(
+                leaves_BGLD, heads_BGHD, order_H < head_length[..., None], relation_ids
+            )
+        return leaves_BGLD if self.leaf_embedding is None else leaves_BGLD + self.leaf_embedding.weight
+
+    def _encode(self, x_BND, position_BN, distance_BNN, bias) -> torch.Tensor:
+        """The layers. Everything about pairs of tokens is computed here once; B of positions and distances may be 1."""
+        config, decay, angles = self.config, None, (None, None)
+        if config.positional_encoding == "alibi":
+            bias = bias + alibi(position_BN, config.num_attention_heads)
+        elif config.positional_encoding == "rotary":
+            angles = rotary(position_BN, config.hidden_size // config.num_attention_heads)
+        if config.decay == "multiplicative":
+            decay = self.decay(distance_BNN)
+        elif config.decay == "additive":
+            bias = bias + self.decay.log(distance_BNN)
+        x_BND = self.dropout(self.embedding_norm(x_BND))
+        for layer in self.layers:
+            x_BND = layer(x_BND, decay, bias, *angles)
+        return self.norm(x_BND)
+
+
+class TokenBias(nn.Module):
+    """Bias of the head over the vocabulary, whose matrix is the embedding's."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(vocabulary))
+
+    def forward(self, x: torch.Tensor, embedding_VD: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, embedding_VD, self.weight)
+
+
+class TripleScorer(nn.Module):
+    """s(h, r, t) = cos(M_r h, t) of entity embeddings [..., E]: a full matrix a relation, so that s(h, r, t) is not s(t, r, h)."""
+
+    def __init__(self, relations: int, size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(relations, size, size))
+
+    def expected_tail(self, heads_PE: torch.Tensor, relation_P: torch.Tensor) -> torch.Tensor:
+        """Unit vectors [P, E] where the tails should be. Relation 0 reads as 1; what comes of it must not be counted."""
+        moved_PE = relation_product(heads_PE[:, None], (relation_P - 1).clamp(min=0), self.weight).squeeze(1)
+        return objectives.unit(moved_PE)
+
+    def forward(self, heads_PE: torch.Tensor, relation_P: torch.Tensor, tails_PE: torch.Tensor) -> torch.Tensor:
+        return (self.expected_tail(heads_PE, relation_P) * tails_PE).sum(-1)
+
+
+class GraphMERForPreTraining(GraphMERPreTrainedModel):
+    """The encoder with a head for masked tokens, for triples, for queries and for entities."""
+
+    def __init__(self, config: GraphMERConfig):
+        super().__init__(config)
+        D, E, R = config.hidden_size, config.embedding_size, config.num_relations
+        self.encoder = GraphMERModel(config)
+        self.token_bias = TokenBias(config.vocab_size)
+        self.triple_head = nn.Linear(D, 1)
+        self.query_head = nn.Linear(D, E, bias=False)
+        self.entity_head = nn.Linear(D, E, bias=False)
+        self.token_match = TokenMatch(config.vocab_size, D) if config.token_match else None
+        self.triple_scorer = TripleScorer(R, E)
+        antisymmetric, acyclic = torch.zeros(2, R + 1)
+        antisymmetric[config.antisymmetric_relations] = 1
+        acyclic[config.acyclic_relations] = 1
+        # Saved with the weights: from_pretrained makes what is not saved of empty memory.
+        self.register_buffer("antisymmetric_R", antisymmetric)
+        self.register_buffer("acyclic_R", acyclic)
+        self.register_buffer("ranges_RY", _range_table(config))
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.encoder.embedding = value
+
+    def forward(
+        self,
+        root_ids: torch.Tensor,
+        root_segments: torch.Tensor,
+        root_positions: torch.Tensor,
+        leaf_ids: torch.Tensor,
+        leaf_segments: torch.Tensor,
+        relation_ids: torch.Tensor,
+        head_start: torch.Tensor,
+        head_length: torch.Tensor,
+        mlm_positions: torch.Tensor | None = None,
+        mlm_labels: torch.Tensor | None = None,
+        mnm_labels: torch.Tensor | None = None,
+        triple_labels: torch.Tensor | None = None,
+        mnm_negative_ids: torch.Tensor | None = None,
+        tail_text_ids: torch.Tensor | None = None,
+        tail_entities: torch.Tensor | None = None,
+        negative_text_ids: torch.Tensor | None = None,
+        known_BGX: torch.Tensor | None = None,
+        head_text_ids: torch.Tensor | None = None,
+        head_entities: torch.Tensor | None = None,
+        tail_types: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> GraphMEROutput:
+        """States, and with labels the weighted sum of every term whose weight is not 0.
+
+        mlm_positions, mlm_labels [B, M] · mnm_labels [B, G, L] · triple_labels [B, G] · mnm_negative_ids [B, G, U, L].
+        tail_text_ids, head_text_ids [B, G, C], tail_entities, head_entities [B, G], negative_text_ids [B, G, U, C] (may be
+        missing) and known_BGX [B, G, B G]: for the terms over entities. tail_types [B, G]: for domain_range, -1 unknown.
+
+        Raises ValueError: a term has a weight and its field is missing.
+        """
+        fields = dict(locals())
+        inputs = {name: fields[name] for name in INPUTS}
+        labels = {name: fields[name] for name in LABELS if fields[name] is not None}
+        states = self.encoder(**inputs)
+        terms = self._terms(inputs, labels, states) if labels else None
+        loss = None
+        if terms is not None:
+            weights = self.config.weights()
+            loss = sum((weights[name] * term for name, term in terms.items()), states.root_states.new_zeros(()).float())
+        return GraphMEROutput(loss=loss, terms=terms, root_states=states.root_states, leaf_states=states.leaf_states)
+
+    def token_logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., V] of states [..., D]."""
+        return self.token_bias(states, self.encoder.embedding.weight)
+
+    def leaf_logits(self, **batch: torch.Tensor) -> torch.Tensor:
+        """What stands in each leaf slot [B, G, L, V]; of `batch` only the inputs are read."""
+        return self.token_logits(self._states(batch).leaf_states)
+
+    def queries(self, **batch: torch.Tensor) -> torch.Tensor:
+        """Unit vectors [B, G, E] that the leaves' tails should be near to; of `batch` only the inputs are read."""
+        return self._query(self._states(batch).leaf_states)
+
+    def entities(self, text_ids: torch.Tensor) -> torch.Tensor:
+        """Unit vectors [..., E] of entities' texts [..., C]."""
+        return objectives.unit(self.entity_head(self.encoder.encode_text(text_ids)))
+
+    def root_logits(self, **batch: torch.Tensor) -> torch.Tensor:
+        """What stands at the masked roots [B, M, V], with `mlm_positions` beside the inputs."""
+        place_BMD = batch["mlm_positions"][..., None].expand(-1, -1, self.config.hidden_size)
+        return self.token_logits(self._states(batch).root_states.gather(1, place_BMD))
+
+    def asked(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What each leaf asks for: features [B, G, F] to multiply with `offered`, and the weight [B, G, S] of each root's token.
+
+        F = E + D with `token_match`, else E, and no weights.
+        """
+        states = self._states(batch)
+        query_BGE = self._query(states.leaf_states) / self.config.temperature
+        if self.token_match is None:
+            return query_BGE, None
+        tokens = self._leaf_tokens(batch, states)
+        return torch.cat((query_BGE, tokens.expected_BGD.float()), dim=-1), tokens.copied_BGS
+
+    def offered(self, text_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Of entities' texts [X, C]: features [X, F], an addend [X], and the weight [X, C] of each token, to match copies."""
+        entity_XE = self.entities(text_ids)
+        if self.token_match is None:
+            return entity_XE, entity_XE.new_zeros(len(entity_XE)), None
+        names = self._name_tokens(text_ids)
+        return torch.cat((entity_XE, names.mean_XD.float()), dim=-1), names.bias_X, names.weights_XC
+
+    def _leaf_tokens(self, batch: dict[str, torch.Tensor], states: GraphMEROutput) -> LeafTokens:
+        return self.token_match.leaves(
+            states.leaf_states[:, :, 0], states.root_states, batch["leaf_segments"], batch["root_segments"]
+        )
+
+    def _name_tokens(self, text_ids: torch.Tensor) -> NameTokens:
+        return self.token_match.names(text_ids, self.encoder.embedding.weight, self.config.pad_token_id)
+
+    def _states(self, batch: dict[str, torch.Tensor]) -> GraphMEROutput:
+        return self.encoder(**{name: batch[name] for name in INPUTS})
+
+    def _query(self, leaf_states_BGLD: torch.Tensor) -> torch.Tensor:
+        return objectives.unit(self.query_head(leaf_states_BGLD[:, :, 0]))
+
+    # -- the loss --
+
+    def _terms(self, inputs: dict, labels: dict, states: GraphMEROutput) -> dict[str, torch.Tensor]:
+        wanted = [name for name, weight in self.config.weights().items() if weight]
+        for name in wanted:
+            if missing := [field for field in NEEDED[name] if field not in labels]:
+                raise ValueError(
+                    f"{', '.join(missing)}: missing, and {name}_weight needs it; give it or set the weight to 0"
+                )
+        terms = {}
+        if "mlm" in wanted:
+            place_BMD = labels["mlm_positions"][..., None].expand(-1, -1, self.config.hidden_size)
+            logits_BMV = self.token_logits(states.root_states.gather(1, place_BMD))
+            terms["mlm"] = objectives.token_loss(logits_BMV, labels["mlm_labels"])
+        if "mnm" in wanted or "mnm_ranking" in wanted:
+            logits_BGLV = self.token_logits(states.leaf_states)
+            if "mnm" in wanted:
+                terms["mnm"] = objectives.token_loss(logits_BGLV, labels["mnm_labels"])
+            if "mnm_ranking" in wanted:
+                terms["mnm_ranking"] = objectives.ranking_loss(
+                    logits_BGLV, labels["mnm_labels"], labels["mnm_negative_ids"], self.config.pad_token_id
+                )
+        if "triple" in wanted:
+            logits_BG = self.triple_head(states.leaf_states[:, :, 0]).squeeze(-1)
+            terms["triple"] = objectives.triple_loss(logits_BG, labels["triple_labels"])
+        if set(wanted) & set(OVER_ENTITIES):
+            terms |= self._entity_terms(wanted, inputs, labels, states)
+        return terms
+
+    def _entity_terms(self, wanted, inputs, labels, states) -> dict[str, torch.Tensor]:
+        config, entities_BG, terms = self.config, labels["tail_entities"], {}
+        relation_BG = inputs["relation_ids"]
+        tails_BGE, negatives_BGUE, some_BGU = self.entities(labels["tail_text_ids"]), None, None
+        if "negative_text_ids" in labels and {"contrastive", "scoring"} & set(wanted):
+            negatives_BGUE = self.entities(labels["negative_text_ids"])
+            some_BGU = (labels["negative_text_ids"] != config.pad_token_id).any(-1)
+        if {"contrastive", "domain_range"} & set(wanted):
+            masked_BG = (labels["mnm_labels"] != objectives.IGNORED).any(-1)
+            queries_BGE = self._query(states.leaf_states)
+            match_PP, match_BGU = self._matches(inputs, labels, states, negatives_BGUE is not None)
+            against = (tails_BGE, negatives_BGUE, some_BGU, entities_BG, labels["known_BGX"])
+            if "contrastive" in wanted:
+                terms["contrastive"] = objectives.contrastive_loss(
+                    queries_BGE, *against, masked_BG, config.temperature, match_PP, match_BGU
+                )
+            if "domain_range" in wanted:
+                terms["domain_range"] = self._range_term(
+                    queries_BGE, tails_BGE, match_PP, relation_BG, masked_BG, labels
+                )
+        if {"scoring", "antisymmetry", "acyclicity"} & set(wanted):
+            terms |= self._scorer_terms(wanted, relation_BG, tails_BGE, negatives_BGUE, some_BGU, labels)
+        return terms
+
+    def _matches(self, inputs, labels, states, negatives: bool) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+        """What tokens add to the scores of all tails of the batch [P, P] and of each leaf's own wrong ones [B, G, U]."""
+        if self.token_match is None:
+            return 0.0, 0.0
+        leaves, text_ids_PC = self._leaf_tokens(inputs, states), labels["tail_text_ids"].flatten(0, 1)
+        match_PP = self.token_match.scores(
+            leaves, inputs["root_ids"], self._name_tokens(text_ids_PC), text_ids_PC, self.config.vocab_size
+        )
+        if not negatives:
+            return match_PP, 0.0
+        ids_BGUC = labels["negative_text_ids"]
+        return match_PP, self.token_match.own_scores(leaves, inputs["root_ids"], self._name_tokens(ids_BGUC), ids_BGUC)
+
+    def _range_term(self, queries_BGE, tails_BGE, match_PP, relation_BG, masked_BG, labels) -> torch.Tensor:
+        # Other true tails are of admissible types; leaving them out would only blur the question.
+        scores_PP = objectives.candidate_scores(
+            queries_BGE, tails_BGE, labels["tail_entities"], labels["known_BGX"], self.config.temperature, match_PP
+        )
+        ranges_PY = nn.functional.embedding(relation_BG.flatten(), self.ranges_RY) > 0
+        return objectives.range_loss(
+            scores_PP, labels["tail_types"], ranges_PY, masked_BG & (labels["tail_entities"] >= 0)
+        )
+
+    def _scorer_terms(
+        self, wanted, relation_BG, tails_BGE, negatives_BGUE, some_BGU, labels
+    ) -> dict[str, torch.Tensor]:
+        terms, margin = {}, self.config.ontology_margin
+        heads_BGE = self.entities(labels["head_text_ids"])
+        true_BG = (relation_BG > 0) & (labels["tail_entities"] >= 0)
+        if "triple_labels" in labels:
+            true_BG = true_BG & (labels["triple_labels"] != 0)
+        relation_P, true_P = relation_BG.flatten(), true_BG.flatten()
+        heads_PE, tails_PE = heads_BGE.flatten(0, 1), tails_BGE.flatten(0, 1)
+        head_P, tail_P = labels["head_entities"].flatten(), labels["tail_entities"].flatten()
+        expected_PE = self.triple_scorer.expected_tail(heads_PE, relation_P)
+        if "scoring" in wanted:
+            terms["scoring"] = objectives.contrastive_loss(
+                expected_PE.view_as(heads_BGE),
+                tails_BGE,
+                negatives_BGUE,
+                some_BGU,
+                labels["tail_entities"],
+                labels["known_BGX"],
+                true_BG,
+                self.config.temperature,
+            )
+        if not {"antisymmetry", "acyclicity"} & set(wanted):
+            return terms
+        forward_P = (expected_PE * tails_PE).sum(-1)
+        backward_P = self.triple_scorer(tails_PE, relation_P, heads_PE)
+        apart_P = true_P & (head_P != tail_P)
+        if "antisymmetry" in wanted:
+            both_P = apart_P & (self.antisymmetric_R[relation_P] > 0)
+            terms["antisymmetry"] = objectives.cycle_loss([forward_P, backward_P], margin, both_P)
+        if "acyclicity" in wanted:
+            acyclic_P = apart_P & (self.acyclic_R[relation_P] > 0)
+            third_P = self._another(tail_P)
+            third_PE = tails_PE.index_select(0, third_P)
+            third_entity_P = tail_P.index_select(0, third_P)
+            onward_P = self.triple_scorer(tails_PE, relation_P, third_PE)
+            home_P = self.triple_scorer(third_PE, relation_P, heads_PE)
+            three_P = acyclic_P & (third_entity_P >= 0) & (third_entity_P != tail_P) & (third_entity_P != head_P)
+            terms["acyclicity"] = objectives.cycle_loss([forward_P, backward_P], margin, acyclic_P) + (
+                objectives.cycle_loss([forward_P, onward_P, home_P], margin, three_P)
+            )
+        return terms
+
+    def _another(self, entities_P: torch.Tensor) -> torch.Tensor:
+        """For each leaf another of the batch [P], all shifted by one random number; by 1 in evaluation."""
+        P, device = len(entities_P), entities_P.device
+        shift = torch.randint(1, max(P, 2), (1,), device=device) if self.training else 1
+        return (torch.arange(P, device=device) + shift) % P
+
+
+INPUTS = (
+    "root_ids",
+    "root_segments",
+    "root_positions",
+    "leaf_ids",
+    "leaf_segments",
+    "relation_ids",
+    "head_start",
+    "head_length",
+)
+LABELS = (
+    "mlm_positions",
+    "mlm_labels",
+    "mnm_labels",
+    "triple_labels",
+    "mnm_negative_ids",
+    "tail_text_ids",
+    "tail_entities",
+    "negative_text_ids",
+    "known_BGX",
+    "head_text_ids",
+    "head_entities",
+    "tail_types",
+)
+OF_ENTITIES = ("tail_text_ids", "tail_entities", "known_BGX")
+OF_TRIPLES = (*OF_ENTITIES, "head_text_ids", "head_entities")
+NEEDED = {
+    "mlm": ("mlm_positions", "mlm_labels"),
+    "mnm": ("mnm_labels",),
+    "mnm_ranking": ("mnm_labels", "mnm_negative_ids"),
+    "triple": ("triple_labels",),
+    "contrastive": ("mnm_labels", *OF_ENTITIES),
+    "scoring": OF_TRIPLES,
+    "antisymmetry": OF_TRIPLES,
+    "acyclicity": OF_TRIPLES,
+    "domain_range": ("mnm_labels", *OF_ENTITIES, "tail_types"),
+}
+OVER_ENTITIES = ("contrastive", "scoring", "antisymmetry", "acyclicity", "domain_range")
+
+
+def _range_table(config: GraphMERConfig) -> torch.Tensor:
+    """[R + 1, Y], 1 where the relation admits the type; relation 0 and a relation without a list admit all.
+
+    The last column stands for every type that no list names.
+    """
+    types = 2 + max((number for numbers in config.relation_ranges for number in numbers), default=-1)
+    table = torch.ones(config.num_relations + 1, types)
+    for relation, numbers in enumerate(config.relation_ranges, 1):
+        if numbers:
+            table[relation] = 0
+            table[relation, numbers] = 1
+    return table
+
+
+AutoConfig.register(GraphMERConfig.model_type, GraphMERConfig, exist_ok=True)
+AutoModel.register(GraphMERConfig, GraphMERModel, exist_ok=True)

@@ -1,0 +1,111 @@
+"""Byte-level BPE for code, cut at the boundaries inside identifiers, so that a name has the same tokens wherever it is.
+
+# V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("[PAD]", "[MASK]", "[SEP]")
+PAD, MASK, SEP = range(3)  # their ids
+MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+LONGEST_TOKEN = 20  # bytes; rulers of dashes would else be entries of their own
+
+# A newline · the indentation of a line · a word of an identifier, with the underscores before it: `HTTPServer2` is HTTP,
+# Server, 2 and `__read_only` is __read, _only · underscores at the end · anything else up to the next of these. A blank
+# never belongs to the word after it: ` name` and `.name` hold the same token.
+_WORD = r"_*(?:\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+|\p{Lu}+|\p{N}{1,3})"
+_PIECES = rf"\n|^[ \t]+|{_WORD}|_+|[^\n_\p{{L}}\p{{M}}\p{{N}}]+"
+_NEWLINE = "Ċ"  # in the byte-level alphabet
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of at most `vocab_size` entries, the same for the same texts; [PAD], [MASK], [SEP] are 0, 1, 2.
+
+    No token crosses a boundary of identifier, camelCase or snake_case word, number, line or indentation. Decoding gives
+    the text back. Raises ValueError where vocab_size < 259 (the special tokens and 256 bytes), or where there is no text.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(f"vocab_size={vocab_size}: must be at least {MIN_VOCAB_SIZE}, 256 bytes and 3 special tokens")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=LONGEST_TOKEN,
+        show_progress=False,
+    )
+    seen = False
+
+    def noted() -> Iterable[str]:
+        nonlocal seen
+        for text in texts:
+            seen = seen or bool(text)
+            yield text
+
+    backend.train_from_iterator(noted(), trainer)
+    if not seen:
+        raise ValueError("texts: none to train a tokenizer on; give the sources of the graph")
+    pad, mask, sep = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        mask_token=mask,
+        sep_token=sep,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # a source that spells out [MASK] is the text it is
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, none added, cut or padded; one that spells out a special token is the text it is."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True
+    return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def newline_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The one token that ends a line; none but it holds a newline."""
+    return tokenizer.convert_tokens_to_ids(_NEWLINE)
+
+
+def token_lengths(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """UTF-8 bytes of each token, int64 [V]; 0 for special ones."""
+    lengths_V = np.zeros(len(tokenizer), dtype=np.int64)
+    for token, index in tokenizer.get_vocab().items():
+        lengths_V[index] = 0 if index < len(SPECIAL_TOKENS) else len(token)
+    return lengths_V
+
+
+def identifier_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Which tokens are part of an identifier or number, bool [V]; neighbours of this kind are of one identifier.
+
+    A token is of letters, digits and underscores, or has none of them. Bytes above 127 count as letters.
+    """
+    words_V = np.zeros(len(tokenizer), dtype=bool)
+    for token, index in tokenizer.get_vocab().items():
+        if index >= len(SPECIAL_TOKENS):
+            first = token[0]
+            # The alphabet writes the bytes 0-32 and 127 as the characters 256-289, other ASCII as itself.
+            ascii_other = first.isascii() and not (first.isalnum() or first == "_")
+            words_V[index] = not ascii_other and not 256 <= ord(first) <= 289
+    return words_V

@@ -1,0 +1,140 @@
+"""transformers' trainer for leafy chains: sequences in their drawn order, every term of the loss in the logs.
+
+trainer = new_trainer(model, train, validation, configuration, plan, runtime, "run")
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.utils.data import SequentialSampler
+from transformers import Trainer
+
+from helpers import tracking, xla
+from helpers.arguments import training_arguments
+from helpers.graphmer.collation import LeafyChainCollator, LeafyChains
+from helpers.graphmer.configuration import Configuration
+from helpers.graphmer.curriculum import Curriculum, CurriculumChains
+from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.plan import Plan
+from helpers.runtime import Runtime
+from helpers.trainer import TrainerMixin
+
+OPTIMIZERS = {"adamw": None, "adafactor": "adafactor"}  # None: the plan's, fused where that runs
+
+
+class GraphTrainer(TrainerMixin, Trainer):
+    """transformers' Trainer with this suite's reliability; the terms of the loss are summed on the device between two logs."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        wanted = [name for name, weight in self.model.config.weights().items() if weight]
+        self._sums = {name: torch.zeros((), device=self.model.device) for name in wanted}
+        self._batches = 0
+        self._flush()
+
+    def _get_train_sampler(self, *args, **kwargs):
+        return SequentialSampler(self.train_dataset)  # the order is drawn already, and lengths must not mix
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        if model.training:
+            for name, term in outputs.terms.items():
+                self._sums[name] = self._sums[name] + term.detach()
+            self._batches += 1
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    def log(self, logs: dict, start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs = logs | self._terms()
+        super().log(logs, start_time)
+
+    def _terms(self) -> dict[str, float]:
+        """Mean of each term over the batches since the last log."""
+        terms = {name: round(float(total) / max(1, self._batches), 6) for name, total in self._sums.items()}
+        self._sums = {name: torch.zeros_like(total) for name, total in self._sums.items()}
+        self._batches = 0
+        self._flush()
+        return terms
+
+    def _flush(self) -> None:
+        """On XLA zeros become data, as the sums are between logs, and not constants of a new graph."""
+        if self.runtime.kind == "xla":
+            xla.sync()
+
+
+def new_trainer(
+    model: GraphMERForPreTraining,
+    train: LeafyChains,
+    validation: LeafyChains,
+    configuration: Configuration,
+    plan: Plan,
+    runtime: Runtime,
+    output_dir: Path | str,
+    *,
+    report_to: str = "none",
+    patience: int = 0,
+) -> GraphTrainer:
+    """The trainer of a run of exactly `plan.max_steps` optimizer steps.
+
+    Every key of `run`, `optimizer`, `training_data` and `checkpointing` arrives here or came with the plan.
+    """
+    asked = report_to
+    report_to, reason = tracking.report_to(asked)
+    if report_to != asked:
+        tracking.say(reason)
+    run, optimizer = configuration.run, configuration.optimizer
+    adam = {"adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1], "adam_epsilon": optimizer.eps}
+    batch = configuration.evaluation.micro_batch_size
+    arguments = training_arguments(
+        plan,
+        runtime,
+        output_dir,
+        seed=run.seed,
+        logging_steps=run.log_interval,
+        eval_steps=run.eval_interval_steps,
+        save_steps=run.save_interval_steps,
+        save_total_limit=configuration.checkpointing.save_total_limit,
+        lr_scheduler_type=optimizer.scheduler.name
+        if optimizer.scheduler.name != "constant"
+        else "constant_with_warmup",
+        report_to=report_to,
+        remove_unused_columns=False,
+        per_device_eval_batch_size=batch * (plan.device_count if runtime.kind == "xla" else 1),
+        full_determinism=run.deterministic and runtime.kind != "xla",  # which repeats itself as it is
+        **(adam if optimizer.name == "adamw" else {}),
+        **({"optim": OPTIMIZERS[optimizer.name]} if OPTIMIZERS[optimizer.name] else {}),
+    )
+    encoding = configuration.encoding
+    curriculum = Curriculum.read(
+        configuration.stages(),
+        leaves=encoding.max_leaves_per_sequence,
+        leaf_tokens=encoding.leaf_tokens,
+        layout=encoding.layout,
+    )
+    return GraphTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=CurriculumChains(train, curriculum, steps=plan.max_steps, examples_per_step=plan.batch_size),
+        eval_dataset=_whole_batches(validation, batch * plan.device_count),
+        data_collator=LeafyChainCollator(train),
+        plan=plan,
+        runtime=runtime,
+        patience=patience,
+    )
+
+
+def _whole_batches(chains: LeafyChains, batch: int) -> torch.utils.data.Subset:
+    """The first sequences in whole batches: in-batch tails are candidates, and a short batch would be easier.
+
+    Raises ValueError: there is not even one batch.
+    """
+    whole = len(chains) // batch * batch
+    if not whole:
+        raise ValueError(
+            f"evaluation.micro_batch_size: {batch} sequences over all devices, and validation has {len(chains)}; "
+            "lower it, or raise evaluation.held_out"
+        )
+    return torch.utils.data.Subset(chains, range(whole))

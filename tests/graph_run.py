@@ -1,0 +1,110 @@
+"""One small but real GraphMER run in its own process, for the tests that kill, resume and compare runs.
+
+python tests/graph_run.py OUTPUT_DIR '{"kind": "xla", "data": "folder", "changes": {"run.max_steps": 8}}'  prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+DEFAULTS = {
+    "kind": "cpu",  # or "xla"
+    "precision": "fp32",
+    "data": None,  # folder of sources
+    "changes": {},  # keys of the configuration
+    "kill_step": None,  # kill -9 inside this step, before the optimizer
+}
+SMALL = {
+    "run.seed": 3,
+    "run.max_steps": 12,
+    "run.log_interval": 1,
+    "run.eval_interval_steps": 4,
+    "run.save_interval_steps": 4,
+    "hardware.device": "auto",
+    "model.hidden_size": 32,
+    "model.num_layers": 2,
+    "model.num_heads": 2,
+    "model.intermediate_size": 48,
+    "model.embedding_size": 16,
+    "optimizer.lr": 1e-3,
+    "optimizer.scheduler.warmup_steps": 2,
+    "training_data.max_seq_len": 72,
+    "training_data.micro_batch_size": 8,
+    "encoding.leaf_tokens": 4,
+    "encoding.max_leaves_per_sequence": 6,
+    "encoding.entity_tokens": 12,
+    "encoding.vocab_size": 600,
+    "objectives.mnm.mask_prob": 0.6,
+    "evaluation.unit": "module",
+    "evaluation.micro_batch_size": 8,
+    "evaluation.max_triples": 40,
+}
+
+
+def main(output_dir: str, options: dict) -> dict:
+    if options["kind"] == "xla":
+        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
+    from helpers import runtime
+
+    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
+    import torch
+    import transformers
+
+    from helpers import xla
+    from helpers.graphmer import experiment
+    from helpers.graphmer.configuration import override, read_configuration
+    from helpers.graphmer.training import new_trainer
+
+    torch.set_num_threads(1)
+    changes = SMALL | options["changes"]
+    if machine.kind == "xla":  # as many sequences a step
+        for name in ("training_data.micro_batch_size", "evaluation.micro_batch_size"):
+            changes[name] //= machine.device_count
+    configuration = override(read_configuration("cpu"), changes)
+    corpus = experiment.load_corpus(options["data"], configuration)
+    model = experiment.new_model(configuration, corpus)
+    plan = experiment.make_plan(configuration, model, corpus, machine)
+    trainer = new_trainer(model, corpus.train, corpus.validation, configuration, plan, machine, output_dir)
+    transfers, shapes = [], []
+
+    class Watch(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            if options["kill_step"] == state.global_step + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if machine.kind == "xla":
+                counts = xla.counters()
+                transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
+
+    trainer.add_callback(Watch())
+    compute_loss = trainer.compute_loss
+
+    def watched(model, inputs, *args, **kwargs):
+        if model.training:
+            shapes.append(list(inputs["root_ids"].shape))
+        return compute_loss(model, inputs, *args, **kwargs)
+
+    trainer.compute_loss = watched
+    trainer.train()
+    history = trainer.state.log_history
+    return {
+        **trainer.results(),
+        "transfers": transfers,
+        "shapes": shapes,
+        "terms": [entry for entry in history if "loss" in entry],
+        "losses": [entry["loss"] for entry in history if "loss" in entry],
+        "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],
+    }
+
+
+if __name__ == "__main__":
+    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
+    assert not unknown, unknown
+    print("RESULT " + json.dumps(main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})))

@@ -1,0 +1,389 @@
+"""helpers.graphmer.configuration: the YAML of a run, read strictly."""
+
+import re
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, is_dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from helpers.graphmer import strict_yaml
+from helpers.graphmer.architecture import parameter_count
+from helpers.graphmer.configuration import Configuration, Stage, override, read_configuration, to_yaml
+from helpers.graphmer.memory import largest_batch, run_options
+from helpers.graphmer.profiles import PROFILES
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The configuration that GraphMER-SE's analysis of an RTX 3050 prints, whole.
+PUBLISHED = """\
+run:
+  seed: 1337
+  epochs: 5
+  gradient_accumulation_steps: 1  # Not needed with larger batch
+  log_interval: 50
+  eval_interval_steps: 500
+  save_interval_steps: 1000
+  mixed_precision: fp16
+  deterministic: true
+hardware:
+  device: cuda
+  num_workers: 4
+model:
+  hidden_size: 768
+  num_layers: 12
+  num_heads: 12
+  intermediate_size: 3072
+  dropout: 0.1
+  positional_encoding: alibi
+  norm: rmsnorm
+  activation: swiglu
+  hgat:
+    enabled: true
+    relation_bias: true
+  use_rel_attention_bias: true
+optimizer:
+  name: adamw
+  lr: 3.0e-4
+  weight_decay: 0.01
+  betas: [0.9, 0.98]
+  eps: 1e-8
+  scheduler:
+    name: cosine
+    warmup_steps: 1500
+training_data:
+  max_seq_len: 768
+  micro_batch_size: 32
+  pack_sequences: true
+  short_to_long_curriculum:
+    enabled: true
+    schedule:
+      - {steps: 0, max_seq_len: 512}
+      - {steps: 15000, max_seq_len: 768}
+objectives:
+  mlm:
+    mask_prob: 0.15
+    span_mask_identifiers: true
+  mnm:
+    mask_prob: 0.20
+    type_consistent_negatives: 2
+    hard_negatives: 2
+encoding:
+  leaves_per_anchor:
+    positive: 2
+    negatives: 2
+  max_leaves_per_sequence: 10
+regularizers:
+  ontology_constraints:
+    antisymmetry_weight: 0.2
+    acyclicity_weight: 0.2
+  contrastive:
+    enabled: true
+    temperature: 0.07
+checkpointing:
+  activation_checkpointing: false
+"""
+
+
+def flat(tree, path=""):
+    """Dotted path -> value of what PyYAML reads, mappings opened."""
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {key: value for name in tree for key, value in flat(tree[name], f"{path}.{name}".lstrip(".")).items()}
+
+
+def value_at(configuration, path):
+    for name in path.split("."):
+        configuration = getattr(configuration, name)
+    return configuration
+
+
+# -- what is read --
+
+
+def test_every_key_of_the_published_document_is_read_as_written():
+    configuration = read_configuration(PUBLISHED)
+    said = flat(yaml.safe_load(PUBLISHED))
+    schedule = said.pop("training_data.short_to_long_curriculum.schedule")
+    assert configuration.stages() == tuple((stage["steps"], stage["max_seq_len"]) for stage in schedule)
+    assert said.pop("optimizer.eps") == "1e-8" and configuration.optimizer.eps == 1e-8  # YAML 1.1 reads text
+    assert tuple(said.pop("optimizer.betas")) == configuration.optimizer.betas
+    assert {path: value_at(configuration, path) for path in said} == said
+
+
+def test_a_missing_key_has_its_default_and_an_empty_document_is_all_defaults(tmp_path):
+    assert read_configuration("") == Configuration()
+    path = tmp_path / "some.yaml"
+    path.write_text("optimizer:\n  lr: 1e-4\n", encoding="utf-8")
+    assert read_configuration(path) == override(Configuration(), {"optimizer.lr": 1e-4})
+
+
+@pytest.mark.parametrize("source", ["", PUBLISHED, *PROFILES])
+def test_what_is_written_is_read_as_the_same_configuration(source):
+    configuration = read_configuration(source)
+    text = to_yaml(configuration)
+    assert read_configuration(text) == configuration
+    assert set(flat(yaml.safe_load(text))) == set(strict_yaml.leaves(Configuration))
+
+
+def test_a_configuration_cannot_be_changed_in_place():
+    with pytest.raises(FrozenInstanceError):
+        Configuration().run.seed = 1
+
+
+def test_importing_it_loads_no_torch():
+    code = "import sys, helpers.graphmer.configuration; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+# -- what is refused --
+
+REFUSED = [
+    # document, line, key, what the message says
+    ("model:\n  hiden_size: 768\n", 2, "model.hiden_size", "did you mean model.hidden_size?"),
+    ("hardware:\n  device: cuda\n  batch_size: 32\n", 3, "hardware.batch_size", "training_data.micro_batch_size"),
+    ("hardware:\n  mixed_precision: fp16\n", 2, "hardware.mixed_precision", "did you mean run.mixed_precision?"),
+    ("run: {}\ntrainning_data: {}\n", 2, "trainning_data", "did you mean training_data?"),
+    ("run:\n  seed: 1\n  seed: 2\n", 3, "run.seed", "twice, first in line 2"),
+    ("run:\n  seed: '3'\n", 2, "run.seed", "without quotes"),
+    ("run:\n  seed: 010\n", 2, "run.seed", "a whole number"),
+    ("run:\n  seed: 1.0\n", 2, "run.seed", "a whole number"),
+    ("run:\n  seed: -1\n", 2, "run.seed", "at least 0"),
+    ("run:\n  seed:\n", 2, "run.seed", "has no value"),
+    ("run:\n  epochs: true\n", 2, "run.epochs", "a whole number at least 1"),
+    ("run:\n  epochs: [5]\n", 2, "run.epochs", "one value"),
+    ("run:\n  deterministic: 1\n", 2, "run.deterministic", "true or false"),
+    ("run:\n  mixed_precision: no\n", 2, "run.mixed_precision", "auto, fp32, bf16, fp16"),
+    ("model:\n  norm: rms\n", 2, "model.norm", "rmsnorm, layernorm"),
+    ("model:\n  dropout: 1.5\n", 2, "model.dropout", "at most 0.9"),
+    ("optimizer:\n  lr: .nan\n", 2, "optimizer.lr", "a number more than 0"),
+    ("optimizer:\n  lr: 0\n", 2, "optimizer.lr", "a number more than 0"),
+    ("optimizer:\n  betas: [0.9]\n", 2, "optimizer.betas", "not such a list"),
+    ("optimizer:\n  betas:\n    - 0.9\n    - 1.2\n", 4, "optimizer.betas[1]", "out of range"),
+    ("run: 3\n", 1, "run", "must hold keys"),
+    ("run:\n\tseed: 3\n", 2, "", "not YAML"),
+    ("run: {seed: 3\n\n", 3, "", "not YAML"),
+    ("run: {}\n---\nrun: {}\n", 2, "", "not YAML"),
+]
+SCHEDULE = "training_data:\n  short_to_long_curriculum:\n    enabled: true\n    schedule:\n"
+TOGETHER = [
+    ("model:\n  hidden_size: 770\n", 2, "model.hidden_size", "model.num_heads=12"),
+    ("model:\n  num_heads: 10\n", 2, "model.hidden_size", "model.num_heads=10"),
+    ("model: {positional_encoding: rotary, hidden_size: 36}\n", 1, "model.positional_encoding", "odd"),
+    ("model:\n  hgat:\n    enabled: false\n    relation_bias: true\n", 4, "model.hgat.relation_bias", "(and line 3)"),
+    ("hardware:\n  device: tpu\nrun:\n  mixed_precision: fp16\n", 4, "run.mixed_precision", "use bf16 (and line 2)"),
+    ("hardware: {device: cpu}\nrun: {mixed_precision: fp16}\n", 2, "run.mixed_precision", "use fp32 or bf16"),
+    ("hardware: {device: tpu, num_workers: 2}\n", 1, "hardware.num_workers", "give 0"),
+    ("hardware:\n  tpu_cores: 8\n", 2, "hardware.tpu_cores", "device: tpu"),
+    ("optimizer:\n  name: adafactor\n  eps: 1e-6\n", 3, "optimizer.eps", "Adafactor has none"),
+    ("encoding:\n  layout: full\n", 2, "training_data.pack_sequences", "set pack_sequences to false"),
+    ("training_data: {pack_sequences: false}\nencoding: {layout: full}\n", 2, "encoding.leaves_per_anchor", "one leaf"),
+    ("encoding:\n  max_leaves_per_sequence: 3\n", 2, "encoding.max_leaves_per_sequence", "4 or more"),
+    ("training_data:\n  max_seq_len: 74\n", 2, "training_data.max_seq_len", "leave 4 tokens for code"),
+    (f"{SCHEDULE}      - {{steps: 5, max_seq_len: 768}}\n", 4, "schedule", "a stage at steps 0"),
+    (f"{SCHEDULE}      []\n", 4, "schedule", "a stage at steps 0"),
+    (f"{SCHEDULE}      - {{steps: 0, max_seq_len: 512}}\n", 5, "schedule[0].max_seq_len", "768"),
+    (
+        f"{SCHEDULE}      - {{steps: 0, max_seq_len: 512}}\n      - {{steps: 0, max_seq_len: 768}}\n",
+        6,
+        "schedule[1].steps",
+        "more than the 0",
+    ),
+    (
+        f"{SCHEDULE}      - {{steps: 0, max_seq_len: 768}}\n      - {{steps: 9, max_seq_len: 512}}\n",
+        6,
+        "schedule[1].max_seq_len",
+        "more than the 768",
+    ),
+    (f"{SCHEDULE}      - {{steps: 0, max_seq: 512}}\n", 5, "schedule[0].max_seq", "schedule[0].max_seq_len"),
+    (f"{SCHEDULE}      - {{steps: 0}}\n", 5, "schedule[0]", "lacks max_seq_len"),
+    ("objectives: {mnm: {mask_prob: 0}}\n", 1, "objectives.mnm.mask_prob", "nothing is masked"),
+    (
+        "objectives:\n  mnm:\n    type_consistent_negatives: 0\n    hard_negatives: 0\n",
+        3,
+        "objectives.mnm.ranking_weight",
+        "ask for negatives",
+    ),
+    ("encoding: {leaves_per_anchor: {negatives: 0}}\n", 1, "objectives.triple.weight", "all leaves are true"),
+    ("objectives: {triple: {weight: 0}}\n", 1, "encoding.leaves_per_anchor.negatives", "nothing learns"),
+    ("objectives: {scoring: {weight: 0}}\n", 1, "antisymmetry_weight", "nothing teaches"),
+    ("regularizers: {contrastive: {weight: 0}}\n", 1, "regularizers.contrastive.weight", "enabled to false"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "key", "says"), REFUSED + TOGETHER)
+def test_an_error_names_the_file_the_line_the_key_and_the_remedy(tmp_path, text, line, key, says):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError) as caught:
+        read_configuration(str(path))
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert key in str(caught.value) and says in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["nowhere.yaml", Path("nowhere.yaml"), "rtx3051"])
+def test_a_file_that_is_not_there_is_said_with_the_profiles(source):
+    with pytest.raises(FileNotFoundError, match="rtx3050"):
+        read_configuration(source)
+
+
+def test_every_key_refuses_a_value_of_another_type():
+    for path, kind in strict_yaml.leaves(Configuration).items():
+        for wrong in ({"a": 1}, None, "[[]]" if kind is not str else 3):
+            with pytest.raises(ValueError, match=re.escape(path)):
+                override(Configuration(), {path: wrong})
+
+
+# -- override --
+
+
+def test_override_takes_values_and_the_command_lines_texts_alike():
+    base, schedule = Configuration(), "[{steps: 0, max_seq_len: 512}, {steps: 9, max_seq_len: 768}]"
+    curriculum = "training_data.short_to_long_curriculum"
+    stages = (Stage(steps=0, max_seq_len=512), Stage(steps=9, max_seq_len=768))
+    texts = {
+        "optimizer.lr": "1e-4",
+        "run.deterministic": "false",
+        "optimizer.betas": "[0.8, 0.9]",
+        "model.norm": "layernorm",
+    }
+    values = {
+        "optimizer.lr": 1e-4,
+        "run.deterministic": False,
+        "optimizer.betas": (0.8, 0.9),
+        "model.norm": "layernorm",
+    }
+    texts |= {f"{curriculum}.enabled": "true", f"{curriculum}.schedule": schedule}
+    values |= {f"{curriculum}.enabled": True, f"{curriculum}.schedule": stages}
+    changed = override(base, texts)
+    assert changed == override(base, values) != base
+    assert {path: value_at(changed, path) for path in values} == values
+    assert base == Configuration()
+
+
+def test_override_changes_all_before_it_checks_any_combination():
+    with pytest.raises(ValueError, match=r"model\.num_heads=12: not a multiple"):
+        override(Configuration(), {"model.hidden_size": 640})
+    assert override(Configuration(), {"model.hidden_size": 640, "model.num_heads": 10}).model.hidden_size == 640
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("optimizer.LR", "did you mean optimizer.lr?"), ("model.hgat", "is a section"), ("lr", "optimizer.lr")],
+)
+def test_override_refuses_what_is_no_key(path, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        override(Configuration(), {path: 1})
+
+
+# -- what follows from it --
+
+
+@pytest.mark.parametrize(("layout", "length", "shape"), [("compact", 768, (698, 10)), ("full", 1024, (128, 128))])
+def test_roots_and_leaf_slots_fill_the_sequence(layout, length, shape):
+    full = {
+        "encoding.layout": "full",
+        "training_data.pack_sequences": False,
+        "encoding.leaves_per_anchor.positive": 1,
+        "encoding.leaves_per_anchor.negatives": 0,
+        "objectives.triple.weight": 0.0,
+    }
+    changes = {"training_data.max_seq_len": length} | (full if layout == "full" else {})
+    configuration = override(Configuration(), changes)
+    roots, leaves = configuration.shape(length)
+    assert (roots, leaves) == shape and roots + leaves * configuration.encoding.leaf_tokens == length
+    if layout == "full":
+        with pytest.raises(ValueError, match="multiple of 8"):
+            override(configuration, {"training_data.max_seq_len": 1020})
+
+
+def test_the_batch_is_micro_batch_by_accumulation_by_devices():
+    configuration = override(read_configuration("tpu_v5e_8"), {"run.gradient_accumulation_steps": 3})
+    assert configuration.batch_size(8) == 4 * 3 * 8
+    with pytest.raises(ValueError, match=r"hardware\.tpu_cores=8: the machine has 4"):
+        configuration.batch_size(4)
+
+
+def test_every_key_of_the_model_and_every_weight_reaches_the_model():
+    base = Configuration()
+    changes = {
+        "model.hidden_size": 384,
+        "model.num_layers": 3,
+        "model.num_heads": 6,
+        "model.intermediate_size": 64,
+        "model.dropout": 0.2,
+        "model.positional_encoding": "rotary",
+        "model.norm": "layernorm",
+        "model.activation": "gelu",
+        "model.hgat.relation_dropout": 0.1,
+        "model.use_rel_attention_bias": False,
+        "model.leaf_positions": False,
+        "model.decay.mode": "additive",
+        "model.decay.base": 0.8,
+        "model.embedding_size": 32,
+        "encoding.leaf_tokens": 5,
+        "encoding.max_head_tokens": 4,
+        "objectives.mlm.weight": 0.9,
+        "objectives.mnm.weight": 0.8,
+        "objectives.mnm.ranking_weight": 0.7,
+        "objectives.triple.weight": 0.6,
+        "objectives.scoring.weight": 0.4,
+        "regularizers.ontology_constraints.antisymmetry_weight": 0.3,
+        "regularizers.ontology_constraints.acyclicity_weight": 0.1,
+        "regularizers.ontology_constraints.domain_range_weight": 0.05,
+        "regularizers.ontology_constraints.margin": 0.25,
+        "regularizers.contrastive.temperature": 0.1,
+        "regularizers.contrastive.weight": 0.55,
+    }
+    before = base.model_config(512, 22).to_dict()
+    for path, value in changes.items():
+        now = override(base, {path: value}).model_config(512, 22).to_dict()
+        assert [now[key] for key in now if now[key] != before[key]] == [value], path
+    off = {"model.hgat.enabled": False, "model.hgat.relation_bias": False, "regularizers.contrastive.enabled": False}
+    now = override(base, off).model_config(512, 22)
+    assert (now.hgat, now.hgat_relation_bias, now.contrastive_weight) == (False, False, 0.0)
+    assert base.model_config(512, 22, pad_token_id=3, acyclic_relations=[1]).pad_token_id == 3
+
+
+def test_the_default_model_has_80m_weights_and_the_published_width_more():
+    assert parameter_count(Configuration().model_config(8192, 30)) == pytest.approx(80e6, rel=0.01)
+    assert parameter_count(read_configuration(PUBLISHED).model_config(8192, 30)) > 113e6
+
+
+# -- profiles --
+
+MEMORY = {  # bytes, kind, precision
+    "rtx3050": (8 * 10**9, "cuda", "bf16"),
+    "t4": (int(14.56 * 2**30), "cuda", "fp16"),
+    "a100": (40 * 10**9, "cuda", "bf16"),
+    "tpu_v5e_8": (16 * 10**9, "xla", "bf16"),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_a_profile_fits_its_device_and_says_the_batch_that_just_does(name):
+    configuration = read_configuration(name)
+    memory, kind, precision = MEMORY[name]
+    config = configuration.model_config(configuration.encoding.vocab_size, 22)
+    shape, options = configuration.shape(768), run_options(configuration)
+    most = largest_batch(config, memory, *shape, kind=kind, precision=precision, **options)
+    assert configuration.training_data.micro_batch_size <= most
+    assert f": {most} at most by estimate" in PROFILES[name]
+    other = {**options, "checkpointing": not options["checkpointing"]}
+    if said := re.search(r", (\d+) with(?:out)? activation checkpointing", PROFILES[name]):
+        assert int(said[1]) == largest_batch(config, memory, *shape, kind=kind, precision=precision, **other)
+
+
+def test_the_cpu_profile_is_small():
+    configuration = read_configuration("cpu")
+    assert configuration.shape(configuration.training_data.max_seq_len) == (96, 10)
+    assert parameter_count(configuration.model_config(configuration.encoding.vocab_size, 22)) < 5e6
+
+
+def test_no_field_of_the_document_is_without_a_comment_or_a_section():
+    source = (ROOT / "helpers/graphmer/configuration.py").read_text(encoding="utf-8")
+    fields = re.findall(r"^    (\w+): (\w+).* = (?:setting|field)\((.*)$", source, re.MULTILINE)
+    assert len(fields) > len(strict_yaml.leaves(Configuration))
+    assert is_dataclass(Configuration)

@@ -1,0 +1,305 @@
+"""Every term of GraphMER's loss, held against a loop over leaves, candidates and slots."""
+
+import math
+
+import pytest
+import torch
+
+from helpers.graphmer import objectives
+from helpers.graphmer.model import GraphMERForPreTraining
+
+from .graph_batches import ALL_TERMS, PAD, V, config, inputs, leafy_batch, perturbed
+
+# B batch · G leaves · P = B G · L leaf tokens · U negatives · V vocabulary · E entity embedding
+
+NEVER = dict.fromkeys(ALL_TERMS, 0.0)
+
+
+def new_model(**changes) -> GraphMERForPreTraining:
+    torch.manual_seed(0)
+    return perturbed(GraphMERForPreTraining(config(**{**ALL_TERMS, **changes}))).double()
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """A model's batch, terms, and what the terms are made of, each from the public functions."""
+    model, batch = new_model(), leafy_batch(B=4, G=6, seed=2)
+    with torch.no_grad():
+        output = model(**batch)
+        return {
+            "batch": batch,
+            "model": model,
+            "config": model.config,
+            "output": output,
+            "terms": output.terms,
+            "leaf_probabilities": torch.softmax(model.leaf_logits(**batch), -1),
+            "root_probabilities": torch.softmax(model.token_logits(output.root_states), -1),
+            "queries": model.queries(**batch).flatten(0, 1),
+            "tails": model.entities(batch["tail_text_ids"]).flatten(0, 1),
+            "heads": model.entities(batch["head_text_ids"]).flatten(0, 1),
+            "negatives": model.entities(batch["negative_text_ids"]).flatten(0, 1),
+            "matrices": model.triple_scorer.weight,
+            "triple_logits": model.triple_head(output.leaf_states[:, :, 0])[..., 0],
+        }
+
+
+def mean(values: list[float]) -> float:
+    assert values, "the batch does not test this"
+    return sum(values) / len(values)
+
+
+def slots(seen):
+    B, G, L = seen["batch"]["leaf_ids"].shape
+    return [(b, g, s) for b in range(B) for g in range(G) for s in range(L)]
+
+
+def flat(seen, name):
+    return seen["batch"][name].flatten(0, 1).tolist()
+
+
+def masked(seen) -> list[bool]:
+    return [any(label != -100 for label in row) for row in flat(seen, "mnm_labels")]
+
+
+def test_mlm_is_the_mean_over_masked_roots(seen):
+    batch, losses = seen["batch"], []
+    for b, row in enumerate(batch["mlm_labels"].tolist()):
+        for m, label in enumerate(row):
+            if label != -100:
+                losses.append(-math.log(seen["root_probabilities"][b, batch["mlm_positions"][b, m], label]))
+    assert float(seen["terms"]["mlm"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_mnm_is_the_mean_over_labelled_slots(seen):
+    labels = seen["batch"]["mnm_labels"]
+    losses = [
+        -math.log(seen["leaf_probabilities"][b, g, s, labels[b, g, s]])
+        for b, g, s in slots(seen)
+        if labels[b, g, s] != -100
+    ]
+    assert float(seen["terms"]["mnm"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_ranking_is_the_choice_of_the_true_tail_by_likelihood(seen):
+    losses, probabilities = [], seen["leaf_probabilities"].flatten(0, 1)
+
+    def likelihood(leaf, tokens):
+        return math.prod(float(probabilities[leaf, s, token]) for s, token in enumerate(tokens))
+
+    for p, (labels, negatives) in enumerate(zip(flat(seen, "mnm_labels"), flat(seen, "mnm_negative_ids"), strict=True)):
+        true = [label for label in labels if label != -100]
+        wrong = [[token for token in tail if token != PAD] for tail in negatives]
+        wrong = [likelihood(p, tail) for tail in wrong if tail]
+        if true and wrong:
+            chance = likelihood(p, true)
+            losses.append(-math.log(chance / (chance + sum(wrong))))
+    assert float(seen["terms"]["mnm_ranking"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_triple_term_is_binary_cross_entropy_of_shown_leaves(seen):
+    losses = []
+    for label, logit in zip(flat(seen, "triple_labels"), seen["triple_logits"].flatten().tolist(), strict=True):
+        if label >= 0:
+            chance = 1 / (1 + math.exp(-logit))
+            losses.append(-math.log(chance if label == 1 else 1 - chance))
+    assert float(seen["terms"]["triple"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def candidates(seen, p: int) -> list[int]:
+    """Leaves whose tails stand against the tail of leaf p, itself first."""
+    entities, known = flat(seen, "tail_entities"), seen["batch"]["known_BGX"].flatten(0, 1)[p]
+    others = [x for x, entity in enumerate(entities) if entity >= 0 and entity != entities[p] and not known[x]]
+    return [p, *others]
+
+
+def slow_match(seen, p: int, tokens: list[int]) -> float:
+    """What the tokens of a name add: each as much as the leaf expects it, and copies it from its document's roots."""
+    model, batch, output = seen["model"], seen["batch"], seen["output"]
+    match, (b, g) = model.token_match, divmod(p, batch["leaf_ids"].shape[1])
+    leaf, total = output.leaf_states[b, g, 0], 0.0
+    softplus = torch.nn.functional.softplus
+    with torch.no_grad():
+        weights = [float(softplus(match.token_weight[token])) if token != PAD else 0.0 for token in tokens]
+        length = math.sqrt(sum(weight**2 for weight in weights) + 1e-6) / math.exp(match.log_length)
+        for token, weight in zip(tokens, weights, strict=True):
+            found = float(match.expected(leaf) @ model.encoder.embedding.weight[token] + match.token_bias[token])
+            for s, root in enumerate(batch["root_ids"][b].tolist()):
+                own = batch["root_segments"][b, s] == batch["leaf_segments"][b, g] and batch["root_segments"][b, s] > 0
+                if root == token and own:
+                    key = match.copy_key(output.root_states[b, s])
+                    found += float(softplus(match.copy_query(leaf) @ key / 8 + match.copy_offset))
+            total += weight / length * found
+    return total
+
+
+def slow_choice(seen, p: int, vector: torch.Tensor, *, by_token: bool = False) -> float:
+    """-log of the share of the true tail among the batch's and its own negatives."""
+    against = [(seen["tails"][x], flat(seen, "tail_text_ids")[x]) for x in candidates(seen, p)]
+    for negative, tokens in zip(seen["negatives"][p], flat(seen, "negative_text_ids")[p], strict=True):
+        if any(token != PAD for token in tokens):
+            against.append((negative, tokens))
+    scores = [float(vector @ other) / seen["config"].temperature for other, _ in against]
+    if by_token:
+        scores = [score + slow_match(seen, p, tokens) for score, (_, tokens) in zip(scores, against, strict=True)]
+    return math.log(sum(math.exp(score - max(scores)) for score in scores)) + max(scores) - scores[0]
+
+
+def test_contrastive_term_is_infonce_over_admissible_candidates(seen):
+    asked = [p for p, yes in enumerate(masked(seen)) if yes and flat(seen, "tail_entities")[p] >= 0]
+    losses = [slow_choice(seen, p, seen["queries"][p], by_token=True) for p in asked]
+    assert float(seen["terms"]["contrastive"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def expected_tail(seen, vector: torch.Tensor, relation: int) -> torch.Tensor:
+    moved = seen["matrices"][relation - 1] @ vector
+    return moved / moved.norm()
+
+
+def true_leaves(seen) -> list[int]:
+    columns = (flat(seen, name) for name in ("relation_ids", "tail_entities", "triple_labels"))
+    return [p for p, (r, entity, label) in enumerate(zip(*columns, strict=True)) if r and entity >= 0 and label != 0]
+
+
+def test_scoring_term_is_infonce_of_the_relations_matrix(seen):
+    relations = flat(seen, "relation_ids")
+    losses = [slow_choice(seen, p, expected_tail(seen, seen["heads"][p], relations[p])) for p in true_leaves(seen)]
+    assert float(seen["terms"]["scoring"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def cycle(seen, relation: int, *vectors) -> float:
+    ends = (*vectors[1:], vectors[0])
+    scores = [float(expected_tail(seen, a, relation) @ b) for a, b in zip(vectors, ends, strict=True)]
+    return max(0.0, sum(scores) / len(scores) - seen["config"].ontology_margin)
+
+
+def pairs(seen, relations: list[int]) -> list[int]:
+    head, tail, r = (flat(seen, name) for name in ("head_entities", "tail_entities", "relation_ids"))
+    return [p for p in true_leaves(seen) if r[p] in relations and head[p] != tail[p]]
+
+
+def test_antisymmetry_is_the_hinge_on_both_directions(seen):
+    r = flat(seen, "relation_ids")
+    losses = [cycle(seen, r[p], seen["heads"][p], seen["tails"][p]) for p in pairs(seen, [1, 3])]
+    assert sum(loss > 0 for loss in losses) > 2
+    assert float(seen["terms"]["antisymmetry"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_acyclicity_is_the_hinge_on_cycles_of_two_and_three(seen):
+    r, head, tail = (flat(seen, name) for name in ("relation_ids", "head_entities", "tail_entities"))
+    two = [cycle(seen, r[p], seen["heads"][p], seen["tails"][p]) for p in pairs(seen, [1, 2])]
+    three = []
+    for p in pairs(seen, [1, 2]):
+        third = (p + 1) % len(tail)
+        if tail[third] >= 0 and tail[third] not in (head[p], tail[p]):
+            three.append(cycle(seen, r[p], seen["heads"][p], seen["tails"][p], seen["tails"][third]))
+    assert float(seen["terms"]["acyclicity"]) == pytest.approx(mean(two) + mean(three), rel=1e-5)
+
+
+def test_domain_range_is_the_mass_on_tails_of_admissible_types(seen):
+    losses, types, r = [], flat(seen, "tail_types"), flat(seen, "relation_ids")
+    for p, yes in enumerate(masked(seen)):
+        admitted = {0: (), 1: (0,), 2: (1, 2), 3: range(5), 4: (2,)}[r[p]]
+        if not yes or flat(seen, "tail_entities")[p] < 0 or not (types[p] in admitted or types[p] < 0):
+            continue
+        texts = flat(seen, "tail_text_ids")
+        mass = {
+            x: math.exp(float(seen["queries"][p] @ seen["tails"][x]) / 0.07 + slow_match(seen, p, texts[x]))
+            for x in candidates(seen, p)
+        }
+        inside = sum(value for x, value in mass.items() if types[x] < 0 or types[x] in admitted)
+        losses.append(-math.log(inside / sum(mass.values())))
+    assert max(losses) > 1e-3
+    assert float(seen["terms"]["domain_range"]) == pytest.approx(mean(losses), rel=1e-4)
+
+
+def test_loss_is_the_weighted_sum_of_the_terms(seen):
+    weights = seen["config"].weights()
+    assert set(seen["terms"]) == set(weights)
+    total = sum(weights[name] * float(term) for name, term in seen["terms"].items())
+    assert float(seen["output"].loss) == pytest.approx(total, rel=1e-6)
+
+
+# ---- what does not count
+
+
+@pytest.mark.parametrize("weight", ALL_TERMS)
+def test_a_weight_of_zero_skips_its_term_and_any_other_adds_to_the_gradient(weight):
+    batch, name = leafy_batch(B=4, G=6, seed=2), weight.removesuffix("_weight")
+    assert name not in new_model(**{weight: 0.0})(**batch).terms
+    model = new_model(**{**NEVER, weight: 2.0})
+    output = model(**batch)
+    assert set(output.terms) == {name}
+    assert float(output.loss.detach()) == pytest.approx(2 * float(output.terms[name].detach()))
+    output.loss.backward()
+    assert model.encoder.embedding.weight.grad.any()
+
+
+def test_without_weights_on_entities_their_texts_are_not_encoded():
+    model, texts = new_model(**{**NEVER, "mlm_weight": 1.0, "mnm_weight": 1.0}), []
+    model.entities = texts.append
+    model(**leafy_batch())
+    assert not texts
+
+
+def test_a_term_whose_field_is_missing_raises_an_error_that_names_both():
+    batch = leafy_batch()
+    del batch["tail_types"]
+    with pytest.raises(ValueError, match="tail_types: missing, and domain_range_weight"):
+        new_model()(**batch)
+
+
+def test_without_labels_there_are_states_and_no_loss():
+    output = new_model()(**inputs(leafy_batch()))
+    assert output.loss is None and output.terms is None and output.root_states is not None
+
+
+def test_a_batch_with_nothing_to_learn_has_a_loss_of_zero_and_finite_gradients():
+    model, batch = new_model(), leafy_batch(B=2, leaves=0)
+    batch["mlm_labels"][:] = -100
+    output = model(**batch)
+    assert float(output.loss.detach()) == 0
+    output.loss.backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_other_copies_of_the_true_tail_and_known_tails_are_no_negatives():
+    draw = torch.Generator().manual_seed(0)
+    queries, tails = torch.nn.functional.normalize(torch.randn(2, 1, 4, 8, generator=draw), dim=-1)
+    nothing, everything = torch.zeros(1, 4, 4, dtype=torch.bool), torch.ones(1, 4, dtype=torch.bool)
+
+    def loss(entities, known=nothing):
+        return float(
+            objectives.contrastive_loss(queries, tails, None, None, torch.tensor([entities]), known, everything, 0.1)
+        )
+
+    assert loss([7, 7, 7, 7]) == 0
+    assert loss([1, 2, 3, 4], ~nothing) == 0
+    assert loss([1, 2, 3, 4]) > loss([1, 2, 1, 4]) > 0
+
+
+def test_queries_and_entities_are_unit_vectors_and_do_not_see_the_tail():
+    model, batch = new_model(), leafy_batch()
+    queries, entities = model.queries(**batch), model.entities(batch["tail_text_ids"])
+    there = batch["leaf_segments"] > 0
+    assert torch.allclose(queries[there].norm(dim=-1), torch.ones(int(there.sum()), dtype=queries.dtype), atol=1e-5)
+    assert torch.allclose(entities[there].norm(dim=-1), torch.ones(int(there.sum()), dtype=queries.dtype), atol=1e-5)
+    assert not entities[~there].any()
+    assert model.leaf_logits(**batch).shape == (*batch["leaf_ids"].shape, V)
+    changed = {**batch, "mnm_labels": batch["mnm_labels"].flip(0), "tail_text_ids": batch["tail_text_ids"].flip(0)}
+    assert torch.equal(model.queries(**changed), queries)
+
+
+def test_padding_of_an_entitys_text_does_not_change_its_vector():
+    model, ids = new_model(), torch.tensor([[5, 9, 11], [5, 9, 12]])
+    longer = torch.cat((ids, torch.zeros(2, 4, dtype=torch.long)), dim=1)
+    assert torch.allclose(model.entities(ids), model.entities(longer), atol=1e-6)
+    assert not torch.allclose(*model.entities(ids), atol=1e-3)
+
+
+def test_both_directions_of_a_triple_have_different_scores():
+    model = new_model()
+    a, b = torch.nn.functional.normalize(
+        torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0)), dim=-1
+    ).double()
+    relation = torch.arange(5).clamp(min=1)
+    assert (model.triple_scorer(a, relation, b) - model.triple_scorer(b, relation, a)).abs().min() > 1e-3

@@ -1,0 +1,359 @@
+"""Tasks and violation rates on graphs that are small enough to count by hand, and against slow loops."""
+
+import ast
+import random
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+
+from helpers.graphmer.knowledge_graph import UNRESOLVED, Entity, Triple, build_graph
+from helpers.graphmer.ontology import UNKNOWN, read_ontology
+from helpers.graphmer.ranking import rate
+from helpers.graphmer.splits import Splits
+from helpers.graphmer.tasks import (
+    CALLS,
+    IMPORTS,
+    Function,
+    Mention,
+    TokenAccuracy,
+    ambiguous_mentions,
+    best_threshold,
+    by_embedding,
+    candidate_pairs,
+    code_search,
+    disambiguation,
+    documented_functions,
+    pair_f1,
+    pair_scores,
+    split_docstring,
+)
+from helpers.graphmer.violations import violation_rates
+
+ONTOLOGY = read_ontology()
+
+
+class Table:
+    """A scorer of written scores; 0 for what is not in it."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def tails(self, heads, relation, candidates):
+        return np.array([[self.scores.get((head, relation, tail), 0.0) for tail in candidates] for head in heads])
+
+    def heads(self, tails, relation, candidates):
+        return np.array([[self.scores.get((head, relation, tail), 0.0) for head in candidates] for tail in tails])
+
+
+def calls_graph(functions=30, seed=0):
+    """Modules a, b, c that share the names of their functions; calls between them, in three parts."""
+    draw = random.Random(seed)
+    entities = [Entity(module, "module", module, module=module) for module in "abc"]
+    names = [f"{'abc'[number % 3]}.f{number // 3}" for number in range(functions)]
+    entities += [Entity(name, "function", name[2:], module=name[0], line=1, end_line=2) for name in names]
+    triples = sorted({Triple(*draw.sample(names, 1), "calls", *draw.sample(names, 1)) for _ in range(120)})
+    triples += [Triple(one, "imports", other) for one in "abc" for other in "abc" if one < other]
+    triples += [Triple(one, "imports_name", name) for one in "abc" for name in names[:9] if one != name[0]]
+    graph = build_graph(entities, triples, {})
+    return graph, Splits(*(tuple(graph.triples[part::3]) for part in range(3)), {})
+
+
+# ---- code search
+
+SOURCES = [
+    ('def f(a: dict = {1: 2}, *b):\n    """Sums all\n    values. Then more."""\n    return 1\n', "Sums all values."),
+    ("@cache\nasync def f():\n    # why\n    'One line without a stop'\n    return 1\n", "One line without a stop"),
+    (
+        '    def f(self) -> "x":\n        r"""Finds \\d digits.\n\n        More text.\n        """\n        return 1\n',
+        "Finds \\d digits.",
+    ),
+    (
+        'def f(x=lambda: 1):\n    """First paragraph\n\n    second. And so on."""; y = 2\n    return y\n',
+        "First paragraph",
+    ),
+    ('def f(): "Inline docstring here."; return 2\n', "Inline docstring here."),
+]
+
+
+@pytest.mark.parametrize(("source", "sentence"), SOURCES)
+def test_the_docstring_and_nothing_else_is_cut_out(source, sentence):
+    found, code = split_docstring(source)
+    assert found == sentence
+    import textwrap
+
+    function = ast.parse(textwrap.dedent(source)).body[0]
+    function.body = function.body[1:]
+    assert ast.dump(ast.parse(code)) == ast.dump(ast.Module([function], []))
+
+
+def test_a_source_that_is_cut_off_keeps_its_docstring_if_that_is_whole():
+    source = 'def f(x):\n    """Reads the file."""\n    return g(x,\n'
+    assert split_docstring(source) == ("Reads the file.", "def f(x):\n    return g(x,\n")
+    assert split_docstring('def f(x):\n    """Reads the file and\n    then') is None
+    assert split_docstring("def f(x,") is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    return 'no docstring'\n",
+        'class A:\n    """A class, and no function."""\n    def f(self):\n        """Inner."""\n',
+        "def f():\n    b'bytes are no docstring'\n",
+        "def f():\n    f'nor is {this}'\n",
+        "int f() { return 1; }",
+        'def f():\n    """ """\n',
+        "x = 1",
+    ],
+)
+def test_what_has_no_docstring_is_no_function_to_be_found(source):
+    assert split_docstring(source) is None
+
+
+def test_functions_to_be_found_have_a_sentence_of_their_own():
+    docs = {
+        "m.a": "Adds two numbers.",
+        "m.b": "Same text here.",
+        "m.c": "Same text here.",
+        "m.d": "Too short.",
+        "m.e": "Drops old rows.",
+    }
+    entities = [Entity(name, "function", name[2:], module="m", line=1, end_line=3) for name in docs]
+    entities.append(Entity("m.a(x)", "parameter", "x", module="m"))
+    graph = build_graph(entities, [], {})
+    sources = {name: f'{name}\ndef {name[2:]}(x):\n    """{doc}"""\n    return x\n' for name, doc in docs.items()}
+    functions = documented_functions(graph, lambda name: sources[name], graph.entities)
+    assert functions == [
+        Function("m.a", "Adds two numbers.", "m.a\ndef a(x):\n    return x\n"),
+        Function("m.e", "Drops old rows.", "m.e\ndef e(x):\n    return x\n"),
+    ]
+    with pytest.raises(ValueError, match="1 functions with a docstring of their own"):
+        documented_functions(graph, lambda name: sources[name], ["m.a", "m.d"])
+
+
+def test_code_search_counts_the_first_ten():
+    functions = [Function(f"f{number}", f"sentence {number}", f"code {number}") for number in range(12)]
+    ranks = [1, 2, 10, 11, *[1] * 8]
+    scores = np.zeros((12, 12))
+    for row, place in enumerate(ranks):
+        others = [column for column in range(12) if column != row]
+        scores[row, others] = -np.arange(11)
+        scores[row, row] = 1.5 - place
+    result = code_search(functions, lambda queries, documents: scores)
+    assert result["mrr@10"] == pytest.approx((9 + 1 / 2 + 1 / 10) / 12)
+    assert result["functions"] == 12
+    even = code_search(functions, lambda queries, documents: np.zeros((12, 12)))
+    assert even["mrr@10"] == pytest.approx(1 / 6.5)
+    drawn = np.random.default_rng(0)
+    chance = np.mean([code_search(functions, lambda *texts: drawn.random((12, 12)))["mrr@10"] for _ in range(40)])
+    assert even["chance"] == pytest.approx(chance, abs=0.03)
+    with pytest.raises(ValueError, match=r"similarity: scores \[12, 3\] for 12 functions"):
+        code_search(functions, lambda queries, documents: scores[:, :3])
+
+
+def test_embeddings_are_compared_by_their_angle():
+    vectors = {"q": [2.0, 0.0], "near": [0.1, 0.01], "far": [0.0, 9.0]}
+    similarity = by_embedding(lambda texts: np.array([vectors[text] for text in texts]))
+    assert similarity(["q"], ["near", "far"])[0] == pytest.approx([0.1 / np.hypot(0.1, 0.01), 0])
+
+
+# ---- pairs
+
+
+@pytest.mark.parametrize("relations", [CALLS, IMPORTS])
+def test_pairs_are_all_true_tails_and_as_many_wrong_ones_as_asked_for(relations):
+    graph, splits = calls_graph()
+    pairs = candidate_pairs(splits, graph, ONTOLOGY, relations=relations, part="test", negatives=4)
+    true = {triple for triple in splits.test if triple.relation in relations}
+    assert {triple for triple, holds in zip(pairs.triples, pairs.true, strict=True) if holds} == true
+    wrong = [triple for triple, holds in zip(pairs.triples, pairs.true, strict=True) if not holds]
+    assert not set(wrong) & set(graph.triples)
+    assert all(triple.head != triple.tail for triple in wrong)
+    assert len(set(wrong)) == len(wrong) <= 4 * len(true)
+    if relations == CALLS:
+        assert len(wrong) == 4 * len(true)
+        same = [
+            triple
+            for triple in wrong
+            if any(triple.tail[2:] == other.tail[2:] for other in true if other.head == triple.head)
+        ]
+        assert len(same) > 0.1 * len(wrong)
+    again = candidate_pairs(splits, graph, ONTOLOGY, relations=relations, part="test", negatives=4)
+    assert pairs == again
+
+
+def test_scores_of_pairs_are_those_of_their_triples():
+    graph, splits = calls_graph()
+    pairs = candidate_pairs(splits, graph, ONTOLOGY, relations=("calls", "imports"), part="train", seed=1)
+    scores = {triple: number / 7 for number, triple in enumerate(pairs.triples)}
+    for chunk in (1, 10**6):
+        found = pair_scores(Table(scores), pairs, chunk=chunk)
+        assert found.tolist() == [scores[triple] for triple in pairs.triples]
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_the_threshold_is_the_best_of_all(levels):
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        scores, true = draw.integers(0, levels, 40) / 8, draw.random(40) < 0.3
+        true[0] = True
+
+        def f1(threshold, scores=scores, true=true):
+            called = scores >= threshold
+            return 2 * (called & true).sum() / (called.sum() + true.sum())
+
+        assert f1(best_threshold(scores, true)) == max(f1(value) for value in scores)
+
+
+def test_f1_is_taken_at_the_threshold_of_validation():
+    graph, splits = calls_graph()
+    parts = [candidate_pairs(splits, graph, ONTOLOGY, relations=CALLS, part=part) for part in ("validation", "test")]
+    draw = random.Random(0)
+    scores = {
+        triple: holds + draw.gauss(0, 0.6)
+        for pairs in parts
+        for triple, holds in zip(pairs.triples, pairs.true, strict=True)
+    }
+    result = pair_f1(Table(scores), *parts)
+    called = [scores[triple] >= result["threshold"] for triple in parts[1].triples]
+    assert result["f1"] == pytest.approx(f1_score(parts[1].true, called))
+    assert result["interval"][0] < result["f1"] < result["interval"][1]
+    assert result["all_true"] == pytest.approx(f1_score(parts[1].true, [True] * len(called)))
+    assert result["all_true"] < result["f1"] < 1
+    perfect = {triple: float(triple in graph.triples) for triple in scores}
+    assert pair_f1(Table(perfect), *parts)["f1"] == 1
+
+
+def test_a_head_may_be_left_out_by_lot():
+    graph, splits = calls_graph()
+    pairs = candidate_pairs(splits, graph, ONTOLOGY, relations=CALLS, part="test", max_heads=5)
+    assert len({triple.head for triple in pairs.triples}) == 5
+
+
+# ---- names
+
+
+def test_mentions_are_the_names_that_several_have():
+    graph, splits = calls_graph()
+    mentions = ambiguous_mentions(splits, graph, ONTOLOGY)
+    calls = [triple for triple in splits.test if triple.relation == "calls"]
+    for triple in calls:
+        true = {other.tail for other in graph.triples if other.head == triple.head and other.relation == "calls"}
+        others = {f"{module}.{triple.tail[2:]}" for module in "abc"} - true
+        found = [mention for mention in mentions if (mention.head, mention.tail) == triple[::2]]
+        assert [set(mention.others) for mention in found] == ([others] if others else [])
+    head, name = mentions[0].head, mentions[0].tail[2:]
+    sources = {head: f"{head}\n    {name}(1)\n"}
+    named = ambiguous_mentions(splits, graph, ONTOLOGY, text=lambda entity: sources.get(entity, "f"))
+    assert {(mention.head, mention.tail[2:]) for mention in named} == {(head, name)}
+    with pytest.raises(ValueError, match=r"relations=\['raises'\], part='test': no tail shares its name"):
+        ambiguous_mentions(splits, graph, ONTOLOGY, relations=["raises"])
+
+
+def test_disambiguation_shares_a_tie():
+    mentions = [
+        Mention("h", "calls", "a.f", ("b.f",)),
+        Mention("h", "calls", "c.f", ("a.g", "b.g", "c.g")),
+        Mention("i", "calls", "b.f", ("a.f",)),
+    ]
+    result = disambiguation(Table({("h", "calls", "a.f"): 1.0, ("i", "calls", "a.f"): 1.0}), mentions)
+    assert result["top1"] == pytest.approx((1 + 1 / 4 + 0) / 3)
+    assert result["chance"] == pytest.approx((1 / 2 + 1 / 4 + 1 / 2) / 3)
+    assert result["candidates"] == pytest.approx(8 / 3)
+
+
+# ---- masked tokens
+
+
+def test_accuracy_of_masked_tokens_and_leaves_is_that_of_a_loop():
+    torch.manual_seed(0)
+    accuracy = TokenAccuracy((1, 3), leaves=True)
+    counts = np.zeros(5, int)
+    for _ in range(3):
+        logits, labels = torch.randn(2, 5, 4, 6), torch.randint(0, 6, (2, 5, 4))
+        logits.scatter_add_(-1, labels[..., None], torch.full(labels.shape, 2.5)[..., None])
+        labels[torch.rand(labels.shape) < 0.4] = -100
+        labels[0, 0] = -100
+        accuracy.update(logits, labels)
+        for leaf_logits, leaf in zip(logits.flatten(0, 1), labels.flatten(0, 1), strict=True):
+            first = []
+            for row, label in zip(leaf_logits, leaf.tolist(), strict=True):
+                if label >= 0:
+                    order = row.argsort(descending=True).tolist()
+                    first.append(order[0] == label)
+                    counts += [order[0] == label, label in order[:3], 1, 0, 0]
+            counts += [0, 0, 0, bool(first) and all(first), bool(first)]
+    found = accuracy.summary()
+    assert [found["top1"]["count"], found["top3"]["count"], found["top1"]["of"]] == counts[:3].tolist()
+    assert [found["leaf"]["count"], found["leaf"]["of"]] == counts[3:].tolist()
+    assert 0 < counts[3] < counts[4]
+
+
+def test_a_constant_or_broken_model_is_never_right():
+    for value in (0.0, float("nan")):
+        accuracy = TokenAccuracy((1, 2))
+        accuracy.update(torch.full((1, 3, 5), value), torch.tensor([[0, 4, -100]]))
+        assert [accuracy.summary()[key]["count"] for key in ("top1", "top2")] == [0, 0]
+    assert TokenAccuracy(leaves=True).summary()["leaf"]["rate"] is None
+    with pytest.raises(ValueError, match=r"logits \[1, 3, 5\], labels \[1, 2\]"):
+        accuracy.update(torch.zeros(1, 3, 5), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_rates_have_the_interval_of_wilson():
+    """(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n), by hand."""
+    found, p, n, z = rate(3, 20), 3 / 20, 20, 1.959964
+    half = z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
+    expected = [(p + z**2 / (2 * n) + sign * half) / (1 + z**2 / n) for sign in (-1, 1)]
+    assert found["interval"] == pytest.approx(expected, abs=1e-5)
+    assert rate(0, 0)["rate"] is None
+
+
+# ---- violations
+
+
+def classes_graph():
+    names = [*"ABCDE"]
+    entities = [Entity(name, "class", name, module="m") for name in names]
+    entities += [Entity("f", "function", "f", module="m"), Entity("u", UNKNOWN, "u", "external")]
+    entities += [Entity("?.x", UNKNOWN, "x", UNRESOLVED)]
+    train = [Triple("A", "inherits_from", "B"), Triple("B", "inherits_from", "C"), Triple("f", "instantiates", "A")]
+    test = [Triple("C", "inherits_from", "D"), Triple("f", "instantiates", "B")]
+    return build_graph(entities, [*train, *test], {}), Splits(tuple(train), (), tuple(test), {})
+
+
+def tail_of(result, relation):
+    return {kind: (found["count"], found["of"]) for kind, found in result["relations"][relation].items()}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kinds"),
+    [
+        ("D", set()),
+        ("u", set()),  # of unknown type
+        ("f", {"type"}),
+        ("B", {"antisymmetric", "acyclic"}),  # B inherits from C
+        ("A", {"acyclic"}),  # A from B from C
+        ("C", {"acyclic"}),  # from itself
+    ],
+)
+def test_first_answers_are_held_against_ontology_and_training(answer, kinds):
+    graph, splits = classes_graph()
+    good = {("D", "inherits_from", "D"): -1.0, ("E", "inherits_from", "D"): 9.0}  # what D is asked for by its head
+    result = violation_rates(Table({("C", "inherits_from", answer): 2.0} | good), splits, graph, ONTOLOGY)
+    expected = {kind: (int(kind in kinds), 2) for kind in ("type", "antisymmetric", "acyclic")}
+    assert tail_of(result, "inherits_from") == {"any": (int(bool(kinds)), 2)} | expected
+
+
+def test_what_training_says_already_is_no_first_answer():
+    graph, splits = classes_graph()
+    scores = {("f", "instantiates", "A"): 9.0, ("f", "instantiates", "f"): 5.0, ("f", "instantiates", "B"): 6.0}
+    result = violation_rates(Table(scores), splits, graph, ONTOLOGY)
+    assert tail_of(result, "instantiates") == {
+        "any": (0, 2),
+        "type": (0, 2),
+        "antisymmetric": (0, 0),
+        "acyclic": (0, 0),
+    }
+    assert result["type"]["of"] == 4
+    assert result["acyclic"]["of"] == 2

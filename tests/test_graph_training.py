@@ -1,0 +1,109 @@
+"""Training of GraphMER: exact resume, curriculum, and XLA as the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import checkpoint, xla
+
+from .test_graph_documents import library
+from .test_resume import KINDS, fingerprint, result
+
+DRIVER = Path(__file__).with_name("graph_run.py")
+ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+CURRICULUM = {
+    "training_data.short_to_long_curriculum.enabled": True,
+    "training_data.short_to_long_curriculum.schedule": "[{steps: 0, max_seq_len: 56}, {steps: 6, max_seq_len: 72}]",
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> str:
+    return str(library(tmp_path_factory.mktemp("library")))
+
+
+def run(output_dir: Path, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(DRIVER), str(output_dir), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(sources, tmp_path_factory):
+    """Folder and result of a run with dropout through two lengths, by kind."""
+    runs: dict[str, tuple[Path, dict]] = {}
+
+    def of(kind: str) -> tuple[Path, dict]:
+        if kind not in runs:
+            folder = tmp_path_factory.mktemp(kind)
+            runs[kind] = folder, result(run(folder, kind=kind, data=sources, changes=CURRICULUM))
+        return runs[kind]
+
+    return of
+
+
+def test_the_curriculum_changes_the_length_at_its_step_and_the_run_has_its_steps(undisturbed):
+    _, outcome = undisturbed("cpu")
+    assert outcome["train"]["steps"] == 12
+    assert outcome["shapes"] == [[8, 32]] * 6 + [[8, 48]] * 6
+
+
+def test_logs_hold_every_term_of_the_loss_and_their_weighted_sum_is_it(undisturbed):
+    from helpers.graphmer.configuration import override, read_configuration
+
+    from .graph_run import SMALL
+
+    _, outcome = undisturbed("cpu")
+    weights = override(read_configuration("cpu"), SMALL).model_config(600, 30).weights()
+    for entry in outcome["terms"]:
+        total = sum(weight * entry[name] for name, weight in weights.items() if weight)
+        assert entry["loss"] == pytest.approx(total, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind, undisturbed, sources, tmp_path):
+    folder, reference = undisturbed(kind)
+    killed = run(tmp_path, kind=kind, data=sources, changes=CURRICULUM, kill_step=10)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-8"
+    resumed = result(run(tmp_path, kind=kind, data=sources, changes=CURRICULUM))
+    assert resumed["train"]["resumed_from_step"] == 8
+    assert resumed["losses"] == reference["losses"]
+    assert fingerprint(tmp_path, 12) == fingerprint(folder, 12)
+
+
+@pytest.fixture(scope="module")
+def on_xla(sources, tmp_path_factory):
+    """Twelve steps on 8 devices and the same on a CPU, without dropout, logged at every fourth."""
+    still = {"model.dropout": 0.0, "model.hgat.relation_dropout": 0.0, "run.log_interval": 4}
+    return [
+        result(run(tmp_path_factory.mktemp(kind), kind=kind, data=sources, changes=CURRICULUM | still))
+        for kind in ("xla", "cpu")
+    ]
+
+
+@ON_XLA
+def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(on_xla):
+    ours, reference = on_xla
+    assert ours["losses"] == pytest.approx(reference["losses"], rel=1e-4)
+    assert ours["eval_losses"] == pytest.approx(reference["eval_losses"], rel=1e-4)
+
+
+@ON_XLA
+def test_each_length_compiles_once_and_no_value_leaves_the_device_between_logs(on_xla):
+    ours, _ = on_xla
+    assert ours["xla"]["host_syncs_per_step"] == 0
+    moved = [after - before for before, after in zip(ours["transfers"], ours["transfers"][1:], strict=False)]
+    # What a log moves is seen at the end of the step after it; step 1 is logged too.
+    assert {step for step, count in enumerate(moved, start=2) if count} <= {2, 5, 9}

@@ -1,0 +1,116 @@
+"""The GraphMER notebooks as users run them, and the same from the shell."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from helpers import xla
+from helpers.graphmer.__main__ import main
+from helpers.graphmer.model import GraphMERForPreTraining
+
+from .graph_run import SMALL
+from .notebook_run import refused, run, text_of
+from .test_graph_documents import library
+
+STEPS = 8
+CHANGES = {key: value for key, value in SMALL.items() if key not in ("run.seed", "run.max_steps")}
+
+
+def tiny(alone: Path, **others) -> dict:
+    if not (alone / "sources").exists():
+        library(alone / "sources")
+    changes = "; ".join(f"{key}={value}" for key, value in (CHANGES | others.pop("changes", {})).items())
+    found = {"data_source": str(alone / "sources"), "config": "cpu", "changes": changes, "max_steps": STEPS}
+    return found | {"evaluate_triples": 30} | others
+
+
+def assert_whole_run(executed, results, kind: str) -> None:
+    output = Path("out")
+    code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert all(cell.execution_count for cell in code)
+    assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, STEPS)
+    assert math.isfinite(results["train"]["loss_last"])
+    rows = results["eval"]["baselines"]
+    assert {"GraphMER-SE", "frequency", "strings", "transe", "distmult", "rotate"} <= set(rows)
+    for found in rows.values():
+        assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 30
+    assert 0 <= results["eval"]["after"]["violations"]["any"]["rate"] <= 1
+    assert (output / "figures" / "neighbourhood.png").read_bytes().startswith(b"\x89PNG")
+    assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt"), *output.glob("model/**/*.pkl")]
+    model = GraphMERForPreTraining.from_pretrained(output / "model")
+    assert model.config.hidden_size == SMALL["model.hidden_size"]
+
+
+def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
+    executed, results = run("graphmer_se", alone, tiny(alone, further_seeds=1))
+    assert_whole_run(executed, results, "cpu")
+    assert "GraphMER-SE, seed 1" in results["eval"]["baselines"]
+    assert "[MASK] was" in text_of(executed)
+    _, again = run("graphmer_se", alone, tiny(alone, compare_baselines=False))
+    assert again["train"]["resumed_from_step"] == STEPS
+    assert again["eval"]["after"]["links"] == results["eval"]["after"]["links"]
+    assert "belongs to another run (seed=0 there, 7 here)" in refused("graphmer_se", alone, tiny(alone, seed=7))
+
+
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+    one_each = {"training_data.micro_batch_size": 1, "evaluation.micro_batch_size": 1}
+    executed, results = run("graphmer_se_tpu", alone, tiny(alone, changes=one_each))
+    assert_whole_run(executed, results, "xla")
+    assert results["runtime"]["device_count"] == 8
+    assert results["xla"]["compiles_after_warmup"] == 0
+    assert results["xla"]["host_syncs_per_step"] == 0
+    shutil.rmtree(alone / "out" / f"checkpoint-{STEPS}")  # as if the machine had gone before the last save
+    _, again = run("graphmer_se_tpu", alone, tiny(alone, changes=one_each, compare_baselines=False))
+    assert again["train"]["resumed_from_step"] == 4
+    assert again["eval"]["after"]["links"] == results["eval"]["after"]["links"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"changes": "model.hiden_size=3"}, "hiden_size"),
+        ({"changes": "model.num_layers"}, "'model.num_layers' is not key=value"),
+        ({"config": "no.yaml"}, "config='no.yaml'"),
+        ({"data_source": "owner/name"}, "data_source='owner/name'"),
+        ({"batch_size": -1}, "batch_size=-1"),
+        ({"evaluate_triples": -1}, "evaluate_triples=-1"),
+    ],
+)
+def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):
+    assert message in refused("graphmer_se", alone, tiny(alone) | parameters)
+    assert not (alone / "out").exists()
+
+
+# ---- from the shell
+
+
+def test_the_command_runs_exactly_so_many_steps(alone, capsys):
+    library(alone / "sources")
+    sets = [part for key, value in CHANGES.items() for part in ("--set", f"{key}={value}")]
+    asked = ["train", "--config", "cpu", "--data", "sources", "--steps", "5", "--output", "run", *sets]
+    assert main(asked) == 0
+    results = json.loads((alone / "run" / "results.json").read_text())
+    assert results["train"]["steps"] == 5
+    assert "GraphMER-SE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--config", "cpu", "--steps", "-1", "--output", "run"], "--steps -1"),
+        (["train", "--config", "gpu", "--output", "run"], "config='gpu'"),
+        (["config", "--config", "cpu", "--set", "optimizer.lr=fast"], "optimizer.lr"),
+    ],
+)
+def test_the_command_names_what_is_wrong_and_ends_with_2(arguments, message, alone, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (alone / "run").exists()
