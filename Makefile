@@ -24,7 +24,9 @@ demo: $(GPU)/.installed ## run the TinyStories notebook headless (DATA=sample, a
 	$(GPU)/bin/python -m helpers.batch notebooks/tinystories_reservoir.ipynb --output-dir '$(DEMO)' \
 	    'data_source=$(DATA)' max_steps=$(STEPS) eval_steps=50 save_steps=50 $(PARAMETERS)
 
-test: lint test-gpu test-tpu ## everything, with both sets of requirements
+# Both halves at once, one core each; what each of them says comes when it is done.
+test: lint $(TPU)/.installed ## everything, with both sets of requirements
+	OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs=2 --output-sync=target test-gpu test-tpu
 
 test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 	$(GPU)/bin/python -m pytest tests

@@ -65,13 +65,13 @@ class Meter:
         self.compile_seconds += compiled - self._compile_mark
         self._started, self._compile_mark = now, compiled
 
-    def count(self, inputs) -> None:
-        """Adds one micro-batch, given its dict of tensors: those named *input_ids, [B, ..., T], or else the first."""
+    def count(self, inputs, processes: int = 1) -> None:
+        """Adds one micro-batch of each of `processes`, given one's dict of tensors: *input_ids [B, ..., T], or else the first."""
         batched = {name: tensor.shape for name, tensor in inputs.items() if getattr(tensor, "dim", lambda: 0)() >= 1}
         # Every column of ids counts; a mask may have more axes than there are positions.
         shapes = [shape for name, shape in batched.items() if name.endswith("input_ids")] or [*batched.values()][:1]
-        self.examples += shapes[0][0]
-        self.tokens += sum(math.prod(shape) for shape in shapes)
+        self.examples += processes * shapes[0][0]
+        self.tokens += processes * sum(math.prod(shape) for shape in shapes)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

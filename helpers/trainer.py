@@ -184,7 +184,7 @@ class TrainerMixin:
         if self._finite is None:
             self._finite = FiniteGuard(loss.device)
         self._finite.update(loss, ends_step=self.accelerator.gradient_state.sync_gradients)
-        self.meter.count(inputs)
+        self.meter.count(inputs, self.args.world_size)
         if self.runtime.kind == "xla" and not self.accelerator.gradient_state.sync_gradients:
             xla.sync()  # one graph a micro-batch, not one that grows with accumulation
         return loss

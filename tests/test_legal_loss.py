@@ -10,6 +10,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForC
 
 from helpers.legal.layout import IGNORED
 from helpers.legal.loss import add_tiled_loss, tiled_nll
+from helpers.legal.model import load_model
+
+from .test_legal_model import runtime
 
 # B blocks · T tokens · D hidden size · V vocabulary
 B, T, D, V = 4, 12, 16, 300
@@ -125,6 +128,35 @@ def test_a_model_gives_its_own_loss_and_gradients(new_model):
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-6)
     assert model(input_ids=ids, labels=labels).loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def test_the_tiled_loss_is_that_which_trl_computes_in_chunks(tmp_path):
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    model, tokenizer = load_model("sample", runtime=runtime(), method="full")
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(3, 2000, (B, T), generator=generator)
+    labels = ids.clone()
+    labels[0, :7] = labels[2, :9] = IGNORED
+    stock = SFTTrainer(
+        model,
+        args=SFTConfig(
+            str(tmp_path),
+            loss_type="nll",
+            use_cpu=True,
+            report_to="none",
+            dataset_kwargs={"skip_prepare_dataset": True},
+        ),
+        train_dataset=Dataset.from_list([{"input_ids": ids[0].tolist(), "labels": labels[0].tolist()}]),
+        processing_class=tokenizer,
+    )
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+    theirs = stock.compute_loss(stock.model, dict(batch)).item()
+    vars(model).pop("forward", None)
+    add_tiled_loss(model)
+    ours = model(**batch, tiled_loss=True) / (labels[:, 1:] != IGNORED).sum()
+    assert ours.item() == pytest.approx(theirs, rel=1e-5)
 
 
 def test_a_copy_of_the_model_computes_with_its_own_weights():

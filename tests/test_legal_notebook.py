@@ -57,15 +57,19 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
 
 
-def test_full_weights_in_the_plain_layout_with_labelled_questions(alone):
+def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_processes(alone):
     lines = ["text\tanswer"] + [
         f"A promise without consideration, case {n}.\t{'Yes' if n % 2 else 'No'}" for n in range(8)
     ]
     (alone / "questions.tsv").write_text("\n".join(lines), encoding="utf-8")
     changes = {"method": "full", "layout": "instruction", "questions": str(alone / "questions.tsv")}
-    _, results = run("legal_cot_sft", alone, TINY | changes)
+    executed, results = run("legal_cot_sft", alone, TINY | changes | {"num_processes": 2})
+    assert "training in 2 processes" in text_of(executed)
     assert results["model"]["method"] == "full"
-    assert results["eval"]["after"]["questions"]["accuracy"]["of"] == 8
+    assert (results["plan"]["device_count"], results["plan"]["per_device_batch_size"]) == (2, 4)
+    assert results["eval"]["after"]["completion"]["loss"] < results["eval"]["before"]["completion"]["loss"] - 0.1
+    asked = results["eval"]["after"]["questions"]
+    assert asked["direct"]["accuracy"]["of"] == asked["after_reasoning"]["accuracy"]["of"] == 8
     assert (Path("out") / "model" / "model.safetensors").is_file()
 
 
@@ -94,6 +98,7 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
         ({"questions": "no.tsv"}, "questions='no.tsv'"),
         ({"base_model": "no such model"}, "base_model='no such model'"),
         ({"test_records": 0}, "test_records=0"),
+        ({"num_processes": -1}, "num_processes=-1"),
     ],
 )
 def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):

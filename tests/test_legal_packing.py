@@ -174,6 +174,33 @@ def test_packed_logits_are_those_of_each_example_alone(implementation):
     assert worst_difference(open_model, batch, leaking) > 0.1
 
 
+def test_one_segment_after_the_other_gives_the_logits_and_gradients_of_the_mask():
+    rows = examples()
+    masked, model = qwen2(), qwen2()
+    name, _ = choose_attention(model, runtime(), LENGTH)
+    assert name == "packed_segments"
+    batch = BlockCollator(varlen=True)(list(pack(rows, LENGTH)))
+    assert worst_difference(qwen2(), batch, packed_logits(model, batch)) < 1e-4
+    real = batch["segment_ids"] > 0
+    gradients = []
+    for each, one in ((masked, packed_batch(rows)), (model, batch)):
+        arguments = attention_arguments(one, each.config._attn_implementation)
+        logits = each(input_ids=one["input_ids"], position_ids=one["position_ids"], **arguments).logits
+        torch.logsumexp(logits[real], dim=-1).sum().backward()
+        gradients.append({name: weight.grad for name, weight in each.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_trained_one_segment_after_the_other_generates_as_before():
+    model, ids = qwen2(), torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
+    seen = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    options = {"attention_mask": seen, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    before = model.generate(ids, **options)
+    choose_attention(model, runtime(), LENGTH)
+    assert torch.equal(model.generate(ids, **options), before)
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_changing_one_segment_changes_no_logit_of_another(implementation):
     model, batch = qwen2(implementation), packed_batch(examples(longest=10))

@@ -54,6 +54,13 @@ def test_examples_and_positions_add_up_over_micro_batches():
     assert (meter.examples, meter.tokens) == (11, 4 * 16 + 4 * 16 + 3 * 8)
 
 
+def test_every_process_has_a_batch_of_the_same_size():
+    meter = Meter(runtime(), 1.0)
+    meter.start()
+    meter.count(batch(4, 16), processes=2)
+    assert (meter.examples, meter.tokens) == (8, 128)
+
+
 def test_a_batch_of_plain_vectors_counts_one_token_an_example():
     meter = Meter(runtime(), 1.0)
     meter.count({"values": torch.zeros(5)})

@@ -3,34 +3,68 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from helpers import plan as planner
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 
+from . import model as models
 from .evaluation import Sample, evaluate_answers, loss_and_perplexity
 from .generation import generate
-from .layout import Layout, Truncation, choose_max_length
+from .layout import MAX_LENGTH, Layout, Truncation, choose_max_length
 from .multiple_choice import Questions, accuracy, load_questions, score_labels
 from .packing import pack
-from .parameters import LegalParameters
-from .records import Record, RecordSplits
+from .parameters import LegalParameters, model_size, recipe
+from .records import Record, RecordSplits, load_records, split_records
 from .training import LegalTrainer, new_trainer
+from .validation import SET_ASIDE, Report, validate
 
 EVALUATION_BATCH = 8
 
 
 @dataclass(frozen=True)
+class Data:
+    """Checked records, and those that are kept in three splits."""
+
+    source: str
+    report: Report
+    splits: RecordSplits
+
+
+def load_data(params: LegalParameters) -> Data:
+    """The records of `data_source`; broken steps are kept where `set_aside_broken` says so, other defects never."""
+    records = load_records(params.data_source, num_records=params.num_records, seed=params.seed)
+    excluding = set(SET_ASIDE) - (set() if params.set_aside_broken else {"broken steps"})
+    report = validate(records.records, excluding=excluding)
+    return Data(records.source, report, split_records(report.kept, params.seed))
+
+
+def load_model(params: LegalParameters, runtime: Runtime):
+    """Model and tokeniser of the run, on the CPU."""
+    return models.load_model(
+        params.base_model,
+        runtime=runtime,
+        method=params.method,
+        layout=params.layout,
+        rank=params.lora_rank,
+        alpha=params.lora_alpha,
+        seed=params.seed,
+    )
+
+
+@dataclass(frozen=True)
 class Encoded:
-    """The splits as token rows no longer than a block."""
+    """The splits as token rows no longer than `max_length`."""
 
     layout: Layout
     max_length: int
-    why: str
+    block_length: int  # tokens of a block; several rows share one
+    why: str  # both lengths
     train: list[dict[str, list[int]]]
     validation: list[dict[str, list[int]]]
     test: list[dict[str, list[int]]]
@@ -39,21 +73,47 @@ class Encoded:
 
 
 def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
-    """Rows with labels on the completions only; `max_length` follows from the training records unless it is set."""
+    """Rows with labels on the completions only; lengths follow from the training records unless `max_length` is set."""
     layout = Layout(tokenizer, params.layout)
     max_length, why = choose_max_length(layout.lengths(splits.train), wanted=params.max_length)
+    chosen = params.max_length or params.packing == "padded"
+    block_length = max_length if chosen else max(max_length, MAX_LENGTH)  # into short blocks little fits beside another
     train, truncation = layout.encode(splits.train, max_length)
-    blocks = len(pack(train, max_length, strategy=params.packing, pad_token_id=tokenizer.pad_token_id))
+    blocks = len(pack(train, block_length, strategy=params.packing, pad_token_id=tokenizer.pad_token_id))
     return Encoded(
         layout=layout,
         max_length=max_length,
-        why=why,
+        block_length=block_length,
+        why=f"{why}; in blocks of {block_length:,}",
         train=train,
         validation=layout.encode(splits.validation, max_length)[0],
         test=layout.encode(splits.test, max_length)[0],
         truncation=truncation,
         blocks=blocks,
     )
+
+
+def plan(model, encoded: Encoded, params: LegalParameters, runtime: Runtime) -> Plan:
+    """What will run, and why; activations are recomputed where one block would not fit otherwise."""
+
+    def planned(gradient_checkpointing: bool) -> Plan:
+        return planner.plan(
+            recipe(encoded.blocks, encoded.block_length, params.method, runtime.device_count),
+            model_size(model),
+            runtime,
+            batch_size=params.batch_size,
+            learning_rate=params.learning_rate,
+            max_steps=params.max_steps,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+
+    try:
+        return planned(params.gradient_checkpointing)
+    except ValueError:
+        if params.gradient_checkpointing:
+            raise
+    found = planned(True)  # or the same error
+    return replace(found, reasons={**found.reasons, "gradient_checkpointing": "one block does not fit without"})
 
 
 def legal_trainer(
@@ -68,7 +128,7 @@ def legal_trainer(
         plan,
         runtime,
         output_dir,
-        max_length=encoded.max_length,
+        max_length=encoded.block_length,
         packing=params.packing,
         seed=params.seed,
         logging_steps=params.logging_steps,
@@ -90,7 +150,9 @@ class Examination:
     def take(
         self, model, encoded: Encoded, params: LegalParameters, runtime: Runtime
     ) -> tuple[dict[str, Any], list[Sample]]:
-        """Metrics and texts: completion loss, format, steps, citations, stops, and accuracy on the questions."""
+        """Metrics and texts: completion loss, format, steps, citations, stops, and accuracy on the questions, answered at
+        once and after reasoning.
+        """
         with autocast(runtime):
             metrics: dict[str, Any] = {"completion": loss_and_perplexity(model, self.rows)}
             answers, samples = evaluate_answers(
@@ -104,14 +166,19 @@ class Examination:
             )
             metrics |= answers
             if self.questions is not None:
-                scored = score_labels(
-                    model,
-                    encoded.layout,
-                    self.questions.questions,
-                    max_length=encoded.max_length,
-                    batch_size=EVALUATION_BATCH,
-                )
-                metrics["questions"] = accuracy(scored)
+                metrics["questions"] = {
+                    name: accuracy(
+                        score_labels(
+                            model,
+                            encoded.layout,
+                            self.questions.questions,
+                            max_length=encoded.max_length + tokens,
+                            batch_size=EVALUATION_BATCH,
+                            reasoning_tokens=tokens,
+                        )
+                    )
+                    for name, tokens in (("direct", 0), ("after_reasoning", params.max_new_tokens))
+                }
         return metrics, samples
 
 
@@ -143,11 +210,10 @@ def ask(model, encoded: Encoded, question: str, params: LegalParameters, runtime
     return answer.text
 
 
-def cost(trainer, price_an_hour: float) -> str:
-    """Time and money of a thousand more steps at the measured speed."""
-    measured = trainer.results()["train"]
+def cost(measured: dict[str, Any], price_an_hour: float) -> str:
+    """Time and money of a thousand more steps at the measured speed; `measured` is the `train` part of the results."""
     training = measured["seconds"] - measured["compile_seconds"] - measured["evaluate_and_save_seconds"]
-    steps = max(1, measured["steps"] - (measured["resumed_from_step"] or 0))
+    steps = max(1, measured["steps"])  # as the seconds, of all sessions of a run
     hours = 1000 * training / steps / 3600
     money = f", {hours * price_an_hour:.2f} at {price_an_hour:g} an hour" if price_an_hour else ""
     return f"1,000 steps at the measured {steps / max(training, 1e-9):.2f} steps/s: {hours:.2f} hours{money}"

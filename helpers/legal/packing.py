@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import inspect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("bfd", "wrapped", "padded")
 COLUMNS = ("input_ids", "labels", "position_ids", "segment_ids")
-VARLEN = "packed_varlen"  # name under which transformers finds the attention below
+VARLEN, SEGMENTWISE = "packed_varlen", "packed_segments"  # names under which transformers finds the attentions below
 
 
 def pack(
@@ -240,11 +241,14 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
 
 def uses_segment_starts(implementation: str) -> bool:
     """Whether an attention takes where segments begin, not a mask."""
-    return implementation == VARLEN or implementation.startswith("flash_attention")
+    return implementation in (VARLEN, SEGMENTWISE) or implementation.startswith("flash_attention")
 
 
 def _attention(model, runtime: Runtime) -> tuple[str, str]:
     present = model.config._attn_implementation
+    if runtime.kind == "cpu" and present == "sdpa":
+        _register(SEGMENTWISE, _segmentwise)
+        return SEGMENTWISE, "one segment after the other: nothing is computed that a mask would hide"
     if runtime.kind != "cuda":
         return present, "a mask from segment ids: no fused kernel for segments off CUDA"
     if runtime.precision == "fp32" or runtime.compute_capability < (8, 0):
@@ -268,8 +272,6 @@ def _attention(model, runtime: Runtime) -> tuple[str, str]:
 def _register_varlen(precision: str) -> str | None:
     """Makes VARLEN known to transformers; the reason why it cannot be used here, or None. The kernel is tried, not assumed."""
     import torch
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     try:
         from torch.nn.attention.varlen import varlen_attn  # noqa: F401
@@ -283,9 +285,33 @@ def _register_varlen(precision: str) -> str | None:
         torch.cuda.synchronize()
     except (RuntimeError, TypeError, ValueError) as error:
         return f"failed here: {error}"
-    AttentionInterface.register(VARLEN, _varlen)
-    AttentionMaskInterface.register(VARLEN, sdpa_mask)
+    _register(VARLEN, _varlen)
     return None
+
+
+def _register(name: str, attention) -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def _segmentwise(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs):
+    """Causal attention inside each segment, one call a segment; without segments, as in generation, SDPA."""
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    starts = kwargs.get("cu_seq_lens_q")
+    if starts is None:
+        return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs)
+    batch, _, length, _ = query_BHTD.shape
+    outputs = []
+    for start, end in itertools.pairwise(starts.tolist()):  # no segment crosses a block
+        block, first = divmod(start, length)
+        segment = [t[block : block + 1, :, first : first + end - start] for t in (query_BHTD, key_BHTD, value_BHTD)]
+        outputs.append(sdpa_attention_forward(module, *segment, None, **kwargs)[0])
+    return torch.cat(outputs, dim=1).unflatten(1, (batch, length))[0], None
 
 
 def _varlen(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs):

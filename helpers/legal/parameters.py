@@ -29,9 +29,12 @@ class LegalParameters(Parameters):
     method: str  # "lora" or "full"
     lora_rank: int
     lora_alpha: int
-    max_length: int  # tokens of a block; 0 = from the data's 99th percentile, a multiple of 128
+    max_length: (
+        int  # tokens of an example and a block, a multiple of 128; 0 = the data's 99th percentile, and blocks of 1,024
+    )
     packing: str  # "bfd" (no example is cut), "wrapped" or "padded" (one example a block)
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool  # False: only where one block does not fit without
+    num_processes: int  # that train together, one a GPU; 0 = one for every visible GPU. A TPU's chips share one
     questions: str  # TSV or JSONL of labelled legal questions to be tested on before and after; "" for none
     test_records: int  # held-out records that are answered before and after
     max_new_tokens: int  # of an answer
@@ -54,7 +57,7 @@ class LegalParameters(Parameters):
         in_range("lora_rank", self.lora_rank, 1, 4096)
         if self.max_length:
             in_range("max_length", self.max_length, 128, 1_000_000)
-        for name in ("num_records", "patience"):
+        for name in ("num_records", "num_processes", "patience"):
             not_negative(name, getattr(self, name))
         for name in ("lora_alpha", "test_records", "max_new_tokens", "logging_steps", "eval_steps", "save_steps"):
             positive(name, getattr(self, name))
@@ -70,9 +73,9 @@ class LegalParameters(Parameters):
             raise ValueError("prompt='' is empty: give a legal question")
 
 
-def recipe(blocks: int, max_length: int, method: str) -> Recipe:
-    """The recipe for so many blocks: three passes, 16 blocks a step, fewer where there are few."""
-    batch_size = max(1, min(16, blocks // 8))
+def recipe(blocks: int, max_length: int, method: str, devices: int = 1) -> Recipe:
+    """The recipe for so many blocks: three passes, 16 blocks a step, fewer where there are few, as many on each device."""
+    batch_size = max(1, min(16, blocks // 8) // devices) * devices
     return Recipe(
         batch_size=batch_size,
         learning_rate=2e-4 if method == "lora" else 2e-5,

@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from helpers import hub_data
 from helpers.legal.sample import sample_records
 
 LAW = "rzeraat/law"
@@ -110,20 +111,10 @@ def _describe(data_source: str, num_records: int, seed: int, records: Sequence[R
 
 def _from_hub(data_source: str, name: str, revision: str | None) -> list[Record]:
     import datasets
-    import huggingface_hub.errors
 
-    try:
+    with hub_data.reading(data_source):
         splits = datasets.load_dataset(name, revision=revision)
-    except (ConnectionError, huggingface_hub.errors.LocalEntryNotFoundError) as error:
-        raise ConnectionError(
-            f"data_source={data_source!r}: the Hugging Face hub cannot be reached ({error}). "
-            'Use data_source="sample" or a path to a local file'
-        ) from error
-    except FileNotFoundError as error:  # also what datasets raises for an id that is not on the hub
-        raise FileNotFoundError(f"data_source={data_source!r}: cannot be read ({error})") from error
-    if "train" not in splits:
-        raise ValueError(f"data_source={data_source!r}: no split `train`; splits found: {', '.join(splits)}")
-    train = splits["train"]
+    train = hub_data.train_split(data_source, splits)
     _check_columns(data_source, train.column_names)
     return [_record(data_source, f"row {row}", values) for row, values in enumerate(train.select_columns(COLUMNS), 1)]
 

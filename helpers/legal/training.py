@@ -179,6 +179,7 @@ def new_trainer(
             "dataset_kwargs": {"skip_prepare_dataset": True},
             "remove_unused_columns": False,
             "gradient_checkpointing": False,  # the plan decides, and the mixin knows how on XLA
+            "ddp_find_unused_parameters": False,  # every trained weight has a gradient in every step
             **overrides,
         },
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from helpers import hub_data
 from helpers.lejepa import sample
 from helpers.parameters import SAMPLE, source_path
 
@@ -234,24 +235,14 @@ def _stream(
 ) -> datasets.IterableDataset:
     """Rows of the split `train` in a seeded order, read as they are asked for."""
     import datasets
-    import huggingface_hub.errors
 
-    try:
+    with hub_data.reading(data_source):
         subsets = datasets.get_dataset_config_names(name, revision=revision)
         chosen = subset or next((s for s in SUBSETS if s in subsets), subsets[0] if len(subsets) == 1 else None)
         if chosen not in subsets:
             raise ValueError(f"subset={subset!r}: {data_source!r} has {', '.join(subsets)}; name one of them as subset")
         splits = datasets.load_dataset(name, chosen, revision=revision, streaming=True)
-    except (ConnectionError, huggingface_hub.errors.LocalEntryNotFoundError) as error:
-        raise ConnectionError(
-            f"data_source={data_source!r}: the Hugging Face hub cannot be reached ({error}). "
-            'Use data_source="sample" or a path to a local file'
-        ) from error
-    except FileNotFoundError as error:  # also what datasets raises for an id that is not on the hub
-        raise FileNotFoundError(f"data_source={data_source!r}: cannot be read ({error})") from error
-    if "train" not in splits:
-        raise ValueError(f"data_source={data_source!r}: no split `train`; splits found: {', '.join(splits)}")
-    return splits["train"].shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+    return hub_data.train_split(data_source, splits).shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
 
 
 def _draw_from_hub(

@@ -13,9 +13,10 @@
 # end you have the same held-out questions answered before and after, rates with 95 % intervals, the adapter and the merged
 # model, both loaded back and compared.
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling); without one it
-# runs on the CPU. **Run all** and wait: what it takes in memory is printed before training, what it took in time and memory
-# after. The TPU twin is `legal_cot_sft_tpu.ipynb`; it has the same cells.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling; Kaggle: *GPU T4
+# x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait: what it takes in memory
+# is printed before training, what it took in time and memory after. The TPU twin is `legal_cot_sft_tpu.ipynb`; it has the
+# same cells.
 #
 # What it writes is no legal advice: a model of this size invents cases.
 #
@@ -44,7 +45,8 @@
 #
 # `data_source` is a Hub data set, a path to your own `.jsonl`, `.csv` or `.parquet` with the columns id, question, answer,
 # topic, difficulty, case_citation and reasoning, or `"sample"`: fictional records, which need no network. Zeros mean "what the
-# recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# recipe says"; `num_processes=0` trains on every visible GPU. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into
+# the runtime's secrets.
 
 # %% tags=["parameters"]
 # @title Parameters
@@ -59,6 +61,7 @@ lora_alpha: int = 64  # @param {type:"integer"}
 max_length: int = 0  # @param {type:"integer"}
 packing: str = "bfd"  # @param ["bfd", "wrapped", "padded"]
 gradient_checkpointing: bool = False  # @param {type:"boolean"}
+num_processes: int = 1  # @param {type:"integer"}
 output_dir: str = "outputs/legal_cot_sft"  # @param {type:"string"} # gpu only
 output_dir: str = "outputs/legal_cot_sft_tpu"  # @param {type:"string"} # tpu only
 resume: bool = True  # @param {type:"boolean"}
@@ -86,13 +89,14 @@ report_to: str = "none"  # @param ["none", "wandb"]
 # reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, runtime, secrets
+from helpers import parameters, run_folder, secrets
+from helpers.legal import processes
 from helpers.legal.parameters import LegalParameters
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(LegalParameters, globals())
-machine = runtime.detect(params.use_tpu, params.precision)
-print(machine)
+machine, workers = processes.detect(params)
+print(f"{machine}\n{workers}")
 folder = run_folder.claim(params.output_dir, "legal_cot_sft", parameters.identity(params), resume=params.resume)
 print(f"output     {folder.resolve()}")
 
@@ -103,16 +107,12 @@ print(f"output     {folder.resolve()}")
 # questions are on one side of the split.
 
 # %%
-from helpers.legal.records import load_records, split_records
-from helpers.legal.validation import SET_ASIDE, validate
+from helpers.legal import experiment
 
-records = load_records(params.data_source, num_records=params.num_records, seed=params.seed)
-report = validate(
-    records.records, excluding=set(SET_ASIDE) if params.set_aside_broken else set(SET_ASIDE) - {"broken steps"}
-)
-print(report)
-run_folder.write_json(folder / "set_aside.json", report.listed())
-splits = split_records(report.kept, params.seed)
+data = experiment.load_data(params)
+splits = data.splits
+print(data.report)
+run_folder.write_json(folder / "set_aside.json", data.report.listed())
 print(f"\n{len(splits.train)} to train on, {len(splits.validation)} to validate, {len(splits.test)} to test")
 
 # %% [markdown]
@@ -121,17 +121,7 @@ print(f"\n{len(splits.train)} to train on, {len(splits.validation)} to validate,
 # With LoRA the base model stays as it is and small matrices beside its projections are trained; their weights are fp32.
 
 # %%
-from helpers.legal.model import load_model
-
-model, tokenizer = load_model(
-    params.base_model,
-    runtime=machine,
-    method=params.method,
-    layout=params.layout,
-    rank=params.lora_rank,
-    alpha=params.lora_alpha,
-    seed=params.seed,
-)
+model, tokenizer = experiment.load_model(params, machine)
 trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} parameters are trained")
 
@@ -142,8 +132,6 @@ print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} 
 # trained to stop does not.
 
 # %%
-from helpers.legal import experiment
-
 encoded = experiment.encode(splits, tokenizer, params)
 print(encoded.why)
 print(encoded.truncation)
@@ -158,18 +146,7 @@ print(f"--- learned\n{tokenizer.decode(row['input_ids'][first:])}")
 # What will run, and why. The memory figure is an estimate from shapes; the measured one comes after training.
 
 # %%
-from helpers import plan as planner
-from helpers.legal.parameters import model_size, recipe
-
-plan = planner.plan(
-    recipe(encoded.blocks, encoded.max_length, params.method),
-    model_size(model),
-    machine,
-    batch_size=params.batch_size,
-    learning_rate=params.learning_rate,
-    max_steps=params.max_steps,
-    gradient_checkpointing=params.gradient_checkpointing,
-)
+plan = experiment.plan(model, encoded, params, machine)
 print(plan)
 
 # %% [markdown]
@@ -187,9 +164,12 @@ print(samples_before[0].generated.text)
 
 # %% [markdown]
 # ## Train
+#
+# With several processes each has a GPU and its share of every batch; their lines appear here, and the weights come back into
+# `trainer`.
 
 # %%
-output = trainer.train(resume_from_checkpoint=params.resume)
+measured = processes.train(trainer, params, workers)
 
 # %% [markdown] tags=["gpu"]
 # What the run cost, measured. `useful_tokens_per_second` leaves padding out; `mfu` is the share of the named datasheet peak.
@@ -199,10 +179,9 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 # else means that shapes change or that values leave the chip at every step.
 
 # %%
-measured = trainer.results()
 print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
 print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
-print(experiment.cost(trainer, price_an_hour=0.0))
+print(experiment.cost(measured["train"], price_an_hour=0.0))
 
 # %% [markdown]
 # ## After training
@@ -232,7 +211,7 @@ model_folder = export(
     tokenizer,
     folder / "model",
     base_model=params.base_model,
-    card={"data": report.as_dict(), "plan": plan.results(), "results": {"before": before, "after": after}},
+    card={"data": data.report.as_dict(), "plan": plan.results(), "results": {"before": before, "after": after}},
 )
 differences = reload_check(model_folder, trainer.model, encoded.layout.prompt_ids([params.prompt]))
 print(f"largest difference of logits after loading back: {differences}")
@@ -250,12 +229,13 @@ results_file = run_folder.write_results(
         "runtime": machine.results(),
         **measured,
         "data": {
-            "source": records.source,
+            "source": data.source,
             "train_examples": len(splits.train),
             "eval_examples": len(splits.validation),
             "max_length": encoded.max_length,
+            "block_length": encoded.block_length,
             "blocks": encoded.blocks,
-            "report": report.as_dict(),
+            "report": data.report.as_dict(),
         },
         "model": {"base_model": params.base_model, "method": params.method, "trainable": trained},
         "eval": {"before": before, "after": after},
