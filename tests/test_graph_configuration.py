@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, is_dataclass
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -380,10 +380,3 @@ def test_the_cpu_profile_is_small():
     configuration = read_configuration("cpu")
     assert configuration.shape(configuration.training_data.max_seq_len) == (96, 10)
     assert parameter_count(configuration.model_config(configuration.encoding.vocab_size, 22)) < 5e6
-
-
-def test_no_field_of_the_document_is_without_a_comment_or_a_section():
-    source = (ROOT / "helpers/graphmer/configuration.py").read_text(encoding="utf-8")
-    fields = re.findall(r"^    (\w+): (\w+).* = (?:setting|field)\((.*)$", source, re.MULTILINE)
-    assert len(fields) > len(strict_yaml.leaves(Configuration))
-    assert is_dataclass(Configuration)

@@ -242,6 +242,17 @@ DIFFERENT = {
         "only in the TPU twin": ["# # Legal chain-of-thought fine-tuning (TPU)", "What the run cost, measured, comp"],
         "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
     },
+    "hardware_tuning": {
+        "only in the GPU twin": [
+            "# # Hardware tuning: before and after, measured (GPU)",
+            "What the run cost, measured. `mfu`",
+        ],
+        "only in the TPU twin": [
+            "# # Hardware tuning: before and after, measured (TPU)",
+            "What the run cost, measured, comp",
+        ],
+        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
+    },
     "graphmer_se": {
         "only in the GPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured. `mfu`"],
         "only in the TPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured, comp"],

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Section, path="run"):
-    seed: int = setting(1337, low=0, high=2**32 - 1)
+    seed: int = setting(1337, low=0, high=2**32 - 1)  # of weights, data order, masking and dropout
     epochs: int = setting(5, low=1)  # passes over the training documents, where max_steps is 0
     max_steps: int = setting(0, low=0)  # optimizer steps; 0 = as many as the epochs have
     gradient_accumulation_steps: int = setting(1, low=1)  # micro-batches an optimizer step
@@ -48,7 +48,7 @@ class Hardware(Section, path="hardware"):
 class HGAT(Section, path="model.hgat"):
     """Graph attention from a triple's tail to its head before the first layer."""
 
-    enabled: bool = setting(True)
+    enabled: bool = setting(True)  # off: leaves enter as their tokens' embeddings
     relation_bias: bool = setting(None)  # a learned vector a relation beside its matrix; default: as `enabled`
     relation_dropout: float = setting(0.3, low=0.0, high=0.9)  # on the relations' matrices; GraphMERT's, not published
 
@@ -62,22 +62,22 @@ class HGAT(Section, path="model.hgat"):
 class Decay(Section, path="model.decay"):
     """How attention falls with the distance in the graph; not in the published document, whose code has none."""
 
-    mode: str = setting("multiplicative", choices=("multiplicative", "additive", "none"))
+    mode: str = setting("multiplicative", choices=("multiplicative", "additive", "none"))  # on the logits
     base: float = setting(0.6, above=0.0, high=0.999)  # factor a unit of distance; 0.6 as GraphMERT trained with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Section, path="model"):
-    hidden_size: int = setting(768, low=2)
-    num_layers: int = setting(12, low=1)
+    hidden_size: int = setting(768, low=2)  # numbers of a token's state
+    num_layers: int = setting(12, low=1)  # of the encoder
     num_heads: int = setting(12, low=1)  # of attention, in each layer
     intermediate_size: int = setting(
         896, low=1
     )  # 79.5M weights with the rest of the defaults; 3072, as published, 140M
-    dropout: float = setting(0.1, low=0.0, high=0.9)
+    dropout: float = setting(0.1, low=0.0, high=0.9)  # share of embeddings, attention weights and updates
     positional_encoding: str = setting("alibi", choices=("alibi", "rotary", "none"))  # of the roots
-    norm: str = setting("rmsnorm", choices=("rmsnorm", "layernorm"))
-    activation: str = setting("swiglu", choices=("swiglu", "gelu"))
+    norm: str = setting("rmsnorm", choices=("rmsnorm", "layernorm"))  # before each half of a layer
+    activation: str = setting("swiglu", choices=("swiglu", "gelu"))  # of the feed-forward half
     hgat: HGAT = field(default_factory=HGAT)
     use_rel_attention_bias: bool = setting(True)  # a learned addend a relation and head between a leaf and its head
     leaf_positions: bool = setting(True)  # a learned vector a leaf slot: which token comes first; not published
@@ -96,7 +96,7 @@ class Scheduler(Section, path="optimizer.scheduler"):
 class Optimizer(Section, path="optimizer"):
     name: str = setting("adamw", choices=("adamw", "adafactor"))  # adafactor keeps no moments: 8 bytes a weight less
     lr: float = setting(3e-4, above=0.0)  # peak learning rate
-    weight_decay: float = setting(0.01, low=0.0)
+    weight_decay: float = setting(0.01, low=0.0)  # share of a weight a step and learning rate
     betas: tuple[float, float] = setting((0.9, 0.98), low=0.0, high=0.99999)  # adamw only
     eps: float = setting(1e-8, above=0.0)  # adamw only
     max_grad_norm: float = setting(1.0, above=0.0)  # gradients are scaled down to this norm; not published
@@ -111,7 +111,7 @@ class Stage(Section, path="training_data.short_to_long_curriculum.schedule[]"):
 
 @dataclass(frozen=True, kw_only=True)
 class Curriculum(Section, path="training_data.short_to_long_curriculum"):
-    enabled: bool = setting(False)
+    enabled: bool = setting(False)  # off: all sequences have training_data.max_seq_len
     schedule: tuple[Stage, ...] = setting(())  # the first begins at step 0, the last has training_data.max_seq_len
 
 
@@ -196,7 +196,7 @@ class OntologyConstraints(Section, path="regularizers.ontology_constraints"):
 class Contrastive(Section, path="regularizers.contrastive"):
     """A masked leaf finds its tail among the other tails of the batch."""
 
-    enabled: bool = setting(True)
+    enabled: bool = setting(True)  # off: weight 0
     temperature: float = setting(0.07, above=0.0)  # cosines are divided by it
     weight: float = setting(1.0, low=0.0)  # in the loss; not published: its code took the temperature for it
 

@@ -90,7 +90,7 @@ def estimate(
     moments += [_added(kept[0], (logits + logits_backward, 0)), _added(kept[0], again[0])]
     linear, pairs = max(moments, key=sum)
     parts = {
-        "weights": weights + layer.cast_weights(),
+        "weights": weights + layer.cast_weights(checkpointing),
         "optimizer": 2 * weights if optimizer == "adamw" else 0,
         "attention": pairs + layer.shared(*chains),
         "activations": linear + hgat,
@@ -203,12 +203,13 @@ class _Layer:
         """Embeddings, first and last norm, states."""
         return count * length * self.config.hidden_size * (2 * self.scaled + 4 * FP32 + self.mask)
 
-    def cast_weights(self) -> int:
-        """Copies of the matrices that autocast makes, once a step."""
+    def cast_weights(self, checkpointing: bool) -> int:
+        """Copies of the matrices that autocast makes: once a forward pass, of a checkpointed layer while it is recomputed."""
         config = self.config
         D, E = config.hidden_size, config.embedding_size
         feed_forward = (3 if config.activation == "swiglu" else 2) * D * config.intermediate_size
-        matrices = config.num_hidden_layers * (4 * D * D + feed_forward) + config.vocab_size * D + 2 * D * E
+        layers = 1 if checkpointing else config.num_hidden_layers
+        matrices = layers * (4 * D * D + feed_forward) + config.vocab_size * D + 2 * D * E
         return matrices * self.size if self.size < FP32 else 0
 
 

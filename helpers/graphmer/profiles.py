@@ -19,7 +19,7 @@ run:
 hardware: {{device: cuda, num_workers: 4}}
 training_data:
   max_seq_len: 768
-  micro_batch_size: 16  # of 8 GB: 17 at most by estimate, 2 without activation checkpointing{_CURRICULUM}
+  micro_batch_size: 16  # of 8 GB: 18 at most by estimate, 2 without activation checkpointing{_CURRICULUM}
 checkpointing: {{activation_checkpointing: true}}
 """
 
@@ -28,7 +28,7 @@ run: {{mixed_precision: fp16}}  # no bf16
 hardware: {{device: cuda, num_workers: 2}}
 training_data:
   max_seq_len: 768
-  micro_batch_size: 32  # of 14.6 GiB: 39 at most by estimate, 5 without activation checkpointing{_CURRICULUM}
+  micro_batch_size: 32  # of 14.6 GiB: 40 at most by estimate, 5 without activation checkpointing{_CURRICULUM}
 checkpointing: {{activation_checkpointing: true}}
 """
 
@@ -45,7 +45,7 @@ run: {{mixed_precision: bf16}}
 hardware: {{device: tpu, tpu_cores: 8}}
 training_data:
   max_seq_len: 768
-  micro_batch_size: 4  # a chip, 32 sequences a step; of 16 GB: 5 at most by estimate{_CURRICULUM}
+  micro_batch_size: 4  # a chip, 32 sequences a step; of 16 GB: 6 at most by estimate{_CURRICULUM}
 """
 
 CPU = """

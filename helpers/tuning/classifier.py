@@ -1,0 +1,116 @@
+"""The classifier: any `AutoModelForSequenceClassification`, pretrained or tiny and random, with its tokeniser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
+
+from helpers import hub, secrets
+from helpers.parameters import SAMPLE, source_path
+
+BERT = "google-bert/bert-base-uncased"
+REVISIONS = {
+    BERT: "86b5e0934494bd15c9632b12f734a8a67f723594",
+    "sentence-transformers/all-MiniLM-L6-v2": "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+}
+SAMPLE_VOCAB, SAMPLE_POSITIONS = 2048, 512
+START_ATTENTION = "eager"
+
+
+def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[str] = (), seed: int):
+    """(model, tokeniser): fp32 weights, a new head for `labels`, attention written out.
+
+    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of two layers with a tokeniser
+        trained on `texts`. No code from a checkpoint is run; weights are safetensors.
+    seed: of the head, and of the sample's weights.
+
+    Raises FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
+    """
+    set_seed(seed)
+    names = {position: label for position, label in enumerate(labels)}
+    config = {"id2label": names, "label2id": {label: position for position, label in names.items()}}
+    if base_model == SAMPLE:
+        tokenizer = _sample_tokenizer(texts)
+        return _sample_model(len(tokenizer), tokenizer.pad_token_id, config), tokenizer
+    path = source_path("base_model", base_model)
+    unreachable = path is None and not hub.answers()
+    if path is None:
+        secrets.provide("HF_TOKEN")
+    options = {"revision": None if path else REVISIONS.get(base_model), "local_files_only": unreachable}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path or base_model), **options)
+        model = _pretrained(str(path or base_model), **config, **options)
+    except OSError as error:
+        if unreachable:
+            raise ConnectionError(
+                f"base_model={base_model!r}: the Hugging Face hub cannot be reached and it is not cached; give a local path "
+                "or 'sample'"
+            ) from error
+        raise FileNotFoundError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
+    if tokenizer.pad_token is None:  # decoders
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer
+
+
+def _pretrained(name: str, **options) -> PreTrainedModel:
+    import torch
+
+    options |= {"dtype": torch.float32, "use_safetensors": True, "ignore_mismatched_sizes": True}
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(name, attn_implementation=START_ATTENTION, **options)
+    except ValueError as error:  # a model of one attention only
+        if START_ATTENTION not in str(error):
+            raise
+        return AutoModelForSequenceClassification.from_pretrained(name, **options)
+
+
+def longest(model: PreTrainedModel, tokenizer) -> int:
+    """Tokens that the model has positions for."""
+    positions = getattr(model.config, "max_position_embeddings", None) or 10**9
+    return min(positions, tokenizer.model_max_length)
+
+
+def _sample_model(vocab_size: int, pad_token_id: int, config: dict) -> PreTrainedModel:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification._from_config(
+        BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=256,
+            max_position_embeddings=SAMPLE_POSITIONS,
+            pad_token_id=pad_token_id,
+            **config,
+        ),
+        attn_implementation=START_ATTENTION,
+    )
+
+
+def _sample_tokenizer(texts: Iterable[str]):
+    """Byte-level BPE of at most 2,048 entries, the same each time for the same texts."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = list(texts)
+    if not texts:
+        raise ValueError("texts is empty: base_model='sample' trains its tokeniser on them, so give the training texts")
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    trainer = trainers.BpeTrainer(
+        vocab_size=SAMPLE_VOCAB,
+        special_tokens=list(special.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=SAMPLE_POSITIONS, **special)

@@ -1,0 +1,400 @@
+"""The steps of a tuning run: data and model, the climb, the runs before and after at equal quality, and what is shown of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from helpers import run_folder, tracking
+from helpers.batch_search import BatchSearch, Trial
+from helpers.plan import Plan
+from helpers.runtime import Runtime
+
+from .classifier import load_classifier, longest
+from .data import LabelledTexts, load_labelled
+from .evaluation import choose_threshold, class_weights, predict, probabilities, scores
+from .measurement import STARTED, Bench, Rung, climb
+from .optimisations import optimisations
+from .parameters import TuningParameters, model_size, recipe
+from .settings import Settings, make_plan
+from .training import MULTIPLE, ClassifierTrainer, encode, new_trainer
+
+LADDER_FILE = "ladder.json"
+START, TUNED = "start", "tuned"
+ENOUGH = 0.99  # share of the texts that a shorter padding length must hold
+SAME_LOGITS = 1e-4  # of the largest, between a model and its reloaded copy
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: texts, and a model with its tokeniser."""
+
+    texts: LabelledTexts
+    model: object
+    tokenizer: object
+    weights: np.ndarray | None  # of the labels
+
+    def start(self, params: TuningParameters, runtime: Runtime) -> Settings:
+        """Nothing switched on; at least one example a device."""
+        devices = runtime.device_count
+        batch = -(-params.start_batch_size // devices) * devices
+        return Settings(batch_size=batch, length=params.max_length, start_batch_size=batch)
+
+
+def load_texts(params: TuningParameters) -> LabelledTexts:
+    """Texts of `data_source` as the parameters ask."""
+    return load_labelled(
+        params.data_source,
+        num_rows=params.num_rows,
+        eval_rows=params.eval_rows,
+        positive_label=params.positive_label,
+        seed=params.seed,
+    )
+
+
+def load_task(params: TuningParameters, texts: LabelledTexts) -> Task:
+    """The model for these labels.
+
+    Raises:
+        ValueError: more tokens than the model has positions for, or a label without a training row.
+    """
+    model, tokenizer = load_classifier(
+        params.base_model, texts.labels, texts=(text for text, _ in texts.train), seed=params.seed
+    )
+    if params.max_length > longest(model, tokenizer):
+        raise ValueError(
+            f"max_length={params.max_length}: {params.base_model!r} reads {longest(model, tokenizer)} tokens at most"
+        )
+    labels = [label for _, label in texts.train]
+    return Task(texts, model, tokenizer, class_weights(labels, len(texts.labels)) if params.class_weights else None)
+
+
+def lengths(task: Task, params: TuningParameters) -> dict[str, int]:
+    """Tokens of the training texts, cut to `max_length`: median, 95th and 99th percentile, longest."""
+    found = [len(row["input_ids"]) for row in encode(task.texts.train, task.tokenizer, params.max_length)]
+    percentiles = np.percentile(found, (50, 95, 100 * ENOUGH, 100)).astype(int).tolist()
+    return dict(zip(("median", "95 %", "99 %", "longest"), percentiles, strict=True))
+
+
+def bench(task: Task, params: TuningParameters, runtime: Runtime) -> Bench:
+    """What settings are timed on."""
+    start = task.start(params, runtime)
+    return Bench(
+        task.model,
+        task.tokenizer,
+        task.texts.train,
+        task.texts.validation,
+        recipe(len(task.texts.train), start.batch_size, params.max_length, params.max_steps),
+        model_size(task.model),
+        runtime,
+        window_examples=params.window_examples,
+        seed=params.seed,
+        class_weights=task.weights,
+        learning_rate=params.learning_rate,
+    )
+
+
+@dataclass(frozen=True)
+class Climb:
+    """The batch search and every rung; the settings of the last one that was kept are the tuned ones."""
+
+    search: BatchSearch | None  # None where batch_size was given
+    rungs: tuple[Rung, ...]
+
+    @property
+    def tuned(self) -> Settings:
+        return Settings(**next(rung.settings for rung in reversed(self.rungs) if rung.kept))
+
+
+def tune(task: Task, params: TuningParameters, runtime: Runtime, folder: Path) -> Climb:
+    """Finds the largest batch, tries every optimisation, and writes what was found; a second run reads it."""
+    file = folder / LADDER_FILE
+    if params.resume and file.is_file():
+        tracking.say(f"measured before: {file.name}")
+        return _read_climb(file)
+    on, start = bench(task, params, runtime), task.start(params, runtime)
+    search = None if params.batch_size else on.largest_batch(start, params.largest_batch_size)
+    if search:
+        tracking.say(str(search))
+    enough = lengths(task, params)["99 %"]
+    ladder = optimisations(
+        runtime,
+        start,
+        largest_batch=search.batch_size if search else params.batch_size,
+        batch_size=params.batch_size,
+        precision=params.precision,
+        enough_length=min(params.max_length, -(-enough // MULTIPLE) * MULTIPLE),
+        supports_sdpa=bool(getattr(task.model, "_supports_sdpa", False)),
+        supports_checkpointing=bool(getattr(task.model, "supports_gradient_checkpointing", False)),
+        try_compile=params.try_compile,
+    )
+    rungs = []
+    for rung in climb(on, start, ladder, repetitions=params.repetitions):
+        tracking.say(f"{rung.name:<30}{rung.verdict}")
+        rungs.append(rung)
+    found = Climb(search, tuple(rungs))
+    run_folder.write_json(file, dataclasses.asdict(found))
+    return found
+
+
+def _read_climb(file: Path) -> Climb:
+    read = json.loads(file.read_text(encoding="utf-8"))
+    search = read["search"] and BatchSearch(
+        **{**read["search"], "trials": tuple(Trial(**trial) for trial in read["search"]["trials"])}
+    )
+    return Climb(search, tuple(Rung(**{**rung, "gains": tuple(rung["gains"])}) for rung in read["rungs"]))
+
+
+# ---- runs before and after
+
+
+def run_plan(task: Task, settings: Settings, params: TuningParameters, runtime: Runtime) -> Plan:
+    """The plan of a whole run with these settings: as many examples whatever the batch."""
+    start = task.start(params, runtime)
+    return make_plan(
+        settings,
+        recipe(len(task.texts.train), start.batch_size, params.max_length, params.max_steps),
+        model_size(task.model),
+        runtime,
+        learning_rate=params.learning_rate,
+    )
+
+
+def new_run(
+    task: Task, settings: Settings, params: TuningParameters, runtime: Runtime, folder: Path, seed: int
+) -> ClassifierTrainer:
+    """The trainer of one run, from the first weights."""
+    encoded = {
+        name: encode(getattr(task.texts, name), task.tokenizer, settings.length) for name in ("train", "validation")
+    }
+    return new_trainer(
+        copy.deepcopy(task.model) if seed == params.seed else _reseeded(task, params, seed),
+        task.tokenizer,
+        encoded["train"],
+        encoded["validation"],
+        settings,
+        run_plan(task, settings, params, runtime),
+        runtime,
+        folder,
+        class_weights=task.weights,
+        seed=seed,
+        evaluations=params.evaluations,
+        logging_steps=params.logging_steps,
+        patience=params.patience,
+        report_to=params.report_to,
+    )
+
+
+def _reseeded(task: Task, params: TuningParameters, seed: int):
+    """Another random head; a sample model is random as a whole."""
+    texts = (text for text, _ in task.texts.train)
+    return load_classifier(params.base_model, task.texts.labels, texts=texts, seed=seed)[0]
+
+
+def examine(trainer: ClassifierTrainer, task: Task) -> dict:
+    """Test scores of a trained model; of two labels the threshold is the best one of the validation rows."""
+    logits = {
+        name: trainer.logits(encode(getattr(task.texts, name), task.tokenizer, trainer.settings.length))
+        for name in ("validation", "test")
+    }
+    labels = {name: [label for _, label in getattr(task.texts, name)] for name in logits}
+    threshold = choose_threshold(logits["validation"], labels["validation"])
+    found = scores(logits["test"], labels["test"], threshold)
+    validation = scores(logits["validation"], labels["validation"], threshold)
+    return {**found, "threshold": threshold, "validation_f1": validation["f1"]}
+
+
+def row(trainer: ClassifierTrainer, task: Task) -> dict:
+    """`examine` of a trained model, and what its training took."""
+    measured = trainer.results()["train"]
+    training = measured["seconds"] - measured["compile_seconds"] - measured["evaluate_and_save_seconds"]
+    return {
+        **examine(trainer, task),
+        "steps": trainer.state.global_step,
+        "training_seconds": round(training, 2),
+        "total_seconds": measured["seconds"],
+        "examples_per_second": measured["examples_per_second"],
+        "loss_last": measured["loss_last"],
+    }
+
+
+def train_one(
+    name: str, settings: Settings, task: Task, params: TuningParameters, runtime: Runtime, folder: Path, seed: int
+) -> dict:
+    """Trains with these settings and this seed, and measures it."""
+    tracking.say(f"\n{name}, seed {seed}")
+    trainer = new_run(task, settings, params, runtime, folder / f"{name}-{seed}", seed)
+    trainer.train(resume_from_checkpoint=params.resume)
+    return row(trainer, task)
+
+
+def compare(
+    tuned: Settings, done: dict, task: Task, params: TuningParameters, runtime: Runtime, folder: Path
+) -> dict[int, dict[str, dict]]:
+    """Rows by seed: `done` is the tuned run of the first seed; the start beside it, and both for further seeds."""
+    start = task.start(params, runtime)
+    rows: dict[int, dict[str, dict]] = {params.seed: {TUNED: done}}
+    for seed in range(params.seed, params.seed + 1 + params.further_seeds):
+        found = rows.setdefault(seed, {})
+        if TUNED not in found:
+            found[TUNED] = train_one(TUNED, tuned, task, params, runtime, folder, seed)
+        if params.compare_start:
+            found[START] = train_one(START, start, task, params, runtime, folder, seed)
+    return rows
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Start and tuned at equal quality."""
+
+    f1: dict[str, list[float]]  # of the test, a value a seed
+    speed_up: list[
+        float
+    ]  # training time of the start over that of tuned, a value a seed; evaluation and compilation apart
+    quality_kept: bool | None  # None with one seed: the spread is not known
+    why: str
+
+    def __str__(self) -> str:
+        lines = [f"{name:<8}test F1 {_spread(values, '.4f')}" for name, values in self.f1.items()]
+        if self.speed_up:
+            lines.append(f"training is {_spread(self.speed_up, '.2f')} times as fast")
+        return "\n".join([*lines, self.why])
+
+
+def verdict(rows: Mapping[int, Mapping[str, Mapping]]) -> Verdict:
+    """Whether the tuned runs are faster and not worse.
+
+    Not worse: the mean F1 is not below the start's by more than the standard deviation over seeds of a single run of each,
+    taken together.
+    """
+    f1 = {name: [found[name]["f1"] for found in rows.values() if name in found] for name in (START, TUNED)}
+    f1 = {name: values for name, values in f1.items() if values}
+    if START not in f1:
+        return Verdict(f1, [], None, "compare_start=False: nothing to compare with")
+    speed_up = [found[START]["training_seconds"] / found[TUNED]["training_seconds"] for found in rows.values()]
+    difference = statistics.mean(f1[TUNED]) - statistics.mean(f1[START])
+    if len(rows) == 1:
+        return Verdict(f1, speed_up, None, f"F1 {difference:+.4f}; one seed has no spread: set further_seeds=2")
+    spread = sum(statistics.variance(values) for values in f1.values()) ** 0.5
+    kept = difference >= -spread
+    said = (
+        "within the spread of"
+        if abs(difference) <= spread
+        else "above"
+        if difference > 0
+        else "BELOW the start by more than"
+    )
+    return Verdict(f1, speed_up, kept, f"F1 {difference:+.4f}: {said} {spread:.4f} over {len(rows)} seeds")
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    mean = format(statistics.mean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), form)}"
+
+
+# ---- what is shown
+
+
+def table(rungs: Sequence[Rung]) -> str:
+    """Every optimisation with its speed-up over the start, rates, memory, utilisation, loss and F1 of its window."""
+    columns = ("speed-up", "steps/s", "examples/s", "memory GiB", "busy %", "compile s", "loss", "F1", "")
+    lines = [f"{'on top of what was kept':<30}" + "".join(f"{name:>12}" for name in columns[:-1])]
+    for rung in rungs:
+        values = (
+            _shown(rung.speed_up, ".2f"),
+            _shown(rung.steps_per_second, ".2f"),
+            _shown(rung.examples_per_second, ".1f"),
+            _shown(rung.peak_memory_bytes and rung.peak_memory_bytes / 2**30, ".2f"),
+            _shown(rung.utilisation and 100 * rung.utilisation, ".0f"),
+            _shown(rung.compile_seconds, ".1f"),
+            _shown(rung.loss, ".4f"),
+            _shown(rung.f1, ".3f"),
+        )
+        lines.append(f"{rung.name:<30}" + "".join(f"{value:>12}" for value in values) + f"  {rung.verdict}")
+    return "\n".join(lines)
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def plot_climb(rungs: Sequence[Rung], path: Path, *, title: str):
+    """Bars of the speed-up over the start with the range of the repetitions; what was not kept is pale."""
+    import matplotlib.pyplot as plt
+
+    tried = [rung for rung in rungs if rung.speed_up is not None]
+    figure, axes = plt.subplots(figsize=(8, 0.45 * len(tried) + 1.6), layout="constrained")
+    middle = [rung.speed_up for rung in tried]
+    ranges = [
+        [rung.speed_up - rung.speed_up_low for rung in tried],
+        [rung.speed_up_high - rung.speed_up for rung in tried],
+    ]
+    colours = ["tab:blue" if rung.kept else "lightsteelblue" for rung in tried]
+    places = range(len(tried))
+    axes.barh(places, middle, xerr=ranges, color=colours, ecolor="0.3", capsize=3)
+    axes.set_yticks(places, [rung.name if rung.kept else f"{rung.name} (not kept)" for rung in tried])
+    axes.invert_yaxis()
+    axes.axvline(1, color="0.4", linestyle="--", label="the start")
+    axes.set(title=title, xlabel="examples/s, times the start's (bar: median, whisker: all repetitions)")
+    axes.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return figure
+
+
+# ---- the model elsewhere
+
+
+def classify(model, tokenizer, text: str, max_length: int, threshold: float | None = None) -> tuple[str, float]:
+    """(label, its probability) of a text, on the CPU."""
+    import torch
+
+    encoded = tokenizer(text, truncation=True, max_length=max_length, return_tensors="pt")
+    with torch.no_grad():
+        logits = model.eval()(**encoded).logits.float().numpy()
+    position = int(predict(logits, threshold)[0])
+    return model.config.id2label[position], float(probabilities(logits)[0, position])
+
+
+def save_and_reload(trainer: ClassifierTrainer, task: Task, folder: Path, texts: Sequence[str]):
+    """Saves model and tokeniser, loads them as anybody would, and compares logits in fp32 on the CPU.
+
+    Raises:
+        RuntimeError: the reloaded model differs.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    ours = copy.deepcopy(task.model)  # the trained one is wrapped by what its precision needs
+    ours.load_state_dict({name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()})
+    ours.save_pretrained(folder)  # not the trainer's way, which leaves a pickle of its arguments
+    task.tokenizer.save_pretrained(folder)
+    reloaded = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer(
+        list(texts), padding=True, truncation=True, max_length=trainer.settings.length, return_tensors="pt"
+    )
+    with torch.no_grad():
+        a, b = (model.eval()(**encoded).logits for model in (ours, reloaded))
+    difference = float((a - b).abs().max() / a.abs().max())
+    if difference > SAME_LOGITS:
+        raise RuntimeError(f"the model saved in {folder} differs from the trained one by {difference:.1e}")
+    return reloaded, tokenizer, difference
+
+
+def start_results(rungs: Sequence[Rung]) -> dict:
+    """The `start` part of results.json: its timing."""
+    return dataclasses.asdict(next(rung for rung in rungs if rung.name == STARTED))
+
+
+def optimisation_results(rungs: Sequence[Rung]) -> list[dict]:
+    """The `optimisations` part of results.json."""
+    return [dataclasses.asdict(rung) for rung in rungs if rung.name != STARTED]

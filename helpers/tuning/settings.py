@@ -1,0 +1,78 @@
+"""What tuning changes about a training run, as one value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+
+from helpers import plan as planner
+from helpers.plan import ModelSize, Plan, Recipe
+from helpers.runtime import Runtime
+
+PADDINGS = ("fixed", "dynamic", "grouped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run computes. The defaults are where tuning starts: nothing switched on."""
+
+    batch_size: int  # examples an optimizer step over all devices
+    length: int  # tokens at most, and with fixed padding exactly
+    precision: str = "fp32"
+    optimizer: str = "adamw_torch"
+    dataloader_workers: int = 0
+    pin_memory: bool = False
+    tf32: bool = False
+    gradient_checkpointing: bool = False
+    padding: str = "fixed"  # "dynamic": to the longest of a batch; "grouped": and texts of like length together
+    attention: str = "eager"  # or "sdpa"
+    compiled: bool = False
+    start_batch_size: int = 0  # what the learning rate is for; 0 = batch_size
+
+    def __post_init__(self):
+        if self.padding not in PADDINGS:
+            raise ValueError(f"padding={self.padding!r}: must be one of {', '.join(PADDINGS)}")
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """Square root of how many times the batch has grown, which suits Adam (Malladi et al. 2022)."""
+        return math.sqrt(self.batch_size / (self.start_batch_size or self.batch_size))
+
+    def differences(self, other: Settings) -> dict[str, tuple]:
+        """Field -> (here, there)."""
+        there = asdict(other)
+        return {name: (value, there[name]) for name, value in asdict(self).items() if value != there[name]}
+
+
+def make_plan(
+    settings: Settings,
+    recipe: Recipe,
+    size: ModelSize,
+    runtime: Runtime,
+    *,
+    learning_rate: float = 0.0,
+    max_steps: int = 0,
+) -> Plan:
+    """The plan of a run with these settings.
+
+    Args:
+        settings: of the run.
+        recipe: for the batch before tuning; a larger batch takes as many fewer steps.
+        size: of the model.
+        runtime: the machine.
+        learning_rate: for the batch before tuning; 0 takes the recipe's.
+        max_steps: exactly so many.
+    """
+    planned = planner.plan(
+        recipe,
+        size,
+        runtime,
+        batch_size=settings.batch_size,
+        learning_rate=(learning_rate or recipe.learning_rate) * settings.learning_rate_factor,
+        max_steps=max_steps,
+        gradient_checkpointing=settings.gradient_checkpointing,
+    )
+    own = {name: getattr(settings, name) for name in ("precision", "optimizer", "dataloader_workers", "pin_memory")}
+    reasons = planned.reasons | dict.fromkeys([*own, "gradient_checkpointing", "batch_size"], "what is being measured")
+    reasons["learning_rate"] = f"x {settings.learning_rate_factor:.3g}, the square root of how the batch has grown"
+    return replace(planned, sequence_length=settings.length, reasons=reasons, **own)

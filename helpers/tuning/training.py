@@ -1,0 +1,221 @@
+"""Fine-tuning of a classifier: transformers' Trainer with this suite's reliability, class weights, and three paddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.utils.data import Sampler
+from transformers import DataCollatorWithPadding, Trainer
+from transformers.trainer_pt_utils import get_length_grouped_indices
+
+from helpers import tracking
+from helpers.arguments import training_arguments
+from helpers.plan import Plan
+from helpers.runtime import Runtime
+from helpers.trainer import TrainerMixin
+
+from .evaluation import IGNORED, scores
+from .settings import Settings
+
+# B batch · C labels
+POOL = 50  # batches whose texts are sorted by length together
+MULTIPLE = 8  # tokens: what tensor cores and vector units like a length to be
+
+Encoded = list[dict]  # input_ids, attention_mask, labels
+
+
+def encode(rows: Sequence[tuple[str, int]], tokenizer, length: int) -> Encoded:
+    """Rows as token ids, cut to `length` tokens, not padded."""
+    if not rows:
+        return []
+    names = [name for name in tokenizer.model_input_names if name in ("input_ids", "attention_mask", "token_type_ids")]
+    found = tokenizer([text for text, _ in rows], truncation=True, max_length=length)
+    return [
+        {**{name: found[name][i] for name in names if name in found}, "labels": label}
+        for i, (_, label) in enumerate(rows)
+    ]
+
+
+def whole_batches(rows: Encoded, batch: int) -> Encoded:
+    """Rows filled up to a multiple of `batch`; what is filled in has no label."""
+    return rows + [{**rows[0], "labels": IGNORED}] * (-len(rows) % batch)
+
+
+class GroupedByLength(Sampler):
+    """Texts of like length in one batch: another order each epoch, the same for the same seed, batches in random order."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed, self.epoch = list(lengths), batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        yield from grouped_order(self.lengths, self.batch_size, generator)
+
+
+def grouped_order(lengths: Sequence[int], batch_size: int, generator: torch.Generator) -> list[int]:
+    """Positions so that each `batch_size` in a row are alike in length; a short batch stays last."""
+    order = get_length_grouped_indices(lengths, batch_size, mega_batch_mult=POOL, generator=generator)
+    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    whole = [batch for batch in batches if len(batch) == batch_size]
+    shuffled = [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
+    return [i for batch in [*shuffled, *batches[len(whole) :]] for i in batch]
+
+
+class ClassifierTrainer(TrainerMixin, Trainer):
+    """Trainer of a classifier. The loss is the mean over examples of weight x cross entropy, however a step is cut.
+
+    Args:
+        settings: padding, compilation; what the arguments hold is already there.
+        class_weights: [C], or None.
+    """
+
+    def __init__(self, *args, settings: Settings, class_weights: np.ndarray | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.settings = settings
+        self.model_accepts_loss_kwargs = False  # the mean is taken here, and transformers averages over micro-batches
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self._weights = None if weights is None else weights.to(self.args.device)
+        if settings.compiled:
+            torch.compiler.reset()  # each trainer wraps the model anew, and after eight variants PyTorch stops compiling
+            self.model.compile(dynamic=settings.padding != "fixed")
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels_B = inputs["labels"]
+        outputs = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
+        loss = functional.cross_entropy(
+            outputs["logits"].float(), labels_B, weight=self._weights, ignore_index=IGNORED, reduction="sum"
+        ) / (labels_B != IGNORED).sum().clamp(min=1)
+        return (loss, {"logits": outputs["logits"].float()}) if return_outputs else loss
+
+    def _get_train_sampler(self, train_dataset=None):
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if self.settings.padding != "grouped":
+            return super()._get_train_sampler(train_dataset)
+        return GroupedByLength([len(row["input_ids"]) for row in dataset], self._train_batch_size, self.args.seed)
+
+    def logits(self, rows: Encoded) -> np.ndarray:
+        """Logits of encoded rows, [N, C]."""
+        filled = whole_batches(rows, self.args.eval_batch_size) if self.runtime.kind == "xla" else rows
+        loader = self.get_eval_dataloader(filled)
+        with self.aside("evaluate"):
+            output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
+        return output.predictions[: len(rows)]
+
+
+def flops_per_token(model) -> float:
+    """6 a weight that multiplies: forward and backward; embeddings are looked up."""
+    looked_up = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    return 6.0 * (sum(weight.numel() for weight in model.parameters()) - looked_up)
+
+
+def new_trainer(
+    model,
+    tokenizer,
+    train: Encoded,
+    validation: Encoded,
+    settings: Settings,
+    plan: Plan,
+    runtime: Runtime,
+    output_dir: Path,
+    *,
+    class_weights: np.ndarray | None = None,
+    seed: int,
+    evaluations: int = 3,
+    logging_steps: int = 50,
+    patience: int = 0,
+    report_to: str = "none",
+    cls: type[ClassifierTrainer] = ClassifierTrainer,
+    **overrides,
+) -> ClassifierTrainer:
+    """The trainer of a run.
+
+    Args:
+        model, tokenizer: what `load_classifier` returned.
+        train, validation: what `encode` returned, none longer than `settings.length`.
+        settings, plan, runtime: `plan` is `make_plan` of the settings.
+        output_dir: the run's folder.
+        class_weights: [C], or None.
+        seed: of data order and dropout.
+        evaluations: over the run, evenly spaced; the best F1 is kept.
+        patience: evaluations without improvement before the run stops; 0: never.
+        cls: a trainer of this kind.
+        **overrides: fields of `TrainingArguments`.
+
+    Raises:
+        ValueError: fewer training rows than a batch has.
+    """
+    if len(train) < plan.micro_batch_size:
+        raise ValueError(
+            f"batch_size={plan.batch_size}: a batch of {plan.micro_batch_size} needs as many training rows, and there are "
+            f"{len(train)}; lower batch_size or give more rows"
+        )
+    if hasattr(model, "set_attn_implementation") and model.config._attn_implementation != settings.attention:
+        model.set_attn_implementation(settings.attention)
+    logger, why = tracking.report_to(report_to)
+    if logger != report_to:
+        tracking.say(why)
+    eval_batch = min(2 * plan.micro_batch_size, -(-max(len(validation), 1) // plan.device_count) * plan.device_count)
+    every = max(1, plan.max_steps // evaluations)
+    fixed = settings.padding == "fixed"
+    has_tf32 = runtime.kind == "cuda" and runtime.compute_capability >= (8, 0)
+    arguments = training_arguments(
+        plan,
+        runtime,
+        output_dir,
+        seed=seed,
+        **{
+            "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // plan.device_count,
+            "tf32": settings.tf32 if has_tf32 else None,
+            "lr_scheduler_type": "linear",
+            "eval_steps": every,
+            "save_steps": every,
+            "logging_steps": logging_steps,
+            "report_to": logger,
+            "metric_for_best_model": "eval_f1",
+            "greater_is_better": True,
+            "prediction_loss_only": False,
+            "remove_unused_columns": False,
+            "eval_accumulation_steps": 1 if runtime.kind == "xla" else None,  # else logits grow on the device
+            "include_num_input_tokens_seen": "no",
+            **overrides,
+        },
+    )
+    if runtime.kind == "xla" and validation:
+        validation = whole_batches(validation, arguments.eval_batch_size)
+    return cls(
+        model=model,
+        args=arguments,
+        train_dataset=train,
+        eval_dataset=validation or None,
+        data_collator=DataCollatorWithPadding(
+            tokenizer,
+            padding="max_length" if fixed else "longest",
+            max_length=settings.length if fixed else None,
+            pad_to_multiple_of=None if fixed else MULTIPLE,
+        ),
+        processing_class=tokenizer,
+        compute_metrics=_metrics,
+        settings=settings,
+        class_weights=class_weights,
+        plan=plan,
+        runtime=dataclasses.replace(runtime, precision=plan.precision),
+        flops_per_token=flops_per_token(model),
+        patience=patience,
+    )
+
+
+def _metrics(prediction) -> dict[str, float]:
+    logits, labels = prediction.predictions, prediction.label_ids
+    real = labels != IGNORED
+    return scores(logits[real], labels[real])

@@ -1,0 +1,130 @@
+"""Labelled texts: what is removed and counted, what is held out, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+
+import pytest
+
+from helpers.tuning.data import SAMPLE_PACKAGES, load_labelled
+
+
+def write(path, rows, columns=("text", "label")):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return str(path)
+
+
+def numbered(count: int, labels: int = 2, start: int = 0) -> list[tuple[str, str]]:
+    return [(f"text number {i}", "abcdefgh"[i % labels]) for i in range(start, start + count)]
+
+
+def texts(rows) -> set[str]:
+    return {text for text, _ in rows}
+
+
+def test_a_folder_with_splits_loses_what_is_in_two_of_them_and_says_how_many(tmp_path):
+    write(
+        tmp_path / "train.csv", [*numbered(20), ("Text  NUMBER 3", "b"), ("in valid", "a"), ("in test", "a"), ("", "a")]
+    )
+    write(tmp_path / "valid.csv", [*numbered(4, start=100), ("IN valid", "b"), ("in test", "b")])
+    write(tmp_path / "test.csv", [*numbered(4, start=200), ("in  Test", "a"), ("torn", "a"), ("Torn", "b")])
+    found = load_labelled(str(tmp_path), seed=0)
+    assert (len(found.train), len(found.validation), len(found.test)) == (20, 5, 5)
+    assert (found.empty_removed, found.duplicates_removed, found.conflicts_removed) == (1, 1, 2)
+    assert found.overlaps_removed == {"train": 2, "validation": 1}
+    assert "in  Test" in texts(found.test) and "IN valid" in texts(found.validation)
+    assert found.labels == ("a", "b")
+    assert "2 of train, 1 of validation" in str(found)
+
+
+def test_one_file_is_split_label_by_label_without_a_common_text(tmp_path):
+    found = load_labelled(write(tmp_path / "all.csv", numbered(300, labels=3)), seed=1)
+    assert (len(found.train), len(found.validation), len(found.test)) == (240, 30, 30)
+    for part in (found.validation, found.test):
+        assert Counter(label for _, label in part) == {0: 10, 1: 10, 2: 10}
+    assert not texts(found.train) & texts(found.test) and not texts(found.train) & texts(found.validation)
+    assert found == load_labelled(str(tmp_path / "all.csv"), seed=1)
+    assert found.source != load_labelled(str(tmp_path / "all.csv"), seed=2).source
+
+
+def test_a_text_with_two_labels_is_left_out_and_counted(tmp_path):
+    found = load_labelled(
+        write(tmp_path / "d.csv", [*numbered(40), ("both", "a"), ("Both", "b"), ("both", "a")]), seed=0
+    )
+    assert found.conflicts_removed == 3
+    assert "both" not in {
+        text.casefold() for part in (found.train, found.validation, found.test) for text in texts(part)
+    }
+
+
+def test_columns_are_found_by_their_usual_names_and_numbers_stay_in_order(tmp_path):
+    rows = [(f"t{i}", i % 11) for i in range(110)]
+    found = load_labelled(write(tmp_path / "d.csv", rows, ("sentence", "category")), seed=0)
+    assert found.labels == tuple(map(str, range(11)))
+
+
+def test_json_lines_are_read(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text, "label": label == "a"}) for text, label in numbered(40)))
+    assert load_labelled(str(path), seed=0).labels == ("False", "True")
+
+
+def test_one_label_against_all_others_makes_it_the_positive_one(tmp_path):
+    found = load_labelled(write(tmp_path / "d.csv", numbered(80, labels=4)), positive_label="b", seed=0)
+    assert found.labels == ("not b", "b")
+    assert sum(label for part in (found.train, found.validation, found.test) for _, label in part) == 20
+
+
+def test_fewer_rows_are_drawn_with_the_seed(tmp_path):
+    path = write(tmp_path / "d.csv", numbered(200))
+    found = load_labelled(path, num_rows=50, eval_rows=7, seed=3)
+    assert (len(found.train), len(found.validation), len(found.test)) == (50, 7, 7)
+    assert texts(found.train) != texts(load_labelled(path, num_rows=50, eval_rows=7, seed=4).train)
+
+
+def test_the_sample_is_real_text_of_this_python_by_package():
+    found = load_labelled("sample", seed=0)
+    assert set(found.labels) <= set(SAMPLE_PACKAGES) and len(found.labels) >= 6
+    assert len(found.train) > 500
+    assert found.duplicates_removed > 0  # the library repeats itself
+    assert max(len(text.split()) for text in texts(found.train)) > 100
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("words,label\nx,a\n", r"no column 'text', .*columns found: words, label. Rename"),
+        ("text,kind\nx,a\n", r"no column 'label', .*columns found: text, kind"),
+        ("text,label\nx,a,b\n", r"line 2 has not as many fields as the header; put fields that hold a comma"),
+        ("text,label\nx\n", r"line 2 has not as many fields"),
+        ("text,label\nx,\n", r"line 2: column 'label' is empty"),
+        ('text,label\n"x,a\n', r"is not CSV"),
+        ("text,label\n" + "".join(f"t{i},a\n" for i in range(30)), r"1 labels"),
+        ("text,label\nx,a\ny,b\n", r"fewer than two rows"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_the_remedy(content, message, tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_labelled(str(path), seed=0)
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no train\.csv or train\.jsonl"):
+        load_labelled(str(tmp_path), seed=0)
+    with pytest.raises(FileNotFoundError, match=r"nothing at"):
+        load_labelled(str(tmp_path / "none.csv"), seed=0)
+    (tmp_path / "d.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cannot read this; give a \.csv or \.jsonl"):
+        load_labelled(str(tmp_path / "d.parquet"), seed=0)
+    path = write(tmp_path / "d.csv", numbered(40))
+    with pytest.raises(ValueError, match=r"positive_label='z': no training row has it"):
+        load_labelled(path, positive_label="z", seed=0)
+    with pytest.raises(ValueError, match=r"labels \['.*'\] are not among the 1 training rows"):
+        load_labelled(path, num_rows=1, seed=0)

@@ -1,0 +1,300 @@
+"""What is tried where, how a gain is judged, and the climb itself on a real model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import runtime, xla
+from helpers.runtime import Runtime
+from helpers.tuning import experiment
+from helpers.tuning.measurement import Rung, Window, climb, judge
+from helpers.tuning.optimisations import Optimisation, optimisations
+from helpers.tuning.settings import Settings
+
+from .tuning_run import BATCH, WORDS, bench_of, tiny, trainer_of
+from .xla_process import LIMIT, ROOT
+
+START = Settings(batch_size=8, length=192)
+
+
+def machine(kind: str, name: str = "a machine", capability=None, precision: str = "fp32") -> Runtime:
+    return Runtime(
+        kind=kind,
+        reason="",
+        device_name=name,
+        device_count=1,
+        memory=16 * 10**9,
+        compute_capability=capability,
+        precision=precision,
+        precision_reason="",
+        torch="2.9",
+        torch_xla=None,
+    )
+
+
+T4 = machine("cuda", "Tesla T4", (7, 5), "fp16")
+A100 = machine("cuda", "NVIDIA A100-SXM4-40GB", (8, 0), "bf16")
+CPU = machine("cpu", "x86_64")
+TPU = machine("xla", "TPU v5 lite", None, "bf16")
+
+
+def ladder(runtime: Runtime, **changed) -> dict[str, Optimisation]:
+    given = {
+        "largest_batch": 32,
+        "enough_length": 64,
+        "supports_sdpa": True,
+        "supports_checkpointing": True,
+        "try_compile": True,
+    }
+    return {each.name: each for each in optimisations(runtime, START, **{**given, **changed})}
+
+
+def test_a_t4_gets_fp16_and_no_tf32():
+    found = ladder(T4)
+    assert found["fp16 autocast"].changes == {"precision": "fp16"}
+    assert found["TF32"].why_not == "Tesla T4 (sm_75) has none; it came with sm_80"
+    assert found["loader workers, pinned memory"].changes["pin_memory"]
+
+
+def test_an_a100_gets_bf16_and_tf32():
+    found = ladder(A100)
+    assert found["bf16 autocast"].changes == {"precision": "bf16"}
+    assert found["TF32"].changes == {"tf32": True}
+
+
+def test_a_cpu_has_no_tf32_and_no_pinned_memory():
+    found = ladder(CPU)
+    assert "NVIDIA" in found["TF32"].why_not
+    assert found["loader workers"].changes["pin_memory"] is False
+    assert found["bf16 autocast"].changes == {"precision": "bf16"}
+
+
+def test_a_tpu_is_tried_on_what_it_has_and_told_why_not_the_rest():
+    found = ladder(TPU)
+    assert found["bf16 autocast"].changes == {"precision": "bf16"}
+    assert found["padding length 64"].changes == {"length": 64}
+    for name in ("fused AdamW", "loader workers", "TF32", "torch.compile", "scan over layers"):
+        assert found[name].why_not, name
+    assert "dynamic padding" not in found
+    assert ladder(TPU, enough_length=192)["padding length"].why_not == "the texts fill 192 tokens"
+
+
+def test_batches_double_up_to_what_fits_or_are_the_one_that_is_asked_for():
+    assert [name for name in ladder(CPU) if "batch size" in name] == ["batch size 16", "batch size 32"]
+    assert [name for name in ladder(CPU, batch_size=24) if "batch size" in name] == ["batch size 24"]
+    assert ladder(CPU, largest_batch=8)["batch size"].why_not == "no larger one fits or is of use (at most 8)"
+
+
+def test_what_the_user_or_the_model_rules_out_is_not_tried():
+    found = ladder(CPU, precision="fp32", supports_sdpa=False, supports_checkpointing=False, try_compile=False)
+    whys = [
+        found[name].why_not for name in ("mixed precision", "SDPA attention", "gradient checkpointing", "torch.compile")
+    ]
+    assert whys == ["precision='fp32' is asked for", *["the model does not support it"] * 2, "try_compile=False"]
+
+
+# ---- judging
+
+
+def windows(*seconds: float, loss: float = 1.0, memory: int | None = None) -> list[Window]:
+    return [
+        Window(
+            steps=4,
+            examples=32,
+            seconds=s,
+            warm_up_seconds=0.0,
+            compile_seconds=0.0,
+            tokens=320,
+            loss=loss,
+            peak_memory=memory,
+            utilisation=None,
+        )
+        for s in seconds
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gains", "kept"),
+    [((1.5, 1.4, 1.6), True), ((1.03, 1.03, 1.03), True), ((1.5, 0.99, 1.6), False), ((1.01, 1.01, 1.01), False)],
+)
+def test_only_what_is_faster_every_time_and_more_than_noise_is_kept(gains, kept):
+    good, said = judge(gains, windows(1, 1, 1), windows(1, 1, 1))
+    assert good is kept
+    assert said.startswith("kept" if kept else "did not help here")
+
+
+def test_memory_is_told_and_a_loss_that_is_no_number_is_not_kept():
+    assert "memory x 0.50" in judge((0.8, 0.8), windows(1, memory=1000), windows(1, memory=500))[1]
+    assert judge((2.0, 2.0), windows(1), windows(1, loss=float("nan"))) == (False, "the loss is no longer a number")
+
+
+# ---- the climb
+
+
+@pytest.fixture(scope="module")
+def climbed():
+    """(rungs, the bench, how often each setting ran) of a real climb on the CPU."""
+    torch.set_num_threads(1)
+    bench, start = bench_of(runtime.detect(use_tpu=False))
+    ran, run = [], bench.run
+
+    def counted(settings, **options):
+        if settings.optimizer == "adamw_torch_fused":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        ran.append(settings)
+        return run(settings, **options)
+
+    bench.run = counted
+    steps = [
+        Optimisation("SDPA attention", {"attention": "sdpa"}),
+        Optimisation("TF32", why_not="no tensor cores"),
+        Optimisation("fused AdamW", {"optimizer": "adamw_torch_fused"}),
+        Optimisation("length-grouped batches", {"padding": "grouped"}),
+    ]
+    return list(climb(bench, start, steps, repetitions=2)), ran
+
+
+def test_every_setting_is_timed_in_turn_with_what_was_kept_before_it(climbed):
+    rungs, ran = climbed
+    attention = [settings.attention for settings in ran[2:6]]
+    assert attention == ["eager", "sdpa"] * 2
+    kept = rungs[1].settings if rungs[1].kept else rungs[0].settings
+    after = [settings for settings in ran[6:] if settings.padding == "fixed"]
+    assert [settings.attention for settings in after] == [kept["attention"]] * len(after)
+    assert [settings.padding for settings in ran[-4:]] == ["fixed", "grouped"] * 2
+
+
+def test_every_rung_has_its_numbers_or_its_reason(climbed):
+    rungs, _ = climbed
+    assert [rung.name for rung in rungs] == ["start", "SDPA attention", "TF32", "fused AdamW", "length-grouped batches"]
+    start, sdpa, tf32, fused, grouped = rungs
+    assert tf32.verdict == "not tried: no tensor cores" and not tf32.kept and tf32.speed_up is None
+    assert fused.verdict == "does not fit into memory" and not fused.kept
+    for rung in (start, sdpa, grouped):
+        assert rung.speed_up_low <= rung.speed_up <= rung.speed_up_high
+        assert rung.examples_per_second > 0 and rung.steps_per_second > 0
+        assert 0 <= rung.f1 <= 1 and 0 <= rung.utilisation <= 1
+        assert rung.peak_memory_bytes is None or rung.peak_memory_bytes > 10**8
+        assert len(rung.gains) == 2
+    assert start.speed_up == 1
+    assert sdpa.loss == pytest.approx(start.loss, rel=1e-4)  # the same examples from the same weights
+    assert grouped.loss == pytest.approx(start.loss, rel=0.1)
+
+
+def test_settings_survive_json_and_the_last_that_was_kept_is_the_tuned_one(climbed, tmp_path):
+    rungs, _ = climbed
+    found = experiment.Climb(None, tuple(rungs))
+    file = tmp_path / "ladder.json"
+    file.write_text(json.dumps(dataclasses.asdict(found)))
+    assert experiment._read_climb(file) == found
+    assert dataclasses.asdict(found.tuned) == [rung for rung in rungs if rung.kept][-1].settings
+
+
+def test_the_table_and_the_picture_show_every_rung(climbed, tmp_path):
+    rungs, _ = climbed
+    table = experiment.table(rungs)
+    assert [line.split("  ")[0] for line in table.splitlines()[1:]] == [rung.name for rung in rungs]
+    figure = experiment.plot_climb(rungs, tmp_path / "bars.png", title="t")
+    labels = [label.get_text().removesuffix(" (not kept)") for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["start", "SDPA attention", "length-grouped batches"]
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_larger_batch_is_not_tried_where_a_smaller_one_did_not_help():
+    class Slower:
+        """A bench on which nothing helps."""
+
+        def __init__(self):
+            self.f1 = {}
+
+        def run(self, settings, **options):
+            return windows(settings.batch_size / 8)[0]
+
+        def steps(self, settings):
+            return 1
+
+    sizes = [Optimisation(f"batch size {size}", {"batch_size": size}) for size in (16, 32)]
+    rungs = list(climb(Slower(), START, sizes, repetitions=2))
+    assert [rung.verdict.split(":")[0] for rung in rungs] == ["the start", "did not help here", "not tried"]
+
+
+def test_the_search_on_a_real_model_ends_at_its_limit():
+    torch.set_num_threads(1)
+    bench, start = bench_of(runtime.detect(use_tpu=False))
+    found = bench.largest_batch(start, 2 * BATCH)
+    assert (found.batch_size, found.reason) == (16, "the limit of the search is 16")
+
+
+# ---- quality
+
+
+def quality(*pairs: tuple[float, float]) -> dict:
+    return {
+        seed: {"start": {"f1": a, "training_seconds": 30.0}, "tuned": {"f1": b, "training_seconds": 10.0}}
+        for seed, (a, b) in enumerate(pairs)
+    }
+
+
+def test_quality_is_kept_only_within_the_spread_over_seeds():
+    same = experiment.verdict(quality((0.80, 0.80), (0.82, 0.81), (0.81, 0.80)))
+    assert same.quality_kept and same.speed_up == [3.0, 3.0, 3.0]
+    worse = experiment.verdict(quality((0.80, 0.70), (0.82, 0.71), (0.81, 0.69)))
+    assert worse.quality_kept is False and "BELOW" in worse.why
+    assert experiment.verdict(quality((0.8, 0.7))).quality_kept is None
+    alone = {0: {"tuned": {"f1": 0.5, "training_seconds": 1.0}}}
+    assert "nothing to compare with" in experiment.verdict(alone).why
+
+
+# ---- the model elsewhere
+
+
+def test_a_model_trained_in_bf16_is_saved_as_safetensors_alone_and_reloads_to_the_same_logits(tmp_path):
+    torch.set_num_threads(1)
+    trainer = trainer_of(runtime.detect(use_tpu=False), tmp_path / "run", {"precision": "bf16"}, steps=2)
+    model, tokenizer = tiny()
+    task = experiment.Task(texts=None, model=model, tokenizer=tokenizer, weights=None)
+    trainer.train()
+    reloaded, tokenizer, difference = experiment.save_and_reload(
+        trainer, task, tmp_path / "model", ["red", "azure sea"]
+    )
+    assert difference < 1e-5
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert "model.safetensors" in files and not [name for name in files if name.endswith((".bin", ".pt"))]
+    trained = {name: tensor for name, tensor in trainer.model.state_dict().items()}
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in reloaded.state_dict().items())
+    assert not all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
+    label, probability = experiment.classify(reloaded, tokenizer, "crimson", 16)
+    assert label in WORDS and 1 / 3 <= probability <= 1
+
+
+# ---- XLA
+
+
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_a_climb_on_virtual_devices_knows_compile_time_and_memory(tmp_path):
+    options = {"kind": "xla", "devices": 2, "climb": ["bf16 autocast", "TF32"]}
+    environment = {name: value for name, value in os.environ.items() if name not in ("USE_TORCH_XLA", "PJRT_DEVICE")}
+    process = subprocess.run(
+        [sys.executable, str(Path("tests") / "tuning_run.py"), str(tmp_path), json.dumps(options)],
+        cwd=ROOT,
+        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = json.loads(process.stdout.rsplit("RESULT ", 1)[1])
+    start, bf16, tf32 = (Rung(**rung) for rung in found["rungs"])
+    assert start.compile_seconds > 0 and start.peak_memory_bytes > 10**6
+    assert bf16.loss == pytest.approx(start.loss, rel=0.05)
+    assert tf32.verdict.startswith("not tried")
+    small, large = found["trials"]
+    assert small["bytes"] < large["bytes"]  # eight examples a step, then sixteen
