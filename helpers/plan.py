@@ -1,7 +1,6 @@
-"""From a job and a machine to the settings of the run, each with its reason.
+"""From a recipe, a model and this machine to the settings of the run, each with its reason.
 
-First version: batch, accumulation, learning rate, precision, optimizer, loader, gradient checkpointing, and whether
-it fits. Time and cost come with measured throughput, not before.
+python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000      # time, memory and cost: choosing.py
 """
 
 from __future__ import annotations
@@ -249,3 +248,9 @@ def choose_workers(runtime: Runtime, compute_bound_loader: bool) -> tuple[int, s
 def _divisors(number: int) -> list[int]:
     """Divisors, largest first: the micro-batches that leave the effective batch whole."""
     return [divisor for divisor in range(number, 0, -1) if number % divisor == 0]
+
+
+if __name__ == "__main__":
+    from helpers.choosing import main
+
+    raise SystemExit(main())

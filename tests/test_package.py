@@ -52,7 +52,9 @@ def test_importing_helpers_takes_less_than_three_tenths_of_a_second():
     assert min(in_fresh_interpreter("import helpers")[0] for _ in range(3)) < 0.3
 
 
-@pytest.mark.parametrize("module", ["helpers", "helpers.setup", "helpers.parameters", "helpers.batch"])
+@pytest.mark.parametrize(
+    "module", ["helpers", "helpers.setup", "helpers.parameters", "helpers.batch", "helpers.plan", "helpers.choosing"]
+)
 def test_importing_a_light_module_loads_no_heavy_library(module):
     assert in_fresh_interpreter(f"import {module}")[1] == []
 

@@ -323,3 +323,121 @@ def test_a_run_sees_the_recipes_number_of_examples_whatever_the_batch(kind, batc
 
 def test_steps_that_were_asked_for_are_the_steps():
     assert plan(RECIPE, SMALL, machine("xla"), max_steps=7).max_steps == 7
+
+
+# -- the command line --
+
+
+def run_plan(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of the command."""
+    from helpers.choosing import main
+
+    status = main(arguments)
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_the_module_is_a_command_and_loads_no_heavy_library():
+    code = (
+        "import runpy, sys; sys.argv = ['plan', 'lejepa_training', '--hardware', 'T4,v5e-8', '--examples', '50000']\n"
+        "try: runpy.run_module('helpers.plan', run_name='__main__')\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0 and "v5e-8" in finished.stdout, finished.stderr
+
+
+def test_the_command_prints_a_row_a_machine_and_says_what_decided(capsys, alone):
+    status, shown, _ = run_plan(capsys, "lejepa_training", "--hardware", "T4,v5e-8", "--examples", "50000")
+    rows = [line.split()[0] for line in shown.splitlines() if "datasheet bound" in line]
+    assert status == 0 and rows == ["T4", "v5e-8"]
+    assert "GPU or TPU:" in shown and "price an hour" in shown and "compilation" in shown
+
+
+def test_json_holds_every_outlook_with_its_basis(capsys, alone):
+    _, shown, _ = run_plan(capsys, "legal_cot_sft", "--hardware", "2xT4,v5e-8,A100", "--json")
+    answer = json.loads(shown)
+    assert [each["hardware"] for each in answer["outlooks"]] == ["2xT4", "v5e-8", "A100 40GB"]
+    assert all(each["step_seconds"]["basis"] == "datasheet bound" for each in answer["outlooks"])
+    assert answer["decision"]["numbers"] and sum(answer["parameters"].values()) == 511_629_184
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["lejepa_training", "--hardware", "T5"], "hardware='T5': unknown"),
+        (["lejepa", "--hardware", "T4"], "job='lejepa': unknown"),
+        ([], "job: missing"),
+        (["lejepa_training", "--examples", "-5"], "examples=-5: is negative"),
+        (["lejepa_training", "--prices", "none.json"], "none.json"),
+        (["lejepa_training", "--precision", "bf16", "--hardware", "T4"], "precision='bf16': T4 has none"),
+    ],
+)
+def test_bad_input_is_one_sentence_on_standard_error(capsys, alone, arguments, says):
+    status, shown, error = run_plan(capsys, *arguments)
+    assert status == 2 and not shown and says in error and error.count("\n") == 1
+
+
+def test_a_zero_price_is_refused(capsys, alone):
+    (alone / "prices.json").write_text('{"T4": 0}')
+    status, _, error = run_plan(capsys, "lejepa_training", "--prices", "prices.json")
+    assert status == 2 and "price of T4=0" in error
+
+
+def test_a_job_that_fits_nowhere_says_how_many_gigabytes_are_missing(capsys, alone):
+    status, shown, _ = run_plan(capsys, "legal_cot_sft", "--hardware", "RTX 3050,T4", "--length", "100000")
+    assert status == 1 and "fits on none of them: T4 comes nearest and is 9.9 GB short" in shown
+
+
+# -- GPU or TPU --
+
+
+def decided(name: str, *hardware: str, **asked):
+    from helpers.choosing import compare, decide
+    from helpers.jobs import job
+
+    return decide(job(name), compare(job(name), hardware, **asked))
+
+
+def test_equal_shares_of_the_peaks_are_compared_where_nothing_was_measured():
+    decision = decided("legal_cot_sft", "T4", "v5e-8")
+    # 8 x 197 over 65 TFLOP/s, the update of 18 million numbers beside it; 9.60 over 0.35 dollars.
+    assert "v5e-8 is faster; T4 is cheaper" in decision.sentence
+    assert decision.numbers[0].startswith("time an example, T4 over v5e-8: 24") and "27.43" in decision.numbers[1]
+
+
+def test_without_both_prices_the_cost_stays_open():
+    assert "unknown without both prices" in decided("graphmer_se", "RTX 3050", "v5e-1").sentence
+
+
+def test_one_kind_of_device_alone_needs_no_decision():
+    assert decided("graphmer_se", "T4", "A100") is None
+
+
+def test_a_recurrence_that_nobody_measured_decides_nothing():
+    decision = decided("tinystories_reservoir", "T4", "v5e-8")
+    assert "stays open" in decision.sentence and "not known before" in decision.flips[0]
+
+
+def test_the_number_of_examples_that_pays_for_compiling_follows_from_the_gain():
+    from helpers.choosing import COMPILE_SECONDS, compare
+    from helpers.estimate import LEAST_SHARE
+    from helpers.jobs import job
+
+    gpu, tpu = compare(job("hardware_tuning"), ("T4", "v5e-8"))
+    gain = gpu.step_seconds.low / gpu.batch_size - tpu.step_seconds.low / tpu.batch_size
+    fewest, most = COMPILE_SECONDS[0] / (gain / LEAST_SHARE), COMPILE_SECONDS[1] / gain
+    assert f"between {fewest:,.0f} and {most:,.0f} examples" in decided("hardware_tuning", "T4", "v5e-8").flips[0]
+
+
+# -- the page --
+
+
+def test_the_page_is_the_same_for_the_same_inputs_and_answers_all_five_documents():
+    from helpers.choosing_page import page
+    from helpers.prices import TABLE
+
+    first, second = (page([], TABLE, today="2026-11-21") for _ in range(2))
+    assert first == second and first.count("*The document:*") == 5
+    assert "Colab retired its v2-8" in first and "as of" in first and "2026-11-21" in first

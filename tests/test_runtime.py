@@ -297,7 +297,7 @@ def test_every_entry_is_found_by_its_own_name():
 
 @pytest.mark.parametrize("entry", hardware.CATALOGUE, ids=lambda entry: entry.name)
 def test_an_entry_is_in_plausible_units_and_names_its_source(entry):
-    assert 10 * 2**30 <= entry.memory <= 200 * 2**30
+    assert 7 * 2**30 <= entry.memory <= 200 * 2**30
     assert 10**11 <= entry.bandwidth <= 10**13
     assert all(10**12 <= peak <= 2 * 10**15 for peak in entry.peak.values())
     assert entry.source

@@ -136,6 +136,7 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
 
     Raises ValueError: the configuration asks for another device, or for chips that are not there.
     """
+    batch = configuration.batch_size(machine.device_count)
     wanted = configuration.hardware.device
     kind = {"auto": machine.kind, "tpu": "xla"}.get(wanted, wanted)
     if kind != machine.kind:
@@ -144,7 +145,6 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
             "or give 'auto'"
         )
     run, data = configuration.run, configuration.training_data
-    batch = configuration.batch_size(machine.device_count)
     epochs = max(1, run.epochs * len(corpus.train) // batch)
     steps = run.max_steps or epochs
     optimizer, reason = choose_optimizer(machine)

@@ -1,0 +1,246 @@
+"""Every key of the configuration changes a run: each is flipped, and what a small run does must not stay the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers import runtime
+from helpers.graphmer import experiment, strict_yaml
+from helpers.graphmer.configuration import Configuration, override, read_configuration
+from helpers.graphmer.link_prediction import LinkPredictor
+from helpers.graphmer.memory import estimate_run
+from helpers.graphmer.training import new_trainer
+
+SMALL = {
+    "run.max_steps": 4,
+    "run.log_interval": 2,
+    "run.eval_interval_steps": 2,
+    "run.save_interval_steps": 2,
+    "run.mixed_precision": "fp32",
+    "hardware.device": "auto",
+    "model.hidden_size": 24,
+    "model.num_layers": 2,
+    "model.num_heads": 2,
+    "model.intermediate_size": 32,
+    "model.embedding_size": 12,
+    "optimizer.lr": 3e-3,
+    "optimizer.scheduler.warmup_steps": 1,
+    "training_data.max_seq_len": 72,
+    "training_data.micro_batch_size": 4,
+    "objectives.mlm.mask_prob": 0.2,
+    "objectives.mnm.mask_prob": 0.5,
+    "objectives.mnm.type_consistent_negatives": 1,
+    "objectives.mnm.hard_negatives": 1,
+    "encoding.leaf_tokens": 4,
+    "encoding.max_leaves_per_sequence": 6,
+    "encoding.entity_tokens": 12,
+    "encoding.vocab_size": 600,
+    "encoding.max_head_tokens": 4,
+    "regularizers.ontology_constraints.margin": -0.9,  # every cycle scores above it, so that its terms are felt
+    "evaluation.unit": "module",
+    "evaluation.micro_batch_size": 4,
+    "evaluation.max_triples": 16,
+}
+STAGES = "[{steps: 0, max_seq_len: 56}, {steps: 2, max_seq_len: 72}]"
+CURRICULUM = "training_data.short_to_long_curriculum"
+WHOLE_PASSES = {  # few steps: as many sequences as possible in each
+    "run.max_steps": 0,
+    "training_data.micro_batch_size": 64,
+    "run.eval_interval_steps": 1000,
+    "run.save_interval_steps": 1000,
+}
+FLIPS: dict[str, dict] = {
+    "run.seed": {"run.seed": 7},
+    "run.epochs": {"run.epochs": 2, **WHOLE_PASSES},
+    "run.max_steps": {"run.max_steps": 3},
+    "run.gradient_accumulation_steps": {"run.gradient_accumulation_steps": 2},
+    "run.log_interval": {"run.log_interval": 1},
+    "run.eval_interval_steps": {"run.eval_interval_steps": 1},
+    "run.save_interval_steps": {"run.save_interval_steps": 3},
+    "run.mixed_precision": {"run.mixed_precision": "bf16"},
+    "run.deterministic": {"run.deterministic": False},
+    "hardware.device": {"hardware.device": "cuda"},
+    "hardware.num_workers": {"hardware.num_workers": 1},
+    "hardware.tpu_cores": {"hardware.device": "tpu", "hardware.tpu_cores": 8},
+    "model.hidden_size": {"model.hidden_size": 32},
+    "model.num_layers": {"model.num_layers": 1},
+    "model.num_heads": {"model.num_heads": 3},
+    "model.intermediate_size": {"model.intermediate_size": 48},
+    "model.dropout": {"model.dropout": 0.0},
+    "model.positional_encoding": {"model.positional_encoding": "rotary"},
+    "model.norm": {"model.norm": "layernorm"},
+    "model.activation": {"model.activation": "gelu"},
+    "model.hgat.enabled": {"model.hgat.enabled": False, "model.hgat.relation_bias": False},
+    "model.hgat.relation_bias": {"model.hgat.relation_bias": False},
+    "model.hgat.relation_dropout": {"model.hgat.relation_dropout": 0.0},
+    "model.use_rel_attention_bias": {"model.use_rel_attention_bias": False},
+    "model.leaf_positions": {"model.leaf_positions": False},
+    "model.decay.mode": {"model.decay.mode": "additive"},
+    "model.decay.base": {"model.decay.base": 0.9},
+    "model.embedding_size": {"model.embedding_size": 16},
+    "model.token_match": {"model.token_match": False},
+    "optimizer.name": {"optimizer.name": "adafactor"},
+    "optimizer.lr": {"optimizer.lr": 1e-3},
+    "optimizer.weight_decay": {"optimizer.weight_decay": 0.5},
+    "optimizer.betas": {"optimizer.betas": [0.5, 0.9]},
+    "optimizer.eps": {"optimizer.eps": 1e-2},
+    "optimizer.max_grad_norm": {"optimizer.max_grad_norm": 1e-3},
+    "optimizer.scheduler.name": {"optimizer.scheduler.name": "linear"},
+    "optimizer.scheduler.warmup_steps": {"optimizer.scheduler.warmup_steps": 3},
+    "training_data.max_seq_len": {"training_data.max_seq_len": 64},
+    "training_data.micro_batch_size": {"training_data.micro_batch_size": 2},
+    "training_data.pack_sequences": {"training_data.pack_sequences": False},
+    f"{CURRICULUM}.enabled": {f"{CURRICULUM}.enabled": True, f"{CURRICULUM}.schedule": STAGES},
+    f"{CURRICULUM}.schedule": {
+        f"{CURRICULUM}.enabled": True,
+        f"{CURRICULUM}.schedule": STAGES.replace("steps: 2", "steps: 3"),
+    },
+    "objectives.mlm.mask_prob": {"objectives.mlm.mask_prob": 0.4},
+    "objectives.mlm.span_mask_identifiers": {"objectives.mlm.span_mask_identifiers": False},
+    "objectives.mlm.weight": {"objectives.mlm.weight": 0.1},
+    "objectives.mnm.mask_prob": {"objectives.mnm.mask_prob": 0.8},
+    "objectives.mnm.type_consistent_negatives": {"objectives.mnm.type_consistent_negatives": 2},
+    "objectives.mnm.hard_negatives": {"objectives.mnm.hard_negatives": 2},
+    "objectives.mnm.weight": {"objectives.mnm.weight": 0.1},
+    "objectives.mnm.ranking_weight": {"objectives.mnm.ranking_weight": 0.1},
+    "objectives.triple.weight": {"objectives.triple.weight": 2.0},
+    "objectives.scoring.weight": {"objectives.scoring.weight": 2.0},
+    "encoding.layout": {
+        "encoding.layout": "full",
+        "training_data.pack_sequences": False,
+        "encoding.leaves_per_anchor.positive": 1,
+        "encoding.leaves_per_anchor.negatives": 0,
+        "objectives.triple.weight": 0.0,
+        "training_data.max_seq_len": 80,
+    },
+    "encoding.leaf_tokens": {"encoding.leaf_tokens": 5},
+    "encoding.max_head_tokens": {"encoding.max_head_tokens": 2},
+    "encoding.leaves_per_anchor.positive": {"encoding.leaves_per_anchor.positive": 1},
+    "encoding.leaves_per_anchor.negatives": {"encoding.leaves_per_anchor.negatives": 1},
+    "encoding.max_leaves_per_sequence": {"encoding.max_leaves_per_sequence": 5},
+    "encoding.entity_tokens": {"encoding.entity_tokens": 8},
+    "encoding.vocab_size": {"encoding.vocab_size": 700},
+    "regularizers.ontology_constraints.antisymmetry_weight": {
+        "regularizers.ontology_constraints.antisymmetry_weight": 5.0
+    },
+    "regularizers.ontology_constraints.acyclicity_weight": {"regularizers.ontology_constraints.acyclicity_weight": 5.0},
+    "regularizers.ontology_constraints.domain_range_weight": {
+        "regularizers.ontology_constraints.domain_range_weight": 5.0
+    },
+    "regularizers.ontology_constraints.margin": {"regularizers.ontology_constraints.margin": -0.5},
+    "regularizers.contrastive.enabled": {"regularizers.contrastive.enabled": False},
+    "regularizers.contrastive.temperature": {"regularizers.contrastive.temperature": 0.5},
+    "regularizers.contrastive.weight": {"regularizers.contrastive.weight": 0.1},
+    "checkpointing.activation_checkpointing": {"checkpointing.activation_checkpointing": True},
+    "checkpointing.save_total_limit": {"checkpointing.save_total_limit": 3},
+    "evaluation.split": {"evaluation.split": "entity"},
+    "evaluation.unit": {"evaluation.unit": "package"},
+    "evaluation.held_out": {"evaluation.held_out": 0.25},
+    "evaluation.max_triples": {"evaluation.max_triples": 8},
+    "evaluation.micro_batch_size": {"evaluation.micro_batch_size": 2},
+}
+BESIDE = {  # what the flipped run is held against, where that is not the small run itself
+    "run.epochs": {"run.epochs": 1, **WHOLE_PASSES},
+    f"{CURRICULUM}.schedule": {f"{CURRICULUM}.enabled": True, f"{CURRICULUM}.schedule": STAGES},
+    "model.hgat.enabled": {"model.hgat.relation_bias": False},
+    "encoding.layout": {
+        key: value
+        for key, value in FLIPS["encoding.layout"].items()
+        if key not in ("encoding.layout", "training_data.max_seq_len")
+    },
+}
+REFUSED = {"hardware.device": "hardware.device='cuda'", "hardware.tpu_cores": "hardware.tpu_cores=8"}  # on a CPU
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> str:
+    """A package and some modules of the standard library."""
+    import json as package
+    import textwrap
+
+    folder = tmp_path_factory.mktemp("library")
+    shutil.copytree(Path(package.__file__).parent, folder / "json", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("textwrap", "bisect", "heapq", "shlex", "fnmatch", "glob", "stat", "copy", "queue"):
+        shutil.copy(Path(textwrap.__file__).with_name(f"{name}.py"), folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def run(sources, tmp_path_factory):
+    """From changes to what a run of that configuration does, as plain numbers; each once."""
+    done: dict[str, dict] = {}
+
+    def of(changes: dict) -> dict:
+        key = json.dumps(changes, sort_keys=True)
+        if key not in done:
+            folder = tmp_path_factory.mktemp("run")
+            done[key] = what_it_does(override(read_configuration("cpu"), SMALL | changes), sources, folder)
+        return done[key]
+
+    return of
+
+
+def what_it_does(configuration: Configuration, sources: str, folder: Path) -> dict:
+    machine = runtime.detect(False, configuration.run.mixed_precision)
+    corpus = experiment.load_corpus(sources, configuration)
+    model = experiment.new_model(configuration, corpus)
+    plan = experiment.make_plan(configuration, model, corpus, machine)
+    trainer = new_trainer(model, corpus.train, corpus.validation, configuration, plan, machine, folder)
+    deterministic: list[bool] = []
+    compute_loss = trainer.compute_loss
+
+    def watched(*args, **kwargs):
+        deterministic.append(torch.are_deterministic_algorithms_enabled())
+        return compute_loss(*args, **kwargs)
+
+    trainer.compute_loss = watched
+    try:
+        trainer.train()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    weights = hashlib.sha256()
+    for tensor in trainer.model.state_dict().values():
+        weights.update(tensor.detach().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    history = [
+        {k: v for k, v in entry.items() if "seconds" not in k and "per_second" not in k and "runtime" not in k}
+        for entry in trainer.state.log_history
+    ]
+    found = experiment.links(LinkPredictor(trainer.model, corpus.validation), corpus, configuration)
+    sizes = (model.config.vocab_size, model.config.num_relations)
+    return {
+        "weights": weights.hexdigest(),
+        "history": history,
+        "checkpoints": sorted(path.name for path in folder.glob("checkpoint-*")),
+        "workers": plan.dataloader_workers,
+        "deterministic": deterministic[0],
+        "evaluated": (len(trainer.eval_dataset), found["triples"], found["both"]["mrr"]),
+        "memory": estimate_run(configuration, *sizes, kind="cpu", precision="fp32").total,
+    }
+
+
+def test_every_key_is_flipped_here():
+    assert set(FLIPS) == set(strict_yaml.leaves(Configuration))
+
+
+@pytest.mark.parametrize("key", sorted(set(FLIPS) - set(REFUSED)))
+def test_a_flipped_key_changes_the_run(key, run):
+    before, after = run(BESIDE.get(key, {})), run(FLIPS[key])
+    assert before != after
+
+
+def test_the_same_configuration_does_the_same_twice(run, sources, tmp_path):
+    again = what_it_does(override(read_configuration("cpu"), SMALL), sources, tmp_path)
+    assert again == run({})
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_a_device_that_is_not_there_is_refused(key, sources, tmp_path):
+    configuration = override(read_configuration("cpu"), SMALL | FLIPS[key])
+    with pytest.raises(ValueError, match=REFUSED[key]):
+        what_it_does(configuration, sources, tmp_path)
