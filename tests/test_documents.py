@@ -48,6 +48,38 @@ def test_speeds_on_the_page_are_those_of_the_benchmark():
         assert f"{result['ours_tokens_per_second']:,}" in RESERVOIR_PAGE, result["comparison"]
 
 
+@pytest.mark.parametrize("setting", ["adaptation", "transfer"])
+def test_the_embedding_page_quotes_three_seeds_with_their_spread(setting):
+    page = (ROOT / "docs" / "lejepa.md").read_text(encoding="utf-8")
+    files = sorted((ROOT / "docs" / "results").glob(f"lejepa_training_{setting}_cpu_seed*.json"))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    assert [run["seed"] for run in found] == [0, 1, 2]
+    for model in ("LeJEPA", "MultipleNegativesRankingLoss"):
+        rows = [run["comparison"][str(run["seed"])][model] for run in found]
+        quoted = [
+            spread([row[metric] for row in rows], digits) for metric, digits in (("ndcg@10", 3), ("recall@10", 3))
+        ]
+        quoted += [spread([row[metric] for row in rows], 0) for metric in ("effective_rank", "participation_ratio")]
+        assert f"| {setting} | {model} | {' | '.join(quoted)} | 3 |" in page
+
+
+def test_the_legal_page_quotes_three_seeds_and_the_benchmark():
+    page = (ROOT / "docs" / "legal.md").read_text(encoding="utf-8")
+    for seed in (0, 1, 2):
+        path = ROOT / "docs" / "results" / f"legal_cot_sft_sample_cpu_seed{seed}.json"
+        evaluation = json.loads(path.read_text(encoding="utf-8"))["eval"]
+        after, before = evaluation["after"], evaluation["before"]
+        row = next(line for line in page.splitlines() if line.startswith(f"| {seed} |"))
+        for metric in ("format", "stops"):
+            assert f"{after[metric]['count']} of {after[metric]['of']}" in row
+        for metric in ("citation", "steps"):
+            assert f"| {after[metric]['count']} |" in row
+        assert f"{before['completion']['loss']:.2f}, {after['completion']['loss']:.3f} |" in row
+    benchmark = json.loads((ROOT / "docs" / "results" / "legal_training_benchmark_cpu.json").read_text())
+    ratio = benchmark["comparisons"][0]
+    assert f"**{ratio['ratio']} times** ({ratio['ratio_range'][0]:.2f} to {ratio['ratio_range'][1]:.2f}" in page
+
+
 def test_every_path_that_the_readme_links_exists():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
         assert (ROOT / target).exists(), target
