@@ -175,20 +175,24 @@ def sources(tmp_path_factory) -> str:
 def run(sources, tmp_path_factory):
     """From changes to what a run of that configuration does, as plain numbers; each once."""
     done: dict[str, dict] = {}
+    read: dict[tuple, experiment.Corpus] = {}  # by what graph, splits and tokens depend on
 
     def of(changes: dict) -> dict:
         key = json.dumps(changes, sort_keys=True)
         if key not in done:
-            folder = tmp_path_factory.mktemp("run")
-            done[key] = what_it_does(override(read_configuration("cpu"), SMALL | changes), sources, folder)
+            configuration = override(read_configuration("cpu"), SMALL | changes)
+            made_of = (configuration.evaluation, configuration.encoding, configuration.run.seed, configuration.stages())
+            if made_of not in read:
+                read[made_of] = experiment.load_corpus(sources, configuration)
+            corpus = experiment.with_options(read[made_of], configuration)
+            done[key] = what_it_does(configuration, corpus, tmp_path_factory.mktemp("run"))
         return done[key]
 
     return of
 
 
-def what_it_does(configuration: Configuration, sources: str, folder: Path) -> dict:
+def what_it_does(configuration: Configuration, corpus: experiment.Corpus, folder: Path) -> dict:
     machine = runtime.detect(False, configuration.run.mixed_precision)
-    corpus = experiment.load_corpus(sources, configuration)
     model = experiment.new_model(configuration, corpus)
     plan = experiment.make_plan(configuration, model, corpus, machine)
     trainer = new_trainer(model, corpus.train, corpus.validation, configuration, plan, machine, folder)
@@ -235,12 +239,12 @@ def test_a_flipped_key_changes_the_run(key, run):
 
 
 def test_the_same_configuration_does_the_same_twice(run, sources, tmp_path):
-    again = what_it_does(override(read_configuration("cpu"), SMALL), sources, tmp_path)
-    assert again == run({})
+    configuration = override(read_configuration("cpu"), SMALL)
+    assert what_it_does(configuration, experiment.load_corpus(sources, configuration), tmp_path) == run({})
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_a_device_that_is_not_there_is_refused(key, sources, tmp_path):
     configuration = override(read_configuration("cpu"), SMALL | FLIPS[key])
     with pytest.raises(ValueError, match=REFUSED[key]):
-        what_it_does(configuration, sources, tmp_path)
+        what_it_does(configuration, experiment.load_corpus(sources, configuration), tmp_path)
