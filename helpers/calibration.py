@@ -172,6 +172,8 @@ def calibrate(
     from . import runtime as runtimes
     from .tracking import say
 
+    for name in jobs:
+        job(name)  # an unknown one before anything slow
     runtime = runtimes.detect(use_tpu, precision)
     chosen = model or ("small" if runtime.kind == "cpu" else "")
     measured = []

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers import calibration, runtime
+from helpers import calibration
 from helpers.calibration import Size, StepModel
 from helpers.hardware import machine
 from helpers.jobs import job
+
+from .xla_process import cpu_here
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = job("hardware_tuning", "small")
@@ -47,6 +49,7 @@ def test_a_noisy_fit_has_no_negative_coefficient_and_predicts_within_the_noise()
 
 @pytest.fixture(scope="module")
 def measured():
+    cpu_here()
     return calibration.calibrate(["hardware_tuning"], sizes=((2, 16), (6, 16), (2, 48)), repeats=2)
 
 
@@ -127,4 +130,4 @@ def test_an_unknown_job_is_refused_before_anything_is_measured():
 
 
 def test_the_processor_has_a_name():
-    assert calibration.cpu_name() and runtime.detect(False).kind == "cpu"
+    assert calibration.cpu_name() and cpu_here().kind == "cpu"

@@ -17,6 +17,8 @@ from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.memory import estimate_run
 from helpers.graphmer.training import new_trainer
 
+from .xla_process import cpu_here
+
 SMALL = {
     "run.max_steps": 4,
     "run.log_interval": 2,
@@ -174,6 +176,7 @@ def sources(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def run(sources, tmp_path_factory):
     """From changes to what a run of that configuration does, as plain numbers; each once."""
+    cpu_here()
     done: dict[str, dict] = {}
     read: dict[tuple, experiment.Corpus] = {}  # by what graph, splits and tokens depend on
 
@@ -245,6 +248,7 @@ def test_the_same_configuration_does_the_same_twice(run, sources, tmp_path):
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_a_device_that_is_not_there_is_refused(key, sources, tmp_path):
+    cpu_here()
     configuration = override(read_configuration("cpu"), SMALL | FLIPS[key])
     with pytest.raises(ValueError, match=REFUSED[key]):
         what_it_does(configuration, experiment.load_corpus(sources, configuration), tmp_path)

@@ -9,17 +9,17 @@ import time
 import pytest
 import torch
 
-from helpers import meter, monitoring, runtime
+from helpers import meter, monitoring
 from helpers.monitoring import Monitor, Sample
 
-from .xla_process import answers_on_xla
+from .xla_process import answers_on_xla, cpu_here
 
 MEGABYTE = 10**6
 
 
 @pytest.fixture(scope="module")
 def cpu():
-    return runtime.detect(use_tpu=False)
+    return cpu_here()
 
 
 def wait_for(monitor: Monitor, samples: int) -> None:

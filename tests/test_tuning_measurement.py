@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import runtime, xla
+from helpers import xla
 from helpers.runtime import Runtime
 from helpers.tuning import experiment
 from helpers.tuning.measurement import Rung, Window, climb, judge
@@ -20,7 +20,7 @@ from helpers.tuning.optimisations import Optimisation, optimisations
 from helpers.tuning.settings import Settings
 
 from .tuning_run import BATCH, WORDS, bench_of, tiny, trainer_of
-from .xla_process import LIMIT, ROOT
+from .xla_process import LIMIT, ROOT, cpu_here
 
 START = Settings(batch_size=8, length=192)
 
@@ -143,7 +143,7 @@ def test_memory_is_told_and_a_loss_that_is_no_number_is_not_kept():
 def climbed():
     """(rungs, the bench, how often each setting ran) of a real climb on the CPU."""
     torch.set_num_threads(1)
-    bench, start = bench_of(runtime.detect(use_tpu=False))
+    bench, start = bench_of(cpu_here())
     ran, run = [], bench.run
 
     def counted(settings, **options):
@@ -228,7 +228,7 @@ def test_a_larger_batch_is_not_tried_where_a_smaller_one_did_not_help():
 
 def test_the_search_on_a_real_model_ends_at_its_limit():
     torch.set_num_threads(1)
-    bench, start = bench_of(runtime.detect(use_tpu=False))
+    bench, start = bench_of(cpu_here())
     found = bench.largest_batch(start, 2 * BATCH)
     assert (found.batch_size, found.reason) == (16, "the limit of the search is 16")
 
@@ -258,7 +258,7 @@ def test_quality_is_kept_only_within_the_spread_over_seeds():
 
 def test_a_model_trained_in_bf16_is_saved_as_safetensors_alone_and_reloads_to_the_same_logits(tmp_path):
     torch.set_num_threads(1)
-    trainer = trainer_of(runtime.detect(use_tpu=False), tmp_path / "run", {"precision": "bf16"}, steps=2)
+    trainer = trainer_of(cpu_here(), tmp_path / "run", {"precision": "bf16"}, steps=2)
     model, tokenizer = tiny()
     task = experiment.Task(texts=None, model=model, tokenizer=tokenizer, weights=None)
     trainer.train()

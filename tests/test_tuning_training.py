@@ -12,14 +12,14 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from helpers import runtime, xla
+from helpers import xla
 from helpers.tuning.evaluation import IGNORED, choose_threshold, class_weights, predict, scores
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.training import GroupedByLength, encode, grouped_order, whole_batches
 
 from .tuning_run import LENGTH, rows, tiny, trainer_of
-from .xla_process import LIMIT, ROOT
+from .xla_process import LIMIT, ROOT, cpu_here
 
 WEIGHTS = np.array([0.5, 1.0, 3.0])
 
@@ -27,7 +27,7 @@ WEIGHTS = np.array([0.5, 1.0, 3.0])
 @pytest.fixture(scope="module")
 def cpu():
     torch.set_num_threads(1)
-    return runtime.detect(use_tpu=False)
+    return cpu_here()
 
 
 def in_process(*runs: tuple[str, dict]) -> list[dict]:

@@ -10,10 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from helpers import xla
+from helpers import runtime, xla
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 600  # seconds
+
+
+def cpu_here() -> runtime.Runtime:
+    """The CPU, to train on in this process. Skips where torch_xla is installed: accelerate would take XLA here.
+
+    What needs it is run by the other half of the tests, with requirements-gpu.txt.
+    """
+    if xla.installed():
+        pytest.skip("accelerate would take XLA in this process; the tests with requirements-gpu.txt run it")
+    return runtime.detect(use_tpu=False)
 
 
 def answers_on_xla(script: str, devices: int = 8) -> dict:
