@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers import run_folder, runtime, tracking
+from helpers import run_folder, runtime  # nothing that loads transformers: `detect` says first what it is to run on
 
 from .parameters import LegalParameters
 
@@ -106,6 +106,8 @@ def train(trainer: LegalTrainer, params: LegalParameters, processes: Processes) 
 
 
 def _launch(job: Path, processes: Processes) -> None:
+    from helpers import tracking
+
     package = str(Path(__file__).resolve().parents[2])
     environment = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes.count)),
