@@ -15,7 +15,10 @@ def use_one_dtype(model) -> bool:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    if getattr(model.config, "_attn_implementation", None) != "sdpa":
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if implementation == "eager":
+        AttentionMaskInterface.register("eager", _eager_mask_unread)
+    if implementation != "sdpa":
         return False
     AttentionInterface.register(SDPA_ONE_DTYPE, _sdpa_one_dtype)
     AttentionMaskInterface.register(SDPA_ONE_DTYPE, _mask_unread)
@@ -37,6 +40,15 @@ def _mask_unread(*args, attention_mask=None, **kwargs):
     if attention_mask is not None:
         kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+
+
+def _eager_mask_unread(*args, attention_mask=None, **kwargs):
+    """The same for eager attention."""
+    from transformers.masking_utils import eager_mask
+
+    if attention_mask is not None:
+        kwargs["allow_is_bidirectional_skip"] = False
+    return eager_mask(*args, attention_mask=attention_mask, **kwargs)
 
 
 def checkpoint_activations(model, kind: str) -> None:

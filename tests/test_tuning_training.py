@@ -180,7 +180,11 @@ def test_a_grouped_run_that_stops_in_its_second_epoch_and_resumes_ends_with_the_
 
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_eight_devices_train_without_recompiling_and_evaluate_every_row(tmp_path):
-    (found,) = in_process((tmp_path / "xla", {"kind": "xla", "settings": {"precision": "bf16", "attention": "sdpa"}}))
+    found, eager = in_process(
+        (tmp_path / "xla", {"kind": "xla", "settings": {"precision": "bf16", "attention": "sdpa"}}),
+        (tmp_path / "eager", {"kind": "xla", "settings": {"attention": "eager"}}),
+    )
+    assert eager["xla"]["host_syncs_per_step"] == 0
     assert found["xla"] == {"compiles": found["xla"]["compiles"], "compiles_after_warmup": 0, "host_syncs_per_step": 0}
     assert len(found["logits"]) == 19  # no multiple of eight
     assert found["train"]["loss_last"] < 2

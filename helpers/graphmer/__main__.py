@@ -65,10 +65,11 @@ def _train(asked: argparse.Namespace) -> int:
     if configuration.hardware.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from helpers import run_folder, runtime
-    from helpers.graphmer import experiment
 
     machine = runtime.detect(configuration.hardware.device == "tpu", configuration.run.mixed_precision)
     print(machine)
+    from helpers.graphmer import experiment  # loads transformers, which must know the device before
+
     identity = {"data_source": asked.data, "configuration": to_yaml(configuration)}
     folder = run_folder.claim(str(asked.output), "graphmer_se", identity, resume=not asked.fresh)
     corpus = experiment.load_corpus(asked.data, configuration)
