@@ -18,6 +18,8 @@ from helpers import checkpoint
 from helpers.legal import processes
 from helpers.legal.parameters import LegalParameters
 
+from .xla_process import cpu_here
+
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, SAVED = 8, 4
 PARAMS = LegalParameters(
@@ -133,6 +135,7 @@ def test_a_process_that_fails_says_why(tmp_path):
 
 @pytest.mark.parametrize(("wanted", "count"), [(0, 1), (1, 1), (2, 2)])
 def test_without_a_gpu_several_processes_are_started_only_if_asked_for(wanted, count):
+    cpu_here()
     machine, found = processes.detect(replace(PARAMS, num_processes=wanted))
     if machine.kind == "cpu":
         assert (found.count, machine.device_count) == (count, count)
