@@ -13,6 +13,7 @@ from helpers.legal.loss import add_tiled_loss, tiled_nll
 from helpers.legal.model import load_model
 
 from .test_legal_model import runtime
+from .xla_process import cpu_here
 
 # B blocks · T tokens · D hidden size · V vocabulary
 B, T, D, V = 4, 12, 16, 300
@@ -131,6 +132,7 @@ def test_a_model_gives_its_own_loss_and_gradients(new_model):
 
 
 def test_the_tiled_loss_is_that_which_trl_computes_in_chunks(tmp_path):
+    cpu_here()
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
