@@ -15,6 +15,7 @@ from helpers.graphmer import experiment, strict_yaml
 from helpers.graphmer.configuration import Configuration, override, read_configuration
 from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.memory import estimate_run
+from helpers.graphmer.profiles import PROFILES
 from helpers.graphmer.training import new_trainer
 
 from .xla_process import cpu_here
@@ -229,6 +230,13 @@ def what_it_does(configuration: Configuration, corpus: experiment.Corpus, folder
         "evaluated": (len(trainer.eval_dataset), found["triples"], found["both"]["mrr"]),
         "memory": estimate_run(configuration, *sizes, kind="cpu", precision="fp32").total,
     }
+
+
+@pytest.mark.parametrize("name", sorted(experiment.ABLATIONS))
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_an_ablation_is_another_configuration_that_can_be(profile, name):
+    whole = read_configuration(profile)
+    assert override(whole, experiment.ABLATIONS[name]) != whole
 
 
 def test_every_key_is_flipped_here():

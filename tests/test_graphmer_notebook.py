@@ -39,7 +39,9 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, STEPS)
     assert math.isfinite(results["train"]["loss_last"])
     rows = results["eval"]["baselines"]
-    assert {"GraphMER-SE", "frequency", "strings", "transe", "distmult", "rotate"} <= set(rows)
+    assert {"GraphMER-SE", "GraphMER-SE with strings", "frequency", "strings", "transe", "distmult", "rotate"} <= set(
+        rows
+    )
     for found in rows.values():
         assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 30
     assert 0 <= results["eval"]["after"]["violations"]["any"]["rate"] <= 1

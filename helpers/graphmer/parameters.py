@@ -27,7 +27,7 @@ class GraphParameters(Parameters):
     changes: str  # keys of the configuration with other values, "model.num_layers=6; optimizer.lr=1e-4"
     evaluate_triples: int  # held-out triples that the test asks for; 0 = the configuration's
     compare_baselines: bool  # frequency, strings, TransE, DistMult and RotatE beside it
-    ablations: bool  # the same encoder without leaves, without H-GAT, without decay, for as many steps
+    ablations: bool  # the same encoder with leaves masked, without H-GAT, without decay, for as many steps
     further_seeds: int  # the model again with so many more seeds, for the spread
     patience: int  # evaluations without improvement before the run stops; 0 = never
     query: str  # entity whose neighbourhood is drawn and whose links are predicted; "" = one of the test's

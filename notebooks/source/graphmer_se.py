@@ -192,9 +192,13 @@ print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).
 # without them. **Strings** is a strong baseline: likeness of names, words of the source and counts, weighed on validation.
 
 # %%
+from helpers.graphmer.link_prediction import LinkPredictor
+
+predictor = LinkPredictor(trainer.model, corpus.validation)
 after = experiment.measure(trainer.model, corpus, configuration)
 rows = {"GraphMER-SE": after["links"]}
 if params.compare_baselines:
+    rows["GraphMER-SE with strings"] = experiment.with_strings(predictor, corpus, configuration)
     rows |= experiment.baselines(corpus, configuration)
 if params.ablations:
     rows |= experiment.ablations(configuration, corpus, machine, folder / "ablations")
@@ -218,9 +222,6 @@ print(experiment.tasks_table(before, after))
 # ## Ask it
 
 # %%
-from helpers.graphmer.link_prediction import LinkPredictor
-
-predictor = LinkPredictor(trainer.model, corpus.validation)
 print(experiment.answers(predictor, corpus, query))
 
 # %% [markdown]
