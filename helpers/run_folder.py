@@ -72,6 +72,28 @@ def claim(output_dir: str | Path, notebook: str, identity: Mapping[str, Any], *,
     return path
 
 
+def same_data(output_dir: str | Path, source: str) -> None:
+    """Notes in `run.json` what data a run trains on, `source` with a digest of it; a run with checkpoints must find the same.
+
+    The same parameters can name other data: a file that was edited, a dataset without a pinned revision, the sources of
+    another Python. Going on with it would be a wrong resume that nobody sees.
+
+    Raises ValueError: the folder holds checkpoints of a run on other data.
+    """
+    path = Path(output_dir)
+    run = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+    before = run.get("data")
+    if before == source:
+        return
+    if before is not None and checkpoint.listed(path):
+        raise ValueError(
+            f"data_source: the data has changed since the run in output_dir={str(output_dir)!r} began ({before} there, "
+            f"{source} here), and its checkpoints are for the former; nothing was touched: put the data back, or set "
+            "output_dir to a new folder"
+        )
+    write_json(path / RUN_FILE, run | {"data": source})
+
+
 def write_results(output_dir: str | Path, results: Mapping[str, Any]) -> Path:
     """Writes `results.json` (see docs/architecture.md for its keys); NaN and infinities become null."""
     path = Path(output_dir) / RESULTS_FILE

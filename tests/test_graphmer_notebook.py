@@ -97,17 +97,26 @@ def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(pa
 # ---- from the shell
 
 
-def test_the_command_runs_exactly_so_many_steps(alone):
+def test_the_command_runs_exactly_so_many_steps_and_goes_on_with_the_same_sources_only(alone):
     library(alone / "sources")
     sets = [part for key, value in CHANGES.items() for part in ("--set", f"{key}={value}")]
     asked = ["train", "--config", "cpu", "--data", "sources", "--steps", "5", "--output", "run", *sets]
     command = [sys.executable, "-m", "helpers.graphmer", *asked]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+
+    def ended() -> subprocess.CompletedProcess:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+    first = ended()
+    assert first.returncode == 0, first.stderr[-3000:]
     results = json.loads((alone / "run" / "results.json").read_text())
     assert results["train"]["steps"] == 5
-    assert "GraphMER-SE" in ended.stdout
+    assert "GraphMER-SE" in first.stdout
+    source = next((alone / "sources").rglob("*.py"))
+    source.write_text(source.read_text() + "# edited since\n")  # the same graph, another text
+    again = ended()
+    assert again.returncode == 2
+    assert "the data has changed since the run in output_dir='run' began" in again.stderr
 
 
 @pytest.mark.parametrize(

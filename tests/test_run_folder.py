@@ -220,3 +220,41 @@ def test_a_kill_at_any_file_operation_leaves_the_old_file_or_the_new_and_can_be_
     assert finished.returncode == 0, finished.stderr[-2000:]
     seen = json.loads(finished.stdout.splitlines()[-1])
     assert seen["kills"] >= 2 and seen["bad"] == []
+
+
+# -- the data of a run --
+
+
+def test_the_data_are_noted_and_the_same_come_back(tmp_path):
+    claim(tmp_path)
+    run_folder.same_data(tmp_path, "mine.csv, sha256 1")
+    add_checkpoint(tmp_path)
+    before = tree(tmp_path)
+    run_folder.same_data(claim(tmp_path), "mine.csv, sha256 1")
+    assert tree(tmp_path) == before
+
+
+def test_checkpoints_of_other_data_are_not_gone_on_with(tmp_path):
+    claim(tmp_path)
+    run_folder.same_data(tmp_path, "mine.csv, sha256 1")
+    add_checkpoint(tmp_path)
+    before = tree(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"data_source: the data has changed.*sha256 1 there.*sha256 2 here.*new folder"
+    ):
+        run_folder.same_data(claim(tmp_path), "mine.csv, sha256 2")
+    assert tree(tmp_path) == before
+
+
+def test_data_may_be_corrected_before_the_first_checkpoint(tmp_path):
+    claim(tmp_path)
+    for source in ("mine.csv, sha256 1", "mine.csv, sha256 2"):
+        run_folder.same_data(tmp_path, source)
+    assert json.loads((tmp_path / "run.json").read_text())["data"] == "mine.csv, sha256 2"
+
+
+def test_a_run_from_before_data_were_noted_goes_on(tmp_path):
+    claim(tmp_path)
+    add_checkpoint(tmp_path)
+    run_folder.same_data(claim(tmp_path), "mine.csv, sha256 1")
+    assert json.loads((tmp_path / "run.json").read_text())["data"] == "mine.csv, sha256 1"

@@ -73,6 +73,7 @@ def _train(asked: argparse.Namespace) -> int:
     identity = {"data_source": asked.data, "configuration": to_yaml(configuration)}
     folder = run_folder.claim(str(asked.output), "graphmer_se", identity, resume=not asked.fresh)
     corpus = experiment.load_corpus(asked.data, configuration)
+    run_folder.same_data(folder, corpus.source)
     trainer = experiment.train(configuration, corpus, machine, folder, resume=not asked.fresh)
     trainer.save_model(str(folder / "model"))
     corpus.tokenizer.save_pretrained(folder / "model")
@@ -82,7 +83,7 @@ def _train(asked: argparse.Namespace) -> int:
         "seed": configuration.run.seed,
         "runtime": machine.results(),
         **trainer.results(),
-        "data": {"source": asked.data, "train_examples": len(corpus.train), "eval_examples": len(corpus.validation)},
+        "data": {"source": corpus.source, "train_examples": len(corpus.train), "eval_examples": len(corpus.validation)},
         "eval": {"before": {}, "after": found, "baselines": {}},
         "artifacts": {"model": "model"},
     }

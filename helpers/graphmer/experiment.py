@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ KNOWLEDGE_GRAPH_EMBEDDINGS = ("transe", "distmult", "rotate")
 class Corpus:
     """A graph, what of it is held out, and the sequences of both."""
 
+    source: str  # data source and a digest of graph and code: the same string means the same data
     graph: KnowledgeGraph
     ontology: Ontology
     validity: Validation
@@ -81,6 +83,7 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
         )
 
     return Corpus(
+        source=_source(data_source, graph, documents),
         graph=graph,
         ontology=ontology,
         validity=validate(graph, ontology),
@@ -91,6 +94,15 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
         train=chains(splits.train, (*splits.validation, *splits.test)),
         validation=chains(splits.validation, (*splits.train, *splits.test)),
     )
+
+
+def _source(data_source: str, graph: KnowledgeGraph, documents: Documents) -> str:
+    # The name alone of a folder: results are shared, and the digest says which it was.
+    name = data_source if data_source == "sample" else Path(data_source).resolve().name
+    digest = hashlib.sha256(graph.digest().encode())
+    for text in documents.sources():
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return f"{name}, sha256 {digest.hexdigest()[:16]}"
 
 
 def _training_texts(graph: KnowledgeGraph, splits: Splits, documents: Documents) -> Iterator[str]:

@@ -98,6 +98,7 @@ print(to_yaml(configuration))
 from helpers.graphmer import experiment
 
 corpus = experiment.load_corpus(params.data_source, configuration)
+run_folder.same_data(folder, corpus.source)
 counts, splits = corpus.graph.counts(), corpus.splits
 print(f"{len(corpus.graph.entities):,} entities, {len(corpus.graph.triples):,} triples")
 print("types    ", ", ".join(f"{name} {count:,}" for name, count in counts["types"].items()))
@@ -249,12 +250,11 @@ results_file = run_folder.write_results(
         "runtime": machine.results(),
         **measured,
         "data": {
-            "source": params.data_source,
+            "source": corpus.source,
             "train_examples": len(corpus.train),
             "eval_examples": len(corpus.validation),
             "entities": len(corpus.graph.entities),
             "triples": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
-            "digest": corpus.graph.digest(),
         },
         "model": {"weights": parameter_count(model.config), "config": params.config, "changes": params.changes},
         "eval": {"before": {"masked": before}, "after": after, "baselines": rows},

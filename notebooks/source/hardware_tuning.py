@@ -106,6 +106,7 @@ print(f"output     {folder.resolve()}")
 from helpers.tuning import experiment
 
 texts = experiment.load_texts(params)
+run_folder.same_data(folder, texts.source)
 print(texts)
 for row, label in texts.train[:3]:
     print(f"\n{texts.labels[label]}: {row[:300]}")

@@ -110,6 +110,7 @@ print(f"output     {folder.resolve()}")
 from helpers.legal import experiment
 
 data = experiment.load_data(params)
+run_folder.same_data(folder, data.source)
 splits = data.splits
 print(data.report)
 run_folder.write_json(folder / "set_aside.json", data.report.listed())

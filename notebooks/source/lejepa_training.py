@@ -129,6 +129,7 @@ from helpers.lejepa import experiment
 
 corpus = experiment.load_corpus(params)
 texts = corpus.texts
+run_folder.same_data(folder, texts.source)
 print(f"{len(texts.train)} training and {len(texts.validation)} validation {texts.kind} from {texts.source}")
 print(
     f"{texts.duplicates_removed} duplicates, {texts.empty_removed} empty and {texts.overlaps_removed} overlapping removed"

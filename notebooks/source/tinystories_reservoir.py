@@ -119,6 +119,7 @@ print(f"output     {folder.resolve()}")
 from helpers.reservoir.stories import load_stories
 
 splits = load_stories(params.data_source, num_stories=params.stories_wanted, seed=params.seed)
+run_folder.same_data(folder, splits.source)
 print(f"{len(splits.train)} training and {len(splits.validation)} validation stories from {splits.source}")
 print(f"{splits.duplicates_removed} duplicates removed\n")
 print(splits.train[0])
