@@ -21,8 +21,9 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from helpers import calibration, estimate, runtime, workloads  # noqa: E402
-from helpers.jobs import BUILDERS, job  # noqa: E402
+from helpers import runtime  # noqa: E402
+from helpers.planning import calibration, estimate, workloads  # noqa: E402
+from helpers.planning.jobs import BUILDERS, job  # noqa: E402
 
 TIME_TARGET, MEMORY_TARGET = 0.20, 0.15
 UNSEEN = {"cpu": ((16, 96), (12, 160)), "cuda": ((16, 256), (48, 128))}  # (sequences, length)

@@ -146,7 +146,7 @@ def machine(name: str) -> Machine:
         hint = f"did you mean {known[close[0]]}? " if close and plain not in known else ""
         raise ValueError(
             f"hardware={name!r}: unknown; {hint}there are {', '.join(NAMES)}, and N x a GPU such as 2xT4. "
-            "For other hardware run `python -m helpers.calibration` on it"
+            "For other hardware run `python -m helpers.planning.calibration` on it"
         )
     found = known[plain]
     if found == "CPU":

@@ -1,6 +1,6 @@
 """From a recipe, a model and this machine to the settings of the run, each with its reason.
 
-python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000      # time, memory and cost: choosing.py
+python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000      # time, memory and cost: planning/
 """
 
 from __future__ import annotations
@@ -251,6 +251,6 @@ def _divisors(number: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    from helpers.choosing import main
+    from helpers.planning.choosing import main
 
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""helpers.calibration: fits that recover what made the times, real steps on this machine, and its file."""
+"""helpers.planning.calibration: fits that recover what made the times, real steps on this machine, and its file."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import calibration
-from helpers.calibration import Size, StepModel
 from helpers.hardware import machine
-from helpers.jobs import job
+from helpers.planning import calibration
+from helpers.planning.calibration import Size, StepModel
+from helpers.planning.jobs import job
 
 from .xla_process import cpu_here
 
@@ -102,7 +102,7 @@ def test_the_command_writes_what_the_planner_then_reads(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"USE_TORCH_XLA": "0"}
     code = (
-        "from helpers import calibration as c; c.SMALL_SIZES = ((2, 16), (6, 16), (2, 48)); "
+        "from helpers.planning import calibration as c; c.SMALL_SIZES = ((2, 16), (6, 16), (2, 48)); "
         "raise SystemExit(c.main(['hardware_tuning']))"
     )
     made = subprocess.run(

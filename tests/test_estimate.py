@@ -1,4 +1,4 @@
-"""helpers.estimate: memory, time and cost with their intervals, against hand arithmetic and against each other."""
+"""helpers.planning.estimate: memory, time and cost with their intervals, against hand arithmetic and against each other."""
 
 import json
 import math
@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from helpers import hardware, prices
-from helpers.calibration import Calibration, Measured, Size, StepModel
-from helpers.estimate import (
+from helpers import hardware
+from helpers.planning import prices
+from helpers.planning.calibration import Calibration, Measured, Size, StepModel
+from helpers.planning.estimate import (
     BETWEEN_DEVICES,
     BOUND,
     COUNTED,
@@ -21,7 +22,7 @@ from helpers.estimate import (
     outlook,
     step_seconds,
 )
-from helpers.jobs import BUILDERS, MODELS, job
+from helpers.planning.jobs import BUILDERS, MODELS, job
 
 MACHINES = [hardware.machine(name) for name in (*hardware.NAMES, "2xT4", "4xA100")]
 BERT = job("hardware_tuning")

@@ -1,11 +1,12 @@
-"""helpers.hardware and helpers.prices: names of machines, what each figure rests on, and what an hour costs."""
+"""helpers.hardware and helpers.planning.prices: names of machines, what each figure rests on, and what an hour costs."""
 
 import json
 import re
 
 import pytest
 
-from helpers import hardware, prices
+from helpers import hardware
+from helpers.planning import prices
 
 ISSUE = (
     "T4",

@@ -1,13 +1,13 @@
-"""helpers.jobs: closed forms against the real modules, torch's FLOP counter and autograd's saved tensors."""
+"""helpers.planning.jobs: closed forms against the real modules, torch's FLOP counter and autograd's saved tensors."""
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import jobs, workloads
-from helpers.calibration import sizes_of
-from helpers.live_bytes import LiveBytes
+from helpers.planning import jobs, workloads
+from helpers.planning.calibration import sizes_of
+from helpers.planning.live_bytes import LiveBytes
 
 SMALL = {
     "lejepa_training": {},

@@ -330,7 +330,7 @@ def test_steps_that_were_asked_for_are_the_steps():
 
 def run_plan(capsys, *arguments: str) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of the command."""
-    from helpers.choosing import main
+    from helpers.planning.choosing import main
 
     status = main(arguments)
     shown = capsys.readouterr()
@@ -394,8 +394,8 @@ def test_a_job_that_fits_nowhere_says_how_many_gigabytes_are_missing(capsys, alo
 
 
 def decided(name: str, *hardware: str, **asked):
-    from helpers.choosing import compare, decide
-    from helpers.jobs import job
+    from helpers.planning.choosing import compare, decide
+    from helpers.planning.jobs import job
 
     return decide(job(name), compare(job(name), hardware, **asked))
 
@@ -421,9 +421,9 @@ def test_a_recurrence_that_nobody_measured_decides_nothing():
 
 
 def test_the_number_of_examples_that_pays_for_compiling_follows_from_the_gain():
-    from helpers.choosing import COMPILE_SECONDS, compare
-    from helpers.estimate import LEAST_SHARE
-    from helpers.jobs import job
+    from helpers.planning.choosing import COMPILE_SECONDS, compare
+    from helpers.planning.estimate import LEAST_SHARE
+    from helpers.planning.jobs import job
 
     gpu, tpu = compare(job("hardware_tuning"), ("T4", "v5e-8"))
     gain = gpu.step_seconds.low / gpu.batch_size - tpu.step_seconds.low / tpu.batch_size
@@ -435,8 +435,8 @@ def test_the_number_of_examples_that_pays_for_compiling_follows_from_the_gain():
 
 
 def test_the_page_is_the_same_for_the_same_inputs_and_answers_all_five_documents():
-    from helpers.choosing_page import page
-    from helpers.prices import TABLE
+    from helpers.planning.page import page
+    from helpers.planning.prices import TABLE
 
     first, second = (page([], TABLE, today="2026-11-21") for _ in range(2))
     assert first == second and first.count("*The document:*") == 5

@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from helpers.hardware import Machine
+
 from . import prices as price_table
 from .calibration import Calibration, Measured, StepModel
-from .hardware import Machine
 from .jobs import HALF, Job
 
 GB = 10**9
@@ -211,7 +212,7 @@ def _bound(job: Job, machine: Machine, precision: str, sequences: float, length:
 
 def _scaled(job, machine, precision, sequences, length, calibration: Calibration) -> Range | None:
     """From another device of the same kind: between the ratio of the peaks and that of the bandwidths, and some more."""
-    from . import hardware
+    from helpers import hardware
 
     other = hardware.find(calibration.device)
     if other is None:

@@ -1,7 +1,7 @@
 """Measures a few real steps of each job on this machine and keeps what later plans need, in calibration.json.
 
-    python -m helpers.calibration              # all jobs, small models on a CPU, the notebooks' on an accelerator
-    python -m helpers.calibration legal_cot_sft --out calibration.json
+    python -m helpers.planning.calibration              # all jobs, small models on a CPU, the notebooks' on an accelerator
+    python -m helpers.planning.calibration legal_cot_sft --out calibration.json
 
 A step's time is fitted as fixed + FLOPs of weights / rate + FLOPs of pairs of tokens / rate, which extends to other
 batches and lengths of the same model. Loading calibrations imports no torch; measuring does.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from .jobs import BUILDERS, Job, job
 
 if TYPE_CHECKING:
-    from .hardware import Machine
+    from helpers.hardware import Machine
 
 FILE = "calibration.json"
 SCHEMA = 1
@@ -96,7 +96,7 @@ class Calibration:
 
     def is_for(self, machine: Machine) -> bool:
         """Whether it was taken on this kind of device; a CPU is taken for the one that was measured."""
-        from . import hardware
+        from helpers import hardware
 
         if self.kind != machine.kind:
             return False
@@ -117,7 +117,7 @@ def load(paths: Iterable[str | Path]) -> list[Calibration]:
             found.append(_read(json.loads(Path(path).read_text(encoding="utf-8"))))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(
-                f"calibration={str(path)!r}: not understood ({error}); make it anew with python -m helpers.calibration"
+                f"calibration={str(path)!r}: not understood ({error}); make it anew with python -m helpers.planning.calibration"
             ) from error
     return found
 
@@ -169,8 +169,8 @@ def calibrate(
 
     On a CPU with one thread the clock is the process's own, which another program on the machine does not disturb.
     """
-    from . import runtime as runtimes
-    from .tracking import say
+    from helpers import runtime as runtimes
+    from helpers.tracking import say
 
     for name in jobs:
         job(name)  # an unknown one before anything slow
@@ -336,7 +336,7 @@ def cpu_name() -> str:
 
 
 def _compile_seconds(runtime) -> float:
-    from . import xla
+    from helpers import xla
 
     return xla.counters()["compile_seconds"] if runtime.kind == "xla" else 0.0
 
@@ -362,7 +362,7 @@ def _copy_rate(runtime) -> float:
 def _seconds(call, runtime) -> float:
     import torch
 
-    from . import xla
+    from helpers import xla
 
     def wait():
         if runtime.kind == "cuda":
@@ -383,14 +383,14 @@ def _seconds(call, runtime) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m helpers.calibration", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m helpers.planning.calibration", description=__doc__.splitlines()[0])
     parser.add_argument("jobs", nargs="*", help=f"of {', '.join(BUILDERS)}; all by default")
     parser.add_argument("--model", default="", help="small, or one of the job's own")
     parser.add_argument("--tpu", action="store_true", help="measure the TPU")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--out", default=FILE)
     given = parser.parse_args(arguments)
-    from .tracking import say
+    from helpers.tracking import say
 
     try:
         result = calibrate(given.jobs, model=given.model, use_tpu=given.tpu, precision=given.precision)

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.hardware import NAMES, machine
+
 from . import calibration as calibrations_of
 from . import prices as price_table
 from .estimate import BOUND, GB, LEAST_SHARE, Outlook, Range, outlook
-from .hardware import NAMES, machine
 from .jobs import BUILDERS, MODELS, Job, job
 
 DEFAULT_HARDWARE = "T4,2xT4,L4,A100 40GB,H100,v5e-1,v5e-8"
@@ -96,7 +97,7 @@ def _verdict(ratio: Range, tpu: str, gpu: str, word: str) -> str:
         return f"{tpu} is {word}"
     if ratio.high < 1:
         return f"{gpu} is {word}"
-    return f"which is {word} stays open: the intervals overlap, so measure (python -m helpers.calibration)"
+    return f"which is {word} stays open: the intervals overlap, so measure (python -m helpers.planning.calibration)"
 
 
 def _flip_examples(gpu: Outlook, tpu: Outlook, ours: Range, theirs: Range, alike: bool) -> str:
@@ -203,7 +204,9 @@ def rows(outlooks: Sequence[Outlook]) -> list[tuple[str, ...]]:
             duration(each.epoch_seconds),
             duration(each.run_seconds),
             dollars(each.run_usd),
-            each.step_seconds.basis if each.step_seconds else "unknown: run python -m helpers.calibration there",
+            each.step_seconds.basis
+            if each.step_seconds
+            else "unknown: run python -m helpers.planning.calibration there",
         )
         for each in outlooks
     ]
@@ -309,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured = calibrations_of.load([*given.calibration, *here])
         table_of_prices = price_table.load(given.prices)
         if given.page:
-            from .choosing_page import page
+            from .page import page
 
             Path(given.page).write_text(page(measured, table_of_prices), encoding="utf-8")
             _out(f"{given.page} written")

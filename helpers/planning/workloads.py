@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from . import xla
+from helpers import xla
+
 from .jobs import HALF, Job, Sizes
 
 # B sequences · T tokens

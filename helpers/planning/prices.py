@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from .hardware import Machine
+from helpers.hardware import Machine
 
 
 @dataclass(frozen=True, kw_only=True)

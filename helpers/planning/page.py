@@ -10,13 +10,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from helpers.hardware import CATALOGUE
+
 from .calibration import Calibration, describe
 from .choosing import compare, decide, dollars, duration, table
 from .estimate import GB, Outlook
-from .hardware import CATALOGUE
 from .jobs import job
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
+RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 COMMAND = (
     "python -m helpers.plan --page docs/choosing-hardware.md --calibration docs/results/planner_calibration_cpu.json"
 )
@@ -55,7 +56,7 @@ bandwidths, and a quarter more. **datasheet bound**: nothing comparable was meas
 reaches, the long end is 5 % of it (public training runs report 7 to 73 %). Memory is counted from shapes where it was not measured.
 A run includes no download, evaluation, saving or compilation. Prices are approximate list prices, with their dates at the end.
 
-Your own: `python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000`, and `python -m helpers.calibration` on a
+Your own: `python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000`, and `python -m helpers.planning.calibration` on a
 machine makes its numbers measured ones."""
 
 
