@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.reservoir import describe, load_average, seconds_of  # noqa: E402
 from helpers.graphmer.architecture import GraphMERConfig, parameter_count  # noqa: E402
-from helpers.graphmer.batch_check import check_batch  # noqa: E402
+from helpers.graphmer.batches import check_batch  # noqa: E402
 from helpers.graphmer.model import GraphMERForPreTraining  # noqa: E402
 
 # B batch · S roots · G leaves · L leaf tokens · N tokens · D width · A heads

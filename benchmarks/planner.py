@@ -22,8 +22,9 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from helpers import runtime  # noqa: E402
-from helpers.planning import calibration, estimate, workloads  # noqa: E402
-from helpers.planning.jobs import BUILDERS, job  # noqa: E402
+from helpers.planning import calibration, workloads  # noqa: E402
+from helpers.planning.catalogue import BUILDERS, job  # noqa: E402
+from helpers.planning.memory import memory  # noqa: E402
 
 TIME_TARGET, MEMORY_TARGET = 0.20, 0.15
 UNSEEN = {"cpu": ((16, 96), (12, 160)), "cuda": ((16, 256), (48, 128))}  # (sequences, length)
@@ -43,7 +44,7 @@ def compare(name: str, machine, model: str, repeats: int) -> tuple[calibration.M
         sequences, length = size.sequences, size.length
         predicted = found.time.seconds(each, sequences, length)
         counted, planned = (
-            estimate.memory(each, machine.kind, machine.precision, sequences, length, measured=measured).peak.value
+            memory(each, machine.kind, machine.precision, sequences, length, measured=measured).peak.value
             for measured in (None, found)
         )
         lines.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batch_check import check_batch
+from helpers.graphmer.batches import check_batch
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -101,7 +101,7 @@ def leafy_batch(
 
 
 def inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    from helpers.graphmer.batch_check import INPUTS
+    from helpers.graphmer.batches import INPUTS
 
     return {name: batch[name] for name in INPUTS}
 

@@ -6,6 +6,8 @@ import pytest
 
 from helpers.reservoir.architecture import Delay, Linear, Tanh, from_json, parse, to_json
 
+pytestmark = pytest.mark.once
+
 KINDS = {
     "tanh": "tanh:24 leak:0.4",
     "blocks": "tanh:24 blocks:4 density:0.5",

@@ -12,6 +12,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from helpers import batch
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 PARAMETERS = """#@title Parameters
 data_source: str = "sample"  #@param {type:"string"}

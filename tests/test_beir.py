@@ -6,6 +6,8 @@ import pytest
 
 from helpers.lejepa.beir import Benchmark, from_pairs, read_beir
 
+pytestmark = pytest.mark.once
+
 CORPUS = [
     {"_id": "1", "title": "Wings", "text": "They lift."},
     {"_id": "2", "title": "of shear flow .", "text": "of shear flow . a plate is looked at ."},

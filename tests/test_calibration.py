@@ -12,9 +12,11 @@ import pytest
 from helpers.hardware import machine
 from helpers.planning import calibration
 from helpers.planning.calibration import Size, StepModel
-from helpers.planning.jobs import job
+from helpers.planning.catalogue import job
 
 from .xla_process import cpu_here
+
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = job("hardware_tuning", "small")

@@ -12,6 +12,8 @@ import pytest
 
 from helpers import checkpoint
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {
     "model.safetensors": random.Random(0).randbytes(5_000),

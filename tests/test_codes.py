@@ -8,6 +8,8 @@ import torch
 
 from helpers.reservoir.codes import cooccurrence_codes
 
+pytestmark = pytest.mark.once
+
 # V vocabulary · C floats of a code · T tokens
 CLASSES = {"noun": range(8), "verb": range(8, 16), "place": range(16, 24)}
 V, UNSEEN = 26, 25  # token 24 ends a sentence

@@ -11,6 +11,8 @@ from helpers.reservoir.parameters import transformer_recipe
 
 from .test_experiment import answers_of, planned
 
+pytestmark = pytest.mark.once
+
 BASELINES = {"unigram": 6.0, "Kneser-Ney trigram": 4.5}
 
 

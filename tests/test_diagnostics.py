@@ -11,6 +11,8 @@ from helpers.reservoir.architecture import Delay, Linear, Tanh
 from helpers.reservoir.diagnostics import memory_capacity, spectrum, state_separation, washout
 from helpers.reservoir.reservoirs import Reservoirs, build
 
+pytestmark = pytest.mark.once
+
 V = 6
 
 

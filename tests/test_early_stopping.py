@@ -45,6 +45,7 @@ def first_stop(values: list[float], patience: int, **options) -> int | None:
 # -- the rule --
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("values", "patience", "expected"),
     [
@@ -63,11 +64,13 @@ def test_a_run_stops_after_so_many_evaluations_without_a_better_one(values, pati
     assert first_stop(values, patience) == expected
 
 
+@pytest.mark.once
 def test_where_more_is_better_a_fall_is_no_improvement():
     assert first_stop([0.1, 0.5, 0.4, 0.3], 2, greater_is_better=True) == 4
     assert first_stop([0.1, 0.2, 0.3, 0.4], 2, greater_is_better=True) is None
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("metric", ["accuracy", "eval_accuracy"])
 def test_the_metric_may_be_named_with_or_without_its_prefix(metric):
     state = state_after([0.5, 0.4, 0.3], "eval_accuracy")
@@ -75,6 +78,7 @@ def test_the_metric_may_be_named_with_or_without_its_prefix(metric):
     assert not EarlyStopping(3).stopped(arguments(greater_is_better=True, metric=metric), state)
 
 
+@pytest.mark.once
 def test_stopping_asks_for_a_checkpoint():
     control = TrainerControl()
     EarlyStopping(1).on_evaluate(arguments(), state_after([1.0]), control)
@@ -83,6 +87,7 @@ def test_stopping_asks_for_a_checkpoint():
     assert control.should_training_stop and control.should_save
 
 
+@pytest.mark.once
 def test_an_evaluation_before_the_first_step_stops_nothing():
     state, control = state_after([1.0, 2.0]), TrainerControl()
     state.global_step = 0
@@ -90,6 +95,7 @@ def test_an_evaluation_before_the_first_step_stops_nothing():
     assert not control.should_training_stop
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("patience", [0, -1])
 def test_no_patience_is_refused(patience):
     with pytest.raises(ValueError, match=f"patience={patience}: must be at least 1"):
@@ -129,6 +135,7 @@ def stop_of(losses: list[float]) -> int:
     raise AssertionError(f"never stops: {losses}")
 
 
+@pytest.mark.once
 def test_the_run_stops_at_the_right_evaluation_and_is_the_same_until_there(to_the_end, stopped):
     _, early = stopped("cpu")
     evaluations = stop_of(to_the_end["eval_losses"])
@@ -140,6 +147,7 @@ def test_the_run_stops_at_the_right_evaluation_and_is_the_same_until_there(to_th
     assert f"loaded checkpoint-{early['best_step']}, the best evaluation" in early["train"]["messages"][-1]
 
 
+@pytest.mark.once
 def test_the_last_and_the_best_checkpoint_are_kept(stopped):
     folder, early = stopped("cpu")
     kept = [checkpoint.step_of(path) for path in checkpoint.listed(folder)]
@@ -160,6 +168,7 @@ def test_a_resumed_run_stops_where_the_undisturbed_one_does(kind, stopped, tmp_p
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
 
 
+@pytest.mark.once
 def test_a_run_that_lost_its_last_checkpoint_stops_there_again(stopped, tmp_path):
     folder, early = stopped("cpu")
     last = early["train"]["steps"]
@@ -170,6 +179,7 @@ def test_a_run_that_lost_its_last_checkpoint_stops_there_again(stopped, tmp_path
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
 
 
+@pytest.mark.once
 def test_a_run_that_stopped_early_is_not_trained_further(stopped, tmp_path):
     folder, early = stopped("cpu")
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -182,6 +192,7 @@ def test_a_run_that_stopped_early_is_not_trained_further(stopped, tmp_path):
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
 
 
+@pytest.mark.once
 def test_more_patience_lets_a_stopped_run_go_on(to_the_end, stopped, tmp_path):
     folder, early = stopped("cpu")
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -191,6 +202,7 @@ def test_more_patience_lets_a_stopped_run_go_on(to_the_end, stopped, tmp_path):
     assert further["eval_losses"] == to_the_end["eval_losses"][: len(early["eval_losses"]) + 2]
 
 
+@pytest.mark.once
 def test_sigterm_at_the_step_that_stops_is_an_end_and_no_preemption(stopped, tmp_path):
     folder, early = stopped("cpu")
     last = early["train"]["steps"]

@@ -9,20 +9,12 @@ import pytest
 from helpers import hardware
 from helpers.planning import prices
 from helpers.planning.calibration import Calibration, Measured, Size, StepModel
-from helpers.planning.estimate import (
-    BETWEEN_DEVICES,
-    BOUND,
-    COUNTED,
-    LEAST_SHARE,
-    MEASURED,
-    SCALED,
-    SHARE,
-    TIME_SPREAD,
-    memory,
-    outlook,
-    step_seconds,
-)
-from helpers.planning.jobs import BUILDERS, MODELS, job
+from helpers.planning.catalogue import BUILDERS, MODELS, job
+from helpers.planning.estimate import BETWEEN_DEVICES, LEAST_SHARE, SHARE, TIME_SPREAD, outlook, step_seconds
+from helpers.planning.memory import memory
+from helpers.planning.ranges import BOUND, COUNTED, MEASURED, SCALED
+
+pytestmark = pytest.mark.once
 
 MACHINES = [hardware.machine(name) for name in (*hardware.NAMES, "2xT4", "4xA100")]
 BERT = job("hardware_tuning")

@@ -19,6 +19,8 @@ from helpers.graphmer.ontology import read_ontology
 from helpers.graphmer.ranking import evaluate
 from helpers.graphmer.splits import Splits
 
+pytestmark = pytest.mark.once
+
 ONTOLOGY = read_ontology()
 WORDS = ("parse", "write", "load", "merge", "close", "index", "token", "render")
 

@@ -15,6 +15,8 @@ from helpers.graphmer.configuration import Configuration, Stage, override, read_
 from helpers.graphmer.memory import largest_batch, run_options
 from helpers.graphmer.profiles import PROFILES
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # The configuration that GraphMER-SE's analysis of an RTX 3050 prints, whole.

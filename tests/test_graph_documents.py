@@ -15,6 +15,8 @@ from helpers.graphmer.documents import Documents, EncodedDocuments, entity_text,
 from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph, load_graph
 from helpers.graphmer.tokenizer import PAD, SEP, encode, train_tokenizer
 
+pytestmark = pytest.mark.once
+
 
 def library(folder: Path) -> Path:
     """Two packages of the standard library as a folder of one's own."""

@@ -11,6 +11,8 @@ from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, load
 from helpers.graphmer.ontology import read_ontology
 from helpers.graphmer.validation import validate
 
+pytestmark = pytest.mark.once
+
 SHOP = {
     "shop/goods/Thing.java": """
         package shop.goods;

@@ -8,6 +8,8 @@ import pytest
 from helpers.graphmer.masking import IGNORED, mask_leaves, mask_roots, mask_slots, spans
 from helpers.graphmer.tokenizer import MASK, PAD
 
+pytestmark = pytest.mark.once
+
 V = 500
 IDENTIFIERS = np.zeros(V, bool)
 IDENTIFIERS[100:] = True

@@ -14,6 +14,8 @@ from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.memory import estimate, estimate_run, largest_batch
 from helpers.graphmer.model import GraphMERForPreTraining
 
+pytestmark = pytest.mark.once
+
 # B batch · S roots · G leaves · L leaf tokens · U negatives · C tokens of an entity's text · M masked roots
 
 EVERY_TERM = {f"{term}_weight": 0.5 for term in TERMS}

@@ -9,8 +9,9 @@ from transformers import AutoModel
 
 from helpers import attention
 from helpers.graphmer.architecture import GraphMERConfig, fitting_intermediate_size, parameter_count
-from helpers.graphmer.batch_check import check_batch
-from helpers.graphmer.model import GraphMERForPreTraining, GraphMERModel
+from helpers.graphmer.batches import check_batch
+from helpers.graphmer.encoder import GraphMERModel
+from helpers.graphmer.model import GraphMERForPreTraining
 
 from .graph_batches import ALL_TERMS, PAD, H, L, V, config, inputs, leafy_batch, perturbed
 from .xla_process import answers_on_xla

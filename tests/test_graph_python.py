@@ -20,6 +20,8 @@ from helpers.graphmer.python_source import python_graph
 from helpers.graphmer.sources import standard_library
 from helpers.graphmer.validation import validate
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 INTROSPECTED = (  # modules of the standard library that import on every platform and stay as written
     "argparse", "configparser", "email.message", "http.client", "json.decoder", "logging.handlers", "string", "textwrap",

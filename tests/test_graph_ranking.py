@@ -10,6 +10,8 @@ from helpers.graphmer.ontology import UNKNOWN, read_ontology
 from helpers.graphmer.ranking import DIRECTIONS, admitted, bootstrap_interval, evaluate, filtered_ranks, metrics, rank
 from helpers.graphmer.splits import Splits
 
+pytestmark = pytest.mark.once
+
 ONTOLOGY = read_ontology()
 
 

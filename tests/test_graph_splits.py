@@ -8,6 +8,8 @@ import pytest
 from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, Triple, build_graph
 from helpers.graphmer.splits import split_by_entity, split_by_module
 
+pytestmark = pytest.mark.once
+
 RELATIONS = ("calls", "called_by", "instantiates", "tests", "returns")
 
 

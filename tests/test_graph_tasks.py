@@ -31,6 +31,8 @@ from helpers.graphmer.tasks import (
 )
 from helpers.graphmer.violations import violation_rates
 
+pytestmark = pytest.mark.once
+
 ONTOLOGY = read_ontology()
 
 

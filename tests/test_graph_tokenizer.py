@@ -19,6 +19,8 @@ from helpers.graphmer.tokenizer import (
     train_tokenizer,
 )
 
+pytestmark = pytest.mark.once
+
 SOURCES = [path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))]
 SOURCES.append(Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_text())
 

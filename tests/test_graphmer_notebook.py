@@ -51,6 +51,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert model.config.hidden_size == SMALL["model.hidden_size"]
 
 
+@pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = run("graphmer_se", alone, tiny(alone, further_seeds=1))
     assert_whole_run(executed, results, "cpu")
@@ -78,6 +79,7 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert again["eval"]["after"]["links"] == results["eval"]["after"]["links"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -97,6 +99,7 @@ def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(pa
 # ---- from the shell
 
 
+@pytest.mark.once
 def test_the_command_runs_exactly_so_many_steps_and_goes_on_with_the_same_sources_only(alone):
     library(alone / "sources")
     sets = [part for key, value in CHANGES.items() for part in ("--set", f"{key}={value}")]
@@ -119,6 +122,7 @@ def test_the_command_runs_exactly_so_many_steps_and_goes_on_with_the_same_source
     assert "the data has changed since the run in output_dir='run' began" in again.stderr
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,6 +8,8 @@ import pytest
 from helpers import hardware
 from helpers.planning import prices
 
+pytestmark = pytest.mark.once
+
 ISSUE = (
     "T4",
     "V100",

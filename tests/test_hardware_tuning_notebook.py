@@ -11,6 +11,8 @@ import pytest
 from transformers import pipeline
 
 from helpers import xla
+from helpers.planning import calibration
+from helpers.planning.catalogue import BUILDERS
 
 from .notebook_run import refused, run, text_of
 
@@ -26,6 +28,7 @@ TINY = {
     "window_examples": 16,
     "repetitions": 2,
     "try_compile": False,
+    "calibrate": False,
     "max_steps": 12,
     "evaluations": 2,
     "logging_steps": 3,
@@ -81,12 +84,38 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert answer[0]["label"] in ("asyncio", "not asyncio")
 
 
+def assert_calibrated(executed) -> None:
+    """Every job of the planner was measured, and the notebook says what its default run takes here."""
+    (found,) = calibration.load([Path("out") / calibration.FILE])
+    assert [each.job for each in found.jobs] == list(BUILDERS)
+    said = text_of(executed)
+    for name in BUILDERS:
+        assert re.search(rf"^{name} +\S.* (to|at least) .*scaled from a measurement$", said, re.MULTILINE), said
+    assert re.search(r"^Put /\S+/out/calibration.json into the working directory of the other notebooks", said, re.M)
+
+
+def assert_forecast(executed, results) -> None:
+    """The timings of the climb are what the tuned run was expected to take, and what it took stands beside them."""
+    planned, rung = results["forecast"], [results["start"], *results["optimisations"]]
+    rung = [each for each in rung if each["kept"]][-1]
+    assert planned["step_seconds"]["basis"] == "measured"
+    assert planned["step_seconds"]["value"] == pytest.approx(1 / rung["steps_per_second"])
+    assert planned["run_seconds"]["value"] == pytest.approx(results["plan"]["max_steps"] / rung["steps_per_second"])
+    assert planned["peak_memory_bytes"]["low"] < planned["peak_memory_bytes"]["high"]
+    assert re.search("^forecast and measured +planned +interval +measured +ratio +inside", text_of(executed), re.M)
+
+
+@pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(texts, alone):
+    texts |= {"calibrate": True}
     executed, results = run("hardware_tuning", alone, texts)
     assert_whole_run(executed, results, "cpu")
+    assert_calibrated(executed)
+    assert_forecast(executed, results)
     assert results["data"]["duplicates_removed"] == 1
     executed, again = run("hardware_tuning", alone, texts)
     assert "measured before: ladder.json" in text_of(executed)
+    assert "measured before: calibration.json" in text_of(executed)
     assert len(re.findall("^the run is finished", text_of(executed), re.MULTILINE)) == 2
     assert again["optimisations"] == results["optimisations"]
     assert again["eval"]["after"]["f1"] == results["eval"]["after"]["f1"]
@@ -108,6 +137,7 @@ def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, monkeypat
     assert found["torch.compile"]["verdict"] == "not tried: XLA compiles the whole step already"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

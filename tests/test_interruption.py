@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 

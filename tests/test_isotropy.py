@@ -10,6 +10,8 @@ import torch
 from helpers.lejepa.isotropy import isotropy, plot_isotropy
 from helpers.lejepa.sigreg import gaussian_floor
 
+pytestmark = pytest.mark.once
+
 # N texts · K embedding
 
 

@@ -1,13 +1,15 @@
-"""helpers.planning.jobs: closed forms against the real modules, torch's FLOP counter and autograd's saved tensors."""
+"""helpers.planning.architectures and jobs: closed forms against the real modules, torch's FLOP counter and autograd's saved tensors."""
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.planning import jobs, workloads
+from helpers.planning import architectures, catalogue, jobs, workloads
 from helpers.planning.calibration import sizes_of
 from helpers.planning.live_bytes import LiveBytes
+
+pytestmark = pytest.mark.once
 
 SMALL = {
     "lejepa_training": {},
@@ -26,7 +28,7 @@ def built():
     def make(name, **settings):
         key = (name, *settings.items())
         if key not in made:
-            job = jobs.job(name, "small", **settings)
+            job = catalogue.job(name, "small", **settings)
             made[key] = job, workloads.build(job)
         return made[key]
 
@@ -93,7 +95,7 @@ def test_loose_weights_are_those_without_a_gradient(built):
     ],
 )
 def test_published_models_have_their_published_counts(name, model, total, trained):
-    job = jobs.job(name, model)
+    job = catalogue.job(name, model)
     assert job.parameters == total and (trained is None or job.updated == trained)
 
 
@@ -101,7 +103,7 @@ def test_published_models_have_their_published_counts(name, model, total, traine
 def test_graphmer_agrees_with_its_own_count(name):
     from helpers.graphmer.architecture import GraphMERConfig, parameter_count
 
-    job = jobs.job("graphmer_se", name)
+    job = catalogue.job("graphmer_se", name)
     sizes = job.sizes
     config = GraphMERConfig(
         vocab_size=sizes.vocab,
@@ -131,7 +133,7 @@ def test_what_is_trained_follows_the_settings(built, name, settings):
 
 
 def test_a_gemma_encoder_is_counted_exactly():
-    job = jobs.lejepa_training(
+    job = architectures.lejepa_training(
         jobs.Sizes(family="gemma", vocab=300, width=32, layers=3, heads=2, kv_heads=1, head_size=16, inner=48),
         "tiny",
         freeze_layers=1,
@@ -160,12 +162,12 @@ def test_products_agree_with_the_flop_counter(built, name, size):
 
 
 def test_backward_is_twice_forward_where_everything_is_trained():
-    forward, backward = jobs.job("hardware_tuning").flops(4)
+    forward, backward = catalogue.job("hardware_tuning").flops(4)
     assert backward == 2 * forward
 
 
 def test_frozen_first_layers_cost_no_backward():
-    free, frozen = (jobs.job("lejepa_training", freeze_layers=layers).flops(4) for layers in (0, 12))
+    free, frozen = (catalogue.job("lejepa_training", freeze_layers=layers).flops(4) for layers in (0, 12))
     assert free[0] == frozen[0] and frozen[1] < 0.55 * free[1]
 
 
@@ -187,7 +189,7 @@ def test_what_backward_keeps_agrees_with_autograd(built, name, size):
 
 
 def test_fused_attention_keeps_no_pairs_and_the_other_does():
-    job = jobs.job("hardware_tuning")
+    job = catalogue.job("hardware_tuning")
     fused, unfused = ([job.activation_bytes(1, T, "fp32", "cuda", on) for T in (128, 256)] for on in (True, False))
     assert fused[1] == 2 * fused[0] and unfused[1] > 2.1 * unfused[0]
     # Twelve layers of twelve heads keep two fp32 and one mask of a byte a pair, against one fp32 a query.
@@ -196,8 +198,8 @@ def test_fused_attention_keeps_no_pairs_and_the_other_does():
 
 @pytest.mark.parametrize(("kind", "fused"), [("cuda", True), ("cpu", False), ("xla", False)])
 def test_dropout_of_attention_weights_unfuses_it_on_a_cpu_and_xla_never_fuses(kind, fused):
-    assert jobs.job("hardware_tuning").is_fused(kind) is fused
-    assert jobs.job("graphmer_se").is_fused(kind) is False
+    assert catalogue.job("hardware_tuning").is_fused(kind) is fused
+    assert catalogue.job("graphmer_se").is_fused(kind) is False
 
 
 # -- the catalogue --
@@ -206,12 +208,12 @@ def test_dropout_of_attention_weights_unfuses_it_on_a_cpu_and_xla_never_fuses(ki
 @pytest.mark.parametrize("name", ["lejepa", "", "Legal_cot_sft"])
 def test_an_unknown_job_lists_the_known_ones(name):
     with pytest.raises(ValueError, match=r"unknown.*lejepa_training.*hardware_tuning"):
-        jobs.job(name)
+        catalogue.job(name)
 
 
 def test_an_unknown_model_lists_the_jobs_own():
     with pytest.raises(ValueError, match=r"unknown for legal_cot_sft.*qwen2.5-0.5b"):
-        jobs.job("legal_cot_sft", "llama")
+        catalogue.job("legal_cot_sft", "llama")
 
 
 @pytest.mark.parametrize("examples", [100, 9_999, 10_000, 50_000])
@@ -226,7 +228,7 @@ def test_batch_and_rate_are_the_recipes(examples):
         "tinystories_reservoir": reservoir(128, 10**8),
     }
     for name, recipe in recipes.items():
-        job = jobs.job(name)
+        job = catalogue.job(name)
         assert (job.recipe_batch(examples), job.learning_rate) == (recipe.batch_size, recipe.learning_rate)
         factors = (job.tpu_batch_factor, job.tpu_learning_rate_factor)
         assert factors == (recipe.tpu_batch_factor, recipe.tpu_learning_rate_factor)

@@ -9,6 +9,8 @@ import torch
 from helpers.graphmer.kge import MODELS, Embeddings, train_embeddings
 from helpers.graphmer.knowledge_graph import Triple
 
+pytestmark = pytest.mark.once
+
 
 def formula(model, head, relation, tail):
     """One score by the paper's own formula."""

@@ -15,6 +15,8 @@ from helpers.graphmer.knowledge_graph import (
     read_graph,
 )
 
+pytestmark = pytest.mark.once
+
 ENTITIES = [
     Entity("m", "module", "m", module="m", line=1, end_line=9),
     Entity("m.é", "function", "é", module="m", line=2, end_line=3),

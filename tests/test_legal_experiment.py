@@ -13,6 +13,8 @@ from helpers.legal.records import split_records
 from .test_legal_model import runtime
 from .test_legal_processes import PARAMS
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module")
 def prepared():

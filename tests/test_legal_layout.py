@@ -16,6 +16,8 @@ from helpers.legal.layout import (
 )
 from helpers.legal.records import Record, load_records
 
+pytestmark = pytest.mark.once
+
 RECORDS = load_records("sample", num_records=60, seed=0).records
 TURN = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -48,6 +48,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert json.loads((output / "set_aside.json").read_text()) == []
 
 
+@pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = run("legal_cot_sft", alone, TINY)
     assert_whole_run(executed, results, "cpu")
@@ -57,6 +58,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
 
 
+@pytest.mark.once
 def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_processes(alone):
     lines = ["text\tanswer"] + [
         f"A promise without consideration, case {n}.\t{'Yes' if n % 2 else 'No'}" for n in range(8)
@@ -88,6 +90,7 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert again["eval"]["after"]["completion"] == results["eval"]["after"]["completion"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

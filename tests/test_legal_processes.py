@@ -20,6 +20,8 @@ from helpers.legal.parameters import LegalParameters
 
 from .xla_process import cpu_here
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, SAVED = 8, 4
 PARAMS = LegalParameters(

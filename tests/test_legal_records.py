@@ -16,6 +16,8 @@ import pytest
 from helpers.legal.records import COLUMNS, Record, load_records, near_duplicates, split_records
 from helpers.legal.sample import sample_records
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 ROWS = sample_records(40, seed=0)
 RECORDS = tuple(Record(**row) for row in ROWS)

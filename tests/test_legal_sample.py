@@ -11,6 +11,8 @@ import pytest
 
 from helpers.legal.sample import AREAS, FORMS, sample_records
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 RECORDS = sample_records(800, seed=0)
 

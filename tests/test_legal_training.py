@@ -25,7 +25,10 @@ from .test_legal_model import runtime
 
 DRIVER = Path(__file__).with_name("legal_run.py")
 METHODS = ("lora", "full")
-KINDS = ["cpu", pytest.param("xla", marks=pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed"))]
+KINDS = [
+    pytest.param("cpu", marks=pytest.mark.once),
+    pytest.param("xla", marks=pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")),
+]
 needs_xla = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 PARITY = {"steps": 20, "save_steps": 10, "dropout": 0.0}
 DROPOUT = {"method": "lora", "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}

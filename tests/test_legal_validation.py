@@ -9,6 +9,8 @@ import pytest
 from helpers.legal.records import Record, load_records
 from helpers.legal.validation import FORMS, SET_ASIDE, WARNED, answer_structure, citations, validate
 
+pytestmark = pytest.mark.once
+
 CLEAN = load_records("sample", num_records=60, seed=0).records
 FIRST = CLEAN[0]
 

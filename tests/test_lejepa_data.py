@@ -14,6 +14,8 @@ from helpers.lejepa import sample
 from helpers.lejepa.crops import crop, in_order, make_views, view_columns
 from helpers.lejepa.data import COLUMNS, load_texts, passages, rows_wanted
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 PAIRS = [{"anchor": f"what is thing {i}?", "positive": f"Thing {i} is the number {i * i}."} for i in range(80)]
 TRIPLETS = [row | {"negative": f"Nothing of the kind is known of {i}."} for i, row in enumerate(PAIRS)]

@@ -56,6 +56,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert record["metric"] == "cosine"
 
 
+@pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = run("lejepa_training", alone, TINY | {"further_seeds": 1})
     assert_whole_run(executed, results, "cpu")
@@ -67,6 +68,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert "belongs to another run (seed=0 there, 7 here)" in refused("lejepa_training", alone, TINY | {"seed": 7})
 
 
+@pytest.mark.once
 def test_a_folder_of_documents_is_enough(alone):
     folder = alone / "documents"
     folder.mkdir()
@@ -78,6 +80,7 @@ def test_a_folder_of_documents_is_enough(alone):
     assert results["eval"]["after"]["ndcg@10"] > 0
 
 
+@pytest.mark.once
 @pytest.mark.filterwarnings("ignore")
 def test_the_tpu_notebook_without_a_tpu_warns_and_goes_on(alone):
     executed, results = run("lejepa_training_tpu", alone, TINY)
@@ -100,6 +103,7 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert again["eval"]["after"]["ndcg@10"] == results["eval"]["after"]["ndcg@10"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

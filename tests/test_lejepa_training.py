@@ -25,7 +25,7 @@ from .lejepa_run import PROBE, build_model, sentences
 
 DRIVER = Path(__file__).with_name("lejepa_run.py")
 ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-KINDS = ["cpu", pytest.param("xla", marks=ON_XLA)]
+KINDS = [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=ON_XLA)]
 SPLIT_OVER_8 = "{devices=[8,1]0,1,2,3,4,5,6,7}"
 NDCG = "eval_retrieval_cosine_ndcg@10"
 

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.graphmer import ranking
+from helpers.graphmer import link_prediction, ranking
 from helpers.graphmer.architecture import GraphMERConfig
 from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.tokenizer import PAD
 
 from .graph_batches import perturbed
-from .test_graph_collation import RELATIONS, World
+from .test_graph_chains import ONTOLOGY, RELATIONS, World
+
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
@@ -47,34 +49,90 @@ def slow_score(model, chains, given: str, relation: int, name: str) -> float:
     return total
 
 
-def test_a_triple_scores_what_both_of_its_ends_ask_for(world, model):
-    chains = world.chains()
-    predictor = LinkPredictor(model, chains, batch_size=3)
+# Features are kept in half precision, since a corpus has many documents.
+CLOSE = {"rtol": 3e-2, "atol": 5e-2}
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Leaves that a document has beside the one that is asked change its answer a little; here there are none."""
+    monkeypatch.setattr(LinkPredictor, "_may_have", lambda self, entity_type: ())
+
+
+def calls(world) -> tuple[list[str], list[str]]:
     heads = [triple.head for triple in world.splits.test if triple.relation == "calls"][:2]
-    candidates = sorted({triple.tail for triple in world.splits.train if triple.relation == "calls"})[:7]
-    calls, called_by = RELATIONS.id("calls"), RELATIONS.inverse(RELATIONS.id("calls"))
-    expected = [
-        [slow_score(model, chains, h, calls, t) + slow_score(model, chains, t, called_by, h) for t in candidates]
-        for h in heads
-    ]
-    # Features are kept in half precision: the corpus has many.
-    np.testing.assert_allclose(predictor.tails(heads, "calls", candidates), expected, rtol=3e-2, atol=5e-2)
-    turned = predictor.heads(candidates, "calls", heads)
-    np.testing.assert_allclose(turned, np.array(expected).T, rtol=3e-2, atol=5e-2)
+    return heads, sorted({triple.tail for triple in world.splits.train if triple.relation == "calls"})[:7]
+
+
+def test_the_given_end_scores_what_its_leaf_asks_for(world, model, alone):
+    chains = world.chains()
+    predictor, (heads, tails) = LinkPredictor(model, chains, batch_size=3), calls(world)
+    relation = RELATIONS.id("calls")
+    expected = [[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads]
+    np.testing.assert_allclose(predictor.tails(heads, "calls", tails), expected, **CLOSE)
+    inverse = RELATIONS.inverse(relation)
+    expected = [[slow_score(model, chains, tail, inverse, head) for head in heads] for tail in tails]
+    np.testing.assert_allclose(predictor.heads(tails, "calls", heads), expected, **CLOSE)
+
+
+def test_the_other_end_scores_what_the_candidates_leaves_ask_for(world, model, alone):
+    chains = world.chains()
+    other, (heads, tails) = LinkPredictor(model, chains).ends()["other end"], calls(world)
+    inverse = RELATIONS.inverse(RELATIONS.id("calls"))
+    expected = np.array([[slow_score(model, chains, tail, inverse, head) for tail in tails] for head in heads])
+    np.testing.assert_allclose(other.tails(heads, "calls", tails), expected, **CLOSE)
+    relation = RELATIONS.id("calls")
+    expected = np.array([[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads])
+    np.testing.assert_allclose(other.heads(tails, "calls", heads), expected.T, **CLOSE)
+
+
+def test_the_total_of_a_candidate_is_over_all_that_it_could_ask_for(world, model, alone):
+    chains = world.chains()
+    predictor, (heads, tails) = LinkPredictor(model, chains), calls(world)
+    inverse = RELATIONS.inverse(RELATIONS.id("calls"))
+    types = {*RELATIONS.tail_types(inverse), "unknown"}
+    admitted = [entity.id for entity in world.graph.entities.values() if entity.type in types]
+    scores = [[slow_score(model, chains, tail, inverse, name) for name in admitted] for tail in tails[:2]]
+    found = predictor.ends()["other end's total"].tails(heads, "calls", tails[:2])
+    np.testing.assert_allclose(found, np.tile(-np.logaddexp.reduce(scores, axis=1), (len(heads), 1)), **CLOSE)
+
+
+def test_the_total_of_many_names_is_that_of_some_of_them_times_how_many_they_stand_for(world, model, monkeypatch):
+    whole, (_, tails) = LinkPredictor(model, world.chains()), calls(world)
+    answers = len(whole._answers(RELATIONS.id("calls"))[0])
+    monkeypatch.setattr(link_prediction, "MOST_ANSWERS", answers // 2)
+    some = LinkPredictor(model, world.chains())
+    names, scale = some._answers(RELATIONS.id("calls"))
+    assert len(names) == answers // 2 and scale == pytest.approx(np.log(answers / len(names)))
+    relation = RELATIONS.id("calls")
+    assert np.abs(some.totals(tails, relation) - whole.totals(tails, relation)).max() < 1
+
+
+def test_a_document_is_read_once_for_all_its_relations(world, model, monkeypatch):
+    predictor, read = LinkPredictor(model, world.chains()), []
+    queries = world.chains().queries
+    monkeypatch.setattr(
+        predictor.chains, "queries", lambda names, relations: read.extend(names) or queries(names, relations)
+    )
+    heads, tails = calls(world)
+    for relation in ("calls", "instantiates", "raises"):
+        predictor.tails(heads, relation, tails)
+    assert sorted(read) == sorted(set(heads))
 
 
 def test_what_is_remembered_of_candidates_changes_no_score(world, model):
     chains = world.chains()
     names = [entity.id for entity in world.graph.entities.values() if entity.type == "function"][:9]
-    fresh, used = LinkPredictor(model, chains), LinkPredictor(model, chains)
-    used.tails(names[:2], "calls", names[3:6])
-    used.tails(names[:2], "calls", names[2:])
-    found, expected = (each.tails(names[:3], "calls", names[::-1]) for each in (used, fresh))
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)  # other batches round otherwise
+    fresh, used = (LinkPredictor(model, chains) for _ in range(2))
+    for candidates in (names[3:6], names[2:]):
+        used.ends()["other end"].tails(names[:2], "calls", candidates)
+    for end in used.ends():
+        found, expected = (each.ends()[end].tails(names[:3], "calls", names[::-1]) for each in (used, fresh))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)  # other batches round otherwise
 
 
 def test_a_model_is_ranked_as_any_scorer(world, model):
-    from .test_graph_collation import ONTOLOGY
-
-    found = ranking.evaluate(LinkPredictor(model, world.chains()), world.splits, world.graph, ONTOLOGY, max_queries=20)
+    scorer = LinkPredictor(model, world.chains()).both_ends(world.splits, world.graph, ONTOLOGY)
+    found = ranking.evaluate(scorer, world.splits, world.graph, ONTOLOGY, max_queries=20)
     assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 20
+    assert set(scorer.weights["calls", "tail"]) == {"given end", "other end", "other end's total"}

@@ -10,6 +10,8 @@ from helpers.runtime import Runtime
 
 from .test_resume import result, run
 
+pytestmark = pytest.mark.once
+
 torch = pytest.importorskip("torch")
 
 

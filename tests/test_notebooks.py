@@ -84,6 +84,7 @@ def assert_compared(rows: dict, results: dict) -> None:
         assert found["loss"] < results["eval"]["before"]["loss"]
 
 
+@pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = execute("tinystories_reservoir", alone, further_seeds=1)
     assert_whole_run(executed, results, "cpu")
@@ -144,6 +145,7 @@ def test_use_tpu_alone_moves_the_gpu_notebook_to_xla(alone, monkeypatch):
     assert_whole_run(executed, results, "xla")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -161,6 +163,7 @@ def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(pa
     assert not (alone / "out").exists()
 
 
+@pytest.mark.once
 def test_nbmake_passes_from_another_working_directory(alone, tmp_path):
     notebook = nbformat.read(NOTEBOOKS / "tinystories_reservoir.ipynb", as_version=4)
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
@@ -190,6 +193,7 @@ def test_nbmake_passes_from_another_working_directory(alone, tmp_path):
     assert process.returncode == 0, process.stdout[-3000:]
 
 
+@pytest.mark.once
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root writes everywhere")
 def test_a_read_only_notebook_folder_is_enough(alone, tmp_path):
     shutil.copy(NOTEBOOKS / "tinystories_reservoir.ipynb", alone)
@@ -266,6 +270,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", PAIRS)
 def test_twins_differ_in_exactly_these_cells(name):
     gpu, tpu = twins(name)
@@ -286,6 +291,7 @@ def test_twins_differ_in_exactly_these_cells(name):
     assert not differing
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_has_short_cells_and_colab_metadata_and_no_outputs(path):
     notebook = nbformat.read(path, as_version=4)

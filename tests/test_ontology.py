@@ -9,6 +9,8 @@ from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
 from helpers.graphmer.ontology import SOFTWARE, read_ontology
 from helpers.graphmer.validation import KINDS, validate
 
+pytestmark = pytest.mark.once
+
 SMALL = """
 [types]
 thing = ""

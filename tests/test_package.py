@@ -10,6 +10,8 @@ import pytest
 
 from tests.removed_api import findings
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 HELPERS = sorted((ROOT / "helpers").rglob("*.py"))
 SOURCES = sorted((ROOT / "notebooks/source").glob("*.py"))

@@ -15,6 +15,8 @@ from traitlets.config import Config
 from helpers import parameters
 from helpers.parameters import Parameters
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = {
     "data_source": "sample",

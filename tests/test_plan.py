@@ -14,6 +14,8 @@ import pytest
 from helpers.plan import GIB, MEMORY_MARGIN, ModelSize, Plan, Recipe, plan
 from helpers.runtime import Runtime, choose_precision
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ModelSize(trainable=1_000, frozen=500, activations=100)
 RECIPE = Recipe(batch_size=32, learning_rate=1e-3, max_steps=200, sequence_length=64)
@@ -394,8 +396,8 @@ def test_a_job_that_fits_nowhere_says_how_many_gigabytes_are_missing(capsys, alo
 
 
 def decided(name: str, *hardware: str, **asked):
+    from helpers.planning.catalogue import job
     from helpers.planning.choosing import compare, decide
-    from helpers.planning.jobs import job
 
     return decide(job(name), compare(job(name), hardware, **asked))
 
@@ -421,9 +423,9 @@ def test_a_recurrence_that_nobody_measured_decides_nothing():
 
 
 def test_the_number_of_examples_that_pays_for_compiling_follows_from_the_gain():
+    from helpers.planning.catalogue import job
     from helpers.planning.choosing import COMPILE_SECONDS, compare
     from helpers.planning.estimate import LEAST_SHARE
-    from helpers.planning.jobs import job
 
     gpu, tpu = compare(job("hardware_tuning"), ("T4", "v5e-8"))
     gain = gpu.step_seconds.low / gpu.batch_size - tpu.step_seconds.low / tpu.batch_size

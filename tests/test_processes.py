@@ -12,6 +12,8 @@ from helpers import checkpoint
 
 from .test_resume import DRIVER, result, run
 
+pytestmark = pytest.mark.once
+
 OPTIONS = {"accumulation": 1, "batch_size": 8, "dropout": 0.0, "steps": 6, "save_steps": 3}
 
 

@@ -17,7 +17,10 @@ from helpers import checkpoint, xla
 
 DRIVER = Path(__file__).with_name("training_run.py")
 LAST_STEP = 12
-KINDS = ["cpu", pytest.param("xla", marks=pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed"))]
+KINDS = [
+    pytest.param("cpu", marks=pytest.mark.once),
+    pytest.param("xla", marks=pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")),
+]
 
 
 def run(output_dir: Path, **options) -> subprocess.CompletedProcess:
@@ -81,6 +84,7 @@ def test_a_run_killed_three_ways_ends_with_identical_weights(kind, undisturbed, 
     assert not list(tmp_path.glob(".staging*"))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_a_random_file_operation_of_a_checkpoint_the_run_still_ends_identically(seed, undisturbed, tmp_path):
     folder, _ = undisturbed("cpu")
@@ -90,6 +94,7 @@ def test_killed_at_a_random_file_operation_of_a_checkpoint_the_run_still_ends_id
     assert fingerprint(tmp_path) == fingerprint(folder)
 
 
+@pytest.mark.once
 def test_a_finished_run_is_not_trained_further(undisturbed, tmp_path):
     folder, reference = undisturbed("cpu")
     before = fingerprint(folder)
@@ -114,6 +119,7 @@ def _flipped(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("harm", [_missing, _truncated, _flipped])
 def test_a_damaged_newest_checkpoint_is_passed_over_with_its_reason(harm, undisturbed, tmp_path):
     folder, _ = undisturbed("cpu")
@@ -129,6 +135,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_its_reason(harm, undist
     assert fingerprint(tmp_path) == fingerprint(folder)
 
 
+@pytest.mark.once
 def test_with_every_checkpoint_damaged_the_run_starts_fresh_and_says_so(undisturbed, tmp_path):
     folder, _ = undisturbed("cpu")
     run(tmp_path, kill_step=10)
@@ -139,6 +146,7 @@ def test_with_every_checkpoint_damaged_the_run_starts_fresh_and_says_so(undistur
     assert fingerprint(tmp_path) == fingerprint(folder)
 
 
+@pytest.mark.once
 def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undisturbed, tmp_path):
     folder, _ = undisturbed("cpu")
     full = run(tmp_path, file_limit=50_000)

@@ -12,6 +12,8 @@ import pytest
 
 from helpers import checkpoint, run_folder
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[1]
 IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "resume_from": ""}
 

@@ -13,6 +13,8 @@ import pytest
 from helpers.reservoir.sample import PLOTS, sample_stories
 from helpers.reservoir.stories import batches, load_stories
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 TINYSTORIES = Path("/work/shared/data/tinystories/train_v1.txt")
 STORIES = [f"Story {number} is about a cat.\nThe cat was number {number}." for number in range(60)]

@@ -24,6 +24,8 @@ from helpers.reservoir.tokens import (
     write_tokens,
 )
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[1]
 GPT2_FILES = Path("/work/shared/data/gpt2_bpe")
 STORIES = sample_stories(100, seed=0)

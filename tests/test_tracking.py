@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 matplotlib = pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 matplotlib.use("Agg")

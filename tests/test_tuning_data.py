@@ -10,6 +10,8 @@ import pytest
 
 from helpers.tuning.data import SAMPLE_PACKAGES, load_labelled
 
+pytestmark = pytest.mark.once
+
 
 def write(path, rows, columns=("text", "label")):
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -68,7 +68,8 @@ def _train(asked: argparse.Namespace) -> int:
 
     machine = runtime.detect(configuration.hardware.device == "tpu", configuration.run.mixed_precision)
     print(machine)
-    from helpers.graphmer import experiment  # loads transformers, which must know the device before
+    from helpers.graphmer import evaluation, experiment  # loads transformers, which must know the device before
+    from helpers.graphmer.link_prediction import LinkPredictor
 
     identity = {"data_source": asked.data, "configuration": to_yaml(configuration)}
     folder = run_folder.claim(str(asked.output), "graphmer_se", identity, resume=not asked.fresh)
@@ -77,7 +78,7 @@ def _train(asked: argparse.Namespace) -> int:
     trainer = experiment.train(configuration, corpus, machine, folder, resume=not asked.fresh)
     trainer.save_model(str(folder / "model"))
     corpus.tokenizer.save_pretrained(folder / "model")
-    found = experiment.measure(trainer.model, corpus, configuration)
+    found = evaluation.measure(LinkPredictor(trainer.model, corpus.validation), corpus, configuration)
     results = {
         "notebook": "graphmer_se",
         "seed": configuration.run.seed,
@@ -87,7 +88,7 @@ def _train(asked: argparse.Namespace) -> int:
         "eval": {"before": {}, "after": found, "baselines": {}},
         "artifacts": {"model": "model"},
     }
-    print(experiment.table({"GraphMER-SE": found["links"]}))
+    print(evaluation.table({"GraphMER-SE": found["links"]}))
     print(run_folder.write_results(folder, results).resolve())
     return 0
 

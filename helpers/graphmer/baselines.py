@@ -5,25 +5,21 @@ Each is a scorer of `ranking.evaluate`. `strings` is the strongest of what reads
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from helpers.graphmer.knowledge_graph import KnowledgeGraph, Triple
+from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.ontology import Ontology
 from helpers.graphmer.ranking import (
     DIRECTIONS,
     HEAD,
     TAIL,
     Scorer,
-    admitted,
     answer,
-    given,
-    score,
-    true_answers,
 )
 from helpers.graphmer.splits import Splits
 
@@ -32,7 +28,6 @@ from helpers.graphmer.splits import Splits
 FIELDS = ("id", "owner", "name")  # of a.B.c: a.B.c, a.B, c
 MENTIONS = ("name", "owner", "pair")  # of a.B.c: c, B, and B and c side by side
 _IDENTIFIER = r"[^\W\d]\w*"
-_FITTED = 60  # triples a relation and direction, for six weights or so
 
 
 def owner_and_name(entity_id: str) -> tuple[str, str]:
@@ -173,98 +168,6 @@ class Mentions:
         owner, name = owner_and_name(entity_id)
         last = owner_and_name(owner)[1] if owner else ""
         return {"name": name, "owner": last, "pair": f"{last} {name}"}[self._what]
-
-
-class Mixture:
-    """Weighted sum of scorers; the weights of each relation and direction are those under which validation is likeliest.
-
-    A conditional logit: softmax over all candidates, other true answers left out. A relation that validation lacks has
-    the mean of the others' weights.
-
-    triples: of `part`, at most this many a relation and direction, drawn with `seed`.
-
-    Raises ValueError: no scorers, or a part without triples.
-    """
-
-    def __init__(
-        self,
-        scorers: Mapping[str, Scorer],
-        splits: Splits,
-        graph: KnowledgeGraph,
-        ontology: Ontology,
-        *,
-        part: str = "validation",
-        triples: int = _FITTED,
-        seed: int = 0,
-    ):
-        if not scorers or not getattr(splits, part):
-            raise ValueError(f"scorers={list(scorers)}, part={part!r}: needs a scorer and triples to weigh it by")
-        self._scorers = dict(scorers)
-        self.weights: dict[tuple[str, str], dict[str, float]] = {}  # (relation, direction) -> scorer -> weight
-        by_relation: dict[str, list[Triple]] = defaultdict(list)
-        for triple in getattr(splits, part):
-            by_relation[triple.relation].append(triple)
-        known = true_answers((*splits.train, *splits.validation, *splits.test, *graph.resolved()))
-        for relation, candidates in admitted(graph, ontology, sorted(by_relation)).items():
-            found = by_relation[relation]
-            found = sorted(random.Random(seed).sample(found, min(triples, len(found))))
-            for direction in DIRECTIONS:
-                weights_S = self._fitted(found, relation, direction, candidates[direction], known)
-                self.weights[relation, direction] = dict(zip(self._scorers, weights_S, strict=True))
-
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(heads, relation, candidates, TAIL)
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(tails, relation, candidates, HEAD)
-
-    def _scores(self, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
-        weights = self.weights.get((relation, direction)) or self._usual(direction)
-        total_QX = np.zeros((len(queries), len(candidates)), np.float32)
-        for name, scorer in self._scorers.items():
-            if weights[name]:
-                total_QX += np.float32(weights[name]) * score(scorer, queries, relation, candidates, direction)
-        return total_QX
-
-    def _usual(self, direction: str) -> dict[str, float]:
-        found = [weights for (_, other), weights in self.weights.items() if other == direction]
-        return {name: sum(weights[name] for weights in found) / len(found) for name in self._scorers}
-
-    def _fitted(self, triples, relation, direction, candidates, known) -> list[float]:
-        from scipy.optimize import minimize
-
-        queries = [given(triple, direction) for triple in triples]
-        column = {name: place for place, name in enumerate(candidates)}
-        answers_Q = np.array([column[answer(triple, direction)] for triple in triples])
-        scores_SQX = np.stack(
-            [score(scorer, queries, relation, candidates, direction) for scorer in self._scorers.values()]
-        ).astype(np.float32)
-        rows_Q = np.arange(len(queries))
-        left_out = np.zeros(scores_SQX.shape[1:], bool)
-        for row, query in enumerate(queries):
-            left_out[row, [column[name] for name in known[direction, relation, query]]] = True
-        left_out[rows_Q, answers_Q] = False
-        of_answers_SQ = scores_SQX[:, rows_Q, answers_Q].astype(np.float64)
-
-        def loss(weights_S: np.ndarray) -> tuple[float, np.ndarray]:
-            logits_QX = np.tensordot(weights_S.astype(np.float32), scores_SQX, 1)
-            logits_QX[left_out] = -np.inf
-            top_Q1 = logits_QX.max(1, keepdims=True)
-            shares_QX = np.exp(logits_QX - top_Q1)
-            totals_Q = shares_QX.sum(1)
-            shares_QX /= totals_Q[:, None]
-            negative = np.log(totals_Q) + top_Q1[:, 0] - weights_S @ of_answers_SQ
-            gradient_S = np.tensordot(scores_SQX, shares_QX, 2) - of_answers_SQ.sum(1)
-            # A weak prior keeps the weights of a relation with few triples finite.
-            return (
-                float(negative.mean() + _PRIOR * weights_S @ weights_S),
-                gradient_S / len(queries) + 2 * _PRIOR * weights_S,
-            )
-
-        return minimize(loss, np.ones(len(scores_SQX)), jac=True, method="L-BFGS-B").x.tolist()
-
-
-_PRIOR = 1e-4
 
 
 def strings(

@@ -136,7 +136,7 @@ class MLM(Section, path="objectives.mlm"):
 class MNM(Section, path="objectives.mnm"):
     """Masked leaves: the tail of a triple from its head and relation."""
 
-    mask_prob: float = setting(0.2, low=0.0, high=0.9)  # share of the leaves
+    mask_prob: float = setting(0.2, low=0.0, high=1.0)  # share of the leaves; at 1 none is shown
     type_consistent_negatives: int = setting(2, low=0)  # wrong tails of the right type a leaf
     hard_negatives: int = setting(2, low=0)  # wrong tails that are near the right one, a leaf
     weight: float = setting(1.0, low=0.0)  # in the loss; not published

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from helpers.graphmer.collation import LeafyChains
+    from helpers.graphmer.chains import LeafyChains
 
 MAX_LENGTHS = 4  # each one compiles anew on XLA
 

@@ -1,26 +1,21 @@
-"""The steps of a GraphMER run: graph to sequences, model, plan, trainer, and what the trained encoder is worth."""
+"""The steps of a GraphMER run: graph to sequences, model, plan, trainer. `evaluation.py` says what it is worth."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from helpers.cpu_copy import cpu_copy
-from helpers.graphmer import kge, ranking, tasks
-from helpers.graphmer.baselines import Frequency, strings
-from helpers.graphmer.collation import LeafyChainCollator, LeafyChains
-from helpers.graphmer.configuration import Configuration, override
+from helpers.graphmer.chains import LeafyChains
+from helpers.graphmer.configuration import Configuration
+from helpers.graphmer.curriculum import Curriculum
 from helpers.graphmer.documents import Documents, EncodedDocuments
 from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph
-from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.memory import estimate_run
+from helpers.graphmer.memory import encoded_texts, estimate_run, run_options
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.negatives import Relations
 from helpers.graphmer.ontology import Ontology, read_ontology
@@ -28,13 +23,12 @@ from helpers.graphmer.splits import Splits, split_by_entity, split_by_module
 from helpers.graphmer.tokenizer import train_tokenizer
 from helpers.graphmer.training import GraphTrainer, new_trainer
 from helpers.graphmer.validation import Validation, validate
-from helpers.graphmer.violations import violation_rates
 from helpers.plan import GIB, Plan, choose_optimizer, choose_workers
+from helpers.planning import forecast as forecasts
+from helpers.planning.architectures import graphmer_se
+from helpers.planning.forecast import Forecast
+from helpers.planning.jobs import Job, Sizes
 from helpers.runtime import Runtime
-
-SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
-SEARCHED, ASKED_PAIRS, VIOLATION_QUERIES = 500, 500, 200  # functions, heads, triples
-KNOWLEDGE_GRAPH_EMBEDDINGS = ("transe", "distmult", "rotate")
 
 
 @dataclass(frozen=True)
@@ -205,6 +199,56 @@ def _fits(estimate: int, machine: Runtime) -> str:
     return share if estimate < machine.memory else f"{share}: too little, lower training_data.micro_batch_size"
 
 
+def training_job(configuration: Configuration, model: GraphMERForPreTraining) -> Job:
+    """What a training step of this model is made of, at the configuration's longest sequences."""
+    config, options = model.config, run_options(configuration)
+    roots, leaves = configuration.shape(configuration.training_data.max_seq_len)
+    sizes = Sizes(
+        family="graphmer",
+        vocab=config.vocab_size,
+        width=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        inner=config.intermediate_size,
+    )
+    switches = ("activation", "norm", "hgat", "hgat_relation_bias", "relation_attention_bias", "leaf_positions")
+    return graphmer_se(
+        sizes,
+        "",
+        roots=roots,
+        leaves=leaves,
+        leaf_tokens=config.leaf_tokens,
+        head_tokens=config.max_head_tokens,
+        relations=config.num_relations,
+        embedding_size=config.embedding_size,
+        mlm_positions=options["masked_roots"],
+        texts=sum(encoded_texts(config, leaves, options["negatives"])),
+        texts_length=options["entity_tokens"],
+        decay=config.decay != "none",
+        token_match=config.token_match,
+        **{name: getattr(config, name) for name in switches},
+    )
+
+
+def forecast(configuration: Configuration, model: GraphMERForPreTraining, plan: Plan, machine: Runtime) -> Forecast:
+    """Time, memory and cost that the run is expected to take, length after length of its curriculum."""
+    encoding, stages = configuration.encoding, configuration.stages()
+    lengths = Curriculum.read(
+        stages, leaves=encoding.max_leaves_per_sequence, leaf_tokens=encoding.leaf_tokens, layout=encoding.layout
+    )
+    steps = lengths.phase_steps(plan.max_steps)
+    return forecasts.make(
+        training_job(configuration, model),
+        plan,
+        machine,
+        architecture=model.config.model_type,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        phases=[(count, length) for count, (_, length) in zip(steps, stages, strict=True) if count],
+        counted_bytes=plan.memory_estimate,
+        tokens=0,  # the meter counts roots
+    )
+
+
 def train(
     configuration: Configuration,
     corpus: Corpus,
@@ -232,165 +276,6 @@ def train(
     return trainer
 
 
-# ---- what it is worth
-
-
-def measure(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
-    """Every metric of the run on held-out triples: links, call graph, dependencies, names, search, masked tokens, violations."""
-    predictor = LinkPredictor(model, corpus.validation)
-    return {
-        "links": links(predictor, corpus, configuration),
-        **_of_pairs(predictor, corpus, configuration),
-        "code_search": tasks.code_search(
-            _documented(corpus, configuration), tasks.by_embedding(_text_embedding(model, corpus))
-        ),
-        "masked": masked(model, corpus, configuration),
-        "violations": violation_rates(
-            LinkPredictor(model, corpus.validation, both_ends=False),
-            corpus.splits,
-            corpus.graph,
-            corpus.ontology,
-            max_queries=VIOLATION_QUERIES,
-            seed=configuration.run.seed,
-            chunk=SCORES_AT_ONCE,
-        ),
-    }
-
-
-def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration, part: str = "test") -> dict:
-    """`ranking.evaluate` of any scorer on the triples that the configuration asks for."""
-    return ranking.evaluate(
-        scorer,
-        corpus.splits,
-        corpus.graph,
-        corpus.ontology,
-        part=part,
-        max_queries=configuration.evaluation.max_triples,
-        seed=0,  # the same triples whatever the run's seed
-        chunk=SCORES_AT_ONCE,
-    )
-
-
-def _of_pairs(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
-    """Call graph, dependencies and disambiguation, where the held-out parts have such triples."""
-    found = {}
-    for name, relations in (("call_graph", tasks.CALLS), ("dependencies", tasks.IMPORTS)):
-        if all(_has(part, relations) for part in (corpus.splits.validation, corpus.splits.test)):
-            validation, test = (
-                tasks.candidate_pairs(
-                    corpus.splits,
-                    corpus.graph,
-                    corpus.ontology,
-                    relations=relations,
-                    part=part,
-                    max_heads=ASKED_PAIRS,
-                )
-                for part in ("validation", "test")
-            )
-            found[name] = tasks.pair_f1(scorer, validation, test)
-    if _has(corpus.splits.test, tasks.CALLS):
-        try:
-            mentions = tasks.ambiguous_mentions(
-                corpus.splits, corpus.graph, corpus.ontology, text=corpus.documents.text
-            )
-        except ValueError:  # no name that two entities share
-            return found
-        found["disambiguation"] = tasks.disambiguation(scorer, mentions)
-    return found
-
-
-def _has(triples: Iterable, relations: tuple[str, ...]) -> bool:
-    return any(triple.relation in relations for triple in triples)
-
-
-def _documented(corpus: Corpus, configuration: Configuration) -> list[tasks.Function]:
-    heads = {triple.head for triple in corpus.splits.test}
-    return tasks.documented_functions(
-        corpus.graph, corpus.documents.text, heads, functions=SEARCHED, seed=configuration.run.seed
-    )
-
-
-def _text_embedding(model: GraphMERForPreTraining, corpus: Corpus) -> Callable[[list[str]], np.ndarray]:
-    model = cpu_copy(model) if model.device.type == "xla" else model
-
-    @torch.no_grad()
-    def embed(texts: list[str]) -> np.ndarray:
-        found = []
-        for first in range(0, len(texts), 32):
-            ids = corpus.tokenizer(
-                texts[first : first + 32],
-                truncation=True,
-                max_length=corpus.train.roots,
-                padding=True,
-                add_special_tokens=False,
-                return_tensors="pt",
-            )["input_ids"]
-            found.append(model.eval().entities(ids.to(model.device)).float().cpu().numpy())
-        return np.concatenate(found)
-
-    return embed
-
-
-@torch.no_grad()
-def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
-    """Accuracy on masked roots (MLM) and masked leaves (MNM) of at most 64 validation batches."""
-    model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
-    chains, size = corpus.validation, configuration.evaluation.micro_batch_size
-    collate = LeafyChainCollator(chains)
-    roots, leaves = tasks.TokenAccuracy(), tasks.TokenAccuracy(leaves=True)
-    for first in range(0, min(len(chains), 64 * size), size):
-        batch = collate([chains[index] for index in range(first, min(first + size, len(chains)))])
-        batch = {name: value.to(model.device) for name, value in batch.items()}
-        roots.update(model.root_logits(**batch), batch["mlm_labels"])
-        leaves.update(model.leaf_logits(**batch), batch["mnm_labels"])
-    return {"mlm": roots.summary(), "mnm": leaves.summary()}
-
-
-def with_strings(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
-    """`links` of the encoder and the string baseline together, weighed on validation."""
-    return links(_strings(corpus, configuration, {"GraphMER-SE": predictor}), corpus, configuration)
-
-
-def _strings(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> ranking.Scorer:
-    options = {"text": corpus.documents.text, "frequency": True, "also": also, "seed": configuration.run.seed}
-    return strings(corpus.splits, corpus.graph, corpus.ontology, **options)
-
-
-def baselines(corpus: Corpus, configuration: Configuration) -> dict[str, dict]:
-    """`links` of what any encoder must beat: counts, strings with the sources' words, and three embeddings of the graph."""
-    seed = configuration.run.seed
-    scorers: dict[str, Callable[[], ranking.Scorer]] = {
-        "frequency": lambda: Frequency(corpus.splits.train),
-        "strings": lambda: _strings(corpus, configuration, {}),
-        **{
-            name: (lambda name=name: kge.train_embeddings(corpus.splits.train, model=name, seed=seed))
-            for name in KNOWLEDGE_GRAPH_EMBEDDINGS
-        },
-    }
-    return {name: links(scorer(), corpus, configuration) for name, scorer in scorers.items()}
-
-
-ABLATIONS = {
-    "nine of ten leaves masked": {  # a sequence without any would have nothing to ask
-        "objectives.mnm.mask_prob": 0.9,
-        "objectives.triple.weight": 0.0,
-        "encoding.leaves_per_anchor.negatives": 0,
-    },
-    "without H-GAT": {"model.hgat.enabled": False, "model.hgat.relation_bias": False},
-    "without decay": {"model.decay.mode": "none"},
-}
-
-
-def ablations(configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path) -> dict[str, dict]:
-    """`links` of the same encoder with one part left out, trained for as many steps."""
-    found = {}
-    for name, changes in ABLATIONS.items():
-        changed = override(configuration, changes)
-        trainer = train(changed, with_options(corpus, changed), machine, folder / name.replace(" ", "_"))
-        found[name] = links(LinkPredictor(trainer.model, corpus.validation), corpus, configuration)
-    return found
-
-
 def with_options(corpus: Corpus, configuration: Configuration) -> Corpus:
     """The same graph and tokens in sequences of another configuration."""
 
@@ -411,84 +296,3 @@ def with_options(corpus: Corpus, configuration: Configuration) -> Corpus:
         train=chains(corpus.train, splits.train, (*splits.validation, *splits.test)),
         validation=chains(corpus.validation, splits.validation, (*splits.train, *splits.test)),
     )
-
-
-def table(rows: dict[str, dict]) -> str:
-    """Name of each model beside its MRR and hits, of all triples and of those that names alone do not answer."""
-    lines = [f"{'':<28}{'MRR':>8}{'hits@1':>9}{'hits@10':>9}{'MRR beyond names':>19}"]
-    for name, found in rows.items():
-        both, beyond = found["both"], found["beyond_names"]
-        rest = f"{beyond['both']['mrr']:19.3f}" if beyond else f"{'-':>19}"
-        lines.append(f"{name:<28}{both['mrr']:8.3f}{both['hits@1']:9.3f}{both['hits@10']:9.3f}{rest}")
-    return "\n".join(lines)
-
-
-def by_relation(rows: dict[str, dict]) -> str:
-    """MRR of each relation, tails and heads together, the most frequent first."""
-    first = next(iter(rows.values()))["relations"]
-    names = sorted(first, key=lambda name: -first[name]["both"]["ranks"])
-    lines = [f"{'':<18}{'asked':>7}" + "".join(f"{row[:16]:>18}" for row in rows)]
-    for name in names:
-        values = "".join(f"{found['relations'][name]['both']['mrr']:18.3f}" for found in rows.values())
-        lines.append(f"{name:<18}{first[name]['both']['ranks']:7}{values}")
-    return "\n".join(lines)
-
-
-def tasks_table(before: dict, after: dict) -> str:
-    """The other tasks, each with its 95 % interval and what chance or saying yes to all would give."""
-    lines = []
-    for name, value, chance in (
-        ("call_graph", "f1", "all_true"),
-        ("dependencies", "f1", "all_true"),
-        ("disambiguation", "top1", "chance"),
-        ("code_search", "mrr@10", "chance"),
-    ):
-        if found := after.get(name):
-            low, high = found["interval"]
-            lines.append(
-                f"{name:<16}{value:<8}{found[value]:.3f} ({low:.3f} to {high:.3f}), {chance} {found[chance]:.3f}"
-            )
-    for name in ("mlm", "mnm"):
-        was, now = before[name]["top1"], after["masked"][name]["top1"]
-        lines.append(f"{name:<16}{'top1':<8}{now['rate']:.3f}, untrained {was['rate']:.3f}, of {now['of']} tokens")
-    found = after["violations"]["any"]
-    lines.append(f"{'violations':<16}{'rate':<8}{found['rate']:.3f} of {found['of']} first answers")
-    return "\n".join(lines)
-
-
-def answers(predictor: LinkPredictor, corpus: Corpus, entity_id: str, *, most: int = 3) -> str:
-    """The likeliest tails of an entity for each relation that it may have; * marks what the graph says."""
-    entity, lines = corpus.graph.entities[entity_id], [entity_id]
-    true = ranking.true_answers(corpus.graph.resolved())
-    for name, relation in corpus.ontology.relations.items():
-        if not relation.canonical or entity.type not in relation.domain:
-            continue
-        candidates = ranking.admitted(corpus.graph, corpus.ontology, [name])[name][ranking.TAIL]
-        scores_X = predictor.tails([entity_id], name, candidates)[0] if candidates else np.zeros(0)
-        best = [candidates[place] for place in np.argsort(-scores_X, kind="stable")[:most]]
-        known = true.get((ranking.TAIL, name, entity_id), set())
-        lines.append(f"  {name:<16}" + ", ".join(f"{one}{'*' if one in known else ''}" for one in best))
-    return "\n".join(lines)
-
-
-@torch.no_grad()
-def same_states(one: GraphMERForPreTraining, other: GraphMERForPreTraining, corpus: Corpus) -> float:
-    """Largest difference of root states of two models on the first sequences, on the CPU in fp32."""
-    collate = LeafyChainCollator(corpus.validation)
-    batch = collate([corpus.validation[index] for index in range(min(2, len(corpus.validation)))])
-    first, second = (cpu_copy(model).eval()(**batch).root_states for model in (one, other))
-    return float((first - second).abs().max())
-
-
-def further_seeds(
-    count: int, configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
-) -> dict[str, dict]:
-    """`links` of the same run with the next seeds; the split stays."""
-    found = {}
-    for seed in range(configuration.run.seed + 1, configuration.run.seed + 1 + count):
-        changed = override(configuration, {"run.seed": seed})
-        trainer = train(changed, with_options(corpus, changed), machine, folder / f"seed_{seed}")
-        found[f"GraphMER-SE, seed {seed}"] = links(
-            LinkPredictor(trainer.model, corpus.validation), corpus, configuration
-        )
-    return found

@@ -1,24 +1,36 @@
-"""Scores of triples by a trained model: what a masked leaf at one end asks for against the name of the other, from both ends.
+"""Scores of triples by a trained model: what masked leaves ask for at the documents of both ends.
 
-predictor = LinkPredictor(model, chains)
-ranking.evaluate(predictor, splits, graph, ontology)
+predictor = LinkPredictor(model, chains)                      # of one end alone
+scorer = predictor.both_ends(splits, graph, ontology)         # weighed on validation
+ranking.evaluate(scorer, splits, graph, ontology)
+
+A leaf sees the source of its document and a name does not: who calls `f` is answered by the code of each caller, not by f's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from scipy.sparse import csr_array, vstack
+from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
-from helpers.graphmer.collation import LeafyChains
+from helpers.graphmer.chains import LeafyChains
+from helpers.graphmer.knowledge_graph import KnowledgeGraph
+from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.ontology import UNKNOWN, Ontology
+from helpers.graphmer.splits import Splits
 
-# Q queries · X candidates · F dense features (entity embedding and expected tokens) · V vocabulary · C tokens of a text
+# Q queries · X candidates · F dense features (entity embedding and expected tokens) · V vocabulary · C tokens of a text ·
+# G leaves of a document
 
 ROOT_FIELDS = ("root_ids", "root_segments", "root_positions")
+MOST_ANSWERS = 2**13  # names that stand for all that a leaf could ask for
+SCORES_AT_ONCE = 2**24
 
 
 class Asked:
@@ -27,87 +39,138 @@ class Asked:
     def __init__(self, dense_QF: np.ndarray, copied_QV: csr_array):
         self.dense_QF, self.copied_QV = dense_QF, copied_QV
 
+    def __len__(self) -> int:
+        return len(self.dense_QF)
+
+    def __getitem__(self, rows: Sequence[int] | slice) -> Asked:
+        return Asked(self.dense_QF[rows], self.copied_QV[rows])
+
+    @staticmethod
+    def joined(parts: Sequence[Asked]) -> Asked:
+        return Asked(
+            np.concatenate([part.dense_QF for part in parts]),
+            vstack([part.copied_QV for part in parts], format="csr"),
+        )
+
 
 class LinkPredictor:
-    """`ranking.Scorer` of a model. On XLA a copy of the model on the CPU asks.
+    """`ranking.Scorer` by the given end alone: what the leaf of a relation at its document asks for against each name.
 
-    s(h, r, t) = what the leaf of r at h's document asks for against t's name + the same of r's inverse at t's against h's.
-    A leaf sees source code and a name does not, so that each direction knows what the other cannot.
+    A document is read once, with a masked leaf of each relation that its type may have, and what they ask for is remembered.
+    On XLA a copy of the model on the CPU asks.
 
     chains: of the tokenizer, relations and sizes that the model was trained with.
-    both_ends: False scores by the given end alone.
     batch_size: documents of one forward pass.
     """
 
-    def __init__(
-        self,
-        model: GraphMERForPreTraining,
-        chains: LeafyChains,
-        *,
-        both_ends: bool = True,
-        batch_size: int = 64,
-    ):
+    def __init__(self, model: GraphMERForPreTraining, chains: LeafyChains, *, batch_size: int = 64):
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
-        self.chains, self.both_ends, self.batch_size = chains, both_ends, batch_size
-        self.number = chains.encoded.number
+        self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
+        self._number = chains.encoded.number
         self._names: tuple[np.ndarray, np.ndarray, csr_array] | None = None
-        self._asked: dict[int, Asked] = {}  # by relation: of all candidates of a call so far
-        self._row: dict[int, dict[int, int]] = {}  # by relation: entity -> its row there
+        self._asked: dict[int, Asked] = {}  # by relation id
+        self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
+        self._totals: dict[int, dict[str, float]] = defaultdict(dict)
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         """[Q, X] of (head, relation, candidate)."""
-        return self._scores(heads, self.chains.relations.id(relation), candidates)
+        return self.against(self.asked(heads, self.relations.id(relation)), candidates)
 
     def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         """[Q, X] of (candidate, relation, tail)."""
-        return self._scores(tails, self.chains.relations.inverse(self.chains.relations.id(relation)), candidates)
+        return self.against(self.asked(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        scores_QX = self._against(self.asked(given, relation), candidates)
-        if self.both_ends:
-            scores_QX += self._against(
-                self._of_candidates(candidates, self.chains.relations.inverse(relation)), given
-            ).T
-        return scores_QX
+    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> Mixture:
+        """The given end, the other end and the other end's total, weighed on validation for each relation and direction."""
+        return Mixture(self.ends(), splits, graph, ontology, seed=seed)
 
-    def _of_candidates(self, candidates: list[str], relation: int) -> Asked:
-        """`asked`, remembered: candidates are most of the work, and the same ones come again."""
-        row = self._row.setdefault(relation, {})
-        numbers = [self.number[name] for name in candidates]
-        new = [name for name, number in zip(candidates, numbers, strict=True) if number not in row]
-        if new:
-            found = self.asked(new, relation)
-            if row:
-                before = self._asked[relation]
-                dense_QF = np.concatenate((before.dense_QF, found.dense_QF))
-                found = Asked(dense_QF, vstack((before.copied_QV, found.copied_QV), format="csr"))
-            self._asked[relation] = found
-            row |= {self.number[name]: len(row) + place for place, name in enumerate(new)}
-        rows = [row[number] for number in numbers]
-        return Asked(self._asked[relation].dense_QF[rows], self._asked[relation].copied_QV[rows])
+    def ends(self) -> dict[str, LinkPredictor | _OtherEnd]:
+        """Scorers by name, for a mixture."""
+        return {
+            "given end": self,
+            "other end": _OtherEnd(self, self._at_candidates),
+            "other end's total": _OtherEnd(self, self._totals_of_candidates),
+        }
 
-    def _against(self, asked: Asked, names: Sequence[str]) -> np.ndarray:
-        dense_XF, bias_X, bags_XV = self._all_names()
-        numbers = [self.number[name] for name in names]
-        scores_QX = asked.dense_QF.astype(np.float32) @ dense_XF[numbers].astype(np.float32).T + bias_X[numbers]
-        return scores_QX + (asked.copied_QV @ bags_XV[numbers].T.tocsr()).toarray()
+    def _at_candidates(self, candidates: list[str], relation: int, given: list[str]) -> np.ndarray:
+        return self.against(self.asked(candidates, relation), given).T
+
+    def _totals_of_candidates(self, candidates: list[str], relation: int, given: list[str]) -> np.ndarray:
+        return np.broadcast_to(-self.totals(candidates, relation), (len(given), len(candidates)))
+
+    # ---- what leaves ask for
+
+    def asked(self, names: Sequence[str], relation: int) -> Asked:
+        """Of a masked leaf of `relation` at each document's own name."""
+        row = self._row[relation]
+        if new := [name for name in dict.fromkeys(names) if name not in row]:
+            self._read(new, relation)
+        return self._asked[relation][[row[name] for name in names]]
 
     @torch.no_grad()
-    def asked(self, given: Sequence[str], relation: int) -> Asked:
-        """Of a masked leaf of `relation` at each document's own name; documents of like length go together."""
-        lengths = np.array([min(self.chains.encoded.length(self.number[name]), self.chains.roots) for name in given])
-        order = np.argsort(lengths, kind="stable")
-        dense, copied = [], []
-        for first in range(0, len(order), self.batch_size):
-            places = order[first : first + self.batch_size]
-            batch = self.chains.queries([given[place] for place in places], [relation])
-            longest = max(2, int(lengths[places].max()))
+    def _read(self, names: Sequence[str], relation: int) -> None:
+        """Documents with as many leaves and of like length go together."""
+        encoded, number = self.chains.encoded, self._number
+        wanted = {name: sorted({relation, *self._may_have(encoded.entities[number[name]].type)}) for name in names}
+        length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
+        names = sorted(names, key=lambda name: (len(wanted[name]), length[name]))
+        found: dict[int, list[Asked]] = defaultdict(list)
+        for first in range(0, len(names), self.batch_size):
+            part = names[first : first + self.batch_size]
+            batch = self.chains.queries(part, [wanted[name] for name in part])
+            longest = max(2, *(length[name] for name in part))
             batch |= {name: batch[name][:, :longest] for name in ROOT_FIELDS}
-            dense_F, tokens = self.model.asked(**{name: value.to(self.model.device) for name, value in batch.items()})
-            dense.append(dense_F.squeeze(1).half().cpu().numpy())
-            copied.append(_rows(batch["root_ids"], None if tokens is None else tokens.squeeze(1), self._vocabulary))
-        back = np.argsort(order, kind="stable")
-        return Asked(np.concatenate(dense)[back], vstack(copied, format="csr")[back])
+            dense_BGF, weights_BGS = self.model.asked(
+                **{name: value.to(self.model.device) for name, value in batch.items()}
+            )
+            G = dense_BGF.shape[1]
+            copied = _bags(batch["root_ids"].repeat_interleave(G, 0), weights_BGS, self._vocabulary)
+            all_asked = Asked(dense_BGF.flatten(0, 1).half().cpu().numpy(), copied)
+            for one, places in _by_relation(part, wanted, G, known=self._row).items():
+                found[one].append(all_asked[list(places.values())])
+                self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
+        for one, parts in found.items():
+            before = [self._asked[one]] if one in self._asked else []
+            self._asked[one] = Asked.joined(before + parts)
+
+    def _may_have(self, entity_type: str) -> Iterable[int]:
+        """Relations, inverses too, whose head an entity of this type may be; of an unknown type, all."""
+        for relation in range(1, len(self.relations) + 1):
+            if entity_type == UNKNOWN or entity_type in self.relations.tail_types(self.relations.inverse(relation)):
+                yield relation
+
+    def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
+        """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].
+
+        It says how much a document asks for anything. Of more than `MOST_ANSWERS` names it is that of as many, drawn.
+        """
+        known = self._totals[relation]
+        if new := [name for name in dict.fromkeys(names) if name not in known]:
+            answers, scale = self._answers(relation)
+            asked, rows = self.asked(new, relation), max(1, SCORES_AT_ONCE // len(answers))
+            for first in range(0, len(new), rows):
+                part = new[first : first + rows]
+                scores_QX = self.against(asked[first : first + rows], answers)
+                known |= zip(part, (logsumexp(scores_QX, axis=1) + scale).tolist(), strict=True)
+        return np.array([known[name] for name in names], np.float32)
+
+    def _answers(self, relation: int) -> tuple[list[str], float]:
+        """Names that a leaf of the relation may mean, and log of how many each of them stands for."""
+        types = {*self.relations.tail_types(relation), UNKNOWN}
+        names = [entity.id for entity in self.chains.encoded.entities if entity.type in types]
+        if len(names) <= MOST_ANSWERS:
+            return names, 0.0
+        drawn = np.random.default_rng(relation).choice(len(names), MOST_ANSWERS, replace=False)
+        return [names[place] for place in np.sort(drawn)], float(np.log(len(names) / MOST_ANSWERS))
+
+    # ---- what names offer
+
+    def against(self, asked: Asked, names: Sequence[str]) -> np.ndarray:
+        """[Q, X] of what leaves ask for and these names."""
+        dense_XF, bias_X, bags_XV = self._all_names()
+        numbers = [self._number[name] for name in names]
+        scores_QX = asked.dense_QF.astype(np.float32) @ dense_XF[numbers].astype(np.float32).T + bias_X[numbers]
+        return scores_QX + (asked.copied_QV @ bags_XV[numbers].T.tocsr()).toarray()
 
     @torch.no_grad()
     def _all_names(self) -> tuple[np.ndarray, np.ndarray, csr_array]:
@@ -123,7 +186,7 @@ class LinkPredictor:
                 dense_F, bias_X, weights_XC = self.model.offered(ids_XC.to(self.model.device))
                 dense.append(dense_F.half().cpu().numpy())
                 bias.append(bias_X.float().cpu().numpy())
-                bags.append(_rows(ids_XC, weights_XC, self._vocabulary))
+                bags.append(_bags(ids_XC, weights_XC, self._vocabulary))
             back = np.argsort(order.numpy(), kind="stable")
             self._names = (
                 np.concatenate(dense)[back],
@@ -137,8 +200,33 @@ class LinkPredictor:
         return self.model.config.vocab_size
 
 
-def _rows(ids: torch.Tensor, weights: torch.Tensor | None, vocabulary: int) -> csr_array:
-    """Sparse [n, V] of tokens and their weights [n, length]; equal tokens add up. Empty without weights."""
+class _OtherEnd:
+    """A scorer of what the candidates' own documents say; relation and inverse change places."""
+
+    def __init__(self, predictor: LinkPredictor, scores: Callable[[list[str], int, list[str]], np.ndarray]):
+        self._relations, self._scores = predictor.relations, scores
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(candidates, self._relations.inverse(self._relations.id(relation)), heads)
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(candidates, self._relations.id(relation), tails)
+
+
+def _by_relation(
+    names: Sequence[str], wanted: dict[str, list[int]], leaves: int, known: dict[int, dict[str, int]]
+) -> dict[int, dict[str, int]]:
+    """Relation id -> entity -> row of its leaf among all leaves of the documents; what is known already left out."""
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for place, name in enumerate(names):
+        for leaf, relation in enumerate(wanted[name]):
+            if name not in known[relation]:
+                found[relation][name] = place * leaves + leaf
+    return found
+
+
+def _bags(ids: torch.Tensor, weights: torch.Tensor | None, vocabulary: int) -> csr_array:
+    """Sparse [n, V] of tokens [n, length] and their weights [..., length]; equal tokens add up. Empty without weights."""
     if weights is None:
         return csr_array((len(ids), vocabulary), dtype=np.float32)
     ids, weights = ids.cpu().numpy(), weights.float().cpu().numpy()

@@ -80,7 +80,7 @@ def estimate(
     weights = FP32 * parameter_count(config)
     masked = ceil(0.15 * roots) if masked_roots is None else masked_roots
     chains = (batch, roots + leaves * config.leaf_tokens)
-    texts = [(count, entity_tokens) for count in _texts(config, batch * leaves, negatives)]
+    texts = [(count, entity_tokens) for count in encoded_texts(config, batch * leaves, negatives)]
     hgat, scorer = _relations(config, layer, batch, leaves)
     logits, logits_backward = _logits(config, layer, batch, masked, leaves)
     # Backward goes from the texts, encoded last, over the logits to the chains, encoded first.
@@ -213,7 +213,7 @@ class _Layer:
         return matrices * self.size if self.size < FP32 else 0
 
 
-def _texts(config: GraphMERConfig, leaves: int, negatives: int) -> list[int]:
+def encoded_texts(config: GraphMERConfig, leaves: int, negatives: int) -> list[int]:
     """Texts of entities that a batch of so many leaves encodes: tails, wrong tails, heads."""
     wanted = {name for name in OVER_TEXTS if config.weights()[name]}
     texts = [leaves] if wanted else []

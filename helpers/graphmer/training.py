@@ -14,7 +14,8 @@ from transformers import Trainer
 
 from helpers import tracking, xla
 from helpers.arguments import training_arguments
-from helpers.graphmer.collation import LeafyChainCollator, LeafyChains
+from helpers.graphmer.batches import LeafyChainCollator
+from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.curriculum import Curriculum, CurriculumChains
 from helpers.graphmer.model import GraphMERForPreTraining
@@ -119,7 +120,7 @@ def new_trainer(
         args=arguments,
         train_dataset=CurriculumChains(train, curriculum, steps=plan.max_steps, examples_per_step=plan.batch_size),
         eval_dataset=_whole_batches(validation, batch * plan.device_count),
-        data_collator=LeafyChainCollator(train),
+        data_collator=LeafyChainCollator(train, model.config),
         plan=plan,
         runtime=runtime,
         patience=patience,

@@ -11,6 +11,10 @@ import torch
 
 from helpers import plan as planner
 from helpers.plan import Plan
+from helpers.planning import architectures
+from helpers.planning import forecast as forecasts
+from helpers.planning.forecast import Forecast
+from helpers.planning.jobs import Job
 from helpers.runtime import Runtime
 
 from . import model as models
@@ -114,6 +118,26 @@ def plan(model, encoded: Encoded, params: LegalParameters, runtime: Runtime) -> 
             raise
     found = planned(True)  # or the same error
     return replace(found, reasons={**found.reasons, "gradient_checkpointing": "one block does not fit without"})
+
+
+def training_job(model, params: LegalParameters) -> Job | None:
+    """What a training step of this model is made of; None for one that no builder describes."""
+    found = architectures.decoder(model.config)
+    if found is None:
+        return None
+    sizes, settings = found
+    return architectures.legal_cot_sft(sizes, "", method=params.method, lora_rank=params.lora_rank, **settings)
+
+
+def forecast(model, params: LegalParameters, plan: Plan, runtime: Runtime) -> Forecast:
+    """Time, memory and cost that the run is expected to take."""
+    return forecasts.make(
+        training_job(model, params),
+        plan,
+        runtime,
+        architecture=model.config.model_type,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+    )
 
 
 def legal_trainer(

@@ -13,8 +13,13 @@ import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Dense
 
 from helpers.plan import Plan
+from helpers.planning import architectures
+from helpers.planning import forecast as forecasts
+from helpers.planning.forecast import Forecast
+from helpers.planning.jobs import Job
 from helpers.runtime import Runtime
 
 from .beir import Benchmark, from_pairs, read_beir
@@ -123,6 +128,39 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
     for parameter in backbone.parameters():
         parameter.requires_grad_(True)
     return backbone
+
+
+def training_job(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters) -> Job | None:
+    """What a training step of this model is made of; None for a backbone that no builder describes."""
+    found = architectures.encoder(model.transformers_model.config)
+    if found is None:
+        return None
+    sizes, settings = found
+    dense = [module.linear for module in list(model)[:-1] if isinstance(module, Dense)]
+    return architectures.lejepa_training(
+        sizes,
+        "",
+        freeze_layers=params.freeze_layers,
+        output_dim=params.output_dim,
+        num_slices=params.num_slices,
+        past_texts=params.past_texts,
+        views=params.views(corpus.documents),
+        dense=tuple((layer.in_features, layer.out_features, layer.bias is not None) for layer in dense),
+        **settings,
+    )
+
+
+def forecast(
+    model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters, plan: Plan, runtime: Runtime
+) -> Forecast:
+    """Time, memory and cost that the run is expected to take, were every view as long as `view_length`."""
+    return forecasts.make(
+        training_job(model, corpus, params),
+        plan,
+        runtime,
+        architecture=model.transformers_model.config.model_type,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+    )
 
 
 def new_loss(model: SentenceTransformer, params: EmbeddingParameters) -> LeJEPALoss:

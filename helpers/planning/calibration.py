@@ -18,10 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .jobs import BUILDERS, Job, job
+from .catalogue import BUILDERS, job
+from .jobs import Job
+from .memory import memory
 
 if TYPE_CHECKING:
     from helpers.hardware import Machine
+    from helpers.runtime import Runtime
 
 FILE = "calibration.json"
 SCHEMA = 1
@@ -159,13 +162,16 @@ def calibrate(
     precision: str = "auto",
     sizes: Sequence[tuple[int, int]] = (),
     repeats: int = REPEATS,
+    runtime: Runtime | None = None,
 ) -> Calibration:
     """Takes a few real steps of each job at a few sizes on this machine.
 
     Args:
         jobs: names; all of them by default.
-        model: of `jobs.MODELS`; "" is "small" on a CPU and the notebook's own elsewhere.
+        model: of `catalogue.MODELS`; "" is "small" on a CPU, and elsewhere the notebook's own, or "small" where that does
+            not fit.
         sizes: (sequences, length) each; three or more, of two lengths.
+        runtime: the machine where it was detected before; `use_tpu` and `precision` are then its.
 
     On a CPU with one thread the clock is the process's own, which another program on the machine does not disturb.
     """
@@ -174,14 +180,40 @@ def calibrate(
 
     for name in jobs:
         job(name)  # an unknown one before anything slow
-    runtime = runtimes.detect(use_tpu, precision)
+    runtime = runtime or runtimes.detect(use_tpu, precision)
     chosen = model or ("small" if runtime.kind == "cpu" else "")
     measured = []
     for name in jobs or BUILDERS:
-        each = job(name, chosen)
-        measured.append(measure(each, runtime, sizes or (SMALL_SIZES if chosen == "small" else FULL_SIZES), repeats))
-        say(f"{name} {each.model}: {measured[-1].flops_per_second / 1e9:,.1f} GFLOP/s, {describe(measured[-1].time)}")
+        found = _measured_or_none(job(name, chosen), runtime, sizes, repeats)
+        if found is None and not model and chosen != "small":
+            say(f"{name}: its own model does not fit here; the small one instead")
+            found = _measured_or_none(job(name, "small"), runtime, sizes, repeats)
+        if found is None:
+            say(f"{name}: does not fit here")
+            continue
+        measured.append(found)
+        say(f"{name} {found.model}: {found.flops_per_second / 1e9:,.1f} GFLOP/s, {describe(found.time)}")
     return about(runtime, measured)
+
+
+def _measured_or_none(job: Job, runtime: Runtime, sizes, repeats: int) -> Measured | None:
+    """None where the memory is not enough."""
+    import gc
+
+    from helpers.interruption import is_out_of_memory
+
+    try:
+        return measure(job, runtime, sizes or (SMALL_SIZES if job.model == "small" else FULL_SIZES), repeats)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    finally:
+        gc.collect()
+        if runtime.kind == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+    return None
 
 
 def about(runtime, measured: Sequence[Measured]) -> Calibration:
@@ -194,7 +226,7 @@ def about(runtime, measured: Sequence[Measured]) -> Calibration:
     return Calibration(
         kind=runtime.kind,
         device=cpu_name() if runtime.kind == "cpu" else runtime.device_name,
-        count=runtime.device_count,
+        count=1,  # a workload's step is computed by one device, or by each of them as a whole
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         date=datetime.date.today().isoformat(),
@@ -315,8 +347,6 @@ def fit(job: Job, sizes: Sequence[Size]) -> StepModel:
 
 
 def _memory_ratio(job: Job, runtime, sizes: Sequence[Size]) -> float:
-    from .estimate import memory
-
     ratios = [
         size.peak_bytes / memory(job, runtime.kind, runtime.precision, size.sequences, size.length).peak.value
         for size in sizes

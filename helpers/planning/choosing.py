@@ -17,8 +17,10 @@ from helpers.hardware import NAMES, machine
 
 from . import calibration as calibrations_of
 from . import prices as price_table
-from .estimate import BOUND, GB, LEAST_SHARE, Outlook, Range, outlook
-from .jobs import BUILDERS, MODELS, Job, job
+from .catalogue import BUILDERS, MODELS, job
+from .estimate import GB, LEAST_SHARE, Outlook, outlook
+from .jobs import Job
+from .ranges import BOUND, Range
 
 DEFAULT_HARDWARE = "T4,2xT4,L4,A100 40GB,H100,v5e-1,v5e-8"
 # Not measured on a TPU by this project: one public guide says 30 to 60 s, ours allow for minutes.

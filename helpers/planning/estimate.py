@@ -18,123 +18,17 @@ from helpers.hardware import Machine
 from . import prices as price_table
 from .calibration import Calibration, Measured, StepModel
 from .jobs import HALF, Job
+from .memory import Memory, memory
+from .ranges import BOUND, MEASURED, SCALED, Range
 
 GB = 10**9
-MEASURED, SCALED, BOUND, COUNTED = "measured", "scaled from a measurement", "datasheet bound", "counted from shapes"
 SHARE = 0.9  # of a device's memory that a step may fill
 # Shares of a datasheet peak that public runs report: 7.5 % (nanoGPT PR 376, a small model on an RTX 3080) to 73 % (nanochat
 # PR 147, A100). The bound itself is the whole peak.
 LEAST_SHARE = 0.05
 BETWEEN_DEVICES = 1.25  # either way, beyond the ratios of peak and bandwidth
 BETWEEN_SIZES = 2.0  # either way: another model on the same device at the same FLOP/s
-# A measured time is met to 20 %, measured memory to 15 %: benchmarks/planner.py.
-TIME_SPREAD, MEMORY_SPREAD = 0.20, 0.15
-COUNTED_SPREAD = {
-    "cpu": (0.85, 1.25),
-    "cuda": (0.85, 1.25),
-    "xla": (0.6, 1.4),
-}  # XLA fuses, and recomputes when it is full
-
-
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """An interval, with a best guess where there is one."""
-
-    low: float
-    high: float
-    value: float | None = None
-    basis: str
-
-    def __mul__(self, factor: float) -> Range:
-        value = None if self.value is None else self.value * factor
-        return Range(low=self.low * factor, high=self.high * factor, value=value, basis=self.basis)
-
-    def __add__(self, other: float) -> Range:
-        value = None if self.value is None else self.value + other
-        return Range(low=self.low + other, high=self.high + other, value=value, basis=self.basis)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes of one device in a training step, by part. `peak` is less than their sum: gradients come as activations go."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    casts: float  # half-precision copies that autocast makes of weights
-    activations: float
-    activations_unfused: float  # were every attention matrix kept
-    activations_fused: float  # were none
-    logits: float
-    peak: Range
-
-    @property
-    def parts(self) -> dict[str, float]:
-        return {
-            name: getattr(self, name)
-            for name in ("weights", "gradients", "optimizer", "casts", "activations", "logits")
-        }
-
-
-def memory(
-    job: Job,
-    kind: str,
-    precision: str,
-    sequences: float,
-    length: int,
-    *,
-    checkpointing: bool = False,
-    accumulating: bool = False,
-    measured: Measured | None = None,
-) -> Memory:
-    """What a step over `sequences` on one device holds.
-
-    accumulating: gradients of earlier micro-batches are there beside the activations.
-    """
-    weights, gradients, optimizer = job.weight_bytes(precision), 4.0 * job.updated, 8.0 * job.updated
-    fused, unfused = (job.activation_bytes(sequences, length, precision, kind, each) for each in (True, False))
-    activations = fused if job.is_fused(kind) else unfused
-    if checkpointing:  # a layer's input each, and the whole of one layer at a time
-        inputs = 4 * sequences * length * job.sizes.width * job.sizes.layers
-        activations, fused, unfused = (inputs + each / job.sizes.layers for each in (activations, fused, unfused))
-    logits, casts = job.logit_bytes(sequences, length, precision), job.cast_bytes(precision)
-    # The fullest moment is the beginning of backward, or its end.
-    begin = activations + logits + casts + _first_gradients(job, sequences, length) + gradients * accumulating
-    peak = weights + optimizer + max(begin, gradients + _update_bytes(job, kind))
-    if measured is not None:
-        peak *= measured.memory_ratio
-        interval = Range(low=peak * (1 - MEMORY_SPREAD), high=peak * (1 + MEMORY_SPREAD), value=peak, basis=MEASURED)
-    else:
-        low, high = COUNTED_SPREAD[kind]
-        interval = Range(low=peak * low, high=peak * high, value=peak, basis=COUNTED)
-    return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        casts=casts,
-        activations=activations,
-        activations_unfused=unfused,
-        activations_fused=fused,
-        logits=logits,
-        peak=interval,
-    )
-
-
-def _first_gradients(job: Job, sequences: float, length: int) -> float:
-    """Gradients that exist while all activations do: those of the last layer's tokens, and of a head over a vocabulary."""
-    head = 4.0 * job.sizes.vocab * job.sizes.width if job.logits and _head_is_trained(job) else 0.0
-    pairs = job.sizes.heads * length if job.fusable != "always" else 0
-    return head + 4.0 * sequences * length * (max(job.sizes.inner, job.sizes.width) + pairs)
-
-
-def _head_is_trained(job: Job) -> bool:
-    return any(part.trained for part in job.parts if part.name == "embedding and head")
-
-
-def _update_bytes(job: Job, kind: str) -> float:
-    """What AdamW makes beside its state: on a CPU copies of the largest weight, in one kernel nothing."""
-    largest = max((part.updated for part in job.parts if "embedding" in part.name), default=0)
-    return 8.0 * largest if kind == "cpu" else 0.0
+TIME_SPREAD = 0.20  # either way; a measured time is met to that: benchmarks/planner.py
 
 
 # ---- time
@@ -170,6 +64,11 @@ def step_seconds(
         ):
             return scaled
     return Range(low=bound, high=math.inf if job.serial else bound / LEAST_SHARE, basis=BOUND)
+
+
+def recomputing(time: Range) -> Range:
+    """With the forward pass taken twice, as checkpointing does: up to a third more."""
+    return Range(low=time.low, high=time.high * 4 / 3, value=time.value and time.value * 4 / 3, basis=time.basis)
 
 
 def _predicted(time: StepModel, job: Job, sequences: float, length: int, micro_batches: int) -> float:
@@ -352,7 +251,7 @@ def outlook(
     sequences_a_step = batch * job.views
     time = step_seconds(job, machine, precision, sequences_a_step, length, calibrations, accumulation)
     if time and on:
-        time = Range(low=time.low, high=time.high * 4 / 3, value=time.value and time.value * 4 / 3, basis=time.basis)
+        time = recomputing(time)
         reasons["step_seconds"] = "checkpointing repeats the forward pass: a third more"
     per_epoch = max(1, round(examples * job.sequences_per_example / batch))
     total = steps or per_epoch * epochs

@@ -13,9 +13,9 @@ from pathlib import Path
 from helpers.hardware import CATALOGUE
 
 from .calibration import Calibration, describe
+from .catalogue import job
 from .choosing import compare, decide, dollars, duration, table
 from .estimate import GB, Outlook
-from .jobs import job
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 COMMAND = (

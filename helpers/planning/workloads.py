@@ -210,10 +210,9 @@ def _tinystories_reservoir(job: Job, precision: str) -> Workload:
     from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
     sizes, settings = job.sizes, job.settings
-    notation = "delay:{delay} delays:{delays} + tanh:{tanh} blocks:{blocks} leak:0.5 + linear:{linear}"
     config = ReservoirConfig(
         vocab_size=sizes.vocab,
-        reservoirs=notation.format(**settings),
+        reservoirs=[[dict(spec) for spec in layer] for layer in settings["layers"]],
         embedding_size=sizes.width,
         readout_blocks=sizes.layers,
         readout_size=sizes.inner,

@@ -15,6 +15,10 @@ from helpers import tracking
 from helpers.arguments import training_arguments
 from helpers.cpu_copy import cpu_copy
 from helpers.plan import Plan
+from helpers.planning import forecast as forecasts
+from helpers.planning.architectures import tinystories_reservoir
+from helpers.planning.forecast import Forecast
+from helpers.planning.jobs import Job, Sizes
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
@@ -103,6 +107,33 @@ def new_model(params: ReservoirParameters, corpus: Corpus) -> ReservoirForCausal
         pad_token_id=end,
     )
     return ReservoirForCausalLM.initialise(config, seed=params.seed, codes_VC=codes_VC)
+
+
+def training_job(model: ReservoirForCausalLM) -> Job:
+    """What a training step of this model is made of."""
+    config = model.config
+    sizes = Sizes(
+        family="reservoir",
+        vocab=config.vocab_size,
+        width=config.embedding_size,
+        layers=config.readout_blocks,
+        inner=config.readout_size,
+    )
+    return tinystories_reservoir(
+        sizes,
+        "",
+        layers=config.reservoirs,
+        recall_tokens=config.recall_tokens,
+        attention_heads=config.attention_heads,
+        tied=config.tie_word_embeddings,
+    )
+
+
+def forecast(model: ReservoirForCausalLM, plan: Plan, runtime: Runtime) -> Forecast:
+    """Time, memory and cost that the run is expected to take."""
+    frozen = sum(buffer.numel() for buffer in model.buffers() if buffer.is_floating_point())
+    weights = model.parameter_counts()["trainable"] + frozen
+    return forecasts.make(training_job(model), plan, runtime, architecture=model.config.model_type, parameters=weights)
 
 
 def new_trainer(

@@ -15,6 +15,14 @@ import numpy as np
 from helpers import run_folder, tracking
 from helpers.batch_search import BatchSearch, Trial
 from helpers.plan import Plan
+from helpers.planning import architectures
+from helpers.planning import calibration as calibrations
+from helpers.planning import forecast as forecasts
+from helpers.planning.catalogue import job
+from helpers.planning.choosing import duration
+from helpers.planning.estimate import outlook
+from helpers.planning.forecast import Forecast
+from helpers.planning.jobs import Job
 from helpers.runtime import Runtime
 
 from .classifier import load_classifier, longest
@@ -144,6 +152,36 @@ def tune(task: Task, params: TuningParameters, runtime: Runtime, folder: Path) -
     return found
 
 
+def calibrate(params: TuningParameters, runtime: Runtime, folder: Path) -> str:
+    """Measures a few steps of each notebook's job for the planner, writes them, and says how long each takes here.
+
+    A second run reads the file.
+    """
+    file = folder / calibrations.FILE
+    if params.resume and file.is_file():
+        tracking.say(f"measured before: {file.name}")
+        (found,) = calibrations.load([file])
+    else:
+        found = calibrations.calibrate(runtime=runtime)
+        calibrations.save(found, file)
+    lines = [f"{'time of the default run here':<30}{'':<28}rests on"]
+    for each in found.jobs:
+        expected = outlook(
+            job(each.job),
+            forecasts.machine_of(runtime),
+            precision=runtime.precision,
+            memory_bytes=runtime.memory,
+            calibrations=[found],
+        )
+        time = expected.run_seconds
+        shown = "does not fit" if expected.fits is False else duration(time)
+        lines.append(f"{each.job:<30}{shown:<28}{time.basis if time else ''}")
+    lines.append(
+        f"Put {file.resolve()} into the working directory of the other notebooks: their plans then rest on it."
+    )
+    return "\n".join(lines)
+
+
 def _read_climb(file: Path) -> Climb:
     read = json.loads(file.read_text(encoding="utf-8"))
     search = read["search"] and BatchSearch(
@@ -164,6 +202,33 @@ def run_plan(task: Task, settings: Settings, params: TuningParameters, runtime: 
         model_size(task.model),
         runtime,
         learning_rate=params.learning_rate,
+    )
+
+
+def training_job(task: Task, settings: Settings) -> Job | None:
+    """What a training step of this model is made of; None for one that no builder describes."""
+    found = architectures.encoder(task.model.config)
+    if found is None or found[0].family != "bert":
+        return None
+    sizes, options = found
+    fused = settings.attention != "eager" and options["attention"] != "eager"
+    options |= {"attention": "sdpa" if fused else "eager", "labels": len(task.texts.labels)}
+    return architectures.hardware_tuning(sizes, "", **options)
+
+
+def forecast(climb: Climb, plan: Plan, task: Task, runtime: Runtime) -> Forecast:
+    """Time, memory and cost that the tuned run is expected to take, by the timings of its settings in the climb."""
+    rung = next(rung for rung in reversed(climb.rungs) if rung.kept)
+    spread = max(rung.speed_up_high / rung.speed_up, rung.speed_up / rung.speed_up_low)
+    return forecasts.make(
+        training_job(task, climb.tuned),
+        plan,
+        runtime,
+        architecture=task.model.config.model_type,
+        parameters=sum(weight.numel() for weight in task.model.parameters()),
+        step=forecasts.timed(1 / rung.steps_per_second, spread),
+        peak=rung.peak_memory_bytes and forecasts.held(rung.peak_memory_bytes),
+        tokens=round(rung.tokens_per_second / rung.steps_per_second),
     )
 
 

@@ -16,7 +16,9 @@ LEARNING_RATE = 2e-5
 class TuningParameters(Parameters):
     """What `hardware_tuning` and its TPU twin are told. `batch_size` is the tuned one; 0 finds it by trying."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"compare_start", "further_seeds", "logging_steps", "text"})
+    not_identity: ClassVar[frozenset[str]] = frozenset(
+        {"calibrate", "compare_start", "further_seeds", "logging_steps", "text"}
+    )
 
     base_model: str  # hub id, local path, or "sample"
     num_rows: int  # rows to train on; 0 = all
@@ -29,6 +31,7 @@ class TuningParameters(Parameters):
     window_examples: int  # examples that every setting is timed on
     repetitions: int  # timings of every setting, in turn with what it is compared to
     try_compile: bool  # torch.compile among the optimisations; it takes minutes
+    calibrate: bool  # measure a few steps of every notebook's job for the planner, into calibration.json
     compare_start: bool  # train before tuning, too, and compare quality
     further_seeds: int  # both again with so many more seeds, for the spread
     patience: int  # evaluations without improvement before a run stops; 0 = never

@@ -135,7 +135,9 @@ print(chain_text(corpus.train[0], corpus.tokenizer, corpus.relations))
 # %% [markdown]
 # ## Model and plan
 #
-# The memory estimate is from shapes; what was measured comes after training.
+# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
+# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
+# same table with what was measured comes after training.
 
 # %%
 from helpers.graphmer.architecture import parameter_count
@@ -149,6 +151,13 @@ print(estimate_run(configuration, model.config.vocab_size, model.config.num_rela
 shape = configuration.shape(configuration.training_data.max_seq_len)
 fitting = largest_batch(model.config, 8 * 10**9, *shape, **kind, **run_options(configuration))
 print(f"largest micro-batch in 8 GB, by this estimate: {fitting}")
+
+# %%
+from helpers.graphmer import evaluation
+
+forecast = experiment.forecast(configuration, model, plan, machine)
+print(forecast)
+before = evaluation.masked(model, corpus, configuration)
 
 # %% [markdown]
 # ## Train
@@ -170,7 +179,6 @@ trainer = new_trainer(
     report_to=params.report_to,
     patience=params.patience,
 )
-before = experiment.masked(model, corpus, configuration)
 output = trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown] tags=["gpu"]
@@ -184,30 +192,32 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
 print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
+print(forecast.beside(measured["train"]))
 
 # %% [markdown]
 # ## Link prediction on unseen packages
 #
 # For each held-out triple its tail is asked for, and its head, among all entities that the relation admits; other right
 # answers are left out (filtered). `contains` and `has_parameter` can be read off qualified names, so the last column is
-# without them. **Strings** is a strong baseline: likeness of names, words of the source and counts, weighed on validation.
+# without them. The encoder reads the documents of both ends: what the one asks for and what the candidates ask for, weighed
+# on validation. **Strings** is a strong baseline: likeness of names, words of the source and counts, weighed there as well.
 
 # %%
 from helpers.graphmer.link_prediction import LinkPredictor
 
 predictor = LinkPredictor(trainer.model, corpus.validation)
-after = experiment.measure(trainer.model, corpus, configuration)
-rows = {"GraphMER-SE": after["links"]}
+after = evaluation.measure(predictor, corpus, configuration)
+rows = {"GraphMER-SE": after["links"], "GraphMER-SE, given end alone": after["links_by_given_end"]}
 if params.compare_baselines:
-    rows["GraphMER-SE with strings"] = experiment.with_strings(predictor, corpus, configuration)
-    rows |= experiment.baselines(corpus, configuration)
+    rows["GraphMER-SE with strings"] = evaluation.with_strings(predictor, corpus, configuration)
+    rows |= evaluation.baselines(corpus, configuration)
 if params.ablations:
-    rows |= experiment.ablations(configuration, corpus, machine, folder / "ablations")
-rows |= experiment.further_seeds(params.further_seeds, configuration, corpus, machine, folder / "seeds")
-print(experiment.table(rows))
+    rows |= evaluation.ablations(configuration, corpus, machine, folder / "ablations")
+rows |= evaluation.further_seeds(params.further_seeds, configuration, corpus, machine, folder / "seeds")
+print(evaluation.table(rows))
 
 # %%
-print(experiment.by_relation(rows))
+print(evaluation.by_relation(rows))
 
 # %% [markdown]
 # ## What else it is good for
@@ -217,13 +227,13 @@ print(experiment.by_relation(rows))
 # often the first answer contradicts the ontology.
 
 # %%
-print(experiment.tasks_table(before, after))
+print(evaluation.tasks_table(before, after))
 
 # %% [markdown]
 # ## Ask it
 
 # %%
-print(experiment.answers(predictor, corpus, query))
+print(evaluation.answers(predictor, corpus, query))
 
 # %% [markdown]
 # ## Save and reload
@@ -236,7 +246,7 @@ from helpers.graphmer.model import GraphMERForPreTraining
 trainer.save_model(str(folder / "model"))
 corpus.tokenizer.save_pretrained(folder / "model")
 reloaded = GraphMERForPreTraining.from_pretrained(folder / "model")
-difference = experiment.same_states(trainer.model, reloaded, corpus)
+difference = evaluation.same_states(trainer.model, reloaded, corpus)
 print(f"states of the reloaded model differ by at most {difference:.1e}")
 if difference > 1e-3:
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
@@ -249,6 +259,7 @@ results_file = run_folder.write_results(
         "seed": params.seed,
         "runtime": machine.results(),
         **measured,
+        "forecast": forecast.results(),
         "data": {
             "source": corpus.source,
             "train_examples": len(corpus.train),

@@ -72,6 +72,7 @@ learning_rate: float = 0.0  # @param {type:"number"}
 window_examples: int = 256  # @param {type:"integer"}
 repetitions: int = 3  # @param {type:"integer"}
 try_compile: bool = True  # @param {type:"boolean"}
+calibrate: bool = True  # @param {type:"boolean"}
 compare_start: bool = True  # @param {type:"boolean"}
 further_seeds: int = 0  # @param {type:"integer"}
 patience: int = 2  # @param {type:"integer"}
@@ -159,12 +160,15 @@ figure = experiment.plot_climb(
 # ## The tuned run
 #
 # As many examples as the start would see; a larger batch takes fewer steps, at a learning rate that grows with the square
-# root of the batch. The best weights by F1 on validation are kept.
+# root of the batch. The best weights by F1 on validation are kept. What it is expected to take follows from the timings
+# above.
 
 # %%
 trainer = experiment.new_run(task, tuned, params, machine, folder / f"tuned-{params.seed}", params.seed)
 print("changed:", {name: change[0] for name, change in tuned.differences(start).items()})
 print(trainer.plan)
+forecast = experiment.forecast(climb, trainer.plan, task, machine)
+print(f"\n{forecast}")
 before = experiment.examine(trainer, task)
 
 # %%
@@ -185,6 +189,7 @@ with Monitor(machine) as monitor:
 measured = trainer.results()
 print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
 print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
+print(forecast.beside(measured["train"]))
 figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned run")
 
 # %% [markdown]
@@ -218,6 +223,16 @@ print(f"the reloaded model differs by {difference:.1e} of the largest value")
 label, probability = experiment.classify(reloaded, tokenizer, params.text, tuned.length, after["threshold"])
 print(f"{params.text!r}: {label} ({probability:.0%})")
 
+# %% [markdown]
+# ## Calibrate the planner
+#
+# A few real steps of each notebook's model on this machine, so that the other notebooks can say before training how long
+# it will take (`calibrate=False` leaves it out; on a CPU small models stand in for the real ones).
+
+# %%
+if params.calibrate:
+    print(experiment.calibrate(params, machine, folder))
+
 # %%
 results_file = run_folder.write_results(
     folder,
@@ -226,6 +241,7 @@ results_file = run_folder.write_results(
         "seed": params.seed,
         "runtime": machine.results(),
         **measured,
+        "forecast": forecast.results(),
         "data": {
             "source": texts.source,
             "train_examples": len(texts.train),

@@ -144,11 +144,17 @@ print(f"--- learned\n{tokenizer.decode(row['input_ids'][first:])}")
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why. The memory figure is an estimate from shapes; the measured one comes after training.
+# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
+# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
+# same table with what was measured comes after training.
 
 # %%
 plan = experiment.plan(model, encoded, params, machine)
 print(plan)
+
+# %%
+forecast = experiment.forecast(model, params, plan, machine)
+print(forecast)
 
 # %% [markdown]
 # ## Before training
@@ -182,6 +188,7 @@ measured = processes.train(trainer, params, workers)
 # %%
 print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
 print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
+print(forecast.beside(measured["train"]))
 print(experiment.cost(measured["train"], price_an_hour=0.0))
 
 # %% [markdown]
@@ -229,6 +236,7 @@ results_file = run_folder.write_results(
         "seed": params.seed,
         "runtime": machine.results(),
         **measured,
+        "forecast": forecast.results(),
         "data": {
             "source": data.source,
             "train_examples": len(splits.train),

@@ -158,8 +158,10 @@ print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} 
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why. The memory figure is an estimate from shapes; the measured one comes after training. A sequence is
-# all views of a text. The batch is not only a matter of memory: SIGReg tests a batch, so that a smaller one sees less
+# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
+# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
+# same table with what was measured comes after training. A sequence is all views of a text; shorter texts take less.
+# The batch is not only a matter of memory: SIGReg tests a batch, so that a smaller one sees less
 # (`past_texts` makes up for it).
 
 # %%
@@ -175,6 +177,10 @@ plan = planner.plan(
     max_steps=params.max_steps,
 )
 print(plan)
+
+# %%
+forecast = experiment.forecast(model, corpus, params, plan, machine)
+print(forecast)
 
 # %% [markdown]
 # ## What the loss sees
@@ -227,6 +233,7 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
 print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
+print(forecast.beside(measured["train"]))
 
 # %% [markdown]
 # ## Against contrastive training
@@ -308,6 +315,7 @@ results_file = run_folder.write_results(
         "seed": params.seed,
         "runtime": machine.results(),
         **measured,
+        "forecast": forecast.results(),
         "data": {
             "source": texts.source,
             "kind": texts.kind,

@@ -168,7 +168,9 @@ print("\n".join(f"{name:<12}{values}" for name, values in diagnostics.items()))
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why. The memory figure is an estimate from shapes; the measured one comes after training.
+# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
+# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
+# same table with what was measured comes after training.
 
 # %%
 from helpers import plan as planner
@@ -183,6 +185,10 @@ plan = planner.plan(
     max_steps=params.max_steps,
 )
 print(plan)
+
+# %%
+forecast = experiment.forecast(model, plan, machine)
+print(forecast)
 
 # %% [markdown]
 # ## Before training
@@ -220,6 +226,7 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
 print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
+print(forecast.beside(measured["train"]))
 
 # %% [markdown]
 # ## A transformer beside it
@@ -289,6 +296,7 @@ results_file = run_folder.write_results(
         "seed": params.seed,
         "runtime": machine.results(),
         **measured,
+        "forecast": forecast.results(),
         "data": {
             "source": splits.source,
             "train_examples": len(trainer.train_dataset),

@@ -1,10 +1,16 @@
-"""What a batch of leafy chains must fulfil, tested on the host before it goes to a device."""
+"""Batches of leafy chains: stacked, with the in-batch tails that are also true, and checked before they go to a device."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from helpers.graphmer.architecture import GraphMERConfig
+from helpers.graphmer.chains import LeafyChains, stacked
+from helpers.graphmer.leafy_chain import full_layout
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -31,6 +37,41 @@ AXES = {
     "tail_types": "BG",
 }
 INPUTS = tuple(AXES)[:8]
+
+
+class LeafyChainCollator:
+    """Stacks examples of `chains` into a batch of int64 tensors (float `triple_labels`, bool `known_BGX`).
+
+    known_BGX [B, G, B·G]: in-batch tail x is also true for the head and relation of this leaf, so it is no wrong answer to
+    it; False for the leaf itself, for what is no true leaf, and in its rows.
+
+    config: of the model that the batches are for; each is checked against it (`check_batch`) while it is on the host.
+    """
+
+    def __init__(self, chains: LeafyChains, config: GraphMERConfig | None = None):
+        self._known, self._full, self._config = chains.known, chains.layout == "full", config
+
+    def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        batch = stacked(examples)
+        batch["known_BGX"] = self._known_tails(batch["head_entities"], batch["relation_ids"], batch["tail_entities"])
+        batch = full_layout(batch) if self._full else batch
+        if self._config is not None:
+            check_batch(batch, self._config)
+        return batch
+
+    def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
+        heads, relations, tails = (values.flatten().tolist() for values in (heads_BG, relations_BG, tails_BG))
+        places: dict[int, list[int]] = defaultdict(list)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                places[tail].append(x)
+        known_XX = np.zeros((len(tails), len(tails)), dtype=bool)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                for other in places.keys() & self._known.of(heads[x], relations[x]):
+                    known_XX[x, places[other]] = True
+                known_XX[x, x] = False
+        return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
 
 
 def check_batch(batch: dict[str, torch.Tensor], config: GraphMERConfig) -> None:

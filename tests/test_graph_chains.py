@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batch_check import check_batch
-from helpers.graphmer.collation import LeafyChainCollator, LeafyChains
+from helpers.graphmer.batches import LeafyChainCollator, check_batch
+from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.curriculum import Curriculum, CurriculumChains
 from helpers.graphmer.documents import Documents, EncodedDocuments, entity_text
 from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, build_graph, load_graph
@@ -20,6 +20,8 @@ from helpers.graphmer.splits import split_by_module
 from helpers.graphmer.tokenizer import MASK, PAD, encode, train_tokenizer
 
 from .test_graph_documents import library
+
+pytestmark = pytest.mark.once
 
 ROOTS, LEAVES = 96, 12
 ONTOLOGY = read_ontology()

@@ -18,7 +18,6 @@ import torch
 
 from helpers.graphmer.documents import Documents, EncodedDocuments
 from helpers.graphmer.knowledge_graph import UNRESOLVED, KnowledgeGraph
-from helpers.graphmer.leafy_chain import full_layout
 from helpers.graphmer.masking import IGNORED, mask_leaves, mask_roots
 from helpers.graphmer.negatives import KnownTails, Relations, WrongTails, numbered
 from helpers.graphmer.tokenizer import MASK, PAD, identifier_tokens
@@ -235,7 +234,7 @@ class LeafyChains(torch.utils.data.Dataset):
             made["head_start"] = shown * np.int64(start)
             made["head_length"] = shown * np.int64(length)
             rows.append(made)
-        return _stacked(rows)
+        return stacked(rows)
 
     def entity_texts(self, entity_ids: Sequence[str]) -> torch.Tensor:
         """Candidates for answers: tokens of type and qualified name, int64 [n, C]."""
@@ -441,35 +440,6 @@ def _first(room: list) -> int:
     return room[0]
 
 
-class LeafyChainCollator:
-    """Stacks examples of `chains` into a batch of int64 tensors (float `triple_labels`, bool `known_BGX`).
-
-    known_BGX [B, G, B·G]: in-batch tail x is also true for the head and relation of this leaf, so it is no wrong answer to
-    it; False for the leaf itself, for what is no true leaf, and in its rows.
-    """
-
-    def __init__(self, chains: LeafyChains):
-        self._known, self._full = chains.known, chains.layout == "full"
-
-    def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-        batch = _stacked(examples)
-        batch["known_BGX"] = self._known_tails(batch["head_entities"], batch["relation_ids"], batch["tail_entities"])
-        return full_layout(batch) if self._full else batch
-
-    def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
-        heads, relations, tails = (values.flatten().tolist() for values in (heads_BG, relations_BG, tails_BG))
-        places: dict[int, list[int]] = defaultdict(list)
-        for x, tail in enumerate(tails):
-            if tail >= 0:
-                places[tail].append(x)
-        known_XX = np.zeros((len(tails), len(tails)), dtype=bool)
-        for x, tail in enumerate(tails):
-            if tail >= 0:
-                for other in places.keys() & self._known.of(heads[x], relations[x]):
-                    known_XX[x, places[other]] = True
-                known_XX[x, x] = False
-        return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
-
-
-def _stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+def stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """Each field of the examples with a batch axis before its own."""
     return {name: torch.from_numpy(np.stack([example[name] for example in examples])) for name in examples[0]}
