@@ -21,7 +21,10 @@ def run(name: str, folder: Path, parameters: dict) -> tuple[nbformat.NotebookNod
     executed = papermill.execute_notebook(
         f"{name}.ipynb", "executed.ipynb", {"output_dir": str(output), **parameters}, progress_bar=False
     )
-    return executed, json.loads((output / "results.json").read_text())
+    results = json.loads((output / "results.json").read_text())
+    # What the run was bound to before training, so that a changed file is not trained on from these checkpoints.
+    assert json.loads((output / "run.json").read_text())["data"] == results["data"]["source"]
+    return executed, results
 
 
 def refused(name: str, folder: Path, parameters: dict) -> str:

@@ -97,6 +97,12 @@ def test_a_batch_is_one_that_the_model_takes(world, chains, epoch):
     check_batch(LeafyChainCollator(full)([full[0], full[1]]), config)
 
 
+def test_a_collator_that_knows_the_model_refuses_a_batch_that_the_model_does_not_take(chains):
+    config = GraphMERConfig(vocab_size=10, **RELATIONS.properties())
+    with pytest.raises(ValueError, match=r"root_ids=\d+ at .* must be in \[0, 9\]"):
+        LeafyChainCollator(chains, config)([chains[0], chains[1]])
+
+
 def test_an_example_depends_on_seed_epoch_and_index_alone(world, chains):
     again = world.chains()
     for index in (5, 0, 7):
