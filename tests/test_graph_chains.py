@@ -36,6 +36,7 @@ class World:
         documents = Documents.read(self.graph, folder)
         self.tokenizer = train_tokenizer(documents.sources(), 2000)
         self.encoded = EncodedDocuments(documents, self.tokenizer, roots=ROOTS)
+        self.in_windows = EncodedDocuments(documents, self.tokenizer, roots=ROOTS, windows=3)
         self.splits = split_by_module(self.graph, seed=0, unit="module")
         self.held_out = (*self.splits.validation, *self.splits.test)
 
@@ -43,6 +44,11 @@ class World:
         given = {"roots": ROOTS, "leaves": LEAVES, "known": self.held_out, "seed": 0} | options
         triples = given.pop("triples", self.splits.train)
         return LeafyChains(self.graph, triples, self.encoded, self.tokenizer, RELATIONS, **given)
+
+    def windows(self, **options):
+        """`chains` whose long documents have three windows."""
+        given = {"roots": ROOTS, "leaves": LEAVES, "known": self.held_out, "seed": 0, "windows": 3} | options
+        return LeafyChains(self.graph, self.splits.train, self.in_windows, self.tokenizer, RELATIONS, **given)
 
     def text(self, ids) -> str:
         return self.tokenizer.decode([one for one in ids if one > 2])
@@ -79,6 +85,10 @@ def leaves_of(batch):
 
 
 def document_of(chains, epoch_number, row, segment):
+    return window_of(chains, epoch_number, row, segment)[0]
+
+
+def window_of(chains, epoch_number, row, segment):
     return chains._sequences[chains._order(epoch_number)[row]][segment - 1]
 
 
@@ -147,14 +157,66 @@ def test_every_document_is_in_each_epoch_once_and_whole_segments_are_its_tokens(
     assert seen == Counter(dict.fromkeys(ends, 1))
 
 
+def test_windows_show_the_source_on_under_its_name(world):
+    made = world.windows(mask_prob=0.0)
+    seen = Counter()
+    for row in range(len(made)):
+        example = made[row]
+        for segment in range(1, example["root_segments"].max() + 1):
+            number, window = window_of(made, 0, row, segment)
+            whole, name = world.in_windows.document(number), world.in_windows.name_length(number)
+            begin = name + window * (ROOTS - name)
+            shown = np.concatenate((whole[:name], whole[begin : begin + ROOTS - name]))
+            np.testing.assert_array_equal(example["root_ids"][example["root_segments"] == segment], shown)
+            seen[number, window] += 1
+    assert set(seen.values()) == {1}
+    assert {window for _, window in seen} == {0, 1, 2}
+
+
+def test_a_triple_is_asked_for_in_the_windows_that_mention_its_tail(world):
+    made, entities, where = world.windows(), world.in_windows.entities, Counter()
+    for (number, window), there in made._there.items():
+        if made.encoded.count(number, ROOTS) == 1:
+            continue
+        source = world.text(made.encoded.window(number, window, ROOTS)[0][made.encoded.name_length(number) :])
+        for relation, tail in there:
+            if relation <= RELATIONS.forward:
+                mentioned = entities[tail].name in source
+                assert mentioned or window == 0
+                where[mentioned, window] += 1
+    assert min(where[True, 0], where[True, 1], where[True, 2], where[False, 0]) > 20
+    asked = {(number, *leaf) for (number, _), leaves in made._there.items() for leaf in leaves}
+    assert asked == {triple for triple in directed(world, world.splits.train) if not recursive(triple)}
+
+
+def recursive(triple) -> bool:
+    """Whether it is the second of two equal questions: what calls itself is called by itself."""
+    head, relation, tail = triple
+    return head == tail and relation > RELATIONS.forward
+
+
+def test_leaves_of_a_window_hang_at_names_that_it_shows(world):
+    made, inner = world.windows(mask_prob=0.0), Counter()
+    batch = LeafyChainCollator(made)([made[index] for index in range(len(made))])
+    for row, leaf in leaves_of(batch):
+        number, window = window_of(made, 0, row, batch["leaf_segments"][row, leaf].item())
+        head = batch["head_entities"][row, leaf].item()
+        if head not in (-1, number):
+            start, length = batch["head_start"][row, leaf], batch["head_length"][row, leaf]
+            name = world.text(batch["root_ids"][row, start : start + length].tolist())
+            assert world.in_windows.entities[head].name.startswith(name)
+            inner[window] += 1
+    assert min(inner[0], inner[1], inner[2]) > 5
+
+
 def test_packing_fills_sequences_and_can_be_turned_off(world, chains):
     alone = world.chains(pack=False)
     assert len(alone) > 2 * len(chains)
     assert all(alone[index]["root_segments"].max() == 1 for index in range(0, len(alone), 50))
     half_empty = 0
     for row in chains._sequences:
-        roots = sum(world.encoded.length(number) for number in row)
-        leaves = sum(chains._need(number) for number in row)
+        roots = sum(world.encoded.length(number) for number, _ in row)
+        leaves = sum(chains._need(window) for window in row)
         assert roots <= ROOTS
         assert leaves <= LEAVES
         half_empty += roots <= ROOTS / 2 and leaves <= LEAVES / 2

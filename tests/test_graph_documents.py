@@ -215,6 +215,41 @@ def test_encoded_documents_are_the_beginnings_of_the_texts(graph, documents, enc
     assert cut > 50
 
 
+def test_windows_go_on_where_the_one_before_ended(graph, documents, tokenizer):
+    encoded, counts = EncodedDocuments(documents, tokenizer, roots=100, windows=4), set()
+    for number, entity in enumerate(encoded.entities):
+        (whole,) = encode(tokenizer, [documents.text(entity.id)])
+        name, count = encoded.name_length(number), encoded.count(number, 60)
+        assert whole[:name] == encode(tokenizer, [entity.id + "\n" * (len(whole) > name)])[0]
+        shown = [encoded.window(number, window, 60) for window in range(count)]
+        assert all(len(ids) <= 60 and ids[:name].tolist() == whole[: min(name, 60)] for ids, _ in shown)
+        source = [token for ids, _ in shown for token in ids[name:].tolist()]
+        assert source == whole[name : name + len(source)]
+        assert len(source) == len(whole) - name or count in (1, 4)
+        for window, (ids, shift) in enumerate(shown):
+            assert shift == window * (60 - name)
+            assert ids[name:].tolist() == whole[name + shift :][: 60 - name]
+        counts.add(count)
+    assert counts == {1, 2, 3, 4}
+
+
+def test_mentions_are_the_windows_where_the_whole_name_stands(graph, documents, tokenizer):
+    encoded, found = EncodedDocuments(documents, tokenizer, roots=100, windows=4), 0
+    for triple in list(graph.resolved())[::7]:
+        number, tail = encoded.number[triple.head], encoded.number[triple.tail]
+        if encoded.count(number, 60) == 1:
+            continue
+        wanted = encode(tokenizer, [encoded.entities[tail].name])[0]
+        expected = []
+        for window in range(encoded.count(number, 60)):
+            ids = encoded.window(number, window, 60)[0][encoded.name_length(number) :].tolist()
+            if any(ids[at : at + len(wanted)] == wanted for at in range(len(ids))):
+                expected.append(window)
+        assert encoded.mentions(number, tail, 60) == expected
+        found += bool(expected)
+    assert found > 50
+
+
 def test_long_blank_runs_do_not_shorten_a_document(tokenizer):
     source = "def f():\n" + "".join(f"    x = {' ' * 150}{n}\n" for n in range(60))
     graph = build_graph([Entity("m.f", "function", "f", DEFINED, "m", 1, 61)], [], {})

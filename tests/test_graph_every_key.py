@@ -138,6 +138,7 @@ FLIPS: dict[str, dict] = {
     "encoding.leaves_per_anchor.negatives": {"encoding.leaves_per_anchor.negatives": 1},
     "encoding.max_leaves_per_sequence": {"encoding.max_leaves_per_sequence": 5},
     "encoding.entity_tokens": {"encoding.entity_tokens": 8},
+    "encoding.windows_per_document": {"encoding.windows_per_document": 1},
     "encoding.vocab_size": {"encoding.vocab_size": 700},
     "regularizers.ontology_constraints.antisymmetry_weight": {
         "regularizers.ontology_constraints.antisymmetry_weight": 5.0

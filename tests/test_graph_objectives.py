@@ -113,22 +113,30 @@ def candidates(seen, p: int) -> list[int]:
 
 
 def slow_match(seen, p: int, tokens: list[int]) -> float:
-    """What the tokens of a name add: each as much as the leaf expects it, and copies it from its document's roots."""
+    """What the tokens of a name add: each as much as the leaf expects it in its field, and copies it there from its document."""
     model, batch, output = seen["model"], seen["batch"], seen["output"]
     match, (b, g) = model.token_match, divmod(p, batch["leaf_ids"].shape[1])
     leaf, total = output.leaf_states[b, g, 0], 0.0
     softplus = torch.nn.functional.softplus
     with torch.no_grad():
+        ends = [place for place, token in enumerate(tokens) if token in model.config.separator_ids]
+        fields = [min(2, sum(end >= place for end in ends)) for place in range(len(tokens))]
         weights = [float(softplus(match.token_weight[token])) if token != PAD else 0.0 for token in tokens]
-        length = math.sqrt(sum(weight**2 for weight in weights) + 1e-6) / math.exp(match.log_length)
-        for token, weight in zip(tokens, weights, strict=True):
-            found = float(match.expected(leaf) @ model.encoder.embedding.weight[token] + match.token_bias[token])
-            for s, root in enumerate(batch["root_ids"][b].tolist()):
-                own = batch["root_segments"][b, s] == batch["leaf_segments"][b, g] and batch["root_segments"][b, s] > 0
-                if root == token and own:
-                    key = match.copy_key(output.root_states[b, s])
-                    found += float(softplus(match.copy_query(leaf) @ key / 8 + match.copy_offset))
-            total += weight / length * found
+        for field in (0, 1, 2):
+            inside = [place for place, one in enumerate(fields) if one == field]
+            length = math.sqrt(sum(weights[place] ** 2 for place in inside) + 1e-6) / math.exp(match.log_length[field])
+            of_field, of_key = slice(16 * field, 16 * field + 16), slice(64 * field, 64 * field + 64)
+            for place in inside:
+                token = tokens[place]
+                expected = match.expected(leaf)[of_field]
+                found = float(expected @ model.encoder.embedding.weight[token] + match.token_bias[token])
+                for s, root in enumerate(batch["root_ids"][b].tolist()):
+                    segment = batch["root_segments"][b, s]
+                    if root == token and segment == batch["leaf_segments"][b, g] and segment > 0:
+                        key = match.copy_key(output.root_states[b, s])[of_key]
+                        copied = match.copy_query(leaf)[of_key] @ key / 8 + match.copy_offset[field]
+                        found += float(softplus(copied))
+                total += weights[place] / length * found
     return total
 
 

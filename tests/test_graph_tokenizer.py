@@ -15,6 +15,7 @@ from helpers.graphmer.tokenizer import (
     encode,
     identifier_tokens,
     newline_id,
+    separator_tokens,
     token_lengths,
     train_tokenizer,
 )
@@ -114,6 +115,19 @@ def test_names_of_code_are_few_tokens(tokenizer):
     names = {node.id for text in SOURCES for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
     lengths = [len(ids) for ids in encode(tokenizer, sorted(names))]
     assert sum(length <= 7 for length in lengths) >= 0.97 * len(lengths)
+
+
+def test_separators_stand_before_each_part_of_a_name(tokenizer):
+    separators = set(separator_tokens(tokenizer))
+    (ids,) = encode(tokenizer, ["method a.Bc.<locals>.de(fg)"])
+    parts, begun = [], ""
+    for one in ids:
+        if one in separators:
+            parts.append(begun)
+            begun = ""
+        else:
+            begun += tokenizer.decode([one])
+    assert [part.strip("<>") for part in (*parts, begun)] == ["method", "a", "Bc", "locals", "de", "fg)"]
 
 
 def test_it_loads_as_it_was_saved(tokenizer, tmp_path):

@@ -8,7 +8,7 @@ from helpers.graphmer import link_prediction, ranking
 from helpers.graphmer.architecture import GraphMERConfig
 from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.model import GraphMERForPreTraining
-from helpers.graphmer.tokenizer import PAD
+from helpers.graphmer.tokenizer import separator_tokens
 
 from .graph_batches import perturbed
 from .test_graph_chains import ONTOLOGY, RELATIONS, World
@@ -27,26 +27,34 @@ def model(request, world):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     properties = RELATIONS.properties()
     config = GraphMERConfig(
-        vocab_size=len(world.tokenizer), embedding_size=8, token_match=request.param, **sizes, **properties
+        vocab_size=len(world.tokenizer),
+        embedding_size=8,
+        token_match=request.param,
+        separator_ids=separator_tokens(world.tokenizer),
+        **sizes,
+        **properties,
     )
     return perturbed(GraphMERForPreTraining(config)).eval()
 
 
 def slow_score(model, chains, given: str, relation: int, name: str) -> float:
-    """What the masked leaf at one document asks for against one name."""
-    batch = chains.queries([given], [relation])
-    text = chains.entity_texts([name])
-    with torch.no_grad():
-        total = float(model.queries(**batch)[0, 0] @ model.entities(text)[0]) / model.config.temperature
-        if model.token_match is not None:
-            asked, copied = model.asked(**batch)
-            offered, bias, weights = model.offered(text)
-            size = model.config.embedding_size
-            total += float(asked[0, 0, size:] @ offered[0, size:] + bias[0])
-            for token, weight in zip(text[0].tolist(), weights[0].tolist(), strict=True):
-                if token != PAD:
-                    total += weight * float(copied[0, 0][batch["root_ids"][0] == token].sum())
-    return total
+    """What the masked leaf at one document asks for against one name: the mean over windows, but the most of copies of a token."""
+    text, total, windows = chains.entity_texts([name]), 0.0, chains.window_count(given)
+    copies: dict[int, list[float]] = {}
+    for window in range(windows):
+        batch = chains.queries([given], [relation], windows=[window])
+        with torch.no_grad():
+            dense = float(model.queries(**batch)[0, 0] @ model.entities(text)[0]) / model.config.temperature
+            if model.token_match is not None:
+                asked, ids, copied = model.asked(**batch)
+                offered, bias, tokens, weights = model.offered(text)
+                size = model.config.embedding_size
+                dense += float(asked[0, 0, size:] @ offered[0, size:] + bias[0])
+                for place, (token, weight) in enumerate(zip(tokens[0].tolist(), weights[0].tolist(), strict=True)):
+                    if weight:
+                        copies.setdefault(place, []).append(weight * float(copied[0, 0][ids[0] == token].sum()))
+        total += dense / windows
+    return total + sum(map(max, copies.values()))
 
 
 # Features are kept in half precision, since a corpus has many documents.
@@ -75,15 +83,40 @@ def test_the_given_end_scores_what_its_leaf_asks_for(world, model, alone):
     np.testing.assert_allclose(predictor.heads(tails, "calls", heads), expected, **CLOSE)
 
 
+def test_a_long_document_is_read_in_windows(world, model, alone):
+    chains = world.windows()
+    predictor, (_, tails) = LinkPredictor(model, chains, batch_size=4), calls(world)
+    heads = [entity.id for entity in world.graph.entities.values() if chains.window_count(entity.id) > 1][:2]
+    heads.append(next(entity.id for entity in world.graph.entities.values() if chains.window_count(entity.id) == 1))
+    relation = RELATIONS.id("calls")
+    expected = [[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads]
+    np.testing.assert_allclose(predictor.tails(heads, "calls", tails), expected, **CLOSE)
+
+
+def test_parts_are_the_addends_of_a_score(world, model):
+    predictor, (heads, tails) = LinkPredictor(model, world.windows()), calls(world)
+    whole, parts = predictor.tails(heads, "calls", tails), predictor.ends()
+    of_given = [scorer.tails(heads, "calls", tails) for name, scorer in parts.items() if name.startswith("given end")]
+    assert len(of_given) == (1 if model.token_match is None else len(link_prediction.PARTS))
+    np.testing.assert_allclose(sum(of_given), whole, rtol=1e-4, atol=1e-4)
+
+
+def other_end(predictor, direction, given, candidates):
+    """All parts of the other end's score, added up."""
+    ends = predictor.ends()
+    of_other = [scorer for name, scorer in ends.items() if name.startswith("other end") and not name.endswith("total")]
+    return sum(getattr(scorer, direction)(given, "calls", candidates) for scorer in of_other)
+
+
 def test_the_other_end_scores_what_the_candidates_leaves_ask_for(world, model, alone):
     chains = world.chains()
-    other, (heads, tails) = LinkPredictor(model, chains).ends()["other end"], calls(world)
+    predictor, (heads, tails) = LinkPredictor(model, chains), calls(world)
     inverse = RELATIONS.inverse(RELATIONS.id("calls"))
     expected = np.array([[slow_score(model, chains, tail, inverse, head) for tail in tails] for head in heads])
-    np.testing.assert_allclose(other.tails(heads, "calls", tails), expected, **CLOSE)
+    np.testing.assert_allclose(other_end(predictor, "tails", heads, tails), expected, **CLOSE)
     relation = RELATIONS.id("calls")
     expected = np.array([[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads])
-    np.testing.assert_allclose(other.heads(tails, "calls", heads), expected.T, **CLOSE)
+    np.testing.assert_allclose(other_end(predictor, "heads", tails, heads), expected.T, **CLOSE)
 
 
 def test_the_total_of_a_candidate_is_over_all_that_it_could_ask_for(world, model, alone):
@@ -93,7 +126,7 @@ def test_the_total_of_a_candidate_is_over_all_that_it_could_ask_for(world, model
     types = {*RELATIONS.tail_types(inverse), "unknown"}
     admitted = [entity.id for entity in world.graph.entities.values() if entity.type in types]
     scores = [slow_score(model, chains, tails[0], inverse, name) for name in admitted]
-    found = predictor.ends()["other end's total"].tails(heads, "calls", tails[:1])
+    found = predictor.ends()["other end: total"].tails(heads, "calls", tails[:1])
     np.testing.assert_allclose(found, np.full((len(heads), 1), -np.logaddexp.reduce(scores)), **CLOSE)
 
 
@@ -112,7 +145,7 @@ def test_a_document_is_read_once_for_all_its_relations(world, model, monkeypatch
     predictor, read = LinkPredictor(model, world.chains()), []
     queries = world.chains().queries
     monkeypatch.setattr(
-        predictor.chains, "queries", lambda names, relations: read.extend(names) or queries(names, relations)
+        predictor.chains, "queries", lambda names, *given, **more: read.extend(names) or queries(names, *given, **more)
     )
     heads, tails = calls(world)
     for relation in ("calls", "instantiates", "raises"):
@@ -125,7 +158,7 @@ def test_what_is_remembered_of_candidates_changes_no_score(world, model):
     names = [entity.id for entity in world.graph.entities.values() if entity.type == "function"][:9]
     fresh, used = (LinkPredictor(model, chains) for _ in range(2))
     for candidates in (names[3:6], names[2:]):
-        used.ends()["other end"].tails(names[:2], "calls", candidates)
+        used.ends()["other end: meaning"].tails(names[:2], "calls", candidates)
     for end in used.ends():
         found, expected = (each.ends()[end].tails(names[:3], "calls", names[::-1]) for each in (used, fresh))
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)  # other batches round otherwise
@@ -135,4 +168,8 @@ def test_a_model_is_ranked_as_any_scorer(world, model):
     scorer = LinkPredictor(model, world.chains()).both_ends(world.splits, world.graph, ONTOLOGY)
     found = ranking.evaluate(scorer, world.splits, world.graph, ONTOLOGY, max_queries=20)
     assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 20
-    assert set(scorer.weights["calls", "tail"]) == {"given end", "other end", "other end's total"}
+    parts = ("meaning",) if model.token_match is None else link_prediction.PARTS
+    assert set(scorer.weights["calls", "tail"]) == {
+        *(f"{end} end: {part}" for end in ("given", "other") for part in parts),
+        "other end: total",
+    }

@@ -244,10 +244,14 @@ def quality(*pairs: tuple[float, float]) -> dict:
 
 
 def test_quality_is_kept_only_within_the_spread_over_seeds():
-    same = experiment.verdict(quality((0.80, 0.80), (0.82, 0.81), (0.81, 0.80)))
+    same = experiment.verdict(quality((0.80, 0.79), (0.60, 0.61), (0.81, 0.80)))
     assert same.quality_kept and same.speed_up == [3.0, 3.0, 3.0]
     worse = experiment.verdict(quality((0.80, 0.70), (0.82, 0.71), (0.81, 0.69)))
     assert worse.quality_kept is False and "BELOW" in worse.why
+    always = experiment.verdict(
+        quality((0.80, 0.78), (0.60, 0.57), (0.40, 0.38))
+    )  # seeds differ more than start and tuned
+    assert always.quality_kept is False
     assert experiment.verdict(quality((0.8, 0.7))).quality_kept is None
     alone = {0: {"tuned": {"f1": 0.5, "training_seconds": 1.0}}}
     assert "nothing to compare with" in experiment.verdict(alone).why

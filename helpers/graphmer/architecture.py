@@ -33,7 +33,7 @@ class GraphMERConfig(PretrainedConfig):
         vocab_size, pad_token_id: V, and the token of empty places.
         num_relations: R, inverse relations included; ids are 1..R, 0 is none.
         hidden_size, num_hidden_layers, num_attention_heads: D, layers, A.
-        intermediate_size: I. With 896 the default model has 79.5M weights; 3,072 with SwiGLU would be 113M in the layers alone.
+        intermediate_size: I. With 832 the default model has 79.8M weights; 3,072 with SwiGLU would be 113M in the layers alone.
         dropout: on embeddings, attention weights and each layer's two updates.
         positional_encoding: "alibi" or "rotary" on the roots (a leaf stands where it hangs), or "none".
         leaf_positions: a learned vector a leaf slot. Without, the two ends of a leaf are mirror images by graph distance.
@@ -46,6 +46,7 @@ class GraphMERConfig(PretrainedConfig):
         leaf_tokens, max_head_tokens: L and H.
         embedding_size: E, of queries and entities.
         token_match: queries and names also meet token by token (`token_match.py`).
+        separator_ids: tokens that end a part of a qualified name; its last two parts are matched apart from the rest.
         temperature: of both contrastive terms.
         ontology_margin: mean cosine above which the triples of a forbidden cycle are penalised.
         antisymmetric_relations, acyclic_relations: ids of the relations that the ontology says this of.
@@ -65,7 +66,7 @@ class GraphMERConfig(PretrainedConfig):
         hidden_size: int = 768,
         num_hidden_layers: int = 12,
         num_attention_heads: int = 12,
-        intermediate_size: int = 896,
+        intermediate_size: int = 832,
         dropout: float = 0.1,
         positional_encoding: str = "alibi",
         leaf_positions: bool = True,
@@ -81,6 +82,7 @@ class GraphMERConfig(PretrainedConfig):
         max_head_tokens: int = 8,
         embedding_size: int = 256,
         token_match: bool = True,
+        separator_ids: Sequence[int] = (),
         temperature: float = 0.07,
         ontology_margin: float = 0.5,
         antisymmetric_relations: Sequence[int] = (),
@@ -136,6 +138,10 @@ class GraphMERConfig(PretrainedConfig):
             raise ValueError(
                 f"positional_encoding='rotary': a head has {hidden_size // num_attention_heads} dimensions, which must be even"
             )
+        if wrong := [number for number in separator_ids if not 0 <= number < vocab_size]:
+            raise ValueError(
+                f"separator_ids={list(separator_ids)}: {wrong} are no tokens; ids are in [0, {vocab_size})"
+            )
         if not 0 <= pad_token_id < vocab_size:
             raise ValueError(f"pad_token_id={pad_token_id}: must be in [0, {vocab_size})")
         for name, ids in (
@@ -169,6 +175,7 @@ class GraphMERConfig(PretrainedConfig):
         self.max_head_tokens = max_head_tokens
         self.embedding_size = embedding_size
         self.token_match = token_match
+        self.separator_ids = list(separator_ids)
         self.temperature = temperature
         self.ontology_margin = ontology_margin
         self.antisymmetric_relations = list(antisymmetric_relations)
@@ -210,8 +217,13 @@ def parameter_count(config: GraphMERConfig) -> int:
     count += R * config.num_attention_heads * config.relation_attention_bias
     count += config.num_attention_heads * (config.decay != "none")
     if config.token_match:
-        count += D * (D + 1) + 2 * MATCH_KEY * (D + 1) + 2 * config.vocab_size + 2
+        count += token_match_parameters(config.vocab_size, D)
     return count + 2 * D * E + R * E * E + D + 1
+
+
+def token_match_parameters(vocab_size: int, hidden_size: int) -> int:
+    """Trained weights of `token_match.TokenMatch`: three linear maps and two vectors of three fields, two of the vocabulary."""
+    return 3 * (hidden_size + 2 * MATCH_KEY) * (hidden_size + 1) + 2 * vocab_size + 6
 
 
 def fitting_intermediate_size(config: GraphMERConfig, total: int = 80_000_000) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("compact", "full")
 _OPEN = 64  # sequences that documents are packed into at a time
+_Window = tuple[int, int]  # number of a document, and which window of it
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class _Leaf:
 class LeafyChains(torch.utils.data.Dataset):
     """Sequences of a graph: number `index` of epoch `epoch` is the same whoever asks for it, and when.
 
-    Every defined or external entity of `triples` is a document; they are packed into sequences once, and an epoch is all
-    of these in an order of its own, with leaves, masks and wrong tails of its own. A leaf hangs where the head's name
-    begins: at the document's own name (the document's triples, and with `both_directions` those that it is the tail of,
-    under the inverse relation), or at a definition that its text shows (that definition's triples). No pair of entities
-    is in two leaves of a document, so that no leaf tells what a masked one hides.
+    Every defined or external entity of `triples` is a document, shown in windows where its source is long; these are packed
+    into sequences once, and an epoch is all of these in an order of its own, with leaves, masks and wrong tails of its own. A
+    leaf hangs where the head's name begins: at the document's own name (the document's triples, and with `both_directions`
+    those that it is the tail of, under the inverse relation), or at a definition that its text shows (that definition's
+    triples). Of a document with several windows a triple is asked for in those that mention its tail, or else in the first; a
+    window without any is left out. No pair of entities is in two leaves of a window, so that no leaf tells what a masked one
+    hides.
 
     graph, triples: to train on; a triple with an unresolved end is refused.
     documents: `Documents`, or `EncodedDocuments` made with `tokenizer`, to share them between several of these.
@@ -60,7 +63,8 @@ class LeafyChains(torch.utils.data.Dataset):
     type_consistent_negatives, hard_negatives: wrong tails for each masked leaf; U is their sum, and without any their fields are left out.
     both_directions: also ask for heads.
     inner_anchors: leaves at definitions inside a document, too.
-    pack: several documents a sequence; otherwise one.
+    windows: of a document, at most.
+    pack: several windows a sequence; otherwise one.
     known: further true triples (of validation and test), never a wrong tail.
     document_types: types of entities that are documents; None: all.
     layout: "full" chooses at most one leaf a root and makes room for one at each (`full_layout`).
@@ -91,6 +95,7 @@ class LeafyChains(torch.utils.data.Dataset):
         hard_negatives: int = 2,
         both_directions: bool = True,
         inner_anchors: bool = True,
+        windows: int = 1,
         pack: bool = True,
         known: Iterable[tuple[str, str, str]] = (),
         document_types: Collection[str] | None = None,
@@ -124,9 +129,10 @@ class LeafyChains(torch.utils.data.Dataset):
                 leaf_tokens=leaf_tokens,
                 head_tokens=head_tokens,
                 entity_tokens=entity_tokens,
+                windows=windows,
             )
         self.encoded, self.relations, self.graph = documents, relations, graph
-        self._check_encoded(documents, tokenizer, leaf_tokens, head_tokens, entity_tokens)
+        self._check_encoded(documents, tokenizer, leaf_tokens, head_tokens, entity_tokens, windows)
         self.leaves, self.seed, self.layout, self.epoch = leaves, seed, layout, 0
         self.mask_prob, self.leaf_mask_prob = mask_prob, leaf_mask_prob
         self.positives, self.negatives = positives, negatives
@@ -178,7 +184,7 @@ class LeafyChains(torch.utils.data.Dataset):
 
     def fill(self) -> tuple[float, float]:
         """Shares of the roots that are no padding, and of the leaves that documents' own names may take."""
-        roots = sum(min(self.encoded.length(one), self.roots) for row in self._sequences for one in row)
+        roots = sum(len(self._shown(one)[0]) for row in self._sequences for one in row)
         leaves = sum(self._need(one) for row in self._sequences for one in row)
         return roots / (len(self) * self.roots), leaves / (len(self) * self.leaves)
 
@@ -204,12 +210,18 @@ class LeafyChains(torch.utils.data.Dataset):
         return made
 
     def queries(
-        self, entity_ids: Sequence[str], relations: Sequence, *, leaves: int | None = None
+        self,
+        entity_ids: Sequence[str],
+        relations: Sequence,
+        *,
+        leaves: int | None = None,
+        windows: Sequence[int] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Evaluation batch: a row is one document, leaf g is masked and asks for the tail of its relation g.
+        """Evaluation batch: a row is a window of one document, leaf g is masked and asks for the tail of its relation g.
 
         relations: names or ids, the same for every row, or a sequence of them for each row.
         leaves: G; shorter rows have empty leaves behind. Default: the longest row.
+        windows: of each row, less than `window_count` of its entity; the first by default.
 
         Nothing else is masked and there is no label. Raises ValueError: an unknown entity or relation, or more relations
         than leaves.
@@ -221,12 +233,12 @@ class LeafyChains(torch.utils.data.Dataset):
         if any(len(row) > G for row in ids):
             raise ValueError(f"leaves={G}: a row has {max(map(len, ids))} relations; raise it or split the row")
         rows = []
-        for entity_id, row in zip(entity_ids, ids, strict=True):
+        for entity_id, row, window in zip(entity_ids, ids, windows or [0] * len(ids), strict=True):
             if entity_id not in self.encoded.number:
                 raise ValueError(f"entity_ids: {entity_id!r} is no entity of the graph")
             number = self.encoded.number[entity_id]
-            made, _ = self._roots([number])
-            start, length = self._place(number, 0, *self.encoded.anchors(number)[0, 1:].tolist())
+            made, _ = self._roots([(number, window)])
+            start, length = self._place((number, window), 0, *self.encoded.anchors(number)[0, 1:].tolist())
             shown = np.arange(G) < len(row)
             made["leaf_ids"] = np.where(shown[:, None], MASK, PAD) + np.zeros((1, self.leaf_tokens), np.int64)
             made["leaf_segments"] = shown.astype(np.int64)
@@ -235,6 +247,9 @@ class LeafyChains(torch.utils.data.Dataset):
             made["head_length"] = shown * np.int64(length)
             rows.append(made)
         return stacked(rows)
+
+    def window_count(self, entity_id: str) -> int:
+        return self.encoded.count(self.encoded.number[entity_id], self.roots)
 
     def entity_texts(self, entity_ids: Sequence[str]) -> torch.Tensor:
         """Candidates for answers: tokens of type and qualified name, int64 [n, C]."""
@@ -251,17 +266,34 @@ class LeafyChains(torch.utils.data.Dataset):
         if not 2 <= roots <= self.encoded.roots:
             raise ValueError(f"roots={roots}: the documents are encoded for 2 to {self.encoded.roots}")
         self.roots = roots
-        self._sequences = self._packed() if self._pack else [[number] for number in self._documents]
+        self._there = self._triples_of_windows()
+        self._sequences = self._packed() if self._pack else [[window] for window in self._there]
         self._ordered: tuple[int, np.ndarray] | None = None
 
-    def _packed(self) -> list[list[int]]:
-        """Documents in a drawn order, each into the open sequence that it fills best: its roots, and own leaves, fit."""
-        order = list(self._documents)
+    def _triples_of_windows(self) -> dict[_Window, list[tuple[int, int]]]:
+        """(relation, tail) to be asked for at the own name of each window; of one that is shown whole, all."""
+        found: dict[_Window, list[tuple[int, int]]] = {}
+        for number in self._documents:
+            forward, inverse = self._leaves_of.get(number, []), self._inverse_of.get(number, [])
+            if self.encoded.count(number, self.roots) == 1:
+                found[number, 0] = forward + inverse
+                continue
+            windows: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for relation, tail in forward:
+                for window in self.encoded.mentions(number, tail, self.roots) or [0]:
+                    windows[window].append((relation, tail))
+            windows[0] += inverse
+            found |= {(number, window): leaves for window, leaves in sorted(windows.items()) if leaves}
+        return found
+
+    def _packed(self) -> list[list[_Window]]:
+        """Windows in a drawn order, each into the open sequence that it fills best: its roots, and own leaves, fit."""
+        order = list(self._there)
         random.Random(f"{self.seed} {self.roots} packing").shuffle(order)
-        sequences: list[list[int]] = []
+        sequences: list[list[_Window]] = []
         open_rooms: list[list] = []  # roots left, leaves left, sequence
-        for number in order:
-            length, need = min(self.encoded.length(number), self.roots), self._need(number)
+        for window in order:
+            length, need = len(self._shown(window)[0]), self._need(window)
             best = min((room for room in open_rooms if room[0] >= length and room[1] >= need), default=None, key=_first)
             if best is None:
                 best = [self.roots, self.leaves, []]
@@ -273,15 +305,15 @@ class LeafyChains(torch.utils.data.Dataset):
                     open_rooms.remove(fullest)
             best[0] -= length
             best[1] -= need
-            best[2].append(number)
+            best[2].append(window)
         return sequences
 
-    def _need(self, number: int) -> int:
+    def _shown(self, window: _Window) -> tuple[np.ndarray, int]:
+        return self.encoded.window(*window, self.roots)
+
+    def _need(self, window: _Window) -> int:
         """Leaves at the document's own name."""
-        if self.layout == "full":
-            return 0
-        there = len(self._leaves_of.get(number, ())) + len(self._inverse_of.get(number, ()))
-        return min(there, self.positives) + self.negatives
+        return 0 if self.layout == "full" else min(len(self._there[window]), self.positives) + self.negatives
 
     def _order(self, epoch: int) -> np.ndarray:
         if self._ordered is None or self._ordered[0] != epoch:
@@ -291,12 +323,12 @@ class LeafyChains(torch.utils.data.Dataset):
 
     # ---- roots and leaves
 
-    def _roots(self, documents: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
-        """Root tensors, and where each document begins."""
+    def _roots(self, windows: Sequence[_Window]) -> tuple[dict[str, np.ndarray], list[int]]:
+        """Root tensors, and where each window begins."""
         ids, segments, positions = (np.zeros(self.roots, np.int64) for _ in range(3))
         begins, at = [], 0
-        for segment, number in enumerate(documents, 1):
-            tokens = self.encoded.document(number, self.roots)
+        for segment, window in enumerate(windows, 1):
+            tokens, _ = self._shown(window)
             end = at + len(tokens)
             ids[at:end] = tokens
             segments[at:end] = segment
@@ -305,18 +337,20 @@ class LeafyChains(torch.utils.data.Dataset):
             at = end
         return {"root_ids": ids, "root_segments": segments, "root_positions": positions}, begins
 
-    def _choose(self, documents: Sequence[int], begins: Sequence[int], draw: random.Random) -> list[_Leaf]:
+    def _choose(self, windows: Sequence[_Window], begins: Sequence[int], draw: random.Random) -> list[_Leaf]:
         """Leaves of own names first, as packing made room for them, then of definitions while there is room."""
         own, inner = [], []
-        for segment, (number, begin) in enumerate(zip(documents, begins, strict=True), 1):
-            anchors = self.encoded.anchors(number).tolist()
+        for segment, (window, begin) in enumerate(zip(windows, begins, strict=True), 1):
+            (_, start, length), *others = self.encoded.anchors(window[0]).tolist()
             pairs: set[tuple[int, int]] = set()
-            own.append((segment, begin, anchors[0], pairs))
+            own.append((segment, begin, (window[0], start, length), pairs))
             if self.inner_anchors:
+                tokens, shift = self._shown(window)
+                first = self.encoded.name_length(window[0]) if shift else 0
                 inner += [
-                    (segment, begin, anchor, pairs)
-                    for anchor in anchors[1:]
-                    if anchor[0] in self._leaves_of and anchor[1] < self.roots
+                    (segment, begin, (number, start - shift, length), pairs)
+                    for number, start, length in others
+                    if number in self._leaves_of and first <= start - shift < len(tokens)
                 ]
         draw.shuffle(own)
         draw.shuffle(inner)
@@ -327,8 +361,8 @@ class LeafyChains(torch.utils.data.Dataset):
             for segment, begin, (number, start, length), pairs in anchors:
                 if room <= 0:
                     return leaves
-                place = (segment, *self._place(documents[segment - 1], begin, start, length))
-                there = self._leaves_of.get(number, []) + (self._inverse_of.get(number, []) if is_own else [])
+                place = (segment, *self._place(windows[segment - 1], begin, start, length))
+                there = self._there[windows[segment - 1]] if is_own else self._leaves_of[number]
                 found = self._at(number, place, there, pairs, draw)
                 if self.layout == "full":
                     found = [] if place[1] in used else found[: min(room, 1)]
@@ -337,9 +371,9 @@ class LeafyChains(torch.utils.data.Dataset):
                 room -= len(found)
         return leaves
 
-    def _place(self, document: int, begin: int, start: int, length: int) -> tuple[int, int]:
+    def _place(self, window: _Window, begin: int, start: int, length: int) -> tuple[int, int]:
         """First root and number of roots of an anchor, within what is shown of its document."""
-        shown = min(self.encoded.length(document), self.roots)
+        shown = len(self._shown(window)[0])
         start = start if start < shown else 0  # a name longer than the sequence
         return begin + start, min(length, shown - start)
 
@@ -421,11 +455,14 @@ class LeafyChains(torch.utils.data.Dataset):
                     )
         return found
 
-    def _check_encoded(self, encoded: EncodedDocuments, tokenizer, leaf_tokens, head_tokens, entity_tokens) -> None:
+    def _check_encoded(
+        self, encoded: EncodedDocuments, tokenizer, leaf_tokens, head_tokens, entity_tokens, windows
+    ) -> None:
         there = {
             "leaf_tokens": (leaf_tokens, encoded.leaf_ids_EL.shape[1]),
             "head_tokens": (head_tokens, encoded.head_tokens),
             "entity_tokens": (entity_tokens, encoded.text_ids_EC.shape[1]),
+            "windows": (windows, encoded.windows),
         }
         for name, (wanted, found) in there.items():
             if wanted != found:

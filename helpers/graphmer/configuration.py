@@ -72,8 +72,8 @@ class Model(Section, path="model"):
     num_layers: int = setting(12, low=1)  # of the encoder
     num_heads: int = setting(12, low=1)  # of attention, in each layer
     intermediate_size: int = setting(
-        896, low=1
-    )  # 79.5M weights with the rest of the defaults; 3072, as published, 140M
+        832, low=1
+    )  # 79.8M weights with the rest of the defaults; 3072, as published, 140M
     dropout: float = setting(0.1, low=0.0, high=0.9)  # share of embeddings, attention weights and updates
     positional_encoding: str = setting("alibi", choices=("alibi", "rotary", "none"))  # of the roots
     norm: str = setting("rmsnorm", choices=("rmsnorm", "layernorm"))  # before each half of a layer
@@ -179,6 +179,9 @@ class Encoding(Section, path="encoding"):
     leaves_per_anchor: LeavesPerAnchor = field(default_factory=LeavesPerAnchor)
     max_leaves_per_sequence: int = setting(10, low=1)  # true and wrong ones together
     entity_tokens: int = setting(32, low=4)  # of an entity's own text in link prediction; not published
+    windows_per_document: int = setting(
+        4, low=1
+    )  # parts of a source longer than the roots, each under its name; not published
     vocab_size: int = setting(8192, low=512)  # of the tokenizer that is trained on the code; not published
 
 

@@ -20,7 +20,7 @@ from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.negatives import Relations
 from helpers.graphmer.ontology import Ontology, read_ontology
 from helpers.graphmer.splits import Splits, split_by_entity, split_by_module
-from helpers.graphmer.tokenizer import train_tokenizer
+from helpers.graphmer.tokenizer import separator_tokens, train_tokenizer
 from helpers.graphmer.training import GraphTrainer, new_trainer
 from helpers.graphmer.validation import Validation, validate
 from helpers.plan import GIB, Plan, choose_optimizer, choose_workers
@@ -68,6 +68,7 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
         leaf_tokens=encoding.leaf_tokens,
         head_tokens=encoding.max_head_tokens,
         entity_tokens=encoding.entity_tokens,
+        windows=encoding.windows_per_document,
     )
     relations = Relations(ontology)
 
@@ -123,6 +124,7 @@ def _options(configuration: Configuration) -> dict:
         "negatives": encoding.leaves_per_anchor.negatives,
         "type_consistent_negatives": objectives.mnm.type_consistent_negatives,
         "hard_negatives": objectives.mnm.hard_negatives,
+        "windows": encoding.windows_per_document,
         "pack": configuration.training_data.pack_sequences,
         "layout": encoding.layout,
         "seed": configuration.run.seed,
@@ -132,7 +134,7 @@ def _options(configuration: Configuration) -> dict:
 def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
     """An untrained model; its weights follow from `run.seed`."""
     set_seed(configuration.run.seed)
-    properties = corpus.relations.properties()
+    properties = corpus.relations.properties() | {"separator_ids": separator_tokens(corpus.tokenizer)}
     config = configuration.model_config(len(corpus.tokenizer), properties.pop("num_relations"), **properties)
     return GraphMERForPreTraining(config)
 

@@ -10,7 +10,7 @@ A leaf sees the source of its document and a name does not: who calls `f` is ans
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,13 +24,16 @@ from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.ontology import UNKNOWN, Ontology
 from helpers.graphmer.splits import Splits
+from helpers.graphmer.token_match import FIELDS
 
 # Q queries · X candidates · F dense features (entity embedding and expected tokens) · V vocabulary · C tokens of a text ·
-# G leaves of a document
+# G leaves of a document · T tokens that a leaf copies · P parts
 
 ROOT_FIELDS = ("root_ids", "root_segments", "root_positions")
 MOST_ANSWERS = 2**13  # names that stand for all that a leaf could ask for
+PARTS = ("meaning", "own name", "owner", "rest")  # of a score: vectors and expected tokens, then copies of each field
 SCORES_AT_ONCE = 2**24
+ROWS_AT_ONCE = 2**10
 
 
 class Asked:
@@ -56,7 +59,8 @@ class Asked:
 class LinkPredictor:
     """`ranking.Scorer` by the given end alone: what the leaf of a relation at its document asks for against each name.
 
-    A document is read once, with a masked leaf of each relation that its type may have, and what they ask for is remembered.
+    A document is read once, with a masked leaf of each relation that its type may have, and what they ask for is remembered: of
+    a long one in windows; of what these copy the most counts, and their features are averaged.
     On XLA a copy of the model on the CPU asks.
 
     chains: of the tokenizer, relations and sizes that the model was trained with.
@@ -71,6 +75,7 @@ class LinkPredictor:
         self._asked: dict[int, Asked] = {}  # by relation id
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
+        self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         """[Q, X] of (head, relation, candidate)."""
@@ -81,22 +86,20 @@ class LinkPredictor:
         return self.against(self.asked(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
     def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> Mixture:
-        """The given end, the other end and the other end's total, weighed on validation for each relation and direction."""
+        """The parts of the score at the given end and at the other end, and the other end's total, weighed on validation.
+
+        For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
+        """
         return Mixture(self.ends(), splits, graph, ontology, seed=seed)
 
-    def ends(self) -> dict[str, LinkPredictor | _OtherEnd]:
+    def ends(self) -> dict[str, _End]:
         """Scorers by name, for a mixture."""
+        parts = PARTS if self.model.token_match is not None else PARTS[:1]
         return {
-            "given end": self,
-            "other end": _OtherEnd(self, self._at_candidates),
-            "other end's total": _OtherEnd(self, self._totals_of_candidates),
+            **{f"given end: {part}": _GivenEnd(self, place) for place, part in enumerate(parts)},
+            **{f"other end: {part}": _OtherEnd(self, place) for place, part in enumerate(parts)},
+            "other end: total": _OtherTotal(self),
         }
-
-    def _at_candidates(self, candidates: list[str], relation: int, given: list[str]) -> np.ndarray:
-        return self.against(self.asked(candidates, relation), given).T
-
-    def _totals_of_candidates(self, candidates: list[str], relation: int, given: list[str]) -> np.ndarray:
-        return np.broadcast_to(-self.totals(candidates, relation), (len(given), len(candidates)))
 
     # ---- what leaves ask for
 
@@ -113,19 +116,23 @@ class LinkPredictor:
         encoded, number = self.chains.encoded, self._number
         wanted = {name: sorted({relation, *self._may_have(encoded.entities[number[name]].type)}) for name in names}
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
+        windows = {name: self.chains.window_count(name) for name in names}
         names = sorted(names, key=lambda name: (len(wanted[name]), length[name]))
         found: dict[int, list[Asked]] = defaultdict(list)
-        for first in range(0, len(names), self.batch_size):
-            part = names[first : first + self.batch_size]
-            batch = self.chains.queries(part, [wanted[name] for name in part])
+        for part in _parts(names, windows, self.batch_size):
+            rows = [(name, window) for name in part for window in range(windows[name])]
+            batch = self.chains.queries(
+                [name for name, _ in rows],
+                [wanted[name] for name, _ in rows],
+                windows=[window for _, window in rows],
+            )
             longest = max(2, *(length[name] for name in part))
             batch |= {name: batch[name][:, :longest] for name in ROOT_FIELDS}
-            dense_BGF, weights_BGS = self.model.asked(
+            dense_BGF, *copies = self.model.asked(
                 **{name: value.to(self.model.device) for name, value in batch.items()}
             )
             G = dense_BGF.shape[1]
-            copied = _bags(batch["root_ids"].repeat_interleave(G, 0), weights_BGS, self._vocabulary)
-            all_asked = Asked(dense_BGF.flatten(0, 1).half().cpu().numpy(), copied)
+            all_asked = _of_documents(dense_BGF, copies, [windows[name] for name in part], self._vocabulary)
             for one, places in _by_relation(part, wanted, G, known=self._row).items():
                 found[one].append(all_asked[list(places.values())])
                 self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
@@ -169,8 +176,30 @@ class LinkPredictor:
         """[Q, X] of what leaves ask for and these names."""
         dense_XF, bias_X, bags_XV = self._all_names()
         numbers = [self._number[name] for name in names]
-        scores_QX = asked.dense_QF.astype(np.float32) @ dense_XF[numbers].astype(np.float32).T + bias_X[numbers]
-        return scores_QX + (asked.copied_QV @ bags_XV[numbers].T.tocsr()).toarray()
+        scores_QX = _meaning(asked, dense_XF[numbers], bias_X[numbers])
+        _add_copies(scores_QX, asked.copied_QV, bags_XV[numbers])
+        return scores_QX
+
+    def parts(self, asked: Asked, names: Sequence[str]) -> np.ndarray:
+        """[P, Q, X]: the addends of `against`, in the order of `PARTS`."""
+        dense_XF, bias_X, bags_XV = self._all_names()
+        numbers = [self._number[name] for name in names]
+        meaning_QX, V = _meaning(asked, dense_XF[numbers], bias_X[numbers]), self.model.config.vocab_size
+        if self.model.token_match is None:
+            return meaning_QX[None]
+        parts_PQX = np.zeros((len(PARTS), *meaning_QX.shape), np.float32)
+        parts_PQX[0] = meaning_QX
+        for field in range(FIELDS):
+            of_field = slice(field * V, (field + 1) * V)
+            _add_copies(parts_PQX[1 + field], asked.copied_QV[:, of_field], bags_XV[numbers][:, of_field])
+        return parts_PQX
+
+    def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
+        """`parts`, the last remembered: a mixture asks for one after the other."""
+        last = self._last
+        if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
+            self._last = last = (askers, relation, names, self.parts(self.asked(askers, relation), names))
+        return last[3]
 
     @torch.no_grad()
     def _all_names(self) -> tuple[np.ndarray, np.ndarray, csr_array]:
@@ -183,10 +212,12 @@ class LinkPredictor:
             for first in range(0, len(order), 8 * self.batch_size):
                 places = order[first : first + 8 * self.batch_size]
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
-                dense_F, bias_X, weights_XC = self.model.offered(ids_XC.to(self.model.device))
+                dense_F, bias_X, *tokens = self.model.offered(ids_XC.to(self.model.device))
                 dense.append(dense_F.half().cpu().numpy())
                 bias.append(bias_X.float().cpu().numpy())
-                bags.append(_bags(ids_XC, weights_XC, self._vocabulary))
+                bags.append(
+                    _bags(*tokens, vocabulary=self._vocabulary) if tokens else _empty(len(ids_XC), self._vocabulary)
+                )
             back = np.argsort(order.numpy(), kind="stable")
             self._names = (
                 np.concatenate(dense)[back],
@@ -197,20 +228,52 @@ class LinkPredictor:
 
     @property
     def _vocabulary(self) -> int:
-        return self.model.config.vocab_size
+        return FIELDS * self.model.config.vocab_size
 
 
-class _OtherEnd:
-    """A scorer of what the candidates' own documents say; relation and inverse change places."""
+class _End:
+    """A scorer of one part of what leaves ask for at one end of the triples."""
 
-    def __init__(self, predictor: LinkPredictor, scores: Callable[[list[str], int, list[str]], np.ndarray]):
-        self._relations, self._scores = predictor.relations, scores
+    def __init__(self, predictor: LinkPredictor, part: int = 0):
+        self._predictor, self._relations, self._part = predictor, predictor.relations, part
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(candidates, self._relations.inverse(self._relations.id(relation)), heads)
+        return self._scores(heads, self._relations.id(relation), candidates)
 
     def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(candidates, self._relations.id(relation), tails)
+        return self._scores(tails, self._relations.inverse(self._relations.id(relation)), candidates)
+
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        raise NotImplementedError
+
+
+class _GivenEnd(_End):
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        return self._predictor.remembered_parts(given, relation, candidates)[self._part]
+
+
+class _OtherEnd(_End):
+    """What the candidates' own documents say of what is given; relation and inverse change places."""
+
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        return self._predictor.remembered_parts(candidates, self._relations.inverse(relation), given)[self._part].T
+
+
+class _OtherTotal(_End):
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        totals_X = self._predictor.totals(candidates, self._relations.inverse(relation))
+        return np.broadcast_to(-totals_X, (len(given), len(candidates)))
+
+
+def _meaning(asked: Asked, dense_XF: np.ndarray, bias_X: np.ndarray) -> np.ndarray:
+    return asked.dense_QF.astype(np.float32) @ dense_XF.astype(np.float32).T + bias_X
+
+
+def _add_copies(scores_QX: np.ndarray, copied_QV: csr_array, bags_XV: csr_array) -> None:
+    """A dense factor is much faster than two sparse ones: a leaf may copy a lot."""
+    for first in range(0, len(scores_QX), ROWS_AT_ONCE):
+        copied_Vq = np.ascontiguousarray(copied_QV[first : first + ROWS_AT_ONCE].toarray().T)
+        scores_QX[first : first + ROWS_AT_ONCE] += (bags_XV @ copied_Vq).T
 
 
 def _by_relation(
@@ -225,10 +288,55 @@ def _by_relation(
     return found
 
 
-def _bags(ids: torch.Tensor, weights: torch.Tensor | None, vocabulary: int) -> csr_array:
-    """Sparse [n, V] of tokens [n, length] and their weights [..., length]; equal tokens add up. Empty without weights."""
-    if weights is None:
-        return csr_array((len(ids), vocabulary), dtype=np.float32)
+def _parts(names: Sequence[str], windows: dict[str, int], most: int) -> Iterator[list[str]]:
+    """Neighbours of at most so many windows together, or one."""
+    part, rows = [], 0
+    for name in names:
+        if part and rows + windows[name] > most:
+            yield part
+            part, rows = [], 0
+        part.append(name)
+        rows += windows[name]
+    if part:
+        yield part
+
+
+def _of_documents(
+    dense_BGF: torch.Tensor, copies: Sequence[torch.Tensor], windows: Sequence[int], vocabulary: int
+) -> Asked:
+    """What the leaves of documents ask for, from their windows in turn: a row for each document and leaf."""
+    B, G, _ = dense_BGF.shape
+    if copies:
+        ids_BT, weights_BGT = copies
+        copied = _bags(ids_BT.repeat_interleave(G, 0), weights_BGT, vocabulary=vocabulary)
+    else:
+        copied = _empty(B * G, vocabulary)
+    dense = dense_BGF.flatten(0, 1).float().cpu().numpy()
+    if len(windows) < B:
+        document_B = np.repeat(np.arange(len(windows)), windows)
+        row = (document_B[:, None] * G + np.arange(G)).ravel()
+        add = csr_array((np.ones(B * G, np.float32), (row, np.arange(B * G))), shape=(len(windows) * G, B * G))
+        dense = add @ dense / np.repeat(windows, G)[:, None]
+        copied = _largest(copied, row, len(windows) * G)
+    return Asked(dense.astype(np.float16), copied)
+
+
+def _largest(values_RV: csr_array, row_R: np.ndarray, rows: int) -> csr_array:
+    """[rows, V]: of the lines with one number the largest value of each column; all values are positive."""
+    found = values_RV.tocoo()
+    place = row_R[found.row].astype(np.int64) * found.shape[1] + found.col
+    order = np.argsort(place, kind="stable")
+    first = np.flatnonzero(np.diff(place[order], prepend=-1))
+    values, place = np.maximum.reduceat(found.data[order], first) if len(first) else found.data, place[order][first]
+    return csr_array((values, np.divmod(place, found.shape[1])), shape=(rows, found.shape[1]))
+
+
+def _empty(rows: int, vocabulary: int) -> csr_array:
+    return csr_array((rows, vocabulary), dtype=np.float32)
+
+
+def _bags(ids: torch.Tensor, weights: torch.Tensor, *, vocabulary: int) -> csr_array:
+    """Sparse [n, V] of tokens [n, length] and their weights [..., length]; equal tokens add up."""
     ids, weights = ids.cpu().numpy(), weights.float().cpu().numpy()
     starts = np.arange(0, ids.size + 1, ids.shape[1])
     found = csr_array((weights.ravel(), ids.ravel(), starts), shape=(len(ids), vocabulary))

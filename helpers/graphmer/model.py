@@ -82,7 +82,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.triple_head = nn.Linear(D, 1)
         self.query_head = nn.Linear(D, E, bias=False)
         self.entity_head = nn.Linear(D, E, bias=False)
-        self.token_match = TokenMatch(config.vocab_size, D) if config.token_match else None
+        self.token_match = TokenMatch(config.vocab_size, D, config.separator_ids) if config.token_match else None
         self.triple_scorer = TripleScorer(R, E)
         antisymmetric, acyclic = torch.zeros(2, R + 1)
         antisymmetric[config.antisymmetric_relations] = 1
@@ -173,29 +173,36 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         place_BMD = batch["mlm_positions"][..., None].expand(-1, -1, self.config.hidden_size)
         return self.token_logits(self._states(batch).root_states.gather(1, place_BMD))
 
-    def asked(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What each leaf asks for: features [B, G, F] to multiply with `offered`, and the weight [B, G, S] of each root's token.
+    def asked(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[torch.Tensor]:
+        """What each leaf asks for: features [B, G, ...] to multiply with `offered`, tokens [B, T] that it copies, weights [B, G, T].
 
-        F = E + D with `token_match`, else E, and no weights.
+        Without `token_match` only the features. Numbers of tokens are those of `token_match.FIELDS`.
         """
         states = self._states(batch)
         query_BGE = self._query(states.leaf_states) / self.config.temperature
         if self.token_match is None:
-            return query_BGE, None
+            return (query_BGE,)
         tokens = self._leaf_tokens(batch, states)
-        return torch.cat((query_BGE, tokens.expected_BGD.float()), dim=-1), tokens.copied_BGS
+        return torch.cat((query_BGE, tokens.expected.float()), dim=-1), tokens.ids_BT, tokens.copied_BGT
 
-    def offered(self, text_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Of entities' texts [X, C]: features [X, F], an addend [X], and the weight [X, C] of each token, to match copies."""
+    def offered(self, text_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of entities' texts [X, C]: features [X, ...], an addend [X], and tokens and their weights [X, C], to match copies.
+
+        Without `token_match` only features and addend.
+        """
         entity_XE = self.entities(text_ids)
         if self.token_match is None:
-            return entity_XE, entity_XE.new_zeros(len(entity_XE)), None
+            return entity_XE, entity_XE.new_zeros(len(entity_XE))
         names = self._name_tokens(text_ids)
-        return torch.cat((entity_XE, names.mean_XD.float()), dim=-1), names.bias_X, names.weights_XC
+        return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, names.ids_XC, names.weights_XC
 
     def _leaf_tokens(self, batch: dict[str, torch.Tensor], states: GraphMEROutput) -> LeafTokens:
         return self.token_match.leaves(
-            states.leaf_states[:, :, 0], states.root_states, batch["leaf_segments"], batch["root_segments"]
+            states.leaf_states[:, :, 0],
+            states.root_states,
+            batch["root_ids"],
+            batch["leaf_segments"],
+            batch["root_segments"],
         )
 
     def _name_tokens(self, text_ids: torch.Tensor) -> NameTokens:
@@ -264,14 +271,11 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         """What tokens add to the scores of all tails of the batch [P, P] and of each leaf's own wrong ones [B, G, U]."""
         if self.token_match is None:
             return 0.0, 0.0
-        leaves, text_ids_PC = self._leaf_tokens(inputs, states), labels["tail_text_ids"].flatten(0, 1)
-        match_PP = self.token_match.scores(
-            leaves, inputs["root_ids"], self._name_tokens(text_ids_PC), text_ids_PC, self.config.vocab_size
-        )
+        leaves = self._leaf_tokens(inputs, states)
+        match_PP = self.token_match.scores(leaves, self._name_tokens(labels["tail_text_ids"].flatten(0, 1)))
         if not negatives:
             return match_PP, 0.0
-        ids_BGUC = labels["negative_text_ids"]
-        return match_PP, self.token_match.own_scores(leaves, inputs["root_ids"], self._name_tokens(ids_BGUC), ids_BGUC)
+        return match_PP, self.token_match.own_scores(leaves, self._name_tokens(labels["negative_text_ids"]))
 
     def _range_term(self, queries_BGE, tails_BGE, match_PP, relation_BG, masked_BG, labels) -> torch.Tensor:
         # Other true tails are of admissible types; leaving them out would only blur the question.

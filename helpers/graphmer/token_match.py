@@ -3,10 +3,14 @@
 A vector a text forgets rare words. Here a leaf also says which tokens it expects, by a product with the embeddings, and which
 it copies from its document's roots, by exact match. The first collapses to one more dot product of vectors; the second is
 late interaction over equal tokens, as COIL has it (Gao, Dai and Callan, arXiv 2104.07186).
+
+A name has three fields, matched apart: its own part (`default` of `method json.encoder.JSONEncoder.default`), its owner
+(`JSONEncoder.`) and the rest. Who calls it writes the first, what `JSONEncoder` contains has the second, what `json` holds the third.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,38 +19,54 @@ from torch import nn
 from helpers.graphmer.architecture import MATCH_KEY
 
 # B batch · S roots · G leaves · C tokens of an entity's text · D width · V vocabulary · K key · P queries · X entities
+# F fields · T = F S
+
+FIELDS = 3  # own part, owner, rest: token v of field f is number v + f V
 
 
 class LeafTokens(NamedTuple):
-    """What leaves ask for: expected_BGD to be multiplied with an entity's mean embedding, copied_BGS weights of root tokens."""
+    """What leaves ask for: expected [B, G, F D] to be multiplied with a name's mean embeddings, and the tokens that they copy.
 
-    expected_BGD: torch.Tensor
-    copied_BGS: torch.Tensor
+    Of these the numbers ids_BT, the same for all leaves of a sequence, and the weights copied_BGT.
+    """
+
+    expected: torch.Tensor
+    ids_BT: torch.Tensor
+    copied_BGT: torch.Tensor
 
 
 class NameTokens(NamedTuple):
-    """What names offer: mean_XD embedding of their tokens, bias_X of these, weights_XC of each token."""
+    """What names offer: mean embedding of the tokens of each field [X, F D], bias_X of all, numbers and weights of each token."""
 
-    mean_XD: torch.Tensor
+    mean: torch.Tensor
     bias_X: torch.Tensor
+    ids_XC: torch.Tensor
     weights_XC: torch.Tensor
 
 
 class TokenMatch(nn.Module):
-    """score(leaf, name) = sum over the name's tokens c of w_c (expected . embedding_c + bias_c + copied weight of c's roots).
+    """score(leaf, name) = sum over fields f and tokens c there of w_c (expected_f . embedding_c + bias_c + weight of copies of c for f).
 
-    w is softplus of a learned weight a token, a name's w scaled to one learned length, so that a long name gains nothing.
+    w is softplus of a learned weight a token, the w of a field scaled to one learned length, so that a long name gains nothing.
+
+    separators: tokens that end a part, such as those of `.` and `(`; the own part is behind the last. Without any, all of a
+        name is its own part.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int):
+    def __init__(self, vocab_size: int, hidden_size: int, separators: Sequence[int] = ()):
         super().__init__()
-        self.expected = nn.Linear(hidden_size, hidden_size)
-        self.copy_query = nn.Linear(hidden_size, MATCH_KEY)
-        self.copy_key = nn.Linear(hidden_size, MATCH_KEY)
-        self.copy_offset = nn.Parameter(torch.empty(()))
+        self.vocab_size = vocab_size
+        self.expected = nn.Linear(hidden_size, FIELDS * hidden_size)
+        self.copy_query = nn.Linear(hidden_size, FIELDS * MATCH_KEY)
+        self.copy_key = nn.Linear(hidden_size, FIELDS * MATCH_KEY)
+        self.copy_offset = nn.Parameter(torch.empty(FIELDS))
         self.token_weight = nn.Parameter(torch.empty(vocab_size))
         self.token_bias = nn.Parameter(torch.empty(vocab_size))
-        self.log_length = nn.Parameter(torch.empty(()))
+        self.log_length = nn.Parameter(torch.empty(FIELDS))
+        separates_V = torch.zeros(vocab_size)
+        separates_V[list(separators)] = 1
+        # Saved with the weights: from_pretrained makes what is not saved of empty memory.
+        self.register_buffer("separates_V", separates_V)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -60,51 +80,57 @@ class TokenMatch(nn.Module):
         self,
         leaves_BGD: torch.Tensor,
         roots_BSD: torch.Tensor,
+        root_ids_BS: torch.Tensor,
         leaf_segments_BG: torch.Tensor,
         root_segments_BS: torch.Tensor,
     ) -> LeafTokens:
         """Of leaves that may copy from the roots of their own document."""
-        scores_BGS = self.copy_query(leaves_BGD) @ self.copy_key(roots_BSD).transpose(1, 2) / MATCH_KEY**0.5
+        query_BFGK = self.copy_query(leaves_BGD).unflatten(-1, (FIELDS, -1)).transpose(1, 2)
+        key_BFSK = self.copy_key(roots_BSD).unflatten(-1, (FIELDS, -1)).transpose(1, 2)
+        scores_BFGS = (query_BFGK @ key_BFSK.transpose(2, 3) / MATCH_KEY**0.5).float()
         own_BGS = (leaf_segments_BG[..., None] == root_segments_BS[:, None]) & (root_segments_BS > 0)[:, None]
-        copied_BGS = nn.functional.softplus(scores_BGS.float() + self.copy_offset) * own_BGS
-        return LeafTokens(self.expected(leaves_BGD), copied_BGS)
+        copied_BFGS = nn.functional.softplus(scores_BFGS + self.copy_offset[:, None, None]) * own_BGS[:, None]
+        ids_BT = torch.cat([root_ids_BS + field * self.vocab_size for field in range(FIELDS)], dim=1)
+        return LeafTokens(self.expected(leaves_BGD), ids_BT, copied_BFGS.transpose(1, 2).flatten(2))
 
     def names(self, text_ids: torch.Tensor, embedding_VD: torch.Tensor, pad: int) -> NameTokens:
         """Of texts [..., C]; an empty one offers nothing."""
-        there = text_ids != pad
-        weights = nn.functional.softplus(nn.functional.embedding(text_ids, self.token_weight[:, None]).squeeze(-1))
-        weights = weights.float() * there
-        weights = weights * self.log_length.exp() / (weights.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        field = self._field(text_ids)
+        fields = torch.stack([field == one for one in range(FIELDS)], dim=-2) & (text_ids != pad)[..., None, :]
+        weights = nn.functional.softplus(_of_tokens(text_ids, self.token_weight)).float()[..., None, :] * fields
+        norm = (weights.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        weights = weights * self.log_length.exp()[:, None] / norm
         tokens = nn.functional.embedding(text_ids, embedding_VD)
-        mean = (weights[..., None].to(tokens.dtype) * tokens).sum(-2)
-        bias = (weights * nn.functional.embedding(text_ids, self.token_bias[:, None]).squeeze(-1)).sum(-1)
-        return NameTokens(mean, bias, weights)
+        mean = (weights.to(tokens.dtype) @ tokens).flatten(-2)
+        weights = weights.sum(-2)  # a token is of one field
+        bias = (weights * _of_tokens(text_ids, self.token_bias)).sum(-1)
+        return NameTokens(mean, bias, text_ids + self.vocab_size * field, weights)
 
-    @staticmethod
-    def bags(ids: torch.Tensor, weights: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        """[..., V] from tokens and their weights [..., n]."""
-        empty = weights.new_zeros((*weights.shape[:-1], vocab_size))
+    def _field(self, text_ids: torch.Tensor) -> torch.Tensor:
+        """Of tokens [..., C]: how many separators are at or behind them, int64, at most the last field."""
+        separates = _of_tokens(text_ids, self.separates_V)
+        return separates.flip(-1).cumsum(-1).flip(-1).long().clamp(max=FIELDS - 1)
+
+    def bags(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """[..., F V] from numbers of tokens and their weights [..., n]."""
+        empty = weights.new_zeros((*weights.shape[:-1], FIELDS * self.vocab_size))
         return empty.scatter_add(-1, ids.expand(weights.shape), weights)
 
-    def scores(
-        self,
-        leaves: LeafTokens,
-        root_ids_BS: torch.Tensor,
-        names: NameTokens,
-        text_ids_XC: torch.Tensor,
-        vocab_size: int,
-    ) -> torch.Tensor:
-        """[P, X] of every leaf (P = B G) and every name, fp32."""
-        dense_PX = (leaves.expected_BGD.flatten(0, 1) @ names.mean_XD.T).float() + names.bias_X
-        copied_BGV = self.bags(root_ids_BS[:, None].expand(leaves.copied_BGS.shape), leaves.copied_BGS, vocab_size)
-        name_XV = self.bags(text_ids_XC, names.weights_XC, vocab_size)
-        return dense_PX + copied_BGV.flatten(0, 1).float() @ name_XV.T
+    def copied_bags(self, leaves: LeafTokens) -> torch.Tensor:
+        """[B, G, F V] of what leaves copy, fp32."""
+        return self.bags(leaves.ids_BT[:, None], leaves.copied_BGT).float()
 
-    def own_scores(
-        self, leaves: LeafTokens, root_ids_BS: torch.Tensor, names: NameTokens, text_ids_BGUC: torch.Tensor
-    ) -> torch.Tensor:
+    def scores(self, leaves: LeafTokens, names: NameTokens) -> torch.Tensor:
+        """[P, X] of every leaf (P = B G) and every name, fp32."""
+        dense_PX = (leaves.expected.flatten(0, 1) @ names.mean.T).float() + names.bias_X
+        return dense_PX + self.copied_bags(leaves).flatten(0, 1) @ self.bags(names.ids_XC, names.weights_XC).float().T
+
+    def own_scores(self, leaves: LeafTokens, names: NameTokens) -> torch.Tensor:
         """[B, G, U] of every leaf and its own U names; `names` of these [B, G, U, ...]."""
-        dense_BGU = (names.mean_XD @ leaves.expected_BGD[..., None]).squeeze(-1).float() + names.bias_X
-        equal_BGUCS = text_ids_BGUC[..., None] == root_ids_BS[:, None, None, None]
-        copied_BGUC = (equal_BGUCS * leaves.copied_BGS[:, :, None, None]).sum(-1)
-        return dense_BGU + (names.weights_XC * copied_BGUC).sum(-1)
+        dense_BGU = (names.mean @ leaves.expected[..., None]).squeeze(-1).float() + names.bias_X
+        copied = self.copied_bags(leaves).gather(-1, names.ids_XC.flatten(2)).view(names.ids_XC.shape)
+        return dense_BGU + (names.weights_XC * copied).sum(-1)
+
+
+def _of_tokens(ids: torch.Tensor, values_V: torch.Tensor) -> torch.Tensor:
+    return nn.functional.embedding(ids, values_V[:, None]).squeeze(-1)

@@ -109,3 +109,9 @@ def identifier_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
             ascii_other = first.isascii() and not (first.isalnum() or first == "_")
             words_V[index] = not ascii_other and not 256 <= ord(first) <= 289
     return words_V
+
+
+def separator_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Tokens at whose end the next part of a qualified name begins: they end in a dot, slash, bracket or blank."""
+    ends = (".", "/", "(", "Ġ")  # Ġ: a blank in the byte-level alphabet
+    return sorted(index for token, index in tokenizer.get_vocab().items() if token.endswith(ends))

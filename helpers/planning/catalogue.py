@@ -42,7 +42,7 @@ MODELS: dict[str, dict[str, Sizes]] = {
         "small": Sizes(family="reservoir", vocab=2_000, width=128, layers=3, inner=256),
     },
     "graphmer_se": {
-        "80m": Sizes(family="graphmer", vocab=8_192, width=768, layers=12, heads=12, inner=896),
+        "80m": Sizes(family="graphmer", vocab=8_192, width=768, layers=12, heads=12, inner=832),
         "small": Sizes(family="graphmer", vocab=2_000, width=128, layers=4, heads=4, inner=192),
     },
     "hardware_tuning": {

@@ -158,7 +158,7 @@ def _graphmer(asked) -> str:
     held = long[0].memory
     one = compare(chosen, ("RTX 3050",), length=768, batch_size=1, **asked)[0].memory
     body = (
-        f"{chosen.parameters:,} parameters (12 layers of 768, SwiGLU of 896), 10,000 steps of 32 sequences on each, MLM and MNM. At 768 tokens:\n\n{table(long, markdown=True)}\n\n"
+        f"{chosen.parameters:,} parameters (12 layers of 768, SwiGLU of 832), 10,000 steps of 32 sequences on each, MLM and MNM. At 768 tokens:\n\n{table(long, markdown=True)}\n\n"
         f"At the notebook's {chosen.length} positions (128 roots, 70 leaf slots):\n\n{table(short, markdown=True)}\n\n"
         f"**What fits in 8 GB at 768 tokens: {long[0].largest_batch} sequences**, {short[0].largest_batch} at {chosen.length}; "
         f"the effective batch of {long[0].batch_size} comes by accumulation. Weights, gradients and optimizer are "

@@ -1,0 +1,71 @@
+"""Held-out links by GraphMER-SE, by strings and by both together, for several seeds on one split of the sample.
+
+python benchmarks/graph_links.py --seeds 0 1 2 --output links.json
+
+The split is that of `--split`; a seed changes weights, order, masks and negatives. Nothing is timed. A run that was interrupted
+goes on from its checkpoints in `--folder`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from helpers import runtime
+from helpers.graphmer import evaluation, experiment
+from helpers.graphmer.configuration import override, read_configuration
+from helpers.graphmer.link_prediction import LinkPredictor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--split", type=int, default=0, help="seed of the held-out packages")
+    parser.add_argument("--profile", default="cpu")
+    parser.add_argument("--strings", action="store_true", help="measure the string baseline alone, too")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/graph_links"))
+    parser.add_argument("--output", type=Path, required=True)
+    given = parser.parse_args()
+    machine = runtime.detect(False, "auto")
+    configuration = override(read_configuration(given.profile), {"run.seed": given.split})
+    corpus = experiment.load_corpus("sample", configuration)
+    found = {
+        "data": corpus.source,
+        "split": given.split,
+        "test_triples": len(corpus.splits.test),
+        "steps": configuration.run.max_steps,
+        "device": machine.device_name,
+        "rows": {},
+    }
+    rows = found["rows"]
+    for seed in given.seeds:
+        changed = override(configuration, {"run.seed": seed})
+        trainer = experiment.train(
+            changed, experiment.with_options(corpus, changed), machine, given.folder / f"seed-{seed}"
+        )
+        predictor = LinkPredictor(trainer.model, corpus.validation)
+        scorers = {
+            f"encoder, seed {seed}": lambda predictor=predictor: evaluation.links(
+                evaluation.both_ends(predictor, corpus), corpus, configuration
+            ),
+            f"encoder and strings, seed {seed}": lambda predictor=predictor: evaluation.with_strings(
+                predictor, corpus, configuration
+            ),
+        }
+        _measure(scorers, found, given.output)
+    if given.strings:
+        _measure({"strings": lambda: evaluation.baselines(corpus, configuration)["strings"]}, found, given.output)
+    print(evaluation.by_relation(rows))
+
+
+def _measure(scorers: dict, found: dict, output: Path) -> None:
+    for name, links in scorers.items():
+        found["rows"][name] = links()
+        print(evaluation.table(found["rows"]), flush=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
