@@ -1,5 +1,6 @@
 """Every term of GraphMER's loss, held against a loop over leaves, candidates and slots."""
 
+import itertools
 import math
 
 import pytest
@@ -137,6 +138,23 @@ def slow_match(seen, p: int, tokens: list[int]) -> float:
                         copied = match.copy_query(leaf)[of_key] @ key / 8 + match.copy_offset[field]
                         found += float(softplus(copied))
                 total += weights[place] / length * found
+        pairs = [place for place in range(1, len(tokens)) if fields[place] == 0 and tokens[place] != PAD]
+        numbers = {place: (tokens[place - 1] * 40_503 + tokens[place]) % 2**14 for place in pairs}
+        weights = {place: float(softplus(match.pair_weight[number])) for place, number in numbers.items()}
+        length = math.sqrt(sum(weight**2 for weight in weights.values()) + 1e-6) / math.exp(match.log_length[3])
+        roots = [*batch["root_ids"][b].tolist(), PAD]
+        for place, number in numbers.items():
+            segments = [*batch["root_segments"][b].tolist(), 0]
+            for s, (root, after) in enumerate(itertools.pairwise(roots)):
+                segment, after = segments[s], after if segments[s] == segments[s + 1] else PAD
+                if (
+                    (root * 40_503 + after) % 2**14 == number
+                    and segment == batch["leaf_segments"][b, g]
+                    and segment > 0
+                ):
+                    key = match.copy_key(output.root_states[b, s])[192:]
+                    copied = match.copy_query(leaf)[192:] @ key / 8 + match.copy_offset[3]
+                    total += weights[place] / length * float(softplus(copied))
     return total
 
 

@@ -12,6 +12,7 @@ POSITIONS = ("alibi", "rotary", "none")
 NORMS = ("rmsnorm", "layernorm")
 ACTIVATIONS = ("swiglu", "gelu")
 MATCH_KEY = 64  # width in which a leaf finds the roots that it copies
+MATCH_PAIRS = 2**14  # numbers that pairs of neighbouring tokens are hashed into there
 DECAYS = ("multiplicative", "additive", "none")
 TERMS = (
     "mlm",
@@ -33,7 +34,7 @@ class GraphMERConfig(PretrainedConfig):
         vocab_size, pad_token_id: V, and the token of empty places.
         num_relations: R, inverse relations included; ids are 1..R, 0 is none.
         hidden_size, num_hidden_layers, num_attention_heads: D, layers, A.
-        intermediate_size: I. With 832 the default model has 79.8M weights; 3,072 with SwiGLU would be 113M in the layers alone.
+        intermediate_size: I. With 832 the default model has 80.0M weights; 3,072 with SwiGLU would be 113M in the layers alone.
         dropout: on embeddings, attention weights and each layer's two updates.
         positional_encoding: "alibi" or "rotary" on the roots (a leaf stands where it hangs), or "none".
         leaf_positions: a learned vector a leaf slot. Without, the two ends of a leaf are mirror images by graph distance.
@@ -222,8 +223,9 @@ def parameter_count(config: GraphMERConfig) -> int:
 
 
 def token_match_parameters(vocab_size: int, hidden_size: int) -> int:
-    """Trained weights of `token_match.TokenMatch`: three linear maps and two vectors of three fields, two of the vocabulary."""
-    return 3 * (hidden_size + 2 * MATCH_KEY) * (hidden_size + 1) + 2 * vocab_size + 6
+    """Trained weights of `token_match.TokenMatch`: linear maps and vectors of three fields and pairs."""
+    linear = (3 * hidden_size + 2 * 4 * MATCH_KEY) * (hidden_size + 1)
+    return linear + 2 * vocab_size + MATCH_PAIRS + 2 * 4
 
 
 def fitting_intermediate_size(config: GraphMERConfig, total: int = 80_000_000) -> int:

@@ -18,6 +18,7 @@ from scipy.sparse import csr_array, vstack
 from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
+from helpers.graphmer.baselines import Frequency
 from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.mixture import Mixture
@@ -31,7 +32,13 @@ from helpers.graphmer.token_match import FIELDS
 
 ROOT_FIELDS = ("root_ids", "root_segments", "root_positions")
 MOST_ANSWERS = 2**13  # names that stand for all that a leaf could ask for
-PARTS = ("meaning", "own name", "owner", "rest")  # of a score: vectors and expected tokens, then copies of each field
+PARTS = (
+    "meaning",
+    "own name",
+    "owner",
+    "rest",
+    "pairs",
+)  # of a score: vectors and expected tokens, then copies of each field
 SCORES_AT_ONCE = 2**24
 ROWS_AT_ONCE = 2**10
 
@@ -86,11 +93,11 @@ class LinkPredictor:
         return self.against(self.asked(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
     def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> Mixture:
-        """The parts of the score at the given end and at the other end, and the other end's total, weighed on validation.
+        """The parts of the score at either end, the other end's total, and counts of training, weighed on validation.
 
         For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
         """
-        return Mixture(self.ends(), splits, graph, ontology, seed=seed)
+        return Mixture(self.ends() | {"count": Frequency(splits.train)}, splits, graph, ontology, seed=seed)
 
     def ends(self) -> dict[str, _End]:
         """Scorers by name, for a mixture."""
@@ -189,8 +196,8 @@ class LinkPredictor:
             return meaning_QX[None]
         parts_PQX = np.zeros((len(PARTS), *meaning_QX.shape), np.float32)
         parts_PQX[0] = meaning_QX
-        for field in range(FIELDS):
-            of_field = slice(field * V, (field + 1) * V)
+        for field in range(FIELDS + 1):
+            of_field = slice(field * V, (field + 1) * V if field < FIELDS else None)
             _add_copies(parts_PQX[1 + field], asked.copied_QV[:, of_field], bags_XV[numbers][:, of_field])
         return parts_PQX
 
@@ -228,7 +235,7 @@ class LinkPredictor:
 
     @property
     def _vocabulary(self) -> int:
-        return FIELDS * self.model.config.vocab_size
+        return 0 if self.model.token_match is None else self.model.token_match.numbers
 
 
 class _End:

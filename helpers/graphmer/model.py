@@ -186,7 +186,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         return torch.cat((query_BGE, tokens.expected.float()), dim=-1), tokens.ids_BT, tokens.copied_BGT
 
     def offered(self, text_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of entities' texts [X, C]: features [X, ...], an addend [X], and tokens and their weights [X, C], to match copies.
+        """Of entities' texts [X, C]: features [X, ...], an addend [X], and tokens and pairs with their weights, to match copies.
 
         Without `token_match` only features and addend.
         """
@@ -194,7 +194,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if self.token_match is None:
             return entity_XE, entity_XE.new_zeros(len(entity_XE))
         names = self._name_tokens(text_ids)
-        return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, names.ids_XC, names.weights_XC
+        return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, names.ids_XT, names.weights_XT
 
     def _leaf_tokens(self, batch: dict[str, torch.Tensor], states: GraphMEROutput) -> LeafTokens:
         return self.token_match.leaves(

@@ -1,6 +1,6 @@
 """Configurations for machines, as the YAML that `read_configuration` takes: `read_configuration("rtx3050")`.
 
-A key that a profile leaves out has its default (`configuration.py`): 768 wide, 12 layers, 79.8M weights, 768 tokens.
+A key that a profile leaves out has its default (`configuration.py`): 768 wide, 12 layers, 80.0M weights, 768 tokens.
 The largest micro-batches are `memory.largest_batch` of 80 % of the device's memory: estimates, not measurements.
 """
 
