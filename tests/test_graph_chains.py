@@ -490,6 +490,8 @@ def test_queries_ask_at_the_documents_own_name(world, chains):
         chains.queries(["json.nothing"], ["calls"])
     with pytest.raises(ValueError, match="relation='cals'"):
         chains.queries(names, ["cals"])
+    with pytest.raises(ValueError, match=r"windows: 1 of 'json': must be in \[0, 1\)"):
+        chains.queries(names, ["calls"], windows=[0, 1])
 
 
 def test_a_shorter_length_has_the_same_documents_cut(world, chains):

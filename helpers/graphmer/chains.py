@@ -223,8 +223,8 @@ class LeafyChains(torch.utils.data.Dataset):
         leaves: G; shorter rows have empty leaves behind. Default: the longest row.
         windows: of each row, less than `window_count` of its entity; the first by default.
 
-        Nothing else is masked and there is no label. Raises ValueError: an unknown entity or relation, or more relations
-        than leaves.
+        Nothing else is masked and there is no label. Raises ValueError: an unknown entity or relation, more relations than
+        leaves, or a window that the document has not.
         """
         same = not len(relations) or isinstance(relations[0], str) or not hasattr(relations[0], "__len__")
         per_row = [relations] * len(entity_ids) if same else relations
@@ -237,6 +237,8 @@ class LeafyChains(torch.utils.data.Dataset):
             if entity_id not in self.encoded.number:
                 raise ValueError(f"entity_ids: {entity_id!r} is no entity of the graph")
             number = self.encoded.number[entity_id]
+            if not 0 <= window < (count := self.window_count(entity_id)):
+                raise ValueError(f"windows: {window} of {entity_id!r}: must be in [0, {count})")
             made, _ = self._roots([(number, window)])
             start, length = self._place((number, window), 0, *self.encoded.anchors(number)[0, 1:].tolist())
             shown = np.arange(G) < len(row)
@@ -249,6 +251,7 @@ class LeafyChains(torch.utils.data.Dataset):
         return stacked(rows)
 
     def window_count(self, entity_id: str) -> int:
+        """Windows of an entity's document at this length, 1 where it is shown whole."""
         return self.encoded.count(self.encoded.number[entity_id], self.roots)
 
     def entity_texts(self, entity_ids: Sequence[str]) -> torch.Tensor:
