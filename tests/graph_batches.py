@@ -28,6 +28,7 @@ def config(**changes) -> GraphMERConfig:
     sizes = {"vocab_size": V, "num_relations": R, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 24, "leaf_tokens": L, "max_head_tokens": H, "embedding_size": 8, "dropout": 0.0}
     sizes |= {"relation_dropout": 0.0, "ontology_margin": -0.5, "separator_ids": [5, 11, 17, 23, 29]}
+    sizes |= {"break_ids": [PAD, MASK, END, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38]}  # 5 is the dot
     sizes |= {"antisymmetric_relations": [1, 3], "acyclic_relations": [1, 2], "relation_ranges": [[0], [1, 2], [], [2]]}
     return GraphMERConfig(**{**sizes, **changes})
 

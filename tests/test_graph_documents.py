@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.graphmer.documents import Documents, EncodedDocuments, entity_text, leaf_texts
+from helpers.graphmer.documents import Documents, EncodedDocuments, entity_text, leaf_texts, shown_name
 from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph, load_graph
 from helpers.graphmer.tokenizer import PAD, SEP, encode, train_tokenizer
 
@@ -72,7 +72,7 @@ def test_a_document_is_the_name_and_what_ast_finds_there(folder, graph, document
                 source = "\n".join(text.split("\n")[node.lineno - 1 : node.end_lineno])
                 for entity in owners:
                     name, _, shown = documents.text(entity.id).partition("\n")
-                    assert name == entity.id
+                    assert name == shown_name(entity.id)
                     # dedent leaves lines alone that stand further left than the definition
                     assert [line.strip() for line in shown.split("\n")] == [line.strip() for line in source.split("\n")]
                     if all(line.startswith(" " * node.col_offset) or not line.strip() for line in source.split("\n")):
@@ -93,7 +93,7 @@ def test_what_has_no_lines_of_its_own_is_its_name(graph, documents):
     kinds = set()
     for entity in graph.entities.values():
         if entity.type in ("parameter", "variable", "field") or entity.status != DEFINED:
-            assert documents.text(entity.id) == entity.id
+            assert documents.text(entity.id) == shown_name(entity.id)
             assert [anchor.entity for anchor in documents.anchors(entity.id)] == [entity.id]
             kinds.add((entity.type, entity.status))
     assert ("parameter", DEFINED) in kinds
@@ -106,7 +106,7 @@ def test_anchors_are_the_names_of_definitions_on_their_lines(graph, documents):
         text = documents.text(entity.id)
         anchors = documents.anchors(entity.id)
         assert anchors[0][:2] == (entity.id, 0)
-        assert text[: anchors[0].end] == entity.id
+        assert text[: anchors[0].end] == shown_name(entity.id)
         assert len({anchor.start for anchor in anchors}) == len(anchors)
         for anchor in anchors[1:]:
             inner = graph.entities[anchor.entity]
@@ -174,7 +174,7 @@ def test_a_written_graph_has_names_only(graph, tmp_path):
     for folder in (tmp_path, tmp_path / "plain"):
         loaded = load_graph(folder)
         for documents in (Documents.read(loaded, folder), Documents.read(loaded)):
-            assert all(documents.text(one) == one for one in loaded.entities)
+            assert all(documents.text(one) == shown_name(one) for one in loaded.entities)
 
 
 def test_a_changed_or_missing_source_is_refused(tmp_path):
@@ -197,6 +197,7 @@ def test_names_of_leaves_and_of_candidates():
     assert entity_text(method) == "method json.encoder.JSONEncoder.default"
     assert leaf_texts(Entity("m.C.f(x)", "parameter", "x")) == ("f(x)", "x")
     assert leaf_texts(Entity("m.f.<locals>.g", "function", "g")) == ("f.g", "g")
+    assert entity_text(Entity("m.f.<locals>.g", "function", "g")) == "function m.f.g"
     assert leaf_texts(Entity("repository/m", "module", "m")) == ("m",)
 
 
@@ -220,7 +221,7 @@ def test_windows_go_on_where_the_one_before_ended(graph, documents, tokenizer):
     for number, entity in enumerate(encoded.entities):
         (whole,) = encode(tokenizer, [documents.text(entity.id)])
         name, count = encoded.name_length(number), encoded.count(number, 60)
-        assert whole[:name] == encode(tokenizer, [entity.id + "\n" * (len(whole) > name)])[0]
+        assert whole[:name] == encode(tokenizer, [shown_name(entity.id) + "\n" * (len(whole) > name)])[0]
         shown = [encoded.window(number, window, 60) for window in range(count)]
         assert all(len(ids) <= 60 and ids[:name].tolist() == whole[: min(name, 60)] for ids, _ in shown)
         source = [token for ids, _ in shown for token in ids[name:].tolist()]
@@ -267,7 +268,8 @@ def test_token_anchors_are_the_names(graph, documents, encoded, tokenizer):
             text = tokenizer.decode(ids[first : first + length])
             if place == 0:
                 assert named == number
-                assert (entity.endswith(text) and (first == 0 or entity[-len(text) - 1] in "./(")) or length == 8
+                whole = shown_name(entity)
+                assert (whole.endswith(text) and (first == 0 or whole[-len(text) - 1] in "./(")) or length == 8
             else:
                 name = encoded.entities[named].name
                 assert encoded.entities[named].id in shown

@@ -152,10 +152,37 @@ def slow_match(seen, p: int, tokens: list[int]) -> float:
                     and segment == batch["leaf_segments"][b, g]
                     and segment > 0
                 ):
-                    key = match.copy_key(output.root_states[b, s])[192:]
-                    copied = match.copy_query(leaf)[192:] @ key / 8 + match.copy_offset[3]
+                    key = match.copy_key(output.root_states[b, s])[192:256]
+                    copied = match.copy_query(leaf)[192:256] @ key / 8 + match.copy_offset[3]
                     total += weights[place] / length * float(softplus(copied))
+        for field in (0, 1, 2):
+            of_key = slice(64 * (4 + field), 64 * (5 + field))
+            words = [place for place, one in enumerate(fields) if one == field and word(seen, tokens[place])]
+            for s in path_ends(seen, b, int(batch["leaf_segments"][b, g])) if words else ():
+                segment = batch["root_segments"][b].tolist()
+                inside = [root for root, one in zip(roots, segment, strict=False) if one == segment[s]]
+                if path(seen, inside[: s - segment.index(segment[s]) + 1]) == path(seen, tokens[: words[-1] + 1]):
+                    key = match.copy_key(output.root_states[b, s])[of_key]
+                    copied = match.copy_query(leaf)[of_key] @ key / 8 + match.copy_offset[4 + field]
+                    total += math.exp(match.log_length[4 + field]) * float(softplus(copied))
     return total
+
+
+def word(seen, token: int) -> bool:
+    return token not in seen["model"].config.separator_ids and token not in seen["model"].config.break_ids
+
+
+def path(seen, tokens: list[int]) -> list[int]:
+    """The last 12 tokens at most that no break is among."""
+    breaks = [place for place, token in enumerate(tokens) if token in seen["model"].config.break_ids]
+    return tokens[max(breaks, default=-1) + 1 :][-12:]
+
+
+def path_ends(seen, b: int, segment: int) -> list[int]:
+    """Roots of a document that are the last of a word."""
+    roots, segments = (seen["batch"][name][b].tolist() for name in ("root_ids", "root_segments"))
+    inside = [s for s, one in enumerate(segments) if one == segment and segment > 0]
+    return [s for s in inside if word(seen, roots[s]) and not (s + 1 in inside and word(seen, roots[s + 1]))]
 
 
 def slow_choice(seen, p: int, vector: torch.Tensor, *, by_token: bool = False) -> float:

@@ -12,6 +12,7 @@ from helpers.graphmer.tokenizer import (
     MASK,
     PAD,
     SEP,
+    break_tokens,
     encode,
     identifier_tokens,
     newline_id,
@@ -128,6 +129,19 @@ def test_separators_stand_before_each_part_of_a_name(tokenizer):
         else:
             begun += tokenizer.decode([one])
     assert [part.strip("<>") for part in (*parts, begun)] == ["method", "a", "Bc", "locals", "de", "fg)"]
+
+
+def test_breaks_are_what_no_path_has(tokenizer):
+    breaks = set(break_tokens(tokenizer))
+    (ids,) = encode(tokenizer, ["method a.Bc.de(fg)\n"])
+    runs, begun = [], ""
+    for one in ids:
+        if one in breaks:
+            runs.append(begun)
+            begun = ""
+        else:
+            begun += tokenizer.decode([one])
+    assert [run for run in runs if run] == ["method", "a.Bc.de", "fg"]
 
 
 def test_it_loads_as_it_was_saved(tokenizer, tmp_path):

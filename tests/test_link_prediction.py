@@ -6,9 +6,10 @@ import torch
 
 from helpers.graphmer import link_prediction, ranking
 from helpers.graphmer.architecture import GraphMERConfig
+from helpers.graphmer.asked import PARTS
 from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.model import GraphMERForPreTraining
-from helpers.graphmer.tokenizer import separator_tokens
+from helpers.graphmer.tokenizer import break_tokens, separator_tokens
 
 from .graph_batches import perturbed
 from .test_graph_chains import ONTOLOGY, RELATIONS, World
@@ -31,6 +32,7 @@ def model(request, world):
         embedding_size=8,
         token_match=request.param,
         separator_ids=separator_tokens(world.tokenizer),
+        break_ids=break_tokens(world.tokenizer),
         **sizes,
         **properties,
     )
@@ -97,7 +99,7 @@ def test_parts_are_the_addends_of_a_score(world, model):
     predictor, (heads, tails) = LinkPredictor(model, world.windows()), calls(world)
     whole, parts = predictor.tails(heads, "calls", tails), predictor.ends()
     of_given = [scorer.tails(heads, "calls", tails) for name, scorer in parts.items() if name.startswith("given end")]
-    assert len(of_given) == (1 if model.token_match is None else len(link_prediction.PARTS))
+    assert len(of_given) == (1 if model.token_match is None else len(PARTS))
     np.testing.assert_allclose(sum(of_given), whole, rtol=1e-4, atol=1e-4)
 
 
@@ -168,7 +170,7 @@ def test_a_model_is_ranked_as_any_scorer(world, model):
     scorer = LinkPredictor(model, world.chains()).both_ends(world.splits, world.graph, ONTOLOGY)
     found = ranking.evaluate(scorer, world.splits, world.graph, ONTOLOGY, max_queries=20)
     assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 20
-    parts = ("meaning",) if model.token_match is None else link_prediction.PARTS
+    parts = ("meaning",) if model.token_match is None else PARTS
     assert set(scorer.weights["calls", "tail"]) == {
         *(f"{end} end: {part}" for end in ("given", "other") for part in parts),
         "other end: total",

@@ -34,7 +34,7 @@ class GraphMERConfig(PretrainedConfig):
         vocab_size, pad_token_id: V, and the token of empty places.
         num_relations: R, inverse relations included; ids are 1..R, 0 is none.
         hidden_size, num_hidden_layers, num_attention_heads: D, layers, A.
-        intermediate_size: I. With 832 the default model has 80.0M weights; 3,072 with SwiGLU would be 113M in the layers alone.
+        intermediate_size: I. With 832 the default model has 80.3M weights; 3,072 with SwiGLU would be 113M in the layers alone.
         dropout: on embeddings, attention weights and each layer's two updates.
         positional_encoding: "alibi" or "rotary" on the roots (a leaf stands where it hangs), or "none".
         leaf_positions: a learned vector a leaf slot. Without, the two ends of a leaf are mirror images by graph distance.
@@ -48,6 +48,7 @@ class GraphMERConfig(PretrainedConfig):
         embedding_size: E, of queries and entities.
         token_match: queries and names also meet token by token (`token_match.py`).
         separator_ids: tokens that end a part of a qualified name; its last two parts are matched apart from the rest.
+        break_ids: tokens that are of no dotted path; the dot is a separator and no break.
         temperature: of both contrastive terms.
         ontology_margin: mean cosine above which the triples of a forbidden cycle are penalised.
         antisymmetric_relations, acyclic_relations: ids of the relations that the ontology says this of.
@@ -84,6 +85,7 @@ class GraphMERConfig(PretrainedConfig):
         embedding_size: int = 256,
         token_match: bool = True,
         separator_ids: Sequence[int] = (),
+        break_ids: Sequence[int] = (),
         temperature: float = 0.07,
         ontology_margin: float = 0.5,
         antisymmetric_relations: Sequence[int] = (),
@@ -139,10 +141,9 @@ class GraphMERConfig(PretrainedConfig):
             raise ValueError(
                 f"positional_encoding='rotary': a head has {hidden_size // num_attention_heads} dimensions, which must be even"
             )
-        if wrong := [number for number in separator_ids if not 0 <= number < vocab_size]:
-            raise ValueError(
-                f"separator_ids={list(separator_ids)}: {wrong} are no tokens; ids are in [0, {vocab_size})"
-            )
+        for name, ids in (("separator_ids", separator_ids), ("break_ids", break_ids)):
+            if wrong := [number for number in ids if not 0 <= number < vocab_size]:
+                raise ValueError(f"{name}={list(ids)}: {wrong} are no tokens; ids are in [0, {vocab_size})")
         if not 0 <= pad_token_id < vocab_size:
             raise ValueError(f"pad_token_id={pad_token_id}: must be in [0, {vocab_size})")
         for name, ids in (
@@ -177,6 +178,7 @@ class GraphMERConfig(PretrainedConfig):
         self.embedding_size = embedding_size
         self.token_match = token_match
         self.separator_ids = list(separator_ids)
+        self.break_ids = list(break_ids)
         self.temperature = temperature
         self.ontology_margin = ontology_margin
         self.antisymmetric_relations = list(antisymmetric_relations)
@@ -223,9 +225,9 @@ def parameter_count(config: GraphMERConfig) -> int:
 
 
 def token_match_parameters(vocab_size: int, hidden_size: int) -> int:
-    """Trained weights of `token_match.TokenMatch`: linear maps and vectors of three fields and pairs."""
-    linear = (3 * hidden_size + 2 * 4 * MATCH_KEY) * (hidden_size + 1)
-    return linear + 2 * vocab_size + MATCH_PAIRS + 2 * 4
+    """Trained weights of `token_match.TokenMatch`: linear maps and vectors of three fields, of pairs and of three paths."""
+    linear = (3 * hidden_size + 2 * 7 * MATCH_KEY) * (hidden_size + 1)
+    return linear + 2 * vocab_size + MATCH_PAIRS + 2 * 7
 
 
 def fitting_intermediate_size(config: GraphMERConfig, total: int = 80_000_000) -> int:

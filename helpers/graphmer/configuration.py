@@ -73,7 +73,7 @@ class Model(Section, path="model"):
     num_heads: int = setting(12, low=1)  # of attention, in each layer
     intermediate_size: int = setting(
         832, low=1
-    )  # 80.0M weights with the rest of the defaults; 3072, as published, 140M
+    )  # 80.3M weights with the rest of the defaults; 3072, as published, 140M
     dropout: float = setting(0.1, low=0.0, high=0.9)  # share of embeddings, attention weights and updates
     positional_encoding: str = setting("alibi", choices=("alibi", "rotary", "none"))  # of the roots
     norm: str = setting("rmsnorm", choices=("rmsnorm", "layernorm"))  # before each half of a layer

@@ -40,9 +40,14 @@ class Anchor(NamedTuple):
     end: int
 
 
+def shown_name(entity_id: str) -> str:
+    """`a.f.g` of `a.f.<locals>.g`: what is inside a function is owned by it."""
+    return entity_id.replace(".<locals>", "")
+
+
 def entity_text(entity: Entity) -> str:
     """What an entity is without its source: `method json.encoder.JSONEncoder.default`."""
-    return f"{entity.type} {entity.id}"
+    return f"{entity.type} {shown_name(entity.id)}"
 
 
 def leaf_texts(entity: Entity) -> tuple[str, ...]:
@@ -126,13 +131,13 @@ class Documents:
         limit: characters of source before it is dedented, to spare the work on what is cut off anyway.
         """
         if not self.has_source(entity_id):
-            return entity_id
+            return shown_name(entity_id)
         entity = self.graph.entities[entity_id]
         start, end = self._span(entity)
         source = self._sources[entity.module][start : end if limit is None else min(end, start + limit)]
         if indentation := len(source) - len(source.lstrip(" \t")):
             source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
-        return f"{entity_id}\n{source}"
+        return f"{shown_name(entity_id)}\n{source}"
 
     def anchors(self, entity_id: str, text: str | None = None) -> list[Anchor]:
         """The document's own name, then each definition whose name its text shows, in the order of lines.
@@ -140,11 +145,11 @@ class Documents:
         text: what is shown, the beginning of `self.text(entity_id)`; all of it by default.
         """
         text = self.text(entity_id) if text is None else text
-        found = [Anchor(entity_id, 0, min(len(entity_id), len(text)))]
-        if not self.has_source(entity_id) or len(text) <= len(entity_id):
+        own, name_end = self.graph.entities[entity_id], len(shown_name(entity_id))
+        found = [Anchor(entity_id, 0, min(name_end, len(text)))]
+        if not self.has_source(entity_id) or len(text) <= name_end:
             return found
-        own = self.graph.entities[entity_id]
-        starts = [len(entity_id) + 1]
+        starts = [name_end + 1]
         while (newline := text.find("\n", starts[-1])) >= 0:
             starts.append(newline + 1)
         ends = [*(start - 1 for start in starts[1:]), len(text)]
@@ -367,7 +372,7 @@ class EncodedDocuments:
         """Characters to tokens: both ends of a name are ends of tokens."""
         name_end = int(np.argmax(ids == newline)) if (ids == newline).any() else len(ids)
         ends_S = np.cumsum(lengths_V[ids])  # bytes
-        found = [(self.number[entity.id], *self._own_anchor(entity.id, ends_S[:name_end]))]
+        found = [(self.number[entity.id], *self._own_anchor(shown_name(entity.id), ends_S[:name_end]))]
         if name_end == len(ids):
             return found
         encoded = None if text.isascii() else text.encode()

@@ -20,7 +20,7 @@ from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.negatives import Relations
 from helpers.graphmer.ontology import Ontology, read_ontology
 from helpers.graphmer.splits import Splits, split_by_entity, split_by_module
-from helpers.graphmer.tokenizer import separator_tokens, train_tokenizer
+from helpers.graphmer.tokenizer import break_tokens, separator_tokens, train_tokenizer
 from helpers.graphmer.training import GraphTrainer, new_trainer
 from helpers.graphmer.validation import Validation, validate
 from helpers.plan import GIB, Plan, choose_optimizer, choose_workers
@@ -134,7 +134,10 @@ def _options(configuration: Configuration) -> dict:
 def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
     """An untrained model; its weights follow from `run.seed`."""
     set_seed(configuration.run.seed)
-    properties = corpus.relations.properties() | {"separator_ids": separator_tokens(corpus.tokenizer)}
+    properties = corpus.relations.properties() | {
+        "separator_ids": separator_tokens(corpus.tokenizer),
+        "break_ids": break_tokens(corpus.tokenizer),
+    }
     config = configuration.model_config(len(corpus.tokenizer), properties.pop("num_relations"), **properties)
     return GraphMERForPreTraining(config)
 

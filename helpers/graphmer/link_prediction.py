@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, vstack
 from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
+from helpers.graphmer.asked import PARTS, Asked, Offered
 from helpers.graphmer.baselines import Frequency
 from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.knowledge_graph import KnowledgeGraph
@@ -25,42 +25,12 @@ from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.ontology import UNKNOWN, Ontology
 from helpers.graphmer.splits import Splits
-from helpers.graphmer.token_match import FIELDS
 
-# Q queries · X candidates · F dense features (entity embedding and expected tokens) · V vocabulary · C tokens of a text ·
-# G leaves of a document · T tokens that a leaf copies · P parts
+# Q queries · X candidates · F dense features · C tokens of a text · G leaves of a document · P parts of a score
 
 ROOT_FIELDS = ("root_ids", "root_segments", "root_positions")
 MOST_ANSWERS = 2**13  # names that stand for all that a leaf could ask for
-PARTS = (
-    "meaning",
-    "own name",
-    "owner",
-    "rest",
-    "pairs",
-)  # of a score: vectors and expected tokens, then copies of each field
 SCORES_AT_ONCE = 2**24
-ROWS_AT_ONCE = 2**10
-
-
-class Asked:
-    """What leaves ask for: dense_QF float16 and the tokens that they copy, sparse [Q, V]."""
-
-    def __init__(self, dense_QF: np.ndarray, copied_QV: csr_array):
-        self.dense_QF, self.copied_QV = dense_QF, copied_QV
-
-    def __len__(self) -> int:
-        return len(self.dense_QF)
-
-    def __getitem__(self, rows: Sequence[int] | slice) -> Asked:
-        return Asked(self.dense_QF[rows], self.copied_QV[rows])
-
-    @staticmethod
-    def joined(parts: Sequence[Asked]) -> Asked:
-        return Asked(
-            np.concatenate([part.dense_QF for part in parts]),
-            vstack([part.copied_QV for part in parts], format="csr"),
-        )
 
 
 class LinkPredictor:
@@ -78,7 +48,7 @@ class LinkPredictor:
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
         self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
         self._number = chains.encoded.number
-        self._names: tuple[np.ndarray, np.ndarray, csr_array] | None = None
+        self._names: Offered | None = None
         self._asked: dict[int, Asked] = {}  # by relation id
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
@@ -139,7 +109,7 @@ class LinkPredictor:
                 **{name: value.to(self.model.device) for name, value in batch.items()}
             )
             G = dense_BGF.shape[1]
-            all_asked = _of_documents(dense_BGF, copies, [windows[name] for name in part], self._vocabulary)
+            all_asked = Asked.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
             for one, places in _by_relation(part, wanted, G, known=self._row).items():
                 found[one].append(all_asked[list(places.values())])
                 self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
@@ -181,25 +151,11 @@ class LinkPredictor:
 
     def against(self, asked: Asked, names: Sequence[str]) -> np.ndarray:
         """[Q, X] of what leaves ask for and these names."""
-        dense_XF, bias_X, bags_XV = self._all_names()
-        numbers = [self._number[name] for name in names]
-        scores_QX = _meaning(asked, dense_XF[numbers], bias_X[numbers])
-        _add_copies(scores_QX, asked.copied_QV, bags_XV[numbers])
-        return scores_QX
+        return self._offered(names).scores(asked)
 
     def parts(self, asked: Asked, names: Sequence[str]) -> np.ndarray:
         """[P, Q, X]: the addends of `against`, in the order of `PARTS`."""
-        dense_XF, bias_X, bags_XV = self._all_names()
-        numbers = [self._number[name] for name in names]
-        meaning_QX, V = _meaning(asked, dense_XF[numbers], bias_X[numbers]), self.model.config.vocab_size
-        if self.model.token_match is None:
-            return meaning_QX[None]
-        parts_PQX = np.zeros((len(PARTS), *meaning_QX.shape), np.float32)
-        parts_PQX[0] = meaning_QX
-        for field in range(FIELDS + 1):
-            of_field = slice(field * V, (field + 1) * V if field < FIELDS else None)
-            _add_copies(parts_PQX[1 + field], asked.copied_QV[:, of_field], bags_XV[numbers][:, of_field])
-        return parts_PQX
+        return self._offered(names).parts(asked)
 
     def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
         """`parts`, the last remembered: a mixture asks for one after the other."""
@@ -209,32 +165,22 @@ class LinkPredictor:
         return last[3]
 
     @torch.no_grad()
-    def _all_names(self) -> tuple[np.ndarray, np.ndarray, csr_array]:
-        """Of every entity: dense [X, F] float16, bias [X], bag of tokens [X, V]."""
+    def _offered(self, names: Sequence[str]) -> Offered:
+        """What names offer; all entities' are read at the first call."""
         if self._names is None:
             texts_XC = torch.from_numpy(self.chains.encoded.text_ids_EC.astype(np.int64))
             lengths = (texts_XC != self.model.config.pad_token_id).sum(1)
-            order = torch.argsort(lengths, stable=True)
-            dense, bias, bags = [], [], []
+            order, found = torch.argsort(lengths, stable=True), []
             for first in range(0, len(order), 8 * self.batch_size):
                 places = order[first : first + 8 * self.batch_size]
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
-                dense_F, bias_X, *tokens = self.model.offered(ids_XC.to(self.model.device))
-                dense.append(dense_F.half().cpu().numpy())
-                bias.append(bias_X.float().cpu().numpy())
-                bags.append(
-                    _bags(*tokens, vocabulary=self._vocabulary) if tokens else _empty(len(ids_XC), self._vocabulary)
-                )
-            back = np.argsort(order.numpy(), kind="stable")
-            self._names = (
-                np.concatenate(dense)[back],
-                np.concatenate(bias)[back],
-                vstack(bags, format="csr")[back],
-            )
-        return self._names
+                offered = self.model.offered(ids_XC.to(self.model.device))
+                found.append(Offered.of_texts(*offered, match=self.model.token_match))
+            self._names = Offered.joined(found)[np.argsort(order.numpy(), kind="stable")]
+        return self._names[[self._number[name] for name in names]]
 
     @property
-    def _vocabulary(self) -> int:
+    def _numbers(self) -> int:
         return 0 if self.model.token_match is None else self.model.token_match.numbers
 
 
@@ -272,17 +218,6 @@ class _OtherTotal(_End):
         return np.broadcast_to(-totals_X, (len(given), len(candidates)))
 
 
-def _meaning(asked: Asked, dense_XF: np.ndarray, bias_X: np.ndarray) -> np.ndarray:
-    return asked.dense_QF.astype(np.float32) @ dense_XF.astype(np.float32).T + bias_X
-
-
-def _add_copies(scores_QX: np.ndarray, copied_QV: csr_array, bags_XV: csr_array) -> None:
-    """A dense factor is much faster than two sparse ones: a leaf may copy a lot."""
-    for first in range(0, len(scores_QX), ROWS_AT_ONCE):
-        copied_Vq = np.ascontiguousarray(copied_QV[first : first + ROWS_AT_ONCE].toarray().T)
-        scores_QX[first : first + ROWS_AT_ONCE] += (bags_XV @ copied_Vq).T
-
-
 def _by_relation(
     names: Sequence[str], wanted: dict[str, list[int]], leaves: int, known: dict[int, dict[str, int]]
 ) -> dict[int, dict[str, int]]:
@@ -306,47 +241,3 @@ def _parts(names: Sequence[str], windows: dict[str, int], most: int) -> Iterator
         rows += windows[name]
     if part:
         yield part
-
-
-def _of_documents(
-    dense_BGF: torch.Tensor, copies: Sequence[torch.Tensor], windows: Sequence[int], vocabulary: int
-) -> Asked:
-    """What the leaves of documents ask for, from their windows in turn: a row for each document and leaf."""
-    B, G, _ = dense_BGF.shape
-    if copies:
-        ids_BT, weights_BGT = copies
-        copied = _bags(ids_BT.repeat_interleave(G, 0), weights_BGT, vocabulary=vocabulary)
-    else:
-        copied = _empty(B * G, vocabulary)
-    dense = dense_BGF.flatten(0, 1).float().cpu().numpy()
-    if len(windows) < B:
-        document_B = np.repeat(np.arange(len(windows)), windows)
-        row = (document_B[:, None] * G + np.arange(G)).ravel()
-        add = csr_array((np.ones(B * G, np.float32), (row, np.arange(B * G))), shape=(len(windows) * G, B * G))
-        dense = add @ dense / np.repeat(windows, G)[:, None]
-        copied = _largest(copied, row, len(windows) * G)
-    return Asked(dense.astype(np.float16), copied)
-
-
-def _largest(values_RV: csr_array, row_R: np.ndarray, rows: int) -> csr_array:
-    """[rows, V]: of the lines with one number the largest value of each column; all values are positive."""
-    found = values_RV.tocoo()
-    place = row_R[found.row].astype(np.int64) * found.shape[1] + found.col
-    order = np.argsort(place, kind="stable")
-    first = np.flatnonzero(np.diff(place[order], prepend=-1))
-    values, place = np.maximum.reduceat(found.data[order], first) if len(first) else found.data, place[order][first]
-    return csr_array((values, np.divmod(place, found.shape[1])), shape=(rows, found.shape[1]))
-
-
-def _empty(rows: int, vocabulary: int) -> csr_array:
-    return csr_array((rows, vocabulary), dtype=np.float32)
-
-
-def _bags(ids: torch.Tensor, weights: torch.Tensor, *, vocabulary: int) -> csr_array:
-    """Sparse [n, V] of tokens [n, length] and their weights [..., length]; equal tokens add up."""
-    ids, weights = ids.cpu().numpy(), weights.float().cpu().numpy()
-    starts = np.arange(0, ids.size + 1, ids.shape[1])
-    found = csr_array((weights.ravel(), ids.ravel(), starts), shape=(len(ids), vocabulary))
-    found.sum_duplicates()
-    found.eliminate_zeros()
-    return found

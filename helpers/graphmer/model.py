@@ -82,7 +82,9 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.triple_head = nn.Linear(D, 1)
         self.query_head = nn.Linear(D, E, bias=False)
         self.entity_head = nn.Linear(D, E, bias=False)
-        self.token_match = TokenMatch(config.vocab_size, D, config.separator_ids) if config.token_match else None
+        self.token_match = None
+        if config.token_match:
+            self.token_match = TokenMatch(config.vocab_size, D, config.separator_ids, config.break_ids)
         self.triple_scorer = TripleScorer(R, E)
         antisymmetric, acyclic = torch.zeros(2, R + 1)
         antisymmetric[config.antisymmetric_relations] = 1
@@ -183,10 +185,10 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if self.token_match is None:
             return (query_BGE,)
         tokens = self._leaf_tokens(batch, states)
-        return torch.cat((query_BGE, tokens.expected.float()), dim=-1), tokens.ids_BT, tokens.copied_BGT
+        return torch.cat((query_BGE, tokens.expected.float()), dim=-1), *self.token_match.all_copied(tokens)
 
     def offered(self, text_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of entities' texts [X, C]: features [X, ...], an addend [X], and tokens and pairs with their weights, to match copies.
+        """Of entities' texts [X, C]: features [X, ...], an addend [X], and tokens, pairs and paths with their weights, to match copies.
 
         Without `token_match` only features and addend.
         """
@@ -194,7 +196,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if self.token_match is None:
             return entity_XE, entity_XE.new_zeros(len(entity_XE))
         names = self._name_tokens(text_ids)
-        return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, names.ids_XT, names.weights_XT
+        return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, *self.token_match.all_offered(names)
 
     def _leaf_tokens(self, batch: dict[str, torch.Tensor], states: GraphMEROutput) -> LeafTokens:
         return self.token_match.leaves(

@@ -1,6 +1,6 @@
 """Configurations for machines, as the YAML that `read_configuration` takes: `read_configuration("rtx3050")`.
 
-A key that a profile leaves out has its default (`configuration.py`): 768 wide, 12 layers, 80.0M weights, 768 tokens.
+A key that a profile leaves out has its default (`configuration.py`): 768 wide, 12 layers, 80.3M weights, 768 tokens.
 The largest micro-batches are `memory.largest_batch` of 80 % of the device's memory: estimates, not measurements.
 """
 
@@ -48,12 +48,12 @@ training_data:
   micro_batch_size: 4  # a chip, 32 sequences a step; of 16 GB: 6 at most by estimate{_CURRICULUM}
 """
 
-# Found by trying (docs/graphmer.md): what a core trains in a quarter of an hour is a small model on many triples, each of them
+# Found by trying (docs/graphmer.md): what a core trains in half an hour is a small model on many triples, each of them
 # asked for, and nothing else.
 CPU = """
 run:
   mixed_precision: fp32
-  max_steps: 1500
+  max_steps: 2000
   log_interval: 20
   eval_interval_steps: 500
   save_interval_steps: 500

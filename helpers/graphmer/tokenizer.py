@@ -115,3 +115,10 @@ def separator_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Tokens at whose end the next part of a qualified name begins: they end in a dot, slash, bracket or blank."""
     ends = (".", "/", "(", "Ġ")  # Ġ: a blank in the byte-level alphabet
     return sorted(index for token, index in tokenizer.get_vocab().items() if token.endswith(ends))
+
+
+def break_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Tokens that are of no dotted path: all but parts of identifiers and the dot."""
+    words_V = identifier_tokens(tokenizer)
+    words_V[tokenizer.convert_tokens_to_ids(".")] = True
+    return np.flatnonzero(~words_V).tolist()

@@ -422,7 +422,7 @@ def graphmer_se(sizes: Sizes, model: str, **settings) -> Job:
         Part(name="entity and triple heads", parameters=2 * D * E + R * E * E + D + 1, loose=not texts),
     )
     if options["token_match"]:
-        match = (3 * D + 8 * MATCH_KEY) * (D + 1) + 2 * V + 2**14 + 8
+        match = (3 * D + 14 * MATCH_KEY) * (D + 1) + 2 * V + 2**14 + 14
         parts += (Part(name="token match", parameters=match, loose=not texts),)
     if options["hgat"]:
         vectors = (2 + options["hgat_relation_bias"]) * R * D
