@@ -118,30 +118,25 @@ def test_names_of_code_are_few_tokens(tokenizer):
     assert sum(length <= 7 for length in lengths) >= 0.97 * len(lengths)
 
 
-def test_separators_stand_before_each_part_of_a_name(tokenizer):
-    separators = set(separator_tokens(tokenizer))
-    (ids,) = encode(tokenizer, ["method a.Bc.<locals>.de(fg)"])
-    parts, begun = [], ""
-    for one in ids:
-        if one in separators:
-            parts.append(begun)
-            begun = ""
+def parts(tokenizer, text: str, ends: list[int]) -> list[str]:
+    """The text cut at these tokens."""
+    found = [""]
+    for one in encode(tokenizer, [text])[0]:
+        if one in ends:
+            found.append("")
         else:
-            begun += tokenizer.decode([one])
-    assert [part.strip("<>") for part in (*parts, begun)] == ["method", "a", "Bc", "locals", "de", "fg)"]
+            found[-1] += tokenizer.decode([one])
+    return found
+
+
+def test_separators_stand_before_each_part_of_a_name(tokenizer):
+    found = parts(tokenizer, "method a.Bc.<locals>.de(fg)", separator_tokens(tokenizer))
+    assert [part.strip("<>") for part in found] == ["method", "a", "Bc", "locals", "de", "fg)"]
 
 
 def test_breaks_are_what_no_path_has(tokenizer):
-    breaks = set(break_tokens(tokenizer))
-    (ids,) = encode(tokenizer, ["method a.Bc.de(fg)\n"])
-    runs, begun = [], ""
-    for one in ids:
-        if one in breaks:
-            runs.append(begun)
-            begun = ""
-        else:
-            begun += tokenizer.decode([one])
-    assert [run for run in runs if run] == ["method", "a.Bc.de", "fg"]
+    found = parts(tokenizer, "method a.Bc.de(fg)\n", break_tokens(tokenizer))
+    assert [part for part in found if part] == ["method", "a.Bc.de", "fg"]
 
 
 def test_it_loads_as_it_was_saved(tokenizer, tmp_path):

@@ -19,7 +19,7 @@ run:
 hardware: {{device: cuda, num_workers: 4}}
 training_data:
   max_seq_len: 768
-  micro_batch_size: 16  # of 8 GB: 17 at most by estimate, 2 without activation checkpointing{_CURRICULUM}
+  micro_batch_size: 16  # of 8 GB: 18 at most by estimate, 2 without activation checkpointing{_CURRICULUM}
 checkpointing: {{activation_checkpointing: true}}
 """
 
@@ -28,7 +28,7 @@ run: {{mixed_precision: fp16}}  # no bf16
 hardware: {{device: cuda, num_workers: 2}}
 training_data:
   max_seq_len: 768
-  micro_batch_size: 32  # of 14.6 GiB: 39 at most by estimate, 5 without activation checkpointing{_CURRICULUM}
+  micro_batch_size: 32  # of 14.6 GiB: 40 at most by estimate, 5 without activation checkpointing{_CURRICULUM}
 checkpointing: {{activation_checkpointing: true}}
 """
 
@@ -37,7 +37,7 @@ run: {{mixed_precision: bf16, gradient_accumulation_steps: 4}}  # 32 sequences a
 hardware: {{device: cuda, num_workers: 8}}
 training_data:
   max_seq_len: 768
-  micro_batch_size: 8  # of 40 GB: 16 at most by estimate, 109 with activation checkpointing{_CURRICULUM}
+  micro_batch_size: 8  # of 40 GB: 16 at most by estimate, 110 with activation checkpointing{_CURRICULUM}
 """
 
 TPU_V5E_8 = f"""
