@@ -233,30 +233,6 @@ def test_the_search_on_a_real_model_ends_at_its_limit():
     assert (found.batch_size, found.reason) == (16, "the limit of the search is 16")
 
 
-# ---- quality
-
-
-def quality(*pairs: tuple[float, float]) -> dict:
-    return {
-        seed: {"start": {"f1": a, "training_seconds": 30.0}, "tuned": {"f1": b, "training_seconds": 10.0}}
-        for seed, (a, b) in enumerate(pairs)
-    }
-
-
-def test_quality_is_kept_only_within_the_spread_over_seeds():
-    same = experiment.verdict(quality((0.80, 0.79), (0.60, 0.61), (0.81, 0.80)))
-    assert same.quality_kept and same.speed_up == [3.0, 3.0, 3.0]
-    worse = experiment.verdict(quality((0.80, 0.70), (0.82, 0.71), (0.81, 0.69)))
-    assert worse.quality_kept is False and "BELOW" in worse.why
-    always = experiment.verdict(
-        quality((0.80, 0.78), (0.60, 0.57), (0.40, 0.38))
-    )  # seeds differ more than start and tuned
-    assert always.quality_kept is False
-    assert experiment.verdict(quality((0.8, 0.7))).quality_kept is None
-    alone = {0: {"tuned": {"f1": 0.5, "training_seconds": 1.0}}}
-    assert "nothing to compare with" in experiment.verdict(alone).why
-
-
 # ---- the model elsewhere
 
 

@@ -1,12 +1,11 @@
-"""The steps of a tuning run: data and model, the climb, the runs before and after at equal quality, and what is shown of them."""
+"""The steps of a tuning run: data and model, the climb, a whole run, and what is shown of them."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,6 @@ from .settings import Settings, make_plan
 from .training import MULTIPLE, ClassifierTrainer, encode, new_trainer
 
 LADDER_FILE = "ladder.json"
-START, TUNED = "start", "tuned"
 ENOUGH = 0.99  # share of the texts that a shorter padding length must hold
 SAME_LOGITS = 1e-4  # of the largest, between a model and its reloaded copy
 
@@ -190,7 +188,7 @@ def _read_climb(file: Path) -> Climb:
     return Climb(search, tuple(Rung(**{**rung, "gains": tuple(rung["gains"])}) for rung in read["rungs"]))
 
 
-# ---- runs before and after
+# ---- a whole run
 
 
 def run_plan(task: Task, settings: Settings, params: TuningParameters, runtime: Runtime) -> Plan:
@@ -288,80 +286,6 @@ def row(trainer: ClassifierTrainer, task: Task) -> dict:
         "examples_per_second": measured["examples_per_second"],
         "loss_last": measured["loss_last"],
     }
-
-
-def train_one(
-    name: str, settings: Settings, task: Task, params: TuningParameters, runtime: Runtime, folder: Path, seed: int
-) -> dict:
-    """Trains with these settings and this seed, and measures it."""
-    tracking.say(f"\n{name}, seed {seed}")
-    trainer = new_run(task, settings, params, runtime, folder / f"{name}-{seed}", seed)
-    trainer.train(resume_from_checkpoint=params.resume)
-    return row(trainer, task)
-
-
-def compare(
-    tuned: Settings, done: dict, task: Task, params: TuningParameters, runtime: Runtime, folder: Path
-) -> dict[int, dict[str, dict]]:
-    """Rows by seed: `done` is the tuned run of the first seed; the start beside it, and both for further seeds."""
-    start = task.start(params, runtime)
-    rows: dict[int, dict[str, dict]] = {params.seed: {TUNED: done}}
-    for seed in range(params.seed, params.seed + 1 + params.further_seeds):
-        found = rows.setdefault(seed, {})
-        if TUNED not in found:
-            found[TUNED] = train_one(TUNED, tuned, task, params, runtime, folder, seed)
-        if params.compare_start:
-            found[START] = train_one(START, start, task, params, runtime, folder, seed)
-    return rows
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Start and tuned at equal quality."""
-
-    f1: dict[str, list[float]]  # of the test, a value a seed
-    speed_up: list[
-        float
-    ]  # training time of the start over that of tuned, a value a seed; evaluation and compilation apart
-    quality_kept: bool | None  # None with one seed: the spread is not known
-    why: str
-
-    def __str__(self) -> str:
-        lines = [f"{name:<8}test F1 {_spread(values, '.4f')}" for name, values in self.f1.items()]
-        if self.speed_up:
-            lines.append(f"training is {_spread(self.speed_up, '.2f')} times as fast")
-        return "\n".join([*lines, self.why])
-
-
-def verdict(rows: Mapping[int, Mapping[str, Mapping]]) -> Verdict:
-    """Whether the tuned runs are faster and not worse.
-
-    Not worse: the mean of the seeds' differences in F1 is not below 0 by more than their standard deviation. Start and tuned
-    of a seed share their data, order and first weights, so what differs between seeds alone is left out.
-    """
-    f1 = {name: [found[name]["f1"] for found in rows.values() if name in found] for name in (START, TUNED)}
-    f1 = {name: values for name, values in f1.items() if values}
-    if START not in f1:
-        return Verdict(f1, [], None, "compare_start=False: nothing to compare with")
-    speed_up = [found[START]["training_seconds"] / found[TUNED]["training_seconds"] for found in rows.values()]
-    difference = statistics.mean(f1[TUNED]) - statistics.mean(f1[START])
-    if len(rows) == 1:
-        return Verdict(f1, speed_up, None, f"F1 {difference:+.4f}; one seed has no spread: set further_seeds=2")
-    spread = statistics.stdev(tuned - start for tuned, start in zip(f1[TUNED], f1[START], strict=True))
-    kept = difference >= -spread
-    said = (
-        "within the spread of"
-        if abs(difference) <= spread
-        else "above"
-        if difference > 0
-        else "BELOW the start by more than"
-    )
-    return Verdict(f1, speed_up, kept, f"F1 {difference:+.4f}: {said} {spread:.4f} over {len(rows)} seeds")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    mean = format(statistics.mean(values), form)
-    return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), form)}"
 
 
 # ---- what is shown

@@ -1,0 +1,117 @@
+"""Start and tuned at equal quality: what is called lost, what is taken back, and a real run that takes it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from helpers.tuning import comparison, experiment
+from helpers.tuning.comparison import START, TUNED
+from helpers.tuning.parameters import TuningParameters
+from helpers.tuning.settings import Settings
+
+from .test_tuning_training import parameters
+from .tuning_run import WORDS, rows
+from .xla_process import cpu_here
+
+pytestmark = pytest.mark.once
+
+
+def quality(*pairs: tuple[float, float]) -> dict:
+    """Rows of (F1 of the start, F1 tuned) a seed."""
+    return {
+        seed: {
+            name: {"f1": f1, "validation_f1": f1, "training_seconds": seconds}
+            for name, f1, seconds in ((START, before, 30.0), (TUNED, after, 10.0))
+        }
+        for seed, (before, after) in enumerate(pairs)
+    }
+
+
+def test_quality_is_kept_only_within_the_spread_over_seeds():
+    same = comparison.verdict(quality((0.80, 0.79), (0.60, 0.61), (0.81, 0.80)))
+    assert same.quality_kept and same.speed_up == [3.0, 3.0, 3.0]
+    worse = comparison.verdict(quality((0.80, 0.70), (0.82, 0.71), (0.81, 0.69)))
+    assert worse.quality_kept is False and "BELOW" in worse.why
+    always = comparison.verdict(
+        quality((0.80, 0.78), (0.60, 0.57), (0.40, 0.38))
+    )  # seeds differ more than start and tuned
+    assert always.quality_kept is False
+    assert comparison.verdict(quality((0.8, 0.7))).quality_kept is None
+    alone = {0: {"tuned": {"f1": 0.5, "training_seconds": 1.0}}}
+    assert "nothing to compare with" in comparison.verdict(alone).why
+
+
+def test_lost_is_a_mean_below_the_start_by_more_than_its_standard_error():
+    lost = comparison.quality_lost(quality((0.80, 0.79), (0.60, 0.58), (0.81, 0.80)), TUNED)  # -0.0133, error 0.0033
+    assert lost == "tuned: validation F1 -0.0133 against the start, more than its standard error of 0.0033"
+    assert not comparison.quality_lost(quality((0.80, 0.78), (0.60, 0.62), (0.81, 0.80)), TUNED)  # -0.0033, 0.0120
+    assert not comparison.quality_lost(quality((0.80, 0.81), (0.60, 0.61)), TUNED)
+    assert not comparison.quality_lost(quality((0.80, 0.10)), TUNED)  # one seed has no spread
+
+
+def test_only_what_changes_the_learning_is_taken_back_one_after_the_other():
+    start = Settings(batch_size=8, length=64, start_batch_size=8)
+    same = dataclasses.replace(start, optimizer="adamw_torch_fused", padding="dynamic", attention="sdpa", tf32=True)
+    assert comparison.steps_back(same, start) == ()
+    tuned = dataclasses.replace(same, padding="grouped", batch_size=32, precision="bf16", length=48)
+    back = comparison.steps_back(tuned, start)
+    assert [name for name, _ in back] == ["not grouped", "full length", "first batch size", "first precision"]
+    taken = [after.differences(before) for before, after in itertools.pairwise([tuned, *dict(back).values()])]
+    assert taken == [
+        {"padding": ("dynamic", "grouped")},
+        {"length": (64, 48)},
+        {"batch_size": (8, 32)},
+        {"precision": ("fp32", "bf16")},
+    ]
+    assert back[-1][1] == same
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """`compare` of settings that differ from the start as asked, on colours, for two seeds."""
+    torch.set_num_threads(1)
+    colours = tuple(WORDS)
+    lines = [f"{text},{colours[label]}" for text, label in rows(400)]
+    (tmp_path / "texts.csv").write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    asked = {"data_source": str(tmp_path / "texts.csv"), "max_length": 16, "max_steps": 60, "learning_rate": 1e-3}
+    params = TuningParameters(**parameters(further_seeds=1, evaluations=1, patience=0, **asked))
+    machine = cpu_here()
+    task = experiment.load_task(params, experiment.load_texts(params))
+
+    def run(**changes):
+        settings = dataclasses.replace(task.start(params, machine), **changes)
+        trainer = experiment.new_run(task, settings, params, machine, tmp_path / "tuned-0", 0)
+        trainer.train()
+        return comparison.compare(trainer, task, params, machine, tmp_path)
+
+    return run
+
+
+def test_a_batch_that_leaves_too_few_steps_is_taken_back(compared, capsys):
+    """Three steps of 160 examples learn nothing of what sixty of 8 do; grouping goes first and does not help."""
+    found = compared(batch_size=160, padding="grouped", optimizer="adamw_torch_fused")
+    assert found.chosen == "first batch size"
+    assert found.settings.batch_size == 8 and found.settings.padding == "dynamic"
+    assert found.settings.optimizer == "adamw_torch_fused"
+    assert found.trainer.settings == found.settings and found.trainer.args.seed == 0
+    assert list(found.rows) == [0, 1]
+    for models in found.rows.values():
+        assert set(models) == {TUNED, START, "not grouped", "first batch size"}
+        assert (
+            models["not grouped"]["steps"] == models[TUNED]["steps"] == 3 and models["first batch size"]["steps"] == 60
+        )
+        assert models["first batch size"]["f1"] > models[TUNED]["f1"] + 0.2
+    assert found.verdict.f1 == {name: [m[name]["f1"] for m in found.rows.values()] for name in (START, found.chosen)}
+    assert found.verdict.quality_kept
+    said = capsys.readouterr().out
+    assert "tuned: validation F1 -0." in said and "not grouped: validation F1 -0." in said
+
+
+def test_settings_that_lose_nothing_stay(compared):
+    found = compared(padding="dynamic")
+    assert found.chosen == TUNED and found.settings.padding == "dynamic"
+    assert all(set(models) == {TUNED, START} for models in found.rows.values())
