@@ -37,6 +37,15 @@ def _market(usd: float) -> Price:
     )
 
 
+def _lambda(usd: float, remark: str = "") -> Price:
+    return Price(
+        usd_per_hour=usd,
+        source="Lambda on demand, as techbytes.app/posts/serverless-gpu-pricing-matrix-modal-replicate-lambda-2026 lists it",
+        as_of="2026-05",
+        remark=remark,
+    )
+
+
 def _none(remark: str) -> Price:
     return Price(usd_per_hour=None, source="none", as_of="", remark=remark)
 
@@ -45,11 +54,11 @@ GPU_ALONE = "the GPU alone; the machine that it is in costs extra"
 TABLE: dict[str, Price] = {
     "T4": _google(0.35, GPU_ALONE),
     "V100": _google(2.48, GPU_ALONE),
-    "A10": Price(usd_per_hour=0.75, source="Lambda on-demand list price", as_of="2025"),
+    "A10": _lambda(0.86),
     "A100 40GB": _google(3.67, "a2-highgpu-1g, the whole machine"),
     "A100 80GB": _google(5.07, "a2-ultragpu-1g, the whole machine"),
     "L4": _google(0.71, "g2-standard-4, the whole machine"),
-    "H100": Price(usd_per_hour=2.99, source="Lambda on-demand list price, of a machine of 8", as_of="2025"),
+    "H100": _lambda(3.78, "one SXM"),
     "H200": _market(3.59),
     "RTX 4090": _market(0.34),
     "RTX 3090": _market(0.22),
@@ -58,7 +67,12 @@ TABLE: dict[str, Price] = {
     "TPU v2": _google(4.50 / 8, "v2-8 at $4.50"),
     "TPU v3": _google(8.00 / 8, "v3-8 at $8.00"),
     "TPU v5e": _google(1.20, "a chip"),
-    "TPU v6e": _google(2.70, "a chip"),
+    "TPU v6e": Price(
+        usd_per_hour=2.70,
+        source="Google Cloud, as neowin.net reports the general availability of Trillium",
+        as_of="2024-12",
+        remark="a chip",
+    ),
     "CPU": _none("whichever machine it is"),
 }
 
