@@ -11,6 +11,9 @@ from helpers.runtime import Runtime
 
 from .settings import Settings
 
+# With torch_xla 2.9 on XLA's CPU backend: scan_layers over BERT's layers compiles in half the time and gives the same losses where
+# dropout is 0. With dropout the backward pass stops: "Dynamic update slice update element type does not match argument".
+NO_SCAN = "torch_xla's scan cannot keep dropout's masks for the backward pass, and on several devices it needs jax"
 TENSOR_CORES = (8, 0)  # compute capability from which on TF32 exists (NVIDIA Ampere whitepaper, 2020)
 
 
@@ -69,9 +72,7 @@ def optimisations(
     )
     found.append(_compile(runtime, try_compile))
     if on_xla:
-        found.append(
-            Optimisation("scan over layers", why_not="transformers runs its layers in a Python loop of its own")
-        )
+        found.append(Optimisation("scan over layers", why_not=NO_SCAN))
     return tuple(found)
 
 
