@@ -1,6 +1,7 @@
-"""Held-out links by GraphMER-SE, by strings and by both together, for several seeds on one split of the sample.
+"""Held-out links by GraphMER-SE, by it and strings together, and by baselines, for several seeds on one split of the sample.
 
-python benchmarks/graph_links.py --seeds 0 1 2 --output links.json
+python benchmarks/graph_links.py --seeds 0 1 2 --baselines --output links.json
+python benchmarks/graph_links.py --seeds 0 --ablation "without H-GAT" --output without_hgat.json
 
 The split is that of `--split`; a seed changes weights, order, masks and negatives. Nothing is timed. A run that was interrupted
 goes on from its checkpoints in `--folder`.
@@ -26,7 +27,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--split", type=int, default=0, help="seed of the held-out packages")
     parser.add_argument("--profile", default="cpu")
-    parser.add_argument("--strings", action="store_true", help="measure the string baseline alone, too")
+    parser.add_argument("--baselines", action="store_true", help="measure counts, strings and embeddings, too")
+    parser.add_argument(
+        "--ablation", choices=[*evaluation.ABLATIONS], help="the encoder with this part left out instead of whole"
+    )
     parser.add_argument("--folder", type=Path, default=Path("outputs/graph_links"))
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
@@ -41,33 +45,27 @@ def main() -> None:
         "device": machine.device_name,
         "rows": {},
     }
-    rows = found["rows"]
+    encoder = f"encoder, {given.ablation}" if given.ablation else "encoder"
     for seed in given.seeds:
-        changed = override(configuration, {"run.seed": seed})
-        trainer = experiment.train(
-            changed, experiment.with_options(corpus, changed), machine, given.folder / f"seed-{seed}"
-        )
+        changed = override(configuration, {"run.seed": seed, **evaluation.ABLATIONS.get(given.ablation, {})})
+        folder = given.folder / f"{encoder}-{seed}".replace(", ", "-").replace(" ", "-")
+        trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, folder)
         predictor = LinkPredictor(trainer.model, corpus.validation)
-        scorers = {
-            f"encoder, seed {seed}": lambda predictor=predictor: evaluation.links(
-                evaluation.both_ends(predictor, corpus), corpus, configuration
-            ),
-            f"encoder and strings, seed {seed}": lambda predictor=predictor: evaluation.with_strings(
-                predictor, corpus, configuration
-            ),
-        }
-        _measure(scorers, found, given.output)
-    if given.strings:
-        _measure({"strings": lambda: evaluation.baselines(corpus, configuration)["strings"]}, found, given.output)
-    print(evaluation.by_relation(rows))
+        scorer = evaluation.both_ends(predictor, corpus)
+        _write(found, {f"{encoder}, seed {seed}": evaluation.links(scorer, corpus, configuration)}, given.output)
+        if not given.ablation:
+            both = evaluation.with_strings(predictor, corpus, configuration)
+            _write(found, {f"encoder and strings, seed {seed}": both}, given.output)
+    if given.baselines:
+        _write(found, evaluation.baselines(corpus, configuration), given.output)
+    print(evaluation.by_relation(found["rows"]))
 
 
-def _measure(scorers: dict, found: dict, output: Path) -> None:
-    for name, links in scorers.items():
-        found["rows"][name] = links()
-        print(evaluation.table(found["rows"]), flush=True)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(found, indent=1) + "\n")
+def _write(found: dict, rows: dict, output: Path) -> None:
+    found["rows"] |= rows
+    print(evaluation.table(found["rows"]), flush=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
