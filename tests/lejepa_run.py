@@ -156,9 +156,7 @@ def retrieval():
 
 def main(output_dir: str, options: dict) -> dict:
     if options["kind"] == "xla":
-        # Half the compilation: the code that comes out runs for a second.
-        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8", XLA_FLAGS=flags)
+        os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
     from helpers import runtime
 
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])

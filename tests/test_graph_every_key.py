@@ -57,7 +57,7 @@ SMALL = {
     "encoding.max_head_tokens": 4,
     "regularizers.ontology_constraints.margin": -0.9,  # every cycle scores above it, so that its terms are felt
     "evaluation.unit": "module",
-    "evaluation.micro_batch_size": 4,
+    "evaluation.micro_batch_size": 32,
     "evaluation.max_triples": 16,
 }
 STAGES = "[{steps: 0, max_seq_len: 56}, {steps: 2, max_seq_len: 72}]"
@@ -157,7 +157,7 @@ FLIPS: dict[str, dict] = {
     "evaluation.unit": {"evaluation.unit": "package"},
     "evaluation.held_out": {"evaluation.held_out": 0.25},
     "evaluation.max_triples": {"evaluation.max_triples": 8},
-    "evaluation.micro_batch_size": {"evaluation.micro_batch_size": 2},
+    "evaluation.micro_batch_size": {"evaluation.micro_batch_size": 16},
 }
 BESIDE = {  # what the flipped run is held against, where that is not the small run itself
     "run.epochs": {"run.epochs": 1, **WHOLE_PASSES},
