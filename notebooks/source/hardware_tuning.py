@@ -197,8 +197,8 @@ figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned r
 #
 # The same training with nothing switched on. `further_seeds=2` repeats both: without it there is no spread, and a difference
 # means little. Where validation says that quality was lost, a step back is taken and trained, too: without length-grouped
-# batches first, then with the first batch size, then with the first precision. Of two labels the threshold is chosen on
-# validation alone, and so are the settings that stay; what the test says comes after.
+# batches first, then at full length, then with the first batch size, then with the first precision. Of two labels the
+# threshold is chosen on validation alone, and so are the settings that stay; what the test says comes after.
 
 # %%
 from helpers.tuning import comparison
