@@ -1,7 +1,8 @@
 """Held-out links by GraphMER-SE, by it and strings together, and by baselines, for several seeds on one split of the sample.
 
 python benchmarks/graph_links.py --seeds 0 1 2 --baselines --output links.json
-python benchmarks/graph_links.py --seeds 0 --ablation "without H-GAT" --output without_hgat.json
+python benchmarks/graph_links.py --seeds 0 1 2 --ablation "without H-GAT" --output without_hgat.json
+python benchmarks/graph_links.py --seeds 0 1 2 --tasks --output tasks.json
 
 The split is that of `--split`; a seed changes weights, order, masks and negatives. Nothing is timed. A run that was interrupted
 goes on from its checkpoints in `--folder`.
@@ -31,9 +32,12 @@ def main() -> None:
     parser.add_argument(
         "--ablation", choices=[*evaluation.ABLATIONS], help="the encoder with this part left out instead of whole"
     )
+    parser.add_argument("--tasks", action="store_true", help="the encoder's other tasks instead of its links")
     parser.add_argument("--folder", type=Path, default=Path("outputs/graph_links"))
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
+    if given.tasks and (given.ablation or given.baselines):
+        parser.error("--tasks is measured of the whole encoder: leave --ablation and --baselines out")
     machine = runtime.detect(False, "auto")
     configuration = override(read_configuration(given.profile), {"run.seed": given.split})
     corpus = experiment.load_corpus("sample", configuration)
@@ -52,20 +56,25 @@ def main() -> None:
         trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, folder)
         predictor = LinkPredictor(trainer.model, corpus.validation)
         scorer = evaluation.both_ends(predictor, corpus)
-        _write(found, {f"{encoder}, seed {seed}": evaluation.links(scorer, corpus, configuration)}, given.output)
+        name = f"{encoder}, seed {seed}"
+        if given.tasks:
+            _write(found, {name: evaluation.other_tasks(predictor, scorer, corpus, configuration)}, given.output)
+            continue
+        _write(found, {name: evaluation.links(scorer, corpus, configuration)}, given.output)
         if not given.ablation:
             both = evaluation.with_strings(predictor, corpus, configuration)
             _write(found, {f"encoder and strings, seed {seed}": both}, given.output)
     if given.baselines:
         _write(found, evaluation.baselines(corpus, configuration), given.output)
-    print(evaluation.by_relation(found["rows"]))
+    if not given.tasks:
+        print(evaluation.table(found["rows"]), evaluation.by_relation(found["rows"]), sep="\n\n")
 
 
 def _write(found: dict, rows: dict, output: Path) -> None:
     found["rows"] |= rows
-    print(evaluation.table(found["rows"]), flush=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{', '.join(rows)}: in {output}", flush=True)
 
 
 if __name__ == "__main__":

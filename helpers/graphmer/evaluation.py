@@ -26,16 +26,23 @@ KNOWLEDGE_GRAPH_EMBEDDINGS = ("transe", "distmult", "rotate")
 
 
 def measure(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
-    """Every metric of the run on held-out triples: links, call graph, dependencies, names, search, masked tokens, violations."""
-    model, scorer = predictor.model, both_ends(predictor, corpus)
+    """Every metric of the run on held-out triples: links, and `other_tasks`."""
+    scorer = both_ends(predictor, corpus)
     return {
         "links": links(scorer, corpus, configuration),
         "links_by_given_end": links(predictor, corpus, configuration),
+        **other_tasks(predictor, scorer, corpus, configuration),
+    }
+
+
+def other_tasks(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
+    """Call graph, dependencies, names, code search, masked tokens and violations; `scorer` is that of both ends."""
+    return {
         **_of_pairs(scorer, corpus, configuration),
         "code_search": tasks.code_search(
-            _documented(corpus, configuration), tasks.by_embedding(_text_embedding(model, corpus))
+            _documented(corpus, configuration), tasks.by_embedding(_text_embedding(predictor.model, corpus))
         ),
-        "masked": masked(model, corpus, configuration),
+        "masked": masked(predictor.model, corpus, configuration),
         "violations": violation_rates(
             predictor,
             corpus.splits,
