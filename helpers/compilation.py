@@ -5,8 +5,8 @@ from __future__ import annotations
 from . import xla
 
 TRAINING = ("step", "between")  # an optimizer step, and what lies between two (the loader)
-# XLA compiles the first step, the first with optimizer state, and what follows the first log; the rest of a run reuses.
-WARMUP_RUNS = {"step": 3, "between": 3}
+# XLA compiles the first step, and what follows the first log; the rest of a run reuses.
+WARMUP_RUNS = {"step": 1, "between": 3}
 
 
 class CompilationCounter:

@@ -31,6 +31,7 @@ from .runtime import Runtime
 
 METER_FILE = "meter.json"
 FOR_DATA, FOR_STEP = 0, 1  # what a step's random numbers are for
+SCHEDULED = ("lr", "weight_decay")  # of an optimizer group, what changes for one step on XLA
 
 
 class TrainerMixin:
@@ -181,8 +182,6 @@ class TrainerMixin:
         if self.runtime.kind == "xla" and not self._batches_checked:
             self._assert_sharded(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if self._finite is None:
-            self._finite = FiniteGuard(loss.device)
         self._finite.update(loss, ends_step=self.accelerator.gradient_state.sync_gradients)
         self.meter.count(inputs, self.args.world_size)
         if self.runtime.kind == "xla" and not self.accelerator.gradient_state.sync_gradients:
@@ -409,14 +408,17 @@ class _StepBoundary(TrainerCallback):
 
     def __init__(self, trainer: TrainerMixin):
         self.trainer = trainer
-        self._decays: list[float] = []
+        self._scheduled: list[dict] = []  # of each optimizer group, while a step is taken with values next to them
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         self.trainer._first_step = state.global_step
         self.trainer.compilation.start()
         if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
             # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
             self.trainer._save_checkpoint(self.trainer.model, None)
+        self.trainer._finite = FiniteGuard(args.device)
+        if self.trainer.runtime.kind == "xla":
+            xla.settle(optimizer, self.trainer._tr_loss)
 
     def on_train_end(self, args, state, control, **kwargs):
         self.trainer.compilation.stop()
@@ -427,16 +429,18 @@ class _StepBoundary(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         if self.trainer.runtime.kind == "xla":
-            self._decays = [group.get("weight_decay") for group in optimizer.param_groups]
-            for group, decay in zip(optimizer.param_groups, xla.distinct_decays(optimizer.param_groups), strict=True):
+            groups = optimizer.param_groups
+            self._scheduled = [{name: group[name] for name in SCHEDULED if name in group} for group in groups]
+            for group, rate in zip(groups, xla.rates_above_zero(groups), strict=True):
+                group["lr"] = rate
+            for group, decay in zip(groups, xla.distinct_decays(groups), strict=True):
                 if decay:
                     group["weight_decay"] = decay
 
     def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         if self.trainer.runtime.kind == "xla":
-            for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
-                if decay:
-                    group["weight_decay"] = decay
+            for group, values in zip(optimizer.param_groups, self._scheduled, strict=True):
+                group.update(values)
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.trainer.runtime.kind == "xla":

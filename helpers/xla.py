@@ -15,6 +15,7 @@ BATCH_AXIS = "data"
 _rehearsing = False  # the user, not an import, set PJRT_DEVICE=CPU
 REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
 BELOW_ONE = 2.0**-24  # distance of two fp32 numbers just below 1
+NO_RATE = 1e-30  # of the full rate: moves no weight, and is not the 0 that XLA writes into a graph as a constant
 
 
 def installed() -> bool:
@@ -168,12 +169,53 @@ def shard_batch(tensor):
 
 def replicate(model) -> None:
     """Marks every weight as whole on every device; unmarked ones compile anew once a step has marked them."""
-    import itertools
+    for tensor in (*model.parameters(), *model.buffers()):
+        replicate_tensor(tensor)
 
+
+def replicate_tensor(tensor):
+    """Marks one tensor as whole on every device (outside SPMD, nothing) and returns it."""
     import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
 
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
+    if xr.is_spmd():
         xs.mark_sharding(tensor, xs.get_global_mesh(), (None,) * tensor.dim())
+    return tensor
+
+
+def settle(optimizer, running_loss) -> None:
+    """Brings what a step changes to the form that it has between two steps, so that the first step is the graph of all others.
+
+    A first step that makes the optimizer's state, one that finds it loaded and those that find their own were three
+    graphs: compiled each, and free to round differently, so that a resumed run need not have been the same bit for bit.
+    AdamW's state is made here; another optimizer's is made by its first step, which compiles once more. No value changes.
+
+    Args:
+        optimizer: its state is made and marked as whole on every device.
+        running_loss: device tensor to which every step adds its loss.
+    """
+    import torch
+
+    replicate_tensor(running_loss)
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            state = optimizer.state[weight]
+            if not state and weight.requires_grad and _is_plain_adamw(optimizer, group):
+                moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                state.update(step=torch.zeros(()), **moments)
+            for value in state.values():
+                if torch.is_tensor(value) and value.device == weight.device:  # AdamW counts its steps on the host
+                    replicate_tensor(value)
+            with torch.no_grad():
+                weight.mul_(1.0)  # a tensor that was never changed in place makes other views
+    sync()
+
+
+def _is_plain_adamw(optimizer, group: dict) -> bool:
+    import torch
+
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+    return type(optimizer) is torch.optim.AdamW and not (group["amsgrad"] or group["capturable"] or group["fused"])
 
 
 def is_batch_sharded(tensor) -> bool:
@@ -199,6 +241,15 @@ def distinct_decays(groups) -> list[float | None]:
         units[product] * BELOW_ONE / group["lr"] if product else group.get("weight_decay")
         for group, product in zip(groups, products, strict=True)
     ]
+
+
+def rates_above_zero(groups) -> list[float]:
+    """Learning rate of each optimizer group, 1e-30 of the full one for the 0 that a warm-up begins with.
+
+    XLA writes 0 and 1 into a graph as constants, and equal numbers are one input, so that the first step would be another
+    graph than the second. A group whose rate is always 0 keeps it.
+    """
+    return [group["lr"] or NO_RATE * group.get("initial_lr", 0.0) for group in groups]
 
 
 def seed(value: int) -> None:

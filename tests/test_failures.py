@@ -19,6 +19,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(kind, tmp_pat
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
 
 
+@pytest.mark.once
 def test_a_loss_that_turns_bad_between_logs_is_not_saved_either(tmp_path):
     stopped = run(tmp_path, nan_step=3, logging_steps=100, save_steps=4)
     assert "first at step 3, noticed at step 4" in stopped.stderr
@@ -28,6 +29,7 @@ def test_a_loss_that_turns_bad_between_logs_is_not_saved_either(tmp_path):
 LARGE = {"batch_size": 64, "accumulation": 1, "blocks": 64, "steps": 3, "save_steps": 3, "dropout": 0.0}
 
 
+@pytest.mark.once
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_batch_and_the_result(tmp_path):
     roomy = result(run(tmp_path / "roomy", **LARGE))
     tight = result(run(tmp_path / "tight", **LARGE, exhaust_above=20))
@@ -41,6 +43,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_batch_and_
     assert tight["losses"] == pytest.approx(roomy["losses"], rel=1e-5)
 
 
+@pytest.mark.once
 def test_out_of_memory_at_one_example_names_what_to_change(tmp_path):
     stopped = run(tmp_path, **{**LARGE, "batch_size": 2, "blocks": 4}, exhaust_above=0)
     assert stopped.returncode == 1

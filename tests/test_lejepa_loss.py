@@ -299,6 +299,7 @@ def with_predictor(past_texts):
     return lejepa(sigreg_weight=0.5, past_texts=past_texts, predictor=torch.nn.Linear(K, K))
 
 
+@pytest.mark.once
 def test_two_processes_under_ddp_have_the_gradients_of_one_with_the_whole_batch_and_past(tmp_path):
     torch.multiprocessing.spawn(train_on_one_of_two, args=(str(tmp_path),), nprocs=2)
     loss = with_predictor(32)

@@ -130,6 +130,7 @@ digest = hashlib.sha256(weights + vocabulary.encode()).hexdigest()
 """
 
 
+@pytest.mark.once
 def test_sample_is_the_same_model_in_another_process():
     here = {}
     exec(SAMPLE_DIGEST, here)
@@ -199,6 +200,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.once
 def test_a_gated_and_an_unreachable_hub_are_told_apart(tmp_path):
     environment = {key: value for key, value in os.environ.items() if "PROXY" not in key.upper() and key != "HF_TOKEN"}
     run = subprocess.run(

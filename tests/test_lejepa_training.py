@@ -192,11 +192,13 @@ def test_flops_count_neither_tables_nor_the_head(model):
 # ---- one CPU run
 
 
+@pytest.mark.once
 def test_every_weight_of_encoder_head_and_predictor_gets_a_gradient_and_moves(finished):
     _, outcome = finished()
     assert outcome["silent"] == [] and outcome["still"] == []
 
 
+@pytest.mark.once
 def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
     _, outcome = finished()
     logged = [entry for entry in outcome["history"] if "loss" in entry]
@@ -207,6 +209,7 @@ def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
         assert entry["sigreg_excess"] == pytest.approx(entry["sigreg"] - 1.0525, abs=1e-4)
 
 
+@pytest.mark.once
 def test_groups_have_their_rates_and_everything_else_the_plans(finished):
     _, outcome = finished()
     sizes = {}
@@ -218,10 +221,12 @@ def test_groups_have_their_rates_and_everything_else_the_plans(finished):
     assert {decay for _, decay, _ in outcome["groups"]} == {0.0, 0.01}
 
 
+@pytest.mark.once
 def test_a_batch_has_every_row_and_one_of_two_lengths(finished):
     assert finished()[1]["shapes"] == [[8, 32], [8, 48]]
 
 
+@pytest.mark.once
 def test_two_data_sets_keep_their_shapes_and_the_best_checkpoint_is_the_evaluators(finished):
     _, outcome = finished(data_sets=2, batch_sampler="no_duplicates", evaluator=True, metric=NDCG)
     assert outcome["shapes"] == [[8, 32], [8, 48]]
@@ -251,6 +256,7 @@ def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_stat
         assert resumed["xla"]["compiles_after_warmup"] == 0
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "options", [{"data_sets": 2, "metric": "eval_set0_loss", "accumulation": 2}, {"loss": "ranking", "groups": False}]
 )
@@ -264,6 +270,7 @@ def test_two_data_sets_and_a_loss_without_state_resume_exactly_too(options, tmp_
     assert fingerprint(tmp_path / "cut", 8) == fingerprint(tmp_path / "whole", 8)
 
 
+@pytest.mark.once
 def test_a_checkpoint_without_the_losss_state_is_refused(finished, tmp_path):
     shutil.copytree(finished()[0], tmp_path, dirs_exist_ok=True)
     last = checkpoint.folder(tmp_path, 12)
@@ -279,6 +286,7 @@ def test_a_checkpoint_without_the_losss_state_is_refused(finished, tmp_path):
 # ---- two processes
 
 
+@pytest.mark.once
 def test_two_processes_give_the_losses_of_one_and_keep_their_own_past(tmp_path):
     options = {"dropout": 0.0, "steps": 4, "save_steps": 2, "eval_steps": 2, "contrastive_weight": 0.0}
     alone = result(run(tmp_path / "one", **options))

@@ -279,6 +279,7 @@ def shared_batch(rows):
     return 1.5 * torch.randn(sum(rows), 10, generator=generator), past_VQK
 
 
+@pytest.mark.once
 def test_two_processes_under_ddp_have_value_and_gradient_of_the_batch_together(tmp_path):
     torch.multiprocessing.spawn(train_on_one_of_two, args=(str(tmp_path),), nprocs=2)
     for case, rows in enumerate(ROWS_OF_PROCESSES):

@@ -60,12 +60,18 @@ def test_no_value_leaves_the_device_between_two_logging_steps(tmp_path):
     assert outcome["xla"]["host_syncs_per_step"] == 0
 
 
-def test_batches_are_split_over_all_devices_also_after_a_resume(tmp_path):
-    options = {"kind": "xla", "steps": 6, "save_steps": 4, "blocks": 80, "accumulation": 1}
+def test_after_a_resume_batches_are_split_over_all_devices_and_every_step_is_one_graph(tmp_path):
+    options = {"kind": "xla", "steps": 8, "save_steps": 4, "blocks": 80, "accumulation": 1}
     run(tmp_path, **options, kill_step=6)
     resumed = result(run(tmp_path, **options))
     assert resumed["train"]["resumed_from_step"] == 4
     assert resumed["sharding"] == [SPLIT_OVER_8, SPLIT_OVER_8]
+    assert resumed["xla"]["compiles_after_warmup"] == 0  # of steps the first alone is warm-up
+
+
+def test_a_rate_of_zero_is_no_constant_of_the_graph_unless_it_always_is_zero():
+    groups = [{"lr": 0.0, "initial_lr": 1e-3}, {"lr": 0.0, "initial_lr": 0.0}, {"lr": 1e-4, "initial_lr": 1e-3}]
+    assert xla.rates_above_zero(groups) == pytest.approx([1e-33, 0.0, 1e-4], abs=0)
 
 
 def test_gradient_checkpointing_gives_the_identical_loss(finished):

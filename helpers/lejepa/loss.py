@@ -124,7 +124,7 @@ class LeJEPALoss(torch.nn.Module):
         training, past = self.model.training, ()
         if training and self.past_texts:
             self._begin_past(embeddings_VNK)
-            past = self.past_QVK.transpose(0, 1), self.past_missing
+            past = self.past_QVK.transpose(0, 1), self.past_missing.float()
         terms = {
             "invariance": self._invariance(embeddings_VNK),
             "sigreg": self.sigreg(embeddings_VNK, self.step if training else 0, *past),
@@ -195,8 +195,11 @@ class LeJEPALoss(torch.nn.Module):
     def _begin_past(self, embeddings_VNK) -> None:
         V, _, K = embeddings_VNK.shape
         if self.past_QVK is None:
-            self.past_QVK = _sharded(embeddings_VNK.new_zeros(self.past_texts, V, K))
-            self.past_missing = torch.tensor(float(self.past_texts), device=embeddings_VNK.device)
+            # Sent to the device, not made there, and no fp32 number, which may be an input of the graph already: so to XLA
+            # the first step is the same graph as all others.
+            device = embeddings_VNK.device
+            self.past_QVK = _sharded(torch.zeros(self.past_texts, V, K, dtype=embeddings_VNK.dtype).to(device))
+            self.past_missing = _whole(torch.tensor(self.past_texts, dtype=torch.int32).to(device))
         if self.past_QVK.shape[1:] != (V, K):
             raise ValueError(
                 f"the batch has {V} columns of {K} dimensions, the past texts {list(self.past_QVK.shape[1:])}: "
@@ -212,7 +215,8 @@ class LeJEPALoss(torch.nn.Module):
             self.past_missing = (self.past_missing - embeddings_VNK.shape[1]).clamp(min=0)
         one = torch.ones_like(terms["sigreg"])
         seen = torch.stack([*(terms.get(name, 0 * one).detach() for name in TERMS), one])
-        self._totals = seen if self._totals is None else self._totals + seen
+        before = torch.zeros(seen.shape).to(seen.device) if self._totals is None else self._totals
+        self._totals = before + seen
 
 
 def _same_rows(column: dict[str, torch.Tensor], texts: int):
@@ -237,3 +241,7 @@ def _mean_over_processes(gradient):
     total = gradient.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size()
+
+
+def _whole(tensor):
+    return xla.replicate_tensor(tensor) if tensor.device.type == "xla" else tensor

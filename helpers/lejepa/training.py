@@ -371,8 +371,8 @@ def _load_loss(loss: nn.Module, state: dict[str, torch.Tensor]) -> None:
             "use the settings of the run, or start in a new output_dir"
         )
     for buffer in loss.buffers(recurse=False):
-        if buffer.device.type == "xla" and buffer.dim() > 1:
-            xla.shard_batch(buffer)  # past texts lie as the batches did that they come from
+        if buffer.device.type == "xla":  # past texts lie as the batches did that they come from
+            xla.shard_batch(buffer) if buffer.dim() > 1 else xla.replicate_tensor(buffer)
 
 
 @contextlib.contextmanager
