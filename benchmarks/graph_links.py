@@ -4,8 +4,8 @@ python benchmarks/graph_links.py --seeds 0 1 2 --baselines --output links.json
 python benchmarks/graph_links.py --seeds 0 1 2 --ablation "without H-GAT" --output without_hgat.json
 python benchmarks/graph_links.py --seeds 0 1 2 --tasks --output tasks.json
 
-The split is that of `--split`; a seed changes weights, order, masks and negatives. Nothing is timed. A run that was interrupted
-goes on from its checkpoints in `--folder`.
+The split is that of `--split`; a seed changes weights, order, masks and negatives, and `--seeds` without a number only describes
+the split. Nothing is timed. A run that was interrupted goes on from its checkpoints in `--folder`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -45,6 +46,7 @@ def main() -> None:
         "data": corpus.source,
         "split": given.split,
         "test_triples": len(corpus.splits.test),
+        "test_packages": _packages(corpus),
         "steps": configuration.run.max_steps,
         "device": machine.device_name,
         "rows": {},
@@ -66,15 +68,23 @@ def main() -> None:
             _write(found, {f"encoder and strings, seed {seed}": both}, given.output)
     if given.baselines:
         _write(found, evaluation.baselines(corpus, configuration), given.output)
-    if not given.tasks:
+    if not found["rows"]:
+        _write(found, {}, given.output)
+    elif not given.tasks:
         print(evaluation.table(found["rows"]), evaluation.by_relation(found["rows"]), sep="\n\n")
+
+
+def _packages(corpus: experiment.Corpus) -> dict[str, int]:
+    """Test triples of each held-out package, the largest first."""
+    modules = (corpus.graph.entities[triple.head].module for triple in corpus.splits.test)
+    return dict(Counter(module.partition(".")[0] for module in modules).most_common())
 
 
 def _write(found: dict, rows: dict, output: Path) -> None:
     found["rows"] |= rows
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{', '.join(rows)}: in {output}", flush=True)
+    print(f"{', '.join(rows) or 'the split'}: in {output}", flush=True)
 
 
 if __name__ == "__main__":
