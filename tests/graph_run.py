@@ -81,7 +81,7 @@ def main(output_dir: str, options: dict) -> dict:
     model = experiment.new_model(configuration, corpus)
     plan = experiment.make_plan(configuration, model, corpus, machine)
     trainer = new_trainer(model, corpus.train, corpus.validation, configuration, plan, machine, output_dir)
-    transfers, shapes = [], []
+    transfers, compiles, shapes = [], [], []
 
     class Watch(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
@@ -92,6 +92,7 @@ def main(output_dir: str, options: dict) -> dict:
             if machine.kind == "xla":
                 counts = xla.counters()
                 transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
+                compiles.append(int(counts["compiles"]))
 
     trainer.add_callback(Watch())
     compute_loss = trainer.compute_loss
@@ -107,6 +108,7 @@ def main(output_dir: str, options: dict) -> dict:
     return {
         **trainer.results(),
         "transfers": transfers,
+        "compiles": compiles,
         "shapes": shapes,
         "terms": [entry for entry in history if "loss" in entry],
         "losses": [entry["loss"] for entry in history if "loss" in entry],

@@ -104,6 +104,10 @@ def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(on_xla):
 def test_each_length_compiles_once_and_no_value_leaves_the_device_between_logs(on_xla):
     ours, _ = on_xla
     assert ours["xla"]["host_syncs_per_step"] == 0
-    moved = [after - before for before, after in zip(ours["transfers"], ours["transfers"][1:], strict=False)]
-    # What a log moves is seen at the end of the step after it; step 1 is logged too.
-    assert {step for step, count in enumerate(moved, start=2) if count} <= {2, 5, 9}
+    moved, compiled = (
+        {step for step, (before, after) in enumerate(zip(counts, counts[1:], strict=False), start=2) if after > before}
+        for counts in (ours["transfers"], ours["compiles"])
+    )
+    # What a log or an evaluation moves or compiles is seen at the end of the step after it; step 1 is logged too.
+    assert moved <= {2, 5, 9}
+    assert 7 in compiled <= {2, 5, 7, 9}  # the second length begins with step 7, its evaluation is at step 8
