@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_each_length_compiles_once_and_no_value_leaves_the_device_between_logs(o
     ours, _ = on_xla
     assert ours["xla"]["host_syncs_per_step"] == 0
     moved, compiled = (
-        {step for step, (before, after) in enumerate(zip(counts, counts[1:], strict=False), start=2) if after > before}
+        {step for step, (before, after) in enumerate(pairwise(counts), start=2) if after > before}
         for counts in (ours["transfers"], ours["compiles"])
     )
     # What a log or an evaluation moves or compiles is seen at the end of the step after it; step 1 is logged too.
