@@ -12,7 +12,8 @@ from helpers.graphmer.architecture import GraphMERConfig
 from helpers.graphmer.batches import LeafyChainCollator, check_batch
 from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.curriculum import Curriculum, CurriculumChains
-from helpers.graphmer.documents import Documents, EncodedDocuments, entity_text
+from helpers.graphmer.documents import Documents, entity_text
+from helpers.graphmer.encoded_documents import EncodedDocuments
 from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, build_graph, load_graph
 from helpers.graphmer.negatives import Relations, words
 from helpers.graphmer.ontology import read_ontology

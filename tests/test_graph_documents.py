@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.graphmer.documents import Documents, EncodedDocuments, entity_text, leaf_texts, shown_name
+from helpers.graphmer.documents import Documents, entity_text, header_and_source, leaf_texts, shown_name
+from helpers.graphmer.encoded_documents import EncodedDocuments
 from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph, load_graph
 from helpers.graphmer.tokenizer import PAD, SEP, encode, train_tokenizer
 
@@ -150,6 +151,17 @@ def test_a_java_definition_is_found_behind_its_annotations(tmp_path):
     text = documents.text("shop.Till")
     assert [text[one.start : one.end] for one in documents.anchors("shop.Till")] == ["shop.Till", "run"]
     assert Documents.read(graph, tmp_path, languages=["python"]).text("shop.Till") == "shop.Till"
+
+
+def test_header_and_source_are_the_text(graph, documents):
+    inner = 0
+    for entity_id in graph.entities:
+        header, source = header_and_source(entity_id, documents.text)
+        assert header + source == documents.text(entity_id)
+        assert header == (f"{shown_name(entity_id)}\n" if documents.has_source(entity_id) else "")
+        inner += bool(header) and "<locals>" in entity_id
+    assert inner
+    assert header_and_source("m.f", lambda entity_id: "def f(): ...") == ("", "def f(): ...")
 
 
 def test_sources_of_several_folders_and_other_encodings(tmp_path):

@@ -7,7 +7,16 @@ import pytest
 
 from helpers.graphmer.knowledge_graph import UNRESOLVED, Entity, Triple, build_graph
 from helpers.graphmer.ontology import UNKNOWN, read_ontology
-from helpers.graphmer.ranking import DIRECTIONS, admitted, bootstrap_interval, evaluate, filtered_ranks, metrics, rank
+from helpers.graphmer.ranking import (
+    DIRECTIONS,
+    admitted,
+    bootstrap_interval,
+    evaluate,
+    filtered_ranks,
+    metrics,
+    rank,
+    rate,
+)
 from helpers.graphmer.splits import Splits
 
 pytestmark = pytest.mark.once
@@ -162,6 +171,15 @@ def test_intervals_are_wider_where_values_come_in_groups():
     values, groups = np.repeat(np.arange(20) % 2, 30), np.repeat(np.arange(20), 30)
     alone, grouped = (np.diff(bootstrap_interval(values, by))[0] for by in (None, groups))
     assert grouped > 3 * alone
+
+
+def test_rates_have_the_interval_of_wilson():
+    """(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n), by hand."""
+    found, p, n, z = rate(3, 20), 3 / 20, 20, 1.959964
+    half = z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
+    expected = [(p + z**2 / (2 * n) + sign * half) / (1 + z**2 / n) for sign in (-1, 1)]
+    assert found["interval"] == pytest.approx(expected, abs=1e-5)
+    assert rate(0, 0)["rate"] is None
 
 
 def test_a_drawn_part_is_that_of_the_seed():

@@ -1,33 +1,24 @@
 """Tasks and violation rates on graphs that are small enough to count by hand, and against slow loops."""
 
-import ast
 import random
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import f1_score
 
 from helpers.graphmer.knowledge_graph import UNRESOLVED, Entity, Triple, build_graph
 from helpers.graphmer.ontology import UNKNOWN, read_ontology
-from helpers.graphmer.ranking import rate
 from helpers.graphmer.splits import Splits
 from helpers.graphmer.tasks import (
     CALLS,
     IMPORTS,
-    Function,
     Mention,
-    TokenAccuracy,
     ambiguous_mentions,
     best_threshold,
-    by_embedding,
     candidate_pairs,
-    code_search,
     disambiguation,
-    documented_functions,
     pair_f1,
     pair_scores,
-    split_docstring,
 )
 from helpers.graphmer.violations import violation_rates
 
@@ -60,104 +51,6 @@ def calls_graph(functions=30, seed=0):
     triples += [Triple(one, "imports_name", name) for one in "abc" for name in names[:9] if one != name[0]]
     graph = build_graph(entities, triples, {})
     return graph, Splits(*(tuple(graph.triples[part::3]) for part in range(3)), {})
-
-
-# ---- code search
-
-SOURCES = [
-    ('def f(a: dict = {1: 2}, *b):\n    """Sums all\n    values. Then more."""\n    return 1\n', "Sums all values."),
-    ("@cache\nasync def f():\n    # why\n    'One line without a stop'\n    return 1\n", "One line without a stop"),
-    (
-        '    def f(self) -> "x":\n        r"""Finds \\d digits.\n\n        More text.\n        """\n        return 1\n',
-        "Finds \\d digits.",
-    ),
-    (
-        'def f(x=lambda: 1):\n    """First paragraph\n\n    second. And so on."""; y = 2\n    return y\n',
-        "First paragraph",
-    ),
-    ('def f(): "Inline docstring here."; return 2\n', "Inline docstring here."),
-]
-
-
-@pytest.mark.parametrize(("source", "sentence"), SOURCES)
-def test_the_docstring_and_nothing_else_is_cut_out(source, sentence):
-    found, code = split_docstring(source)
-    assert found == sentence
-    import textwrap
-
-    function = ast.parse(textwrap.dedent(source)).body[0]
-    function.body = function.body[1:]
-    assert ast.dump(ast.parse(code)) == ast.dump(ast.Module([function], []))
-
-
-def test_a_source_that_is_cut_off_keeps_its_docstring_if_that_is_whole():
-    source = 'def f(x):\n    """Reads the file."""\n    return g(x,\n'
-    assert split_docstring(source) == ("Reads the file.", "def f(x):\n    return g(x,\n")
-    assert split_docstring('def f(x):\n    """Reads the file and\n    then') is None
-    assert split_docstring("def f(x,") is None
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f():\n    return 'no docstring'\n",
-        'class A:\n    """A class, and no function."""\n    def f(self):\n        """Inner."""\n',
-        "def f():\n    b'bytes are no docstring'\n",
-        "def f():\n    f'nor is {this}'\n",
-        "int f() { return 1; }",
-        'def f():\n    """ """\n',
-        "x = 1",
-    ],
-)
-def test_what_has_no_docstring_is_no_function_to_be_found(source):
-    assert split_docstring(source) is None
-
-
-def test_functions_to_be_found_have_a_sentence_of_their_own():
-    docs = {
-        "m.a": "Adds two numbers.",
-        "m.b": "Same text here.",
-        "m.c": "Same text here.",
-        "m.d": "Too short.",
-        "m.e": "Drops old rows.",
-    }
-    entities = [Entity(name, "function", name[2:], module="m", line=1, end_line=3) for name in docs]
-    entities.append(Entity("m.a(x)", "parameter", "x", module="m"))
-    graph = build_graph(entities, [], {})
-    sources = {name: f'{name}\ndef {name[2:]}(x):\n    """{doc}"""\n    return x\n' for name, doc in docs.items()}
-    functions = documented_functions(graph, lambda name: sources[name], graph.entities)
-    assert functions == [
-        Function("m.a", "Adds two numbers.", "m.a\ndef a(x):\n    return x\n"),
-        Function("m.e", "Drops old rows.", "m.e\ndef e(x):\n    return x\n"),
-    ]
-    with pytest.raises(ValueError, match="1 functions with a docstring of their own"):
-        documented_functions(graph, lambda name: sources[name], ["m.a", "m.d"])
-
-
-def test_code_search_counts_the_first_ten():
-    functions = [Function(f"f{number}", f"sentence {number}", f"code {number}") for number in range(12)]
-    ranks = [1, 2, 10, 11, *[1] * 8]
-    scores = np.zeros((12, 12))
-    for row, place in enumerate(ranks):
-        others = [column for column in range(12) if column != row]
-        scores[row, others] = -np.arange(11)
-        scores[row, row] = 1.5 - place
-    result = code_search(functions, lambda queries, documents: scores)
-    assert result["mrr@10"] == pytest.approx((9 + 1 / 2 + 1 / 10) / 12)
-    assert result["functions"] == 12
-    even = code_search(functions, lambda queries, documents: np.zeros((12, 12)))
-    assert even["mrr@10"] == pytest.approx(1 / 6.5)
-    drawn = np.random.default_rng(0)
-    chance = np.mean([code_search(functions, lambda *texts: drawn.random((12, 12)))["mrr@10"] for _ in range(40)])
-    assert even["chance"] == pytest.approx(chance, abs=0.03)
-    with pytest.raises(ValueError, match=r"similarity: scores \[12, 3\] for 12 functions"):
-        code_search(functions, lambda queries, documents: scores[:, :3])
-
-
-def test_embeddings_are_compared_by_their_angle():
-    vectors = {"q": [2.0, 0.0], "near": [0.1, 0.01], "far": [0.0, 9.0]}
-    similarity = by_embedding(lambda texts: np.array([vectors[text] for text in texts]))
-    assert similarity(["q"], ["near", "far"])[0] == pytest.approx([0.1 / np.hypot(0.1, 0.01), 0])
 
 
 # ---- pairs
@@ -263,52 +156,6 @@ def test_disambiguation_shares_a_tie():
     assert result["top1"] == pytest.approx((1 + 1 / 4 + 0) / 3)
     assert result["chance"] == pytest.approx((1 / 2 + 1 / 4 + 1 / 2) / 3)
     assert result["candidates"] == pytest.approx(8 / 3)
-
-
-# ---- masked tokens
-
-
-def test_accuracy_of_masked_tokens_and_leaves_is_that_of_a_loop():
-    torch.manual_seed(0)
-    accuracy = TokenAccuracy((1, 3), leaves=True)
-    counts = np.zeros(5, int)
-    for _ in range(3):
-        logits, labels = torch.randn(2, 5, 4, 6), torch.randint(0, 6, (2, 5, 4))
-        logits.scatter_add_(-1, labels[..., None], torch.full(labels.shape, 2.5)[..., None])
-        labels[torch.rand(labels.shape) < 0.4] = -100
-        labels[0, 0] = -100
-        accuracy.update(logits, labels)
-        for leaf_logits, leaf in zip(logits.flatten(0, 1), labels.flatten(0, 1), strict=True):
-            first = []
-            for row, label in zip(leaf_logits, leaf.tolist(), strict=True):
-                if label >= 0:
-                    order = row.argsort(descending=True).tolist()
-                    first.append(order[0] == label)
-                    counts += [order[0] == label, label in order[:3], 1, 0, 0]
-            counts += [0, 0, 0, bool(first) and all(first), bool(first)]
-    found = accuracy.summary()
-    assert [found["top1"]["count"], found["top3"]["count"], found["top1"]["of"]] == counts[:3].tolist()
-    assert [found["leaf"]["count"], found["leaf"]["of"]] == counts[3:].tolist()
-    assert 0 < counts[3] < counts[4]
-
-
-def test_a_constant_or_broken_model_is_never_right():
-    for value in (0.0, float("nan")):
-        accuracy = TokenAccuracy((1, 2))
-        accuracy.update(torch.full((1, 3, 5), value), torch.tensor([[0, 4, -100]]))
-        assert [accuracy.summary()[key]["count"] for key in ("top1", "top2")] == [0, 0]
-    assert TokenAccuracy(leaves=True).summary()["leaf"]["rate"] is None
-    with pytest.raises(ValueError, match=r"logits \[1, 3, 5\], labels \[1, 2\]"):
-        accuracy.update(torch.zeros(1, 3, 5), torch.zeros(1, 2, dtype=torch.long))
-
-
-def test_rates_have_the_interval_of_wilson():
-    """(p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n), by hand."""
-    found, p, n, z = rate(3, 20), 3 / 20, 20, 1.959964
-    half = z * (p * (1 - p) / n + z**2 / (4 * n**2)) ** 0.5
-    expected = [(p + z**2 / (2 * n) + sign * half) / (1 + z**2 / n) for sign in (-1, 1)]
-    assert found["interval"] == pytest.approx(expected, abs=1e-5)
-    assert rate(0, 0)["rate"] is None
 
 
 # ---- violations

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from helpers.graphmer.documents import Documents, EncodedDocuments
+from helpers.graphmer.documents import Documents
+from helpers.graphmer.encoded_documents import EncodedDocuments
 from helpers.graphmer.knowledge_graph import UNRESOLVED, KnowledgeGraph
 from helpers.graphmer.masking import IGNORED, mask_leaves, mask_roots
 from helpers.graphmer.negatives import KnownTails, Relations, WrongTails, numbered

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from helpers.cpu_copy import cpu_copy
-from helpers.graphmer import experiment, kge, ranking, tasks
+from helpers.graphmer import code_search, experiment, kge, ranking, tasks
 from helpers.graphmer.baselines import Frequency, strings
 from helpers.graphmer.batches import LeafyChainCollator
 from helpers.graphmer.configuration import Configuration, override
@@ -17,6 +17,7 @@ from helpers.graphmer.experiment import Corpus
 from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.token_accuracy import TokenAccuracy
 from helpers.graphmer.violations import violation_rates
 from helpers.runtime import Runtime
 
@@ -39,8 +40,8 @@ def other_tasks(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus
     """Call graph, dependencies, names, code search, masked tokens and violations; `scorer` is that of both ends."""
     return {
         **_of_pairs(scorer, corpus, configuration),
-        "code_search": tasks.code_search(
-            _documented(corpus, configuration), tasks.by_embedding(_text_embedding(predictor.model, corpus))
+        "code_search": code_search.code_search(
+            _documented(corpus, configuration), code_search.by_embedding(_text_embedding(predictor.model, corpus))
         ),
         "masked": masked(predictor.model, corpus, configuration),
         "violations": violation_rates(
@@ -106,9 +107,9 @@ def _has(triples: Iterable, relations: tuple[str, ...]) -> bool:
     return any(triple.relation in relations for triple in triples)
 
 
-def _documented(corpus: Corpus, configuration: Configuration) -> list[tasks.Function]:
+def _documented(corpus: Corpus, configuration: Configuration) -> list[code_search.Function]:
     heads = {triple.head for triple in corpus.splits.test}
-    return tasks.documented_functions(
+    return code_search.documented_functions(
         corpus.graph, corpus.documents.text, heads, functions=SEARCHED, seed=configuration.run.seed
     )
 
@@ -140,7 +141,7 @@ def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configu
     model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
     chains, size = corpus.validation, configuration.evaluation.micro_batch_size
     collate = LeafyChainCollator(chains)
-    roots, leaves = tasks.TokenAccuracy(), tasks.TokenAccuracy(leaves=True)
+    roots, leaves = TokenAccuracy(), TokenAccuracy(leaves=True)
     for first in range(0, min(len(chains), 64 * size), size):
         batch = collate([chains[index] for index in range(first, min(first + size, len(chains)))])
         batch = {name: value.to(model.device) for name, value in batch.items()}

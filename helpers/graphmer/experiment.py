@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast, set_seed
 from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.curriculum import Curriculum
-from helpers.graphmer.documents import Documents, EncodedDocuments
+from helpers.graphmer.documents import Documents
+from helpers.graphmer.encoded_documents import EncodedDocuments
 from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph
 from helpers.graphmer.memory import encoded_texts, estimate_run, run_options
 from helpers.graphmer.model import GraphMERForPreTraining

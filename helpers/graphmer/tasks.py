@@ -1,174 +1,27 @@
-"""What an encoder of code is for, beyond links: search, call graph, dependencies, names, masked tokens.
+"""What links are for: which functions are called, which modules needed, which of several of a name is meant.
 
-Each task is a function of a callable (a `ranking.Scorer`, a score of text pairs, logits), so that a model, its ablations and
-the baselines are measured by the same code.
+Each task is a function of a `ranking.Scorer`, so that a model, its ablations and the baselines are measured by the same code.
+
+# Q queries · X candidates · P pairs · G heads
 """
 
 from __future__ import annotations
 
-import ast
-import io
 import random
 import re
-import textwrap
-import tokenize
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from helpers.graphmer.knowledge_graph import DEFINED, KnowledgeGraph, Triple
+from helpers.graphmer.documents import header_and_source
+from helpers.graphmer.knowledge_graph import KnowledgeGraph, Triple
 from helpers.graphmer.ontology import Ontology
-from helpers.graphmer.ranking import (
-    PARTS,
-    TAIL,
-    Scorer,
-    admitted,
-    bootstrap_interval,
-    filtered_ranks,
-    rate,
-    score,
-    true_answers,
-)
+from helpers.graphmer.ranking import PARTS, TAIL, Scorer, admitted, bootstrap_interval, score, true_answers
 from helpers.graphmer.splits import Splits
 
-if TYPE_CHECKING:
-    import torch
-
-# Q queries · N functions · P pairs · V vocabulary
-
-TextScore = Callable[[list[str], list[str]], np.ndarray]  # queries, documents -> [Q, N], higher is likelier
-IGNORED = -100
 CALLS, IMPORTS = ("calls",), ("imports", "imports_name")
-
-
-def by_embedding(embed: Callable[[list[str]], np.ndarray], embed_queries: Callable | None = None) -> TextScore:
-    """Cosine of embeddings, texts -> [N, E], as a score of text pairs."""
-
-    def unit(vectors: np.ndarray) -> np.ndarray:
-        vectors = np.asarray(vectors, np.float32)
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-
-    return lambda queries, documents: unit((embed_queries or embed)(queries)) @ unit(embed(documents)).T
-
-
-# ---- code search
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function to be found: `sentence` is the first of its docstring, `code` its text without the docstring."""
-
-    entity: str
-    sentence: str
-    code: str
-
-
-def documented_functions(
-    graph: KnowledgeGraph,
-    text: Callable[[str], str],
-    entities: Iterable[str],
-    *,
-    functions: int = 1000,
-    words: int = 3,
-    seed: int = 0,
-) -> list[Function]:
-    """Python functions and methods among `entities` whose docstring asks for them and for no other; sorted.
-
-    text: entity id -> its source, its name on a line before it or not.
-    functions: at most so many, drawn with `seed`.
-    words: a sentence has at least so many. One that several functions share is no query, nor are they to be found.
-
-    Raises ValueError: fewer than two are left.
-    """
-    found = []
-    for name in sorted(set(entities)):
-        entity = graph.entities[name]
-        if entity.status != DEFINED or entity.end_line <= entity.line:
-            continue
-        header, source = _header_and_source(name, text)
-        split = split_docstring(source)
-        if split and len(split[0].split()) >= words:
-            found.append(Function(name, split[0], header + split[1]))
-    shared = Counter(function.sentence.casefold() for function in found)
-    found = [function for function in found if shared[function.sentence.casefold()] == 1]
-    if len(found) < 2:
-        raise ValueError(f"entities: {len(found)} functions with a docstring of their own; a search needs two")
-    return sorted(random.Random(seed).sample(found, min(functions, len(found))), key=lambda function: function.entity)
-
-
-def code_search(functions: Sequence[Function], similarity: TextScore) -> dict:
-    """MRR@10 of docstring sentence -> function among all of `functions`; equal scores get their mean rank.
-
-    Returns {"mrr@10", "interval" (95 %, bootstrap), "functions", "chance"}. Raises ValueError: scores that are NaN or of
-    another shape than [N, N].
-    """
-    count = len(functions)
-    scores_NN = np.asarray(
-        similarity([function.sentence for function in functions], [function.code for function in functions])
-    )
-    if scores_NN.shape != (count, count):
-        raise ValueError(f"similarity: scores {list(scores_NN.shape)} for {count} functions; give [{count}, {count}]")
-    ranks_N = filtered_ranks(scores_NN, range(count), [[place] for place in range(count)])
-    reciprocal_N = np.where(ranks_N <= 10, 1 / ranks_N, 0.0)
-    return {
-        "mrr@10": float(reciprocal_N.mean()),
-        "interval": bootstrap_interval(reciprocal_N),
-        "functions": count,
-        "chance": sum(1 / place for place in range(1, 1 + min(10, count))) / count,
-    }
-
-
-def split_docstring(source: str) -> tuple[str, str] | None:
-    """First sentence of a Python function's docstring, and the source without the docstring; None if it has none.
-
-    The source may be cut off after the docstring.
-    """
-    source = textwrap.dedent(source)
-    depth, state = 0, "before"
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if state == "before" and token.string in ("def", "class"):
-                if token.string == "class":
-                    return None
-                state = "signature"
-            elif state == "signature" and token.type == tokenize.OP:
-                depth += (token.string in "([{") - (token.string in ")]}")
-                if token.string == ":" and not depth:
-                    state = "body"
-            elif state == "body" and token.type == tokenize.STRING:
-                return _cut(source, token)
-            elif state == "body" and token.type not in _BLANK:
-                return None
-    except (tokenize.TokenError, SyntaxError):  # not Python, or cut off before the docstring's end
-        return None
-    return None
-
-
-_BLANK = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.COMMENT)
-
-
-def _cut(source: str, docstring: tokenize.TokenInfo) -> tuple[str, str] | None:
-    try:
-        value = ast.literal_eval(docstring.string)
-    except ValueError:  # an f-string
-        return None
-    if not isinstance(value, str) or not value.strip():
-        return None
-    lines = source.splitlines(keepends=True)
-    (first, start), (last, end) = docstring.start, docstring.end
-    rest = lines[first - 1][:start] + lines[last - 1][end:].lstrip("; \t")
-    code = "".join((*lines[: first - 1], rest if rest.strip() else "", *lines[last:]))
-    paragraph = " ".join(re.split(r"\n\s*\n", value.strip(), maxsplit=1)[0].split())
-    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0], code
-
-
-def _header_and_source(entity_id: str, text: Callable[[str], str]) -> tuple[str, str]:
-    """The line with the entity's own name where the text begins with it, else "", and the source."""
-    found, header = text(entity_id), f"{entity_id}\n"
-    return (header, found.removeprefix(header)) if found.startswith(header) else ("", found)
 
 
 # ---- call graph and dependencies
@@ -343,7 +196,7 @@ def ambiguous_mentions(
         right = known[TAIL, relation, head]
         name = graph.entities[tail].name
         others = tuple(other for other in named[relation, name] if other != tail and other not in right)
-        if others and (text is None or re.search(rf"\b{re.escape(name)}\b", _header_and_source(head, text)[1])):
+        if others and (text is None or re.search(rf"\b{re.escape(name)}\b", header_and_source(head, text)[1])):
             mentions.append(Mention(head, relation, tail, others))
     if not mentions:
         raise ValueError(f"relations={list(relations)}, part={part!r}: no tail shares its name with another candidate")
@@ -377,48 +230,3 @@ def disambiguation(scorer: Scorer, mentions: Sequence[Mention], *, chunk: int = 
         "chance": float(np.mean([1 / count for count in counts])),
         "candidates": float(np.mean(counts)),
     }
-
-
-# ---- masked tokens and masked leaves
-
-
-class TokenAccuracy:
-    """Top-k accuracy of masked tokens over batches, and of whole leaves where the labels have them.
-
-    For MLM give logits [B, M, V] and labels [B, M], for MNM logits [B, G, L, V] and labels [B, G, L] with `leaves=True`: a
-    leaf is right when each of its labelled tokens is the likeliest. Labels of -100 count nowhere. The counts stay on the
-    device until `summary`.
-    """
-
-    def __init__(self, k: Sequence[int] = (1, 5, 10), *, leaves: bool = False):
-        if not k or min(k) < 1:
-            raise ValueError(f"k={list(k)}: must be numbers of at least 1")
-        self.k, self.leaves = tuple(sorted(set(k))), leaves
-        self._counts: torch.Tensor | None = None  # a token each k, tokens, leaves right, leaves
-
-    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Raises ValueError for shapes that do not fit."""
-        import torch
-
-        if logits.shape[:-1] != labels.shape:
-            raise ValueError(
-                f"logits {list(logits.shape)}, labels {list(labels.shape)}: give one row of logits a label"
-            )
-        asked = labels != IGNORED
-        of_labels = logits.gather(-1, labels.clamp_min(0)[..., None])
-        # Equal logits count against the label, so that a constant model is never right.
-        places = (logits >= of_labels).sum(-1)
-        places = places.masked_fill(logits.isnan().any(-1), logits.shape[-1] + max(self.k))
-        counts = [((places <= k) & asked).sum() for k in self.k] + [asked.sum()]
-        if self.leaves:
-            there = asked.any(-1)
-            counts += [(((places <= 1) | ~asked).all(-1) & there).sum(), there.sum()]
-        counts = torch.stack(counts)
-        self._counts = counts if self._counts is None else self._counts + counts
-
-    def summary(self) -> dict:
-        """{"top1": {"rate", "count", "of", "interval"}, "top5": ..., "leaf": ...}, Wilson, 95 %."""
-        counts = [0] * (len(self.k) + 3) if self._counts is None else self._counts.tolist()
-        tokens = counts[len(self.k)]
-        found = {f"top{k}": rate(count, tokens) for k, count in zip(self.k, counts, strict=False)}
-        return found | ({"leaf": rate(*counts[len(self.k) + 1 :])} if self.leaves else {})

@@ -1,0 +1,105 @@
+"""Docstrings cut out of real syntax, and the search for their functions counted by hand."""
+
+import ast
+import textwrap
+
+import numpy as np
+import pytest
+
+from helpers.graphmer.code_search import Function, by_embedding, code_search, documented_functions, split_docstring
+from helpers.graphmer.knowledge_graph import Entity, build_graph
+
+pytestmark = pytest.mark.once
+
+SOURCES = [
+    ('def f(a: dict = {1: 2}, *b):\n    """Sums all\n    values. Then more."""\n    return 1\n', "Sums all values."),
+    ("@cache\nasync def f():\n    # why\n    'One line without a stop'\n    return 1\n", "One line without a stop"),
+    (
+        '    def f(self) -> "x":\n        r"""Finds \\d digits.\n\n        More text.\n        """\n        return 1\n',
+        "Finds \\d digits.",
+    ),
+    (
+        'def f(x=lambda: 1):\n    """First paragraph\n\n    second. And so on."""; y = 2\n    return y\n',
+        "First paragraph",
+    ),
+    ('def f(): "Inline docstring here."; return 2\n', "Inline docstring here."),
+]
+
+
+@pytest.mark.parametrize(("source", "sentence"), SOURCES)
+def test_the_docstring_and_nothing_else_is_cut_out(source, sentence):
+    found, code = split_docstring(source)
+    assert found == sentence
+    function = ast.parse(textwrap.dedent(source)).body[0]
+    function.body = function.body[1:]
+    assert ast.dump(ast.parse(code)) == ast.dump(ast.Module([function], []))
+
+
+def test_a_source_that_is_cut_off_keeps_its_docstring_if_that_is_whole():
+    source = 'def f(x):\n    """Reads the file."""\n    return g(x,\n'
+    assert split_docstring(source) == ("Reads the file.", "def f(x):\n    return g(x,\n")
+    assert split_docstring('def f(x):\n    """Reads the file and\n    then') is None
+    assert split_docstring("def f(x,") is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    return 'no docstring'\n",
+        'class A:\n    """A class, and no function."""\n    def f(self):\n        """Inner."""\n',
+        "def f():\n    b'bytes are no docstring'\n",
+        "def f():\n    f'nor is {this}'\n",
+        "int f() { return 1; }",
+        'def f():\n    """ """\n',
+        "x = 1",
+    ],
+)
+def test_what_has_no_docstring_is_no_function_to_be_found(source):
+    assert split_docstring(source) is None
+
+
+def test_functions_to_be_found_have_a_sentence_of_their_own():
+    docs = {
+        "m.a": "Adds two numbers.",
+        "m.b": "Same text here.",
+        "m.c": "Same text here.",
+        "m.d": "Too short.",
+        "m.e": "Drops old rows.",
+    }
+    entities = [Entity(name, "function", name[2:], module="m", line=1, end_line=3) for name in docs]
+    entities.append(Entity("m.a(x)", "parameter", "x", module="m"))
+    graph = build_graph(entities, [], {})
+    sources = {name: f'{name}\ndef {name[2:]}(x):\n    """{doc}"""\n    return x\n' for name, doc in docs.items()}
+    functions = documented_functions(graph, lambda name: sources[name], graph.entities)
+    assert functions == [
+        Function("m.a", "Adds two numbers.", "m.a\ndef a(x):\n    return x\n"),
+        Function("m.e", "Drops old rows.", "m.e\ndef e(x):\n    return x\n"),
+    ]
+    with pytest.raises(ValueError, match="1 functions with a docstring of their own"):
+        documented_functions(graph, lambda name: sources[name], ["m.a", "m.d"])
+
+
+def test_code_search_counts_the_first_ten():
+    functions = [Function(f"f{number}", f"sentence {number}", f"code {number}") for number in range(12)]
+    ranks = [1, 2, 10, 11, *[1] * 8]
+    scores = np.zeros((12, 12))
+    for row, place in enumerate(ranks):
+        others = [column for column in range(12) if column != row]
+        scores[row, others] = -np.arange(11)
+        scores[row, row] = 1.5 - place
+    result = code_search(functions, lambda queries, documents: scores)
+    assert result["mrr@10"] == pytest.approx((9 + 1 / 2 + 1 / 10) / 12)
+    assert result["functions"] == 12
+    even = code_search(functions, lambda queries, documents: np.zeros((12, 12)))
+    assert even["mrr@10"] == pytest.approx(1 / 6.5)
+    drawn = np.random.default_rng(0)
+    chance = np.mean([code_search(functions, lambda *texts: drawn.random((12, 12)))["mrr@10"] for _ in range(40)])
+    assert even["chance"] == pytest.approx(chance, abs=0.03)
+    with pytest.raises(ValueError, match=r"similarity: scores \[12, 3\] for 12 functions"):
+        code_search(functions, lambda queries, documents: scores[:, :3])
+
+
+def test_embeddings_are_compared_by_their_angle():
+    vectors = {"q": [2.0, 0.0], "near": [0.1, 0.01], "far": [0.0, 9.0]}
+    similarity = by_embedding(lambda texts: np.array([vectors[text] for text in texts]))
+    assert similarity(["q"], ["near", "far"])[0] == pytest.approx([0.1 / np.hypot(0.1, 0.01), 0])
