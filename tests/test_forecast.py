@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.plan import Plan
-from helpers.planning import architectures, calibration, forecast
+from helpers.planning import architectures, calibration, forecast, model_sizes
 from helpers.planning.calibration import Calibration, Measured, Size, StepModel
 from helpers.planning.catalogue import job, named
 from helpers.planning.estimate import TIME_SPREAD, outlook
@@ -203,7 +203,7 @@ def real():
 def test_on_this_machine_a_real_model_is_found_in_a_real_calibration(real, tmp_path):
     here, made, workload = real
     calibration.save(made, tmp_path / "calibration.json")
-    sizes, options = architectures.encoder(workload.model.config)
+    sizes, options = model_sizes.encoder_sizes(workload.model.config)
     described = architectures.hardware_tuning(sizes, "", **options)
     planned = plan("fp32", micro=3, accumulation=1, steps=4, length=32)
     found = forecast.make(described, planned, here, parameters=workload.model.num_parameters())
@@ -367,7 +367,7 @@ def test_an_encoder_like_bert_is_counted_exactly(kind):
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model(kind, **TINY, max_position_embeddings=40, num_labels=3)
-    sizes, options = architectures.encoder(config)
+    sizes, options = model_sizes.encoder_sizes(config)
     described = architectures.hardware_tuning(sizes, "", labels=3, **options)
     assert described.parameters == counts(AutoModelForSequenceClassification.from_config(config))[0]
     described = architectures.lejepa_training(sizes, "", freeze_layers=1, output_dim=8, **options)
@@ -379,7 +379,7 @@ def test_a_gemma_encoder_is_counted_exactly_with_its_dense_layers_and_without():
     from transformers import Gemma3TextConfig, Gemma3TextModel
 
     config = Gemma3TextConfig(**TINY | {"head_dim": 16, "num_key_value_heads": 2})
-    sizes, options = architectures.encoder(config)
+    sizes, options = model_sizes.encoder_sizes(config)
     own = counts(Gemma3TextModel(config))[0] + 32 * 8 + 8
     for dense, more in (((), 0), (((32, 64, False), (64, 32, True)), 2 * 32 * 64 + 32)):
         described = architectures.lejepa_training(sizes, "", freeze_layers=1, output_dim=8, dense=dense, **options)
@@ -407,7 +407,7 @@ def test_a_decoder_like_qwen_is_counted_exactly(kind, changed, method):
     model = AutoModelForCausalLM.from_config(config)
     if method == "lora":
         model = apply_lora(model, 4, 8)
-    sizes, options = architectures.decoder(model.config)
+    sizes, options = model_sizes.decoder_sizes(model.config)
     described = architectures.legal_cot_sft(sizes, "", method=method, lora_rank=4, **options)
     assert (described.parameters, described.updated) == counts(model)
 
@@ -417,7 +417,7 @@ def test_what_no_builder_describes_has_no_sizes(kind):
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind)
-    assert architectures.encoder(config) is None and architectures.decoder(config) is None
+    assert model_sizes.encoder_sizes(config) is None and model_sizes.decoder_sizes(config) is None
 
 
 def test_all_but_the_head_may_stay_as_it_is():

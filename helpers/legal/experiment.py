@@ -11,7 +11,7 @@ import torch
 
 from helpers import plan as planner
 from helpers.plan import Plan
-from helpers.planning import architectures
+from helpers.planning import architectures, model_sizes
 from helpers.planning import forecast as forecasts
 from helpers.planning.forecast import Forecast
 from helpers.planning.jobs import Job
@@ -122,7 +122,7 @@ def plan(model, encoded: Encoded, params: LegalParameters, runtime: Runtime) -> 
 
 def training_job(model, params: LegalParameters) -> Job | None:
     """What a training step of this model is made of; None for one that no builder describes."""
-    found = architectures.decoder(model.config)
+    found = model_sizes.decoder_sizes(model.config)
     if found is None:
         return None
     sizes, settings = found

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.sentence_transformer.modules import Dense
 
 from helpers.plan import Plan
-from helpers.planning import architectures
+from helpers.planning import architectures, model_sizes
 from helpers.planning import forecast as forecasts
 from helpers.planning.forecast import Forecast
 from helpers.planning.jobs import Job
@@ -132,7 +132,7 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
 
 def training_job(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters) -> Job | None:
     """What a training step of this model is made of; None for a backbone that no builder describes."""
-    found = architectures.encoder(model.transformers_model.config)
+    found = model_sizes.encoder_sizes(model.transformers_model.config)
     if found is None:
         return None
     sizes, settings = found

@@ -2,7 +2,7 @@
 
 Counts follow from sizes alone, so that nothing is built or downloaded; tests hold them against the real modules (weights
 exactly, products against torch's FLOP counter, what is kept against autograd's saved tensors). `architectures.py` makes
-the jobs, `catalogue.py` names those of the notebooks.
+the jobs, `catalogue.py` names those of the notebooks, `model_sizes.py` reads the sizes of a real model.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from helpers import run_folder, tracking
 from helpers.batch_search import BatchSearch, Trial
 from helpers.plan import Plan
-from helpers.planning import architectures
+from helpers.planning import architectures, model_sizes
 from helpers.planning import calibration as calibrations
 from helpers.planning import forecast as forecasts
 from helpers.planning.catalogue import job
@@ -205,7 +205,7 @@ def run_plan(task: Task, settings: Settings, params: TuningParameters, runtime: 
 
 def training_job(task: Task, settings: Settings) -> Job | None:
     """What a training step of this model is made of; None for one that no builder describes."""
-    found = architectures.encoder(task.model.config)
+    found = model_sizes.encoder_sizes(task.model.config)
     if found is None or found[0].family != "bert":
         return None
     sizes, options = found
