@@ -10,34 +10,31 @@ and writes them, with the machine, to docs/results.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report  # before torch, which it gives huge pages
+
+# isort: split
 import torch
+from datasets import Dataset
+from sentence_transformers.sentence_transformer.modules import Dense
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from datasets import Dataset  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import Dense  # noqa: E402
-
-from benchmarks.embedding_training import SIZES, backbone  # noqa: E402
-from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
-from benchmarks.step_times import StepTimes  # noqa: E402
-from helpers import runtime  # noqa: E402
-from helpers.lejepa.loss import LeJEPALoss  # noqa: E402
-from helpers.lejepa.model import freeze  # noqa: E402
-from helpers.lejepa.sample import docstrings, documents  # noqa: E402
-from helpers.lejepa.sigreg import SIGReg  # noqa: E402
-from helpers.lejepa.training import new_trainer  # noqa: E402
-from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
+from benchmarks.embedding_training import SIZES, backbone
+from benchmarks.timing import StepTimes
+from helpers import runtime
+from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.model import freeze
+from helpers.lejepa.sample import docstrings, documents
+from helpers.lejepa.sigreg import SIGReg
+from helpers.lejepa.training import new_trainer
+from helpers.plan import ModelSize, Recipe, plan
 
 STEPS = 5
 
@@ -65,18 +62,9 @@ CHANGES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--output", type=Path, help="default: docs/results/embedding_settings_<device>.json")
-    parser.add_argument("--repetitions", type=int, default=3, help="turns through all settings; at least 3")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 3:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
-    on_cuda = arguments.device == "cuda"
-    machine = {"device": torch.cuda.get_device_name() if on_cuda else cpu_name(), "cpus": os.cpu_count()}
-    machine |= {"threads": torch.get_num_threads(), "load_average_before": load_average()}
+    parser = report.argument_parser(__doc__, repetitions=3, each="turns through all settings")
+    arguments = report.parsed(parser, "embedding_settings")
+    machine = report.machine(arguments.device, ("torch", "transformers", "sentence-transformers"))
     measured = {name: [] for name in CHANGES}
     for _ in range(arguments.repetitions):
         for name, change in CHANGES.items():
@@ -96,12 +84,7 @@ def main() -> None:
             }
         )
         print(json.dumps(results[-1]), flush=True)
-    machine |= {name: installed(name) for name in ("torch", "transformers", "sentence-transformers")}
-    machine["load_average_after"] = load_average()
-    report = {"machine": machine, "repetitions": arguments.repetitions, "backbone": SIZES, "settings": results}
-    output = arguments.output or ROOT / f"docs/results/embedding_settings_{arguments.device}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report.write(arguments.output, machine, repetitions=arguments.repetitions, backbone=SIZES, settings=results)
 
 
 def measure(setting: Setting, device: str) -> tuple[float, int]:

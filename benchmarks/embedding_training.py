@@ -9,58 +9,47 @@ and writes it, with the machine, to docs/results.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report  # before torch, which it gives huge pages
+
+# isort: split
 import torch
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from datasets import Dataset  # noqa: E402
-from sentence_transformers import (  # noqa: E402
+from datasets import Dataset
+from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
-from transformers import BertConfig, BertModel  # noqa: E402
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+from transformers import BertConfig, BertModel
 
-from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
-from benchmarks.step_times import StepTimes  # noqa: E402
-from helpers import runtime  # noqa: E402
-from helpers.lejepa.loss import LeJEPALoss  # noqa: E402
-from helpers.lejepa.model import _train_tokenizer  # noqa: E402
-from helpers.lejepa.sample import docstrings, documents  # noqa: E402
-from helpers.lejepa.sigreg import SIGReg  # noqa: E402
-from helpers.lejepa.training import new_trainer  # noqa: E402
-from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
+from benchmarks.timing import StepTimes
+from helpers import runtime
+from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.model import _train_tokenizer
+from helpers.lejepa.sample import docstrings, documents
+from helpers.lejepa.sigreg import SIGReg
+from helpers.lejepa.training import new_trainer
+from helpers.plan import ModelSize, Recipe, plan
 
 TEXTS, BATCH, LENGTH, STEPS = 2048, 32, 64, 12
 SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--output", type=Path, help="default: docs/results/embedding_training_benchmark_<device>.json")
-    parser.add_argument("--repetitions", type=int, default=3, help="runs of each side, taking turns; at least 3")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 3:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    parser = report.argument_parser(__doc__, repetitions=3, each="runs of each side, taking turns")
+    arguments = report.parsed(parser, "embedding_training_benchmark")
     machine = runtime.detect(False, "bf16" if arguments.device == "cuda" else "fp32")
-    described = {"device": machine.device_name if machine.kind == "cuda" else cpu_name(), "cpus": os.cpu_count()}
-    described |= {"threads": torch.get_num_threads(), "load_average_before": load_average()}
+    described = report.machine(arguments.device, ("torch", "transformers", "sentence-transformers"))
     texts = [text for text in documents(docstrings()) if len(text.split()) >= LENGTH][:TEXTS]
     rows = Dataset.from_dict({"anchor": texts, "positive": texts[::-1]})
     seconds = {"ours": [], "peer": []}
@@ -83,12 +72,7 @@ def main() -> None:
         "sigreg_share_target": 0.05,
     }
     print(json.dumps(result))
-    output = arguments.output or ROOT / f"docs/results/embedding_training_benchmark_{arguments.device}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    described |= {name: installed(name) for name in ("torch", "transformers", "sentence-transformers")}
-    described["load_average_after"] = load_average()
-    report = {"machine": described, "repetitions": arguments.repetitions, "comparisons": [result]}
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report.write(arguments.output, described, repetitions=arguments.repetitions, comparisons=[result])
 
 
 def backbone(rows: Dataset, folder: str, *head) -> SentenceTransformer:

@@ -8,12 +8,9 @@ graph's counts, to docs/results.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import gc
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,38 +21,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph  # noqa: E402
-from helpers.graphmer.ontology import read_ontology  # noqa: E402
-from helpers.graphmer.sources import find_sources, standard_library  # noqa: E402
-from helpers.graphmer.validation import validate  # noqa: E402
+from benchmarks import report
+from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph
+from helpers.graphmer.ontology import read_ontology
+from helpers.graphmer.sources import find_sources, standard_library
+from helpers.graphmer.validation import validate
 
 TARGET_RATIO = 2.0  # at most
 TARGET_TYPED_SHARE = 0.995
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graph_extraction_cpu.json")
-    parser.add_argument("--repetitions", type=int, default=5, help="of each side, taking turns; at least 3")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 3:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
+    parser = report.argument_parser(__doc__, repetitions=5, devices=("cpu",))
+    arguments = report.parsed(parser, "graph_extraction")
     warnings.simplefilter("ignore")  # of invalid escapes in the standard library
-    machine = describe()
+    machine = report.machine(arguments.device)
     results = compare(arguments.repetitions)
     for result in results:
         print(json.dumps(result), flush=True)
-    report = {
-        "machine": machine | {"load_average_after": load_average()},
-        "repetitions": arguments.repetitions,
-        "comparisons": results,
-        "graph": describe_graph(load_graph("sample")),
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report.write(
+        arguments.output,
+        machine,
+        repetitions=arguments.repetitions,
+        comparisons=results,
+        graph=describe_graph(load_graph("sample")),
+    )
 
 
 def compare(repetitions: int) -> list[dict]:
@@ -134,29 +126,6 @@ def describe_graph(graph: KnowledgeGraph) -> dict:
         "violations": checked.counts,
         "same_in_a_second_run": load_graph("sample").digest() == graph.digest(),
     }
-
-
-# ---- the machine
-
-
-def describe() -> dict:
-    return {
-        "device": cpu_name(),
-        "cpus": os.cpu_count(),
-        "load_average_before": load_average(),
-        "python": platform.python_version(),
-    }
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def load_average() -> float | None:
-    """Processes that want a CPU, over the last minute: above `cpus`, others were running."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 if __name__ == "__main__":

@@ -11,25 +11,24 @@ JSON a comparison and writes all of them, with the machine, to docs/results.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report  # before torch, which it gives huge pages
+
+# isort: split
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.reservoir import describe, load_average, seconds_of  # noqa: E402
-from helpers.graphmer.architecture import GraphMERConfig, parameter_count  # noqa: E402
-from helpers.graphmer.batches import check_batch  # noqa: E402
-from helpers.graphmer.model import GraphMERForPreTraining  # noqa: E402
+from benchmarks.timing import taking_turns
+from helpers.graphmer.architecture import GraphMERConfig, parameter_count
+from helpers.graphmer.batches import check_batch
+from helpers.graphmer.model import GraphMERForPreTraining
 
 # B batch · S roots · G leaves · L leaf tokens · N tokens · D width · A heads
 
@@ -39,20 +38,13 @@ TOLERANCE = 1e-4  # relative, of two fp32 losses
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--output", "--out", type=Path, help="default: docs/results/graphmer_benchmark_<device>.json")
-    parser.add_argument("--repetitions", type=int, default=5, help="of each side, taking turns; at least 3")
+    parser = report.argument_parser(__doc__, repetitions=5)
     parser.add_argument("--batch", type=int, default=4, help="sequences")
     parser.add_argument("--layers", type=int, default=12, help="of the 768-wide model")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 3:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    arguments = report.parsed(parser, "graphmer_benchmark")
     torch.manual_seed(0)
     device = torch.device(arguments.device)
-    machine = describe(device)
+    machine = report.machine(device.type, ("torch", "transformers"))
     # The paper's model: no positions, no vector a relation, no bias in attention. All of these change nothing about the work.
     config = GraphMERConfig(
         num_hidden_layers=arguments.layers,
@@ -71,10 +63,7 @@ def main() -> None:
     ]
     for result in results:
         print(json.dumps(result), flush=True)
-    output = arguments.output or ROOT / f"docs/results/graphmer_benchmark_{device.type}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    report = {"machine": machine | {"load_average_after": load_average()}, "repetitions": arguments.repetitions}
-    output.write_text(json.dumps(report | {"comparisons": results}, indent=2) + "\n", encoding="utf-8")
+    report.write(arguments.output, machine, repetitions=arguments.repetitions, comparisons=results)
 
 
 def random_batch(B: int, config: GraphMERConfig) -> dict[str, torch.Tensor]:
@@ -175,16 +164,6 @@ def stepping(model, call: Callable) -> Callable:
         call().backward()
 
     return step
-
-
-def taking_turns(sides: dict[str, Callable], device: torch.device, repetitions: int) -> dict[str, list[float]]:
-    for call in sides.values():
-        seconds_of(call, device)
-    times = {name: [] for name in sides}
-    for _ in range(repetitions):
-        for name, call in sides.items():
-            times[name].append(seconds_of(call, device))
-    return times
 
 
 def full_batch(batch: dict) -> dict[str, torch.Tensor]:

@@ -10,33 +10,30 @@ else the machine does meanwhile. Prints one line of JSON and writes it, with the
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report  # before torch, which it gives huge pages
+
+# isort: split
 import torch
+from datasets import Dataset
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from trl import SFTConfig, SFTTrainer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from datasets import Dataset  # noqa: E402
-from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
-from trl import SFTConfig, SFTTrainer  # noqa: E402
-
-from benchmarks.reservoir import cpu_name, installed, load_average  # noqa: E402
-from benchmarks.step_times import StepTimes  # noqa: E402
-from helpers import runtime  # noqa: E402
-from helpers.legal.layout import Layout  # noqa: E402
-from helpers.legal.model import sample_tokenizer  # noqa: E402
-from helpers.legal.records import load_records  # noqa: E402
-from helpers.legal.training import new_trainer  # noqa: E402
-from helpers.plan import ModelSize, Recipe, plan  # noqa: E402
+from benchmarks.timing import StepTimes
+from helpers import runtime
+from helpers.legal.layout import Layout
+from helpers.legal.model import sample_tokenizer
+from helpers.legal.records import load_records
+from helpers.legal.training import new_trainer
+from helpers.plan import ModelSize, Recipe, plan
 
 RECORDS, GUIDES_LENGTH, GUIDES_BATCH, LENGTH = 240, 1000, 4, 1024
 STEPS = 8
@@ -61,18 +58,10 @@ SIZES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--output", type=Path, help="default: docs/results/legal_training_benchmark_<device>.json")
-    parser.add_argument("--repetitions", type=int, default=3, help="runs of each side, taking turns; at least 3")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 3:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    parser = report.argument_parser(__doc__, repetitions=3, each="runs of each side, taking turns")
+    arguments = report.parsed(parser, "legal_training_benchmark")
     machine = runtime.detect(False, "bf16" if arguments.device == "cuda" else "fp32")
-    described = {"device": machine.device_name if machine.kind == "cuda" else cpu_name(), "cpus": os.cpu_count()}
-    described |= {"threads": torch.get_num_threads(), "load_average_before": load_average()}
+    described = report.machine(arguments.device, ("torch", "transformers", "trl"))
     tokenizer = sample_tokenizer()
     rows = Layout(tokenizer).encode(load_records("sample", num_records=RECORDS, seed=0).records, LENGTH)[0]
     useful = statistics.mean(len(row["input_ids"]) for row in rows)
@@ -89,12 +78,7 @@ def main() -> None:
         "processor": compared(speeds, "processor") if arguments.device == "cpu" else None,
     }
     print(json.dumps(result))
-    described |= {name: installed(name) for name in ("torch", "transformers", "trl")}
-    described["load_average_after"] = load_average()
-    output = arguments.output or ROOT / f"docs/results/legal_training_benchmark_{arguments.device}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    report = {"machine": described, "repetitions": arguments.repetitions, "comparisons": [result]}
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report.write(arguments.output, described, repetitions=arguments.repetitions, comparisons=[result])
 
 
 class Clocks(StepTimes):

@@ -24,16 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.graph_extraction import describe, load_average  # noqa: E402
-from helpers.graphmer.baselines import Frequency  # noqa: E402
-from helpers.graphmer.kge import MODELS, train_embeddings  # noqa: E402
-from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph  # noqa: E402
-from helpers.graphmer.ontology import read_ontology  # noqa: E402
-from helpers.graphmer.ranking import evaluate  # noqa: E402
-from helpers.graphmer.splits import Splits  # noqa: E402
+from benchmarks import report
+from helpers.graphmer.baselines import Frequency
+from helpers.graphmer.kge import MODELS, train_embeddings
+from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph
+from helpers.graphmer.ontology import read_ontology
+from helpers.graphmer.ranking import evaluate
+from helpers.graphmer.splits import Splits
 
 PEER_NAMES = {"transe": "TransE", "distmult": "DistMult", "rotate": "RotatE"}
 
@@ -45,11 +44,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128, help="real numbers an entity, on both sides")
     parser.add_argument("--max-queries", type=int, default=2000, help="test triples, each in both directions; 0 is all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/link_prediction_peers_cpu.json")
+    parser.add_argument("--output", type=Path, default=report.ROOT / "docs/results/link_prediction_peers_cpu.json")
     arguments = parser.parse_args()
     graph = load_graph(arguments.data_source)
     splits = transductive(graph, seed=arguments.seed)
-    machine, ontology = describe(), read_ontology()
+    machine, ontology = report.machine("cpu", ("pykeen",)), read_ontology()
     installed = importlib.util.find_spec("pykeen") is not None
 
     def measured(scorer) -> dict:
@@ -73,14 +72,13 @@ def main() -> None:
             result["ratio"] = round(result["ours"]["both"]["mrr"] / result["peer_result"]["both"]["mrr"], 2)
         results.append(result)
         print(json.dumps(result), flush=True)
-    report = {
-        "machine": machine | {"load_average_after": load_average()},
-        "arguments": {name: str(value) for name, value in vars(arguments).items() if name != "output"},
-        "triples": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
-        "comparisons": results,
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report.write(
+        arguments.output,
+        machine,
+        arguments={name: str(value) for name, value in vars(arguments).items() if name != "output"},
+        triples={part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
+        comparisons=results,
+    )
 
 
 def transductive(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) -> Splits:

@@ -8,31 +8,28 @@ Prints one line of JSON a comparison and writes all of them, with the machine, t
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the notebooks do on a CPU (helpers/runtime.py)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report  # before torch, which it gives huge pages
+
+# isort: split
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from helpers.reservoir import scans  # noqa: E402
-from helpers.reservoir.architecture import Tanh  # noqa: E402
-from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM  # noqa: E402
-from helpers.reservoir.reservoirs import Reservoirs  # noqa: E402
-from helpers.reservoir.transformer import equal_transformer  # noqa: E402
+from benchmarks.timing import seconds_of, taking_turns
+from helpers.reservoir import scans
+from helpers.reservoir.architecture import Tanh
+from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+from helpers.reservoir.reservoirs import Reservoirs
+from helpers.reservoir.transformer import equal_transformer
 
 # B batch · T tokens · N units · G blocks · V vocabulary
 
@@ -44,27 +41,16 @@ NOTEBOOKS_RESERVOIRS = "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linea
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--output", type=Path, help="default: docs/results/reservoir_benchmark_<device>.json")
-    parser.add_argument("--repetitions", type=int, default=5, help="of each side, taking turns; at least 3")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 3:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    arguments = report.parsed(report.argument_parser(__doc__, repetitions=5), "reservoir_benchmark")
     torch.manual_seed(0)
     device = torch.device(arguments.device)
-    machine = describe(device)
+    machine = report.machine(device.type, ("torch", "reservoirpy", "numpy", "scipy"))
     results = []
     for comparison in COMPARISONS[device.type]:
         for result in comparison(device, arguments.repetitions):
             print(json.dumps(result), flush=True)
             results.append(result)
-    output = arguments.output or ROOT / f"docs/results/reservoir_benchmark_{device.type}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    report = {"machine": machine | {"load_average_after": load_average()}, "repetitions": arguments.repetitions}
-    output.write_text(json.dumps(report | {"comparisons": results}, indent=2) + "\n", encoding="utf-8")
+    report.write(arguments.output, machine, repetitions=arguments.repetitions, comparisons=results)
 
 
 # ---- states, against reservoirpy
@@ -261,13 +247,7 @@ def drawn(N: int, G: int) -> Reservoirs:
 
 def compare(ours: Callable, peer: Callable, tokens: int, device: torch.device, repetitions: int) -> dict:
     """Tokens/s of both by their median times, after a warm-up of each; they take turns, so that both see a busy machine."""
-    sides = {"ours": ours, "peer": peer}
-    for call in sides.values():
-        seconds_of(call, device)
-    times = {name: [] for name in sides}
-    for _ in range(repetitions):
-        for name, call in sides.items():
-            times[name].append(seconds_of(call, device))
+    times = taking_turns({"ours": ours, "peer": peer}, device, repetitions)
     ratios = [theirs / mine for mine, theirs in zip(times["ours"], times["peer"], strict=True)]
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
@@ -287,60 +267,12 @@ def fastest(options: dict[str, Callable], arguments: tuple, tokens: int, device:
     return max(speeds, key=speeds.get), speeds
 
 
-def seconds_of(call: Callable, device: torch.device) -> float:
-    """On a GPU between two events, which includes the waits for launches."""
-    if device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 1000
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
 def require_equal(ours: torch.Tensor, peer: torch.Tensor, tolerance: float) -> None:
     difference = float((ours - peer).abs().max())
     if not difference <= tolerance:
         raise SystemExit(
             f"no ratio reported: states differ from the peer's by {difference:.1e}, allowed {tolerance:.0e}"
         )
-
-
-# ---- the machine
-
-
-def describe(device: torch.device) -> dict:
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        **{name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")},
-        "load_average_before": load_average(),
-        "python": platform.python_version(),
-        **{name: installed(name) for name in ("torch", "reservoirpy", "numpy", "scipy")},
-    }
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def load_average() -> float | None:
-    """Processes that want a CPU, over the last minute: above `threads`, others were running."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-
-
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

@@ -8,11 +8,8 @@ Prints one line of JSON a comparison and writes all of them, with the machine, t
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
-import os
-import platform
 import re
 import statistics
 import sys
@@ -21,13 +18,15 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report  # before torch, which it gives huge pages
+
+# isort: split
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.reservoir import cpu_name, installed, load_average, seconds_of  # noqa: E402
-from helpers.lejepa.sigreg import SIGReg  # noqa: E402
+from benchmarks.timing import taking_turns
+from helpers.lejepa.sigreg import SIGReg
 
 # N texts · K embedding · M slices · P knots
 
@@ -37,26 +36,15 @@ TOLERANCE = 1e-5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--output", type=Path, help="default: docs/results/sigreg_benchmark_<device>.json")
-    parser.add_argument("--repetitions", type=int, default=7, help="of each side, taking turns; at least 3")
-    arguments = parser.parse_args()
-    if arguments.repetitions < 3:
-        parser.error(f"--repetitions {arguments.repetitions}: must be at least 3 for a median")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    arguments = report.parsed(report.argument_parser(__doc__, repetitions=7), "sigreg_benchmark")
     torch.manual_seed(0)
     device = torch.device(arguments.device)
-    machine = describe(device)
+    machine = report.machine(device.type, ("torch",))
     results = []
     for compiled in (False, True) if device.type == "cuda" else (False,):
         results.append(forward_and_backward(device, compiled, arguments.repetitions))
         print(json.dumps(results[-1]), flush=True)
-    output = arguments.output or ROOT / f"docs/results/sigreg_benchmark_{device.type}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    report = {"machine": machine | {"load_average_after": load_average()}, "repetitions": arguments.repetitions}
-    output.write_text(json.dumps(report | {"comparisons": results}, indent=2) + "\n", encoding="utf-8")
+    report.write(arguments.output, machine, repetitions=arguments.repetitions, comparisons=results)
 
 
 def forward_and_backward(device: torch.device, compiled: bool, repetitions: int) -> dict:
@@ -67,10 +55,7 @@ def forward_and_backward(device: torch.device, compiled: bool, repetitions: int)
     sides = {name: partial(trained, partial(loss, sigreg), embeddings_NK) for name, loss in LOSSES.items()}
     require_equal(sides["ours"](), sides["peer"]())
     memory = {name: extra_memory(name, call, device) for name, call in sides.items()}
-    times = {name: [] for name in sides}
-    for _ in range(repetitions):
-        for name, call in sides.items():
-            times[name].append(seconds_of(call, device))
+    times = taking_turns(sides, device, repetitions)
     ratios = [theirs / mine for mine, theirs in zip(times["ours"], times["peer"], strict=True)]
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
@@ -149,17 +134,6 @@ def resident_growth(name: str) -> int:
 
 def resident(name: str) -> int:
     return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))[1])
-
-
-def describe(device: torch.device) -> dict:
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_average_before": load_average(),
-        "python": platform.python_version(),
-        "torch": installed("torch"),
-    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""What the benchmarks have in common: their arguments, the machine that they ran on, and the file of their results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+# Huge pages for torch on a CPU, as in the notebooks (helpers/runtime.py); torch reads it when it is loaded.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+ROOT = Path(__file__).resolve().parents[1]
+MEDIAN_OF = 3  # at least
+
+
+def argument_parser(
+    description: str,
+    *,
+    repetitions: int,
+    each: str = "of each side, taking turns",
+    devices: Sequence[str] = ("cpu", "cuda"),
+) -> argparse.ArgumentParser:
+    """--device, --output and --repetitions; a benchmark adds its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=devices, default="cpu")
+    parser.add_argument("--output", "--out", type=Path, help="default: a file of this device in docs/results")
+    parser.add_argument("--repetitions", type=int, default=repetitions, help=f"{each}; at least {MEDIAN_OF}")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
+    """The arguments, once they are known to make sense; without --output it is docs/results/<name>_<device>.json."""
+    arguments = parser.parse_args()
+    if arguments.repetitions < MEDIAN_OF:
+        parser.error(f"--repetitions {arguments.repetitions}: must be at least {MEDIAN_OF} for a median")
+    if arguments.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("--device cuda: torch sees no CUDA device; use --device cpu")
+    arguments.output = arguments.output or ROOT / f"docs/results/{name}_{arguments.device}.json"
+    return arguments
+
+
+def machine(device: str, packages: Sequence[str] = ()) -> dict:
+    """What it is and how busy, with the versions of `packages`; torch is loaded only where it is one of them."""
+    found = {"device": cpu_name(), "cpus": os.cpu_count()}
+    if "torch" in packages:
+        import torch
+
+        found["device"] = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
+        found["threads"] = torch.get_num_threads()
+        found |= {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")}
+    versions = {name: _version(name) for name in packages}
+    return found | {"load_average_before": load_average(), "python": platform.python_version(), **versions}
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def load_average() -> float | None:
+    """Processes that want a CPU, over the last minute: above `threads`, others were running."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def write(output: Path, machine: dict, **parts) -> None:
+    """`machine`, with how busy it is now, and the parts, as JSON."""
+    report = {"machine": machine | {"load_average_after": load_average()}, **parts}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
