@@ -24,14 +24,14 @@ from helpers.graphmer.ranking import bootstrap_interval, filtered_ranks
 TextScore = Callable[[list[str], list[str]], np.ndarray]  # queries, documents -> [Q, N], higher is likelier
 
 
-def by_embedding(embed: Callable[[list[str]], np.ndarray], embed_queries: Callable | None = None) -> TextScore:
+def by_embedding(embed: Callable[[list[str]], np.ndarray]) -> TextScore:
     """Cosine of embeddings, texts -> [N, E], as a score of text pairs."""
 
     def unit(vectors: np.ndarray) -> np.ndarray:
         vectors = np.asarray(vectors, np.float32)
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
-    return lambda queries, documents: unit((embed_queries or embed)(queries)) @ unit(embed(documents)).T
+    return lambda queries, documents: unit(embed(queries)) @ unit(embed(documents)).T
 
 
 @dataclass(frozen=True)
