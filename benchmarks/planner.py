@@ -1,124 +1,142 @@
-"""The planner's step times and memory against measured ones, at sizes that no calibration saw.
+"""The planner against this machine: memory and time of the notebooks' own models, and its page of forecasts.
 
-Each job is calibrated at a few sizes on this machine, and predicted and measured at two others; all sizes take turns. On a CPU
-with one thread the clock is the process's own and the models are small; with --device cuda they are the notebooks' own.
+    OMP_NUM_THREADS=1 python benchmarks/planner.py                       # every notebook; an hour on one CPU core
+    OMP_NUM_THREADS=1 python benchmarks/planner.py tinystories_reservoir # replaces this one's lines, the rest stays
+    python benchmarks/planner.py --forecasts                             # docs/results/forecasts.json alone; seconds
 
-    OMP_NUM_THREADS=1 python benchmarks/planner.py       # jobs named after it replace theirs in the files, the rest stays
+Memory: an optimizer step of each notebook's default model at its default length is counted on fake tensors, then taken with
+real ones, in fp32 and in bf16; what it took are the allocator's own totals (torch.profiler). Time: the step is calibrated
+at the planner's sizes and predicted at two others, all sizes taking turns. On a CPU with one thread the clock is the
+process's own.
 """
 
 from __future__ import annotations
 
-import argparse
+import gc
 import json
-import os
-import platform
 import sys
 from pathlib import Path
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import torch  # noqa: E402
+from report import argument_parser, machine, parsed, write  # noqa: E402
 
-from helpers import runtime  # noqa: E402
-from helpers.planning import calibration, workloads  # noqa: E402
-from helpers.planning.catalogue import BUILDERS, job  # noqa: E402
-from helpers.planning.memory import memory  # noqa: E402
+from helpers import outlook, runtime  # noqa: E402
+from helpers.planning import calibrate  # noqa: E402
+from helpers.planning.rooms import rooms  # noqa: E402
+from helpers.planning.workloads import Asked  # noqa: E402
 
-TIME_TARGET, MEMORY_TARGET = 0.20, 0.15
-UNSEEN = {"cpu": ((16, 96), (12, 160)), "cuda": ((16, 256), (48, 128))}  # (sequences, length)
+MEMORY_TARGET, TIME_TARGET = 0.05, 0.20
+EXAMPLES = 2  # of the micro-batch whose memory is measured
+UNSEEN = {"cpu": ((3, 96), (6, 64)), "cuda": ((16, 256), (48, 128))}  # (examples, tokens) of which time is predicted
 
 
-def compare(name: str, machine, model: str, repeats: int) -> tuple[calibration.Measured, list[dict]]:
-    """Calibrates one job, and what it was off at the unseen sizes."""
-    each = job(name, model)
-    seen = calibration.SMALL_SIZES if machine.kind == "cpu" else calibration.FULL_SIZES
-    sizes = calibration.sizes_of(each, (*seen, *UNSEEN[machine.kind]))
-    workload = workloads.build(each, machine.precision)
-    stepper = workloads.Stepper(workload, machine.kind, machine.precision, machine.device)
-    timed = calibration.in_turns(stepper, sizes, repeats)
-    found = calibration.summary(each, machine, timed[: len(seen)])
-    lines = []
-    for size in timed[len(seen) :]:
-        sequences, length = size.sequences, size.length
-        predicted = found.time.seconds(each, sequences, length)
-        counted, planned = (
-            memory(each, machine.kind, machine.precision, sequences, length, measured=measured).peak.value
-            for measured in (None, found)
-        )
-        lines.append(
-            {
-                "job": name,
-                "model": each.model,
-                "sequences": sequences,
-                "length": length,
-                "predicted_seconds": round(predicted, 5),
-                "measured_seconds": round(size.seconds, 5),
-                "measured_seconds_range": [round(value, 5) for value in size.seconds_range],
-                "time_error": round(predicted / size.seconds - 1, 4),
-                "predicted_bytes": round(planned),
-                "counted_bytes": round(counted),
-                "measured_bytes": size.peak_bytes,
-                "memory_error": round(planned / size.peak_bytes - 1, 4),
-                "counted_memory_error": round(counted / size.peak_bytes - 1, 4),
-            }
-        )
-        print(json.dumps(lines[-1]), flush=True)
-    return found, lines
+def memory_of(notebook: str, here: runtime.Runtime) -> dict:
+    """Counted and allocated bytes of one step."""
+    from helpers.planning.counting import count
+
+    _, step = rooms()[notebook].planned(Asked(), here, weights=True)
+    examples = max(EXAMPLES, step.least)
+    counted = count(step, examples, kind=here.kind, precision=here.precision).peak
+    stepper = calibrate.Stepper(step, here)
+    batch = stepper.batch(examples, step.length)
+    stepper.step(batch)  # makes the optimizer's state
+    measured = allocated(stepper, batch)
+    return {
+        "notebook": notebook,
+        "model": step.name,
+        "precision": here.precision,
+        "examples": examples,
+        "length": step.length,
+        "counted_bytes": counted,
+        "measured_bytes": measured,
+        "error": round(counted / measured - 1, 4),
+    }
+
+
+def allocated(stepper: calibrate.Stepper, batch) -> int:
+    """Bytes of tensors at the fullest moment of a step, by the allocator's own totals."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+    from torch.utils._pytree import tree_leaves
+
+    if stepper.runtime.kind == "cuda":
+        return stepper.peak_bytes(batch)
+    model = stepper.workload.model
+    there = [*model.parameters(), *model.buffers(), *tree_leaves(list(stepper.optimizer.state.values()))]
+    held = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in there if torch.is_tensor(each)}
+    with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as profiled:
+        stepper.step(batch)
+    now = peak = 0
+    for event in profiled.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return sum(held.values()) + peak
+
+
+def time_of(notebook: str, here: runtime.Runtime, repetitions: int) -> list[dict]:
+    """Predicted and measured seconds of a step at sizes that the calibration did not see."""
+    _, step = rooms()[notebook].planned(Asked(), here, weights=True)
+    seen = calibrate.SIZES[here.kind]
+    timed = calibrate.measure(step, here, [*seen, *UNSEEN[here.kind]], repetitions).sizes
+    fixed, rate = calibrate.fit(timed[: len(seen)])
+    return [
+        {
+            "notebook": notebook,
+            "model": step.name,
+            "precision": here.precision,
+            "examples": size.examples,
+            "length": size.length,
+            "predicted_seconds": round(fixed + size.flops / rate, 4),
+            "measured_seconds": round(size.seconds, 4),
+            "measured_seconds_range": [round(value, 4) for value in size.seconds_range],
+            "error": round((fixed + size.flops / rate) / size.seconds - 1, 4),
+        }
+        for size in timed[len(seen) :]
+    ]
+
+
+def forecasts() -> dict:
+    """What `python -m helpers.plan` says of each notebook's default run on each machine that it names by default."""
+    hardware = outlook.DEFAULT_HARDWARE.split(",")
+    return {name: [each.results() for each in outlook.forecasts(name, hardware, Asked())] for name in rooms()}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--model", default="", help="small on a CPU, the notebook's own elsewhere")
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/results")
-    parser.add_argument("jobs", nargs="*", default=[*BUILDERS])
-    given = parser.parse_args()
-    if given.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    machine = runtime.detect(False, given.precision)
-    if machine.kind != given.device:
-        parser.error(f"--device {given.device}: this machine has {machine.device_name} ({machine.kind})")
-    before, measured, lines = os.getloadavg()[0], [], []
-    for name in given.jobs:
-        found, more = compare(
-            name, machine, given.model or ("small" if given.device == "cpu" else ""), given.repetitions
+    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="timed steps of each size")
+    parser.add_argument("--forecasts", action="store_true", help="write the forecasts alone")
+    parser.add_argument("notebooks", nargs="*", help=f"of {', '.join(rooms())}; all by default")
+    given = parsed(parser, "planner_benchmark")
+    about = machine(given.device, ("torch", "transformers"))
+    write(given.output.with_name("forecasts.json"), about, forecasts=forecasts())
+    if given.forecasts:
+        return 0
+    kept = json.loads(given.output.read_text(encoding="utf-8")) if given.output.exists() else {}
+    found = {what: kept.get(what, []) for what in ("memory", "time")}
+    for name in given.notebooks or rooms():
+        lines = {"memory": [], "time": []}
+        for precision in ("fp32", "bf16"):
+            here = runtime.detect(False, precision)
+            lines["memory"].append(memory_of(name, here))
+            print(json.dumps(lines["memory"][-1]), flush=True)
+            gc.collect()
+        here = runtime.detect(False, "auto")
+        lines["time"] = time_of(name, here, given.repetitions)
+        print(json.dumps(lines["time"]), flush=True)
+        found = {what: [*(one for one in found[what] if one["notebook"] != name), *lines[what]] for what in found}
+        worst = {what: max(abs(line["error"]) for line in found[what]) for what in found}
+        write(
+            given.output,
+            about,
+            repetitions=given.repetitions,
+            targets={"memory": MEMORY_TARGET, "time": TIME_TARGET},
+            worst=worst,
+            **found,
         )
-        measured.append(found)
-        lines += more
-    given.out.mkdir(parents=True, exist_ok=True)
-    path, taken_path = (given.out / f"planner_{what}_{given.device}.json" for what in ("benchmark", "calibration"))
-    if path.is_file() and taken_path.is_file():
-        others = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
-        lines = [each for each in others if each["job"] not in given.jobs] + lines
-        measured = [each for each in calibration.load([taken_path])[0].jobs if each.job not in given.jobs] + measured
-    taken = calibration.about(machine, measured)
-    calibration.save(taken, taken_path)
-    worst = {kind: max(abs(line[f"{kind}_error"]) for line in lines) for kind in ("time", "memory", "counted_memory")}
-    results = {
-        "machine": {
-            "device": taken.device,
-            "cpus": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "clock": calibration.clock_for(machine.kind).__name__,
-            "load_average_before": round(before, 2),
-            "load_average_after": round(os.getloadavg()[0], 2),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
-        "date": taken.date,
-        "repetitions": given.repetitions,
-        "targets": {"time": TIME_TARGET, "memory": MEMORY_TARGET},
-        "worst": worst,
-        "comparisons": lines,
-    }
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    met = worst["time"] <= TIME_TARGET and worst["memory"] <= MEMORY_TARGET
-    print(json.dumps({"worst": worst, "met": met}))
-    return 0 if met else 1
+    print(json.dumps(worst))
+    return int(worst["memory"] > MEMORY_TARGET or worst["time"] > TIME_TARGET)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from . import xla
+from . import tables, xla
 from .runtime import Runtime
 
 _STATE = ("examples", "tokens", "seconds", "aside_seconds", "compile_seconds")
@@ -52,7 +53,7 @@ class Meter:
 
     def close(self) -> None:
         """Stops the clock."""
-        self._wait_for_device()
+        self.runtime.wait()
         self._read_clocks()
         self._started = None
 
@@ -79,12 +80,12 @@ class Meter:
         if self._started is None:
             yield
             return
-        self._wait_for_device()
+        self.runtime.wait()
         self._aside_mark = time.perf_counter(), self._compile_clock()
         try:
             yield
         finally:
-            self._wait_for_device()
+            self.runtime.wait()
             self._read_aside()
             self._aside_mark = None
 
@@ -118,16 +119,26 @@ class Meter:
             "peak_memory_bytes": peak_memory(self.runtime),
         }
 
+    @staticmethod
+    def rows(train: Mapping[str, Any], xla: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """What a run cost, the `train` and `xla` parts of results.json, for `tables.show`."""
+        shown = {
+            "steps": train["steps"],
+            "loss, first and last": f"{tables.cell(train['loss_first'])}, {tables.cell(train['loss_last'])}",
+            "time in all": tables.seconds(train["seconds"]),
+            "of it compiling": tables.seconds(train["compile_seconds"]),
+            "of it evaluating and saving": tables.seconds(train["evaluate_and_save_seconds"]),
+            "examples a second": train["examples_per_second"],
+            "tokens a second": train["tokens_per_second"],
+            "model FLOPs utilisation": train["mfu"] and f"{train['mfu']:.1%} of {train['mfu_peak']}",
+            "memory at most": tables.size(train["peak_memory_bytes"]),
+            "resumed from step": train["resumed_from_step"],
+            **{name.replace("_", " "): value for name, value in (xla or {}).items()},
+        }
+        return [{"measured": name, "": value} for name, value in shown.items() if value is not None]
+
     def _compile_clock(self) -> float:
         return xla.counters()["compile_seconds"] if self.runtime.kind == "xla" else 0.0
-
-    def _wait_for_device(self) -> None:
-        if self.runtime.kind == "xla":
-            xla.wait()
-        elif self.runtime.kind == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
 
 
 def peak_memory(runtime: Runtime) -> int | None:

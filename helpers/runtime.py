@@ -8,7 +8,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 
-from . import hardware, xla
+from . import hardware, tracking, xla
 
 NATIVE_BF16 = (8, 0)  # Ampere; `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
 
@@ -37,8 +37,17 @@ class Runtime:
 
     @property
     def accelerator(self) -> hardware.Accelerator | None:
-        """The datasheet entry of this device, None when it is not in the catalogue."""
+        """The datasheet entry of this device, None when it is not in the catalogue, as no CPU is."""
         return hardware.find(self.device_name)
+
+    def wait(self) -> None:
+        """Blocks until the device has nothing left to do."""
+        if self.kind == "xla":
+            xla.wait()
+        elif self.kind == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
 
     def results(self) -> dict:
         """The `runtime` part of results.json."""
@@ -49,9 +58,6 @@ class Runtime:
             "memory_bytes": self.memory,
             "cpu_count": os.cpu_count(),
             "precision": self.precision,
-            "python": platform.python_version(),
-            "torch": self.torch,
-            "torch_xla": self.torch_xla,
         }
 
     def __str__(self) -> str:
@@ -68,16 +74,34 @@ class Runtime:
         )
 
 
-def choose_precision(kind: str, name: str, compute_capability: tuple[int, int] | None) -> tuple[str, str]:
-    """Training dtype for one device and the reason for it."""
+def choose_precision(
+    kind: str, name: str, compute_capability: tuple[int, int] | None, wanted: str = "auto"
+) -> tuple[str, str]:
+    """Training dtype for one device and the reason for it.
+
+    Raises ValueError: a precision that the device cannot train in.
+    """
+    sm = compute_capability and "sm_{}{}".format(*compute_capability)
+    native = kind != "cuda" or compute_capability >= NATIVE_BF16
+    if wanted == "fp16" and kind != "cuda":
+        raise ValueError(
+            f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"
+        )
+    if wanted == "bf16" and not native:
+        raise ValueError(
+            f"precision='bf16' is emulated and slow on {name}; use 'auto' (fp16 with loss scaling) or 'fp32'"
+        )
     if kind == "xla":
-        return "bf16", "the matrix unit multiplies bf16; weights and optimizer stay fp32 under autocast"
-    if kind == "cpu":
-        return "fp32", "exact; a CPU with AVX512-BF16 or AMX is faster with precision='bf16'"
-    sm = "sm_{}{}".format(*compute_capability)
-    if compute_capability >= NATIVE_BF16:
-        return "bf16", f"{name} ({sm}) multiplies bf16 natively; what stays fp32 uses TF32"
-    return "fp16", f"{name} ({sm}) has no native bf16; fp16 with loss scaling over fp32 weights"
+        chosen, why = "bf16", "the matrix unit multiplies bf16; weights and optimizer stay fp32 under autocast"
+    elif kind == "cpu":
+        chosen, why = "fp32", "exact; a CPU with AVX512-BF16 or AMX is faster with precision='bf16'"
+    elif native:
+        chosen, why = "bf16", f"{name} ({sm}) multiplies bf16 natively; what stays fp32 uses TF32"
+    else:
+        chosen, why = "fp16", f"{name} ({sm}) has no native bf16; fp16 with loss scaling over fp32 weights"
+    if wanted == "auto":
+        return chosen, why
+    return wanted, f"asked for (precision={wanted!r}); auto would be {chosen}: {why}"
 
 
 def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
@@ -127,14 +151,11 @@ def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
             memory = torch.cuda.get_device_properties(0).total_memory
             reason = f"{reason}; torch sees a GPU{note}"
         else:
-            kind, name, capability = "cpu", platform.processor() or platform.machine(), None
+            kind, name, capability = "cpu", hardware.cpu_name(), None
             memory = psutil.virtual_memory().total
             reason = f"{reason}; torch sees no GPU"
 
-    chosen, why = choose_precision(kind, name, capability)
-    if precision != "auto":
-        _check_precision(kind, name, capability, precision)
-        chosen, why = precision, f"asked for (precision={precision!r}); auto would be {chosen}: {why}"
+    chosen, why = choose_precision(kind, name, capability, precision)
     return Runtime(
         kind=kind,
         reason=reason,
@@ -168,7 +189,7 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     os.environ["USE_TORCH_XLA"] = wanted
     # Progress widgets: no saved notebook can show them, and a headless kernel only warns about them.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    warnings.filterwarnings("ignore", message="IProgress not found")
+    tracking.silence_chatter()
 
 
 def _pin_to_one_gpu(torch) -> str:
@@ -179,14 +200,3 @@ def _pin_to_one_gpu(torch) -> str:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         return f"; using 1 of {count} (`accelerate launch` uses all)"
     return ""
-
-
-def _check_precision(kind: str, name: str, capability: tuple[int, int] | None, precision: str) -> None:
-    if precision == "fp16" and kind != "cuda":
-        raise ValueError(
-            f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"
-        )
-    if precision == "bf16" and kind == "cuda" and capability < NATIVE_BF16:
-        raise ValueError(
-            f"precision='bf16' is emulated and slow on {name}; use 'auto' (fp16 with loss scaling) or 'fp32'"
-        )

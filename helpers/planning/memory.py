@@ -1,102 +1,59 @@
-"""Memory of a training step on one device: what it holds, part by part, and at its fullest moment."""
+"""Memory of a training step on one device as an interval, and whether it fits.
+
+Tensors are counted (`counting.py`). What a device needs beside them was read off published runs: Hugging Face's figures
+for BERT-large on a V100 (transformers documentation, "Performance and scalability: how to fit a bigger model", 2022)
+lie between the count with a context of 0.3 GB and 1.3 times the count with one of 1.4 GB.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
-from .jobs import Job
-from .ranges import COUNTED, MEASURED, Range
+from .range import Range
 
 if TYPE_CHECKING:
-    from .calibration import Measured
+    from .counting import Count
 
-MEMORY_SPREAD = 0.15  # either way; measured memory is met to that: benchmarks/planner.py
-COUNTED_SPREAD = {
-    "cpu": (0.85, 1.25),
-    "cuda": (0.85, 1.25),
-    "xla": (0.6, 1.4),
-}  # XLA fuses, and recomputes when it is full
+COUNTED = "counted on fake tensors"
+# kind: (least, most) of the counted bytes that are taken, and bytes that the driver takes beside them.
+BESIDE = {
+    "cpu": ((0.95, 1.05), (0, 0)),  # benchmarks/planner.py
+    "cuda": ((1.0, 1.3), (300 * 10**6, 1_400 * 10**6)),  # fragments of the caching allocator; CUDA context
+    "xla": ((0.6, 1.4), (0, 0)),  # XLA fuses, and recomputes when it is full
+}
+CPU_SHARE = 0.8  # of a computer's memory that one run may take
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one device in a training step, by part. `peak` is less than their sum: gradients come as activations go."""
+    """Bytes of one device in a training step."""
 
-    weights: float
-    gradients: float
-    optimizer: float
-    casts: float  # half-precision copies that autocast makes of weights
-    activations: float
-    activations_unfused: float  # were every attention matrix kept
-    activations_fused: float  # were none
-    logits: float
+    count: Count
     peak: Range
+    capacity: int | None  # bytes of a device that a run may take; None where it is not known
 
     @property
-    def parts(self) -> dict[str, float]:
-        return {
-            name: getattr(self, name)
-            for name in ("weights", "gradients", "optimizer", "casts", "activations", "logits")
-        }
+    def fits(self) -> str:
+        """Yes: the whole interval does. No: not even its lower end does. Tight: in between."""
+        if self.capacity is None:
+            return "unknown"
+        return "yes" if self.peak.high <= self.capacity else "tight" if self.peak.low <= self.capacity else "no"
+
+    def results(self) -> dict[str, Any]:
+        return {"fits": self.fits, "capacity": self.capacity, "peak": asdict(self.peak), **asdict(self.count)}
 
 
-def memory(
-    job: Job,
-    kind: str,
-    precision: str,
-    sequences: float,
-    length: int,
-    *,
-    checkpointing: bool = False,
-    accumulating: bool = False,
-    measured: Measured | None = None,
-) -> Memory:
-    """What a step over `sequences` on one device holds.
+def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1) -> Memory:
+    """Memory of the counted step.
 
-    accumulating: gradients of earlier micro-batches are there beside the activations.
+    Args:
+        count: of one device.
+        kind: "cpu", "cuda" or "xla".
+        capacity: bytes of a device (of a CPU: of the computer), or None.
+        processes: that reduce gradients among each other, in buckets as large as all of them.
     """
-    weights, gradients, optimizer = job.weight_bytes(precision), 4.0 * job.updated, 8.0 * job.updated
-    fused, unfused = (job.activation_bytes(sequences, length, precision, kind, each) for each in (True, False))
-    activations = fused if job.is_fused(kind) else unfused
-    if checkpointing:  # a layer's input each, and the whole of one layer at a time
-        inputs = 4 * sequences * length * job.sizes.width * job.sizes.layers
-        activations, fused, unfused = (inputs + each / job.sizes.layers for each in (activations, fused, unfused))
-    logits, casts = job.logit_bytes(sequences, length, precision), job.cast_bytes(precision)
-    # The fullest moment is the beginning of backward, or its end.
-    begin = activations + logits + casts + _first_gradients(job, sequences, length) + gradients * accumulating
-    peak = weights + optimizer + max(begin, gradients + _update_bytes(job, kind))
-    if measured is not None:
-        peak *= measured.memory_ratio
-        interval = Range(low=peak * (1 - MEMORY_SPREAD), high=peak * (1 + MEMORY_SPREAD), value=peak, basis=MEASURED)
-    else:
-        low, high = COUNTED_SPREAD[kind]
-        interval = Range(low=peak * low, high=peak * high, value=peak, basis=COUNTED)
-    return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        casts=casts,
-        activations=activations,
-        activations_unfused=unfused,
-        activations_fused=fused,
-        logits=logits,
-        peak=interval,
-    )
-
-
-def _first_gradients(job: Job, sequences: float, length: int) -> float:
-    """Gradients that exist while all activations do: those of the last layer's tokens, and of a head over a vocabulary."""
-    head = 4.0 * job.sizes.vocab * job.sizes.width if job.logits and _head_is_trained(job) else 0.0
-    pairs = job.sizes.heads * length if job.fusable != "always" else 0
-    return head + 4.0 * sequences * length * (max(job.sizes.inner, job.sizes.width) + pairs)
-
-
-def _head_is_trained(job: Job) -> bool:
-    return any(part.trained for part in job.parts if part.name == "embedding and head")
-
-
-def _update_bytes(job: Job, kind: str) -> float:
-    """What AdamW makes beside its state: on a CPU copies of the largest weight, in one kernel nothing."""
-    largest = max((part.updated for part in job.parts if "embedding" in part.name), default=0)
-    return 8.0 * largest if kind == "cpu" else 0.0
+    (least, most), (low, high) = BESIDE[kind]
+    counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
+    span = Range(low=counted * least + low, high=counted * most + high, value=counted + low, basis=COUNTED)
+    return Memory(count=count, peak=span, capacity=capacity and int(capacity * (CPU_SHARE if kind == "cpu" else 1)))

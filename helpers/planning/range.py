@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MEASURED, SCALED, BOUND, COUNTED = "measured", "scaled from a measurement", "datasheet bound", "counted from shapes"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """An interval, with a best guess where there is one."""
+    """An interval, with a best guess where there is one. `high` is infinite where nothing bounds it."""
 
     low: float
     high: float
@@ -24,3 +22,8 @@ class Range:
         """Of two things after each other, known in the same way."""
         value = None if self.value is None or other.value is None else self.value + other.value
         return Range(low=self.low + other.low, high=self.high + other.high, value=value, basis=self.basis)
+
+
+def around(value: float, factor: float, basis: str) -> Range:
+    """`value` and as many times less or more."""
+    return Range(low=value / factor, high=value * factor, value=value, basis=basis)

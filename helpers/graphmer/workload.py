@@ -1,0 +1,104 @@
+"""The encoder's training step, for the planner."""
+
+from __future__ import annotations
+
+import functools
+from math import ceil
+from typing import Any
+
+from helpers.plan import Recipe
+from helpers.planning.workloads import Asked, Workload
+from helpers.runtime import Runtime
+
+from .batches import AXES
+from .configuration import Configuration
+from .parameters import AUTO, GraphParameters
+
+NOTEBOOK = "graphmer_se"
+SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
+RELATIONS = 30  # of the ontology, inverse ones counted
+
+
+def workload(configuration: Configuration, model) -> Workload:
+    """The step on sequences of `training_data.max_seq_len` tokens, with every field that the collator gives."""
+    import torch
+
+    encoding, objectives, longest = (
+        configuration.encoding,
+        configuration.objectives,
+        configuration.training_data.max_seq_len,
+    )
+    mnm = objectives.mnm
+
+    def batch(examples: int, length: int) -> dict[str, Any]:
+        roots, leaves = configuration.shape(length)
+        sizes = {
+            "B": examples,
+            "S": roots,
+            "G": leaves,
+            "L": encoding.leaf_tokens,
+            "M": max(1, ceil(objectives.mlm.mask_prob * roots)),
+            "U": mnm.type_consistent_negatives + mnm.hard_negatives,
+            "C": encoding.entity_tokens,
+            "X": examples * leaves,
+        }
+        fields = {name: torch.ones([sizes[axis] for axis in axes], dtype=torch.long) for name, axes in AXES.items()}
+        fields["root_positions"] = torch.arange(roots).expand(examples, roots).contiguous()
+        fields["known_BGX"], fields["triple_labels"] = fields["known_BGX"] > 1, fields["triple_labels"].float()
+        return {name: field for name, field in fields.items() if field.numel()}
+
+    def loss(model, inputs):
+        return model(**inputs).loss
+
+    return Workload(
+        notebook=NOTEBOOK,
+        name=f"{model.config.num_hidden_layers} layers of {model.config.hidden_size}",
+        model=model,
+        batch=batch,
+        loss=loss,
+        length=longest,
+        optimizer=configuration.optimizer.name,
+    )
+
+
+def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Recipe:
+    """What the configuration asks for, on so many sequences and devices."""
+    run, optimizer = configuration.run, configuration.optimizer
+    batch = configuration.batch_size(devices)
+    steps = run.max_steps or max(1, run.epochs * sequences // batch)
+    return Recipe(
+        batch_size=batch,
+        learning_rate=optimizer.lr,
+        max_steps=steps,
+        sequence_length=configuration.training_data.max_seq_len,
+        warmup_fraction=min(optimizer.scheduler.warmup_steps, steps) / steps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        tpu_batch_factor=1,  # the profile for a TPU says its own
+        tpu_learning_rate_factor=1.0,
+        micro_batch_size=configuration.training_data.micro_batch_size,
+        gradient_checkpointing=configuration.checkpointing.activation_checkpointing,
+    )
+
+
+def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+    """Recipe and step of the machine's profile, or of the configuration that `asked.model` names."""
+    params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
+    configuration = params.configuration(machine)
+    step = (_made if weights else _weightless)(configuration)
+    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), step
+
+
+def _made(configuration: Configuration, weights: bool = True) -> Workload:
+    from helpers.planning.counting import weightless
+
+    from .model import GraphMERForPreTraining
+
+    with weightless(weights):
+        model = GraphMERForPreTraining(configuration.graphmer_config(configuration.encoding.vocab_size, RELATIONS))
+    return workload(configuration, model)
+
+
+@functools.lru_cache(maxsize=8)
+def _weightless(configuration: Configuration) -> Workload:
+    return _made(configuration, weights=False)

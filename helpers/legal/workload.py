@@ -1,0 +1,111 @@
+"""The language model's training step, for the planner."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from helpers.plan import Recipe
+from helpers.planning.workloads import Asked, Workload
+from helpers.runtime import Runtime
+
+from .layout import MAX_LENGTH
+from .model import QWEN, apply_lora, frozen_dtype
+from .parameters import LegalParameters, recipe
+
+NOTEBOOK = "legal_cot_sft"
+RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
+METHODS = ("full", "lora", "qlora")
+BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
+QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4_864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def workload(model, name: str, length: int, parameters: int = 0) -> Workload:
+    """The step of a causal language model on packed blocks, whole or with adapters; it gets the tiled loss of the trainer."""
+    import torch
+
+    from .loss import add_tiled_loss
+
+    add_tiled_loss(model.get_base_model() if hasattr(model, "get_base_model") else model)
+
+    def batch(examples: int, length: int) -> dict[str, Any]:
+        ids = torch.randint(5, 1_000, (examples, length))
+        positions = torch.arange(length).expand(examples, length).contiguous()
+        return {"input_ids": ids, "labels": ids.clone(), "position_ids": positions}
+
+    def loss(model, inputs):
+        return model(**inputs, tiled_loss=True) / inputs["labels"].numel()
+
+    return Workload(
+        notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length, parameters=parameters
+    )
+
+
+def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated.
+
+    Raises ValueError for an unknown method.
+    """
+    default = LegalParameters.defaults()
+    name, method, length = asked.model or default.base_model, asked.method or default.method, asked.length or MAX_LENGTH
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
+    step = (_made if weights else _weightless)(name, method, machine.precision, length)
+    blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
+    return recipe(blocks, length, method, machine.device_count), step
+
+
+def _made(name: str, method: str, precision: str, length: int, weights: bool = True) -> Workload:
+    from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+    from helpers.planning.counting import weightless
+
+    default = LegalParameters.defaults()
+    config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name)
+    with weightless(weights):
+        model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
+        if method != "full":
+            model = apply_lora(model, default.lora_rank, default.lora_alpha)
+        parameters = sum(weight.numel() for weight in model.parameters())
+        if method == "qlora":
+            for layer in [each for each in model.modules() if hasattr(each, "base_layer")]:
+                layer.base_layer = _four_bits(layer.base_layer)
+    return workload(model, name, length, parameters)
+
+
+@functools.lru_cache(maxsize=4)
+def _weightless(name: str, method: str, precision: str, length: int) -> Workload:
+    return _made(name, method, precision, length, weights=False)
+
+
+def _four_bits(linear):
+    """A frozen linear layer as large as QLoRA keeps it, which makes the whole matrix for a product and forgets it."""
+    import torch
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.nn.functional.linear(x, x.new_empty(linear.out_features, linear.in_features))
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient @ gradient.new_empty(linear.out_features, linear.in_features)
+
+    class FourBit(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            packed = torch.empty(int(linear.weight.numel() * BITS / 8), dtype=torch.uint8)
+            self.packed = torch.nn.Parameter(packed, requires_grad=False)
+
+        def forward(self, x):
+            return Product.apply(x)
+
+    return FourBit()

@@ -1,0 +1,118 @@
+"""The embedding model's training step, for the planner."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from helpers.plan import Recipe
+from helpers.planning.workloads import Asked, Workload
+from helpers.runtime import Runtime
+
+from .parameters import LEAST_BATCH, EmbeddingParameters, recipe
+
+NOTEBOOK = "lejepa_training"
+GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
+    "vocab_size": 262_144,
+    "hidden_size": 768,
+    "intermediate_size": 1_152,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 2_048,
+    "use_bidirectional_attention": True,
+}
+GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
+
+
+def workload(loss_module, name: str, length: int, views: int) -> Workload:
+    """The step of a loss that holds its model (`LeJEPALoss`), over so many views of each text."""
+    import torch
+
+    vocabulary = next(m for m in loss_module.modules() if isinstance(m, torch.nn.Embedding)).num_embeddings
+
+    def batch(examples: int, length: int) -> list[dict[str, Any]]:
+        mask = torch.ones(examples, length, dtype=torch.long)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        columns = (torch.randint(0, vocabulary, (examples, length)) for _ in range(views))
+        return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
+
+    def loss(loss_module, columns):
+        return loss_module([dict(column) for column in columns])
+
+    return Workload(
+        notebook=NOTEBOOK,
+        name=name,
+        model=loss_module,
+        batch=batch,
+        loss=loss,
+        length=length,
+        views=views,
+        least=LEAST_BATCH,
+    )
+
+
+def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated."""
+    default = EmbeddingParameters.defaults()
+    name, length = asked.model or default.base_model, asked.length or default.view_length
+    rows, views = asked.examples or default.num_samples, default.views(documents=False)
+    return recipe(rows, views, length), (_made if weights else _weightless)(name, length, views)
+
+
+def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+    from torch import nn
+    from transformers import AutoConfig, AutoModel, Gemma3TextConfig
+
+    from helpers.planning.counting import weightless
+
+    from .loss import new_loss
+    from .model import freeze
+
+    default = EmbeddingParameters.defaults()
+    is_default = name == default.base_model
+    config = Gemma3TextConfig(**GEMMA) if is_default else AutoConfig.from_pretrained(name)
+    with weightless(weights):
+        plain = {"bias": False, "activation_function": nn.Identity()}
+        model = _encoder(
+            _backbone(AutoModel.from_config(config)),
+            Pooling(config.hidden_size),
+            *(Dense(*sizes, **plain) for sizes in (GEMMA_DENSE if is_default else ())),
+            Dense(config.hidden_size, default.output_dim, activation_function=nn.Identity()),
+        )
+        freeze(model, default.freeze_layers)
+        loss = new_loss(model, default)
+    return workload(loss, name, length, views)
+
+
+@functools.lru_cache(maxsize=4)
+def _weightless(name: str, length: int, views: int) -> Workload:
+    return _made(name, length, views, weights=False)
+
+
+def _encoder(*modules):
+    """An embedding model of these modules; sentence-transformers' own first module needs weights on disk."""
+    from torch import nn
+
+    class Encoder(nn.Sequential):
+        transformers_model = property(lambda self: self[0].auto_model)
+
+    return Encoder(*modules)
+
+
+def _backbone(transformer):
+    """A transformers encoder as the first module of an embedding model."""
+    from torch import nn
+
+    class Backbone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.auto_model = transformer
+
+        def forward(self, features):
+            states = self.auto_model(**features).last_hidden_state
+            return {"token_embeddings": states, "attention_mask": features["attention_mask"]}
+
+    return Backbone()

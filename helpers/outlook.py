@@ -1,0 +1,134 @@
+"""A notebook's default run on other machines: what fits, how long, how much, and which to take.
+
+python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000
+python -m helpers.plan legal_cot_sft --model Qwen/Qwen2.5-7B-Instruct --method lora --hardware "A100 40GB"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+from . import tables
+from .plan import DoesNotFit, plan
+from .planning import calibration, prices
+from .planning.forecast import NOT_KNOWN, Forecast, between, dollars, forecast
+from .planning.machines import NAMES, machine, runtime_of
+from .planning.rooms import room, rooms
+from .planning.workloads import Asked
+
+DEFAULT_HARDWARE = "T4,2xT4,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
+
+
+def forecasts(
+    notebook: str, hardware: Sequence[str], asked: Asked, *, precision: str = "auto", **given
+) -> list[Forecast]:
+    """The plan of a notebook's default run on each named machine, with time and cost.
+
+    Args:
+        notebook: "legal_cot_sft", ...
+        hardware: names as `hardware.machine` takes them.
+        asked: what differs from the notebook's defaults.
+        **given: `max_steps` and `gradient_checkpointing` of `plan`, `calibrations` and `prices` of `forecast`.
+
+    Raises ValueError for unknown names. Where nothing fits the forecast has no plan, and says why.
+    """
+    settings = {name: given.pop(name) for name in ("max_steps", "gradient_checkpointing") if name in given}
+    found = []
+    for each in map(machine, hardware):
+        runtime = runtime_of(each, precision)
+        recipe, workload = room(notebook).planned(asked, runtime)
+        try:
+            planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
+            found.append(forecast(workload, planned, each, **given))
+        except DoesNotFit as error:
+            names = {"notebook": notebook, "model": workload.name, "precision": runtime.precision}
+            found.append(Forecast(**names, machine=each, price=prices.of(each), problem=error.short))
+    return found
+
+
+def row(forecast: Forecast) -> dict[str, str]:
+    """A machine in a table of several."""
+    shown = {"hardware": forecast.machine.name, "precision": forecast.precision, "fits": forecast.problem}
+    if forecast.plan is None:
+        return shown
+    plan, run = forecast.plan, forecast.seconds()
+    return shown | {
+        "fits": plan.memory.fits + (" with checkpointing" if plan.gradient_checkpointing else ""),
+        "batch": f"{plan.per_device_batch_size} x {plan.device_count} x {plan.gradient_accumulation_steps} = {plan.batch_size}",
+        "memory": between(forecast.memory, tables.size),
+        "step": between(run and run * (1 / plan.max_steps), tables.seconds),
+        "run": between(run, tables.seconds),
+        "cost": forecast.price.free or (between(forecast.usd, dollars) if forecast.usd else "no price"),
+        "time is a": run.basis if run else NOT_KNOWN,
+    }
+
+
+def report(forecasts: Sequence[Forecast]) -> str:
+    """Machines side by side as text: the table, the prices, and which to take where the intervals tell."""
+    first = next((each for each in forecasts if each.plan), forecasts[0])
+    head = f"{first.notebook}, {first.model}"
+    if first.plan:
+        count = first.plan.memory.count
+        head += f": {count.parameters:,} weights, {count.trained:,} trained, {first.plan.max_steps:,} steps of {first.plan.batch_size}"
+    notes = [each.machine.accelerator.note if each.machine.accelerator else "" for each in forecasts]
+    hours = [
+        ": ".join(filter(None, (each.machine.name, str(each.price), note)))
+        for each, note in zip(forecasts, notes, strict=True)
+    ]
+    return "\n".join([head, "", tables.text([row(each) for each in forecasts]), "", *hours, "", *verdict(forecasts)])
+
+
+def verdict(forecasts: Sequence[Forecast]) -> list[str]:
+    """Which is fastest and which is cheapest, or that the intervals do not tell."""
+    found = []
+    for word, of in (("fastest", Forecast.seconds), ("cheapest", Forecast.usd.fget)):
+        known = sorted(((of(each), each.machine.name) for each in forecasts if of(each)), key=lambda pair: pair[0].high)
+        if len(known) > 1:
+            (best, name), *others = known
+            decided = all(best.high < span.low for span, _ in others)
+            found.append(f"{word}: {name if decided else 'not decided, the intervals overlap; measure'}")
+    return found
+
+
+OPTIONS = {  # name: default and help
+    "hardware": (DEFAULT_HARDWARE, f"with commas, of {', '.join(NAMES)}, or N x a GPU"),
+    "model": ("", "hub id or local folder with a config.json; the notebook's by default"),
+    "method": ("", "legal_cot_sft: full, lora or qlora"),
+    "examples": (0, "rows of the data; 0 = the notebook's"),
+    "steps": (0, "optimizer steps; 0 = the recipe's"),
+    "batch-size": (0, "examples an optimizer step; 0 = the recipe's"),
+    "length": (0, "tokens of a sequence; 0 = the notebook's"),
+    "precision": ("auto", "auto, fp32, fp16 or bf16"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m helpers.plan", description=__doc__.splitlines()[0])
+    parser.add_argument("notebook", help=", ".join(rooms()))
+    for name, (default, what) in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
+    parser.add_argument("--checkpointing", action="store_true", help="also where it fits without")
+    parser.add_argument("--prices", help="JSON with prices that are yours")
+    parser.add_argument("--calibration", action="append", default=[], help=f"file; also ./{calibration.FILE} if there")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    try:
+        found = forecasts(
+            given.notebook,
+            [name.strip() for name in given.hardware.split(",")],
+            Asked(**{each.name: getattr(given, each.name) for each in fields(Asked)}),
+            max_steps=given.steps,
+            gradient_checkpointing=given.checkpointing or None,
+            precision=given.precision,
+            calibrations=calibration.load([*given.calibration, *calibration.here()]),
+            prices=prices.table(given.prices),
+        )
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    print(json.dumps([each.results() for each in found], indent=1) if given.json else report(found))
+    return 0

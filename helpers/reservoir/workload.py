@@ -1,0 +1,50 @@
+"""The reservoir language model's training step, for the planner."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from helpers.plan import Recipe
+from helpers.planning.workloads import Asked, Workload
+from helpers.runtime import Runtime
+
+from .parameters import HUB_STORIES, ReservoirParameters, recipe
+
+NOTEBOOK = "tinystories_reservoir"
+TOKENS_A_STORY = 220  # of TinyStories in GPT-2's tokens
+VOCABULARY = 16_384  # entries of GPT-2's that 150,000 stories use, about
+
+
+def workload(model, name: str, length: int) -> Workload:
+    """The step of a language model on blocks of `length` tokens."""
+    import torch
+
+    def batch(examples: int, length: int) -> dict[str, Any]:
+        ids = torch.randint(0, model.config.vocab_size, (examples, length))
+        return {"input_ids": ids, "labels": ids.clone()}
+
+    def loss(model, inputs):
+        return model(**inputs).loss
+
+    return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length, recurrent=True)
+
+
+def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+    """Recipe and step of the notebook's defaults with what is asked; its weights are always made, they are few.
+
+    `asked.model` is the notation of its reservoirs.
+    """
+    default = ReservoirParameters.defaults()
+    length, reservoirs = asked.length or default.sequence_length, asked.model or default.reservoirs
+    tokens = (asked.examples or HUB_STORIES) * TOKENS_A_STORY
+    return recipe(length, tokens), _made(reservoirs, length)
+
+
+@functools.lru_cache(maxsize=4)
+def _made(reservoirs: str, length: int) -> Workload:
+    from .model import ReservoirConfig, ReservoirForCausalLM
+
+    taken = ReservoirParameters.defaults().architecture | {"reservoirs": reservoirs}
+    config = ReservoirConfig(vocab_size=VOCABULARY, **taken)
+    return workload(ReservoirForCausalLM.initialise(config, 0), reservoirs, length)

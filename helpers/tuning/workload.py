@@ -1,0 +1,62 @@
+"""The classifier's training step, for the planner."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from helpers.plan import Recipe
+from helpers.planning.workloads import Asked, Workload
+from helpers.runtime import Runtime
+
+from .parameters import TuningParameters, recipe
+
+NOTEBOOK = "hardware_tuning"
+ROWS, LABELS = 16_000, 6  # of dair-ai/emotion, the notebook's default
+
+
+def workload(model, name: str, length: int) -> Workload:
+    """The step of a transformers model for sequence classification, padded to `length` tokens."""
+    import torch
+
+    def batch(examples: int, length: int) -> dict[str, Any]:
+        ids = torch.randint(5, model.config.vocab_size, (examples, length))
+        mask = torch.ones_like(ids)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": torch.zeros(examples, dtype=torch.long),
+        }
+
+    def loss(model, inputs):
+        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        return torch.nn.functional.cross_entropy(logits.float(), inputs["labels"])
+
+    return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length)
+
+
+def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated."""
+    default = TuningParameters.defaults()
+    name, length = asked.model or default.base_model, asked.length or default.max_length
+    step = (_made if weights else _weightless)(name, length)
+    return recipe(asked.examples or ROWS, default.start_batch_size, length), step
+
+
+def _made(name: str, length: int, weights: bool = True) -> Workload:
+    from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
+
+    from helpers.planning.counting import weightless
+
+    # bert-base-uncased has the values that BertConfig has by default.
+    config = BertConfig() if name == TuningParameters.defaults().base_model else AutoConfig.from_pretrained(name)
+    config.num_labels = LABELS
+    with weightless(weights):
+        model = AutoModelForSequenceClassification.from_config(config)
+    return workload(model, name, length)
+
+
+@functools.lru_cache(maxsize=4)
+def _weightless(name: str, length: int) -> Workload:
+    return _made(name, length, weights=False)

@@ -1,0 +1,180 @@
+"""helpers.planning.counting: the step on fake tensors against real steps, torch's own counters and hand arithmetic."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers.planning import counting
+from helpers.planning.counting import LiveBytes, count
+
+from .workloads import bert, stack
+
+pytestmark = pytest.mark.once
+
+
+def real_peak(workload, examples: int, length: int, precision: str) -> int:
+    """Bytes of tensors at the fullest moment of a real forward and backward on the CPU, by the allocator's own totals."""
+    model, batch = workload.model.train(), workload.batch(examples, length)
+    there = sum(tensor.untyped_storage().nbytes() for tensor in (*model.parameters(), *model.buffers()))
+    half = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with half:
+            loss = workload.loss(model, batch)
+        loss.backward()
+    model.zero_grad(set_to_none=True)
+    now = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return there + peak
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_bytes_of_a_step_are_those_that_the_allocator_gives_in_a_real_one(attention, precision):
+    workload = bert(3, attention=attention)
+    counted = count(workload, 8, kind="cpu", precision=precision, length=64)
+    measured = real_peak(workload, 8, 64, precision)
+    assert max(counted.begin_peak, counted.end_peak) - counted.optimizer == pytest.approx(measured, rel=0.05)
+
+
+def test_flops_are_those_of_torchs_counter_on_a_real_step():
+    workload = bert(2, attention="eager")
+    with FlopCounterMode(display=False) as counter:
+        workload.loss(workload.model, workload.batch(4, 32)).backward()
+    assert count(workload, 4, kind="cpu", precision="fp32").flops == counter.get_total_flops()
+
+
+def test_fused_attention_makes_the_scores_once_more_for_its_backward():
+    fused, plain = (
+        count(bert(2, attention=name, dropout=0.0), 4, kind="cpu", precision="fp32") for name in ("sdpa", "eager")
+    )
+    scores = 2 * 4 * 32 * 32 * 64  # floating-point operations of a layer: 2 x batch x T x T x width
+    assert fused.flops - plain.flops == 2 * scores
+    assert fused.activations < plain.activations
+
+
+def test_parts_are_those_of_hand_arithmetic():
+    counted = count(stack(3, width=64), 4, kind="cpu", precision="fp32")
+    weights = 100 * 64 + 3 * (64 * 64 + 64) + 64 * 100 + 100
+    assert (counted.parameters, counted.trained) == (weights, weights)
+    assert (counted.weights, counted.gradients, counted.optimizer) == (4 * weights, 4 * weights, 8 * weights)
+    assert counted.update_peak == 16 * weights + 8 * 6400  # and twice the largest weight, for the denominator
+    products = 4 * 16 * (3 * 64 * 64 + 64 * 100)
+    assert counted.flops == 2 * 3 * products  # forward, and backward twice
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("frozen", [0, 4])
+def test_a_deep_stack_is_extrapolated_to_what_all_its_layers_take(frozen, checkpointing):
+    workload = bert(9)
+    for layer in workload.model.bert.encoder.layer[:frozen]:
+        layer.requires_grad_(False)
+    arguments = ("cpu", "fp32", 32, checkpointing, False)
+    whole = counting._step(workload, 8, None, *arguments)
+    found = count(workload, 8, kind="cpu", precision="fp32", checkpointing=checkpointing)
+    for name in ("parameters", "trained", "flops", "weights", "gradients", "optimizer", "activations", "peak"):
+        assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=0.001), name
+
+
+def test_a_stack_that_is_shallow_is_counted_as_it_is():
+    workload = stack(counting.FEW_LAYERS)
+    assert count(workload, 2, kind="cpu", precision="fp32") == counting._step(
+        workload, 2, None, "cpu", "fp32", 16, False, False
+    )
+
+
+def test_counting_takes_no_memory_and_leaves_the_model_as_it_was():
+    with counting.weightless():
+        workload = bert(12, hidden_size=4096, intermediate_size=16384, num_attention_heads=32)
+    counted = count(workload, 64, kind="cuda", precision="bf16", length=512)
+    assert counted.parameters > 2 * 10**9 and counted.peak > 50 * 10**9  # far more than this machine has
+    assert len(workload.model.bert.encoder.layer) == 12
+    assert all(weight.is_meta and weight.grad is None for weight in workload.model.parameters())
+
+
+def test_real_and_weightless_models_count_alike():
+    with counting.weightless():
+        light = bert(2)
+    one, other = (count(each, 4, kind="cuda", precision="bf16") for each in (light, bert(2)))
+    assert one == other
+
+
+def test_checkpointing_repeats_the_forward_pass_and_keeps_little():
+    plain, again = (
+        count(bert(9, attention="eager"), 16, kind="cuda", precision="fp32", checkpointing=on) for on in (False, True)
+    )
+    assert again.flops / plain.flops == pytest.approx(4 / 3, rel=0.02)
+    assert again.activations < plain.activations / 4 and again.peak < plain.peak
+
+
+def test_gradients_of_an_earlier_micro_batch_are_there_beside_the_activations():
+    first, later = (count(stack(3), 512, kind="cuda", precision="fp32", accumulating=on) for on in (False, True))
+    assert later.activations == first.activations
+    assert later.begin_peak - first.begin_peak == pytest.approx(first.gradients, rel=0.2)
+
+
+def test_frozen_weights_count_in_their_own_dtype_and_keep_nothing():
+    workload = stack(3, width=64, frozen=2)
+    for layer in workload.model.layers[:2]:
+        layer.to(torch.bfloat16)
+    frozen = 2 * (64 * 64 + 64)
+    with_floats = counted_of(stack(3, width=64))
+    assert with_floats.weights - counted_of(workload, precision="bf16").weights == 2 * frozen
+    assert with_floats.trained - counted_of(workload, precision="bf16").trained == frozen
+
+
+def counted_of(workload, precision="fp32"):
+    return count(workload, 2, kind="cpu", precision=precision)
+
+
+def test_a_gpu_keeps_one_byte_a_dropped_number_and_no_matrix_of_attention():
+    cpu, gpu = (count(bert(2), 8, kind=kind, precision="fp32", length=128) for kind in ("cpu", "cuda"))
+    matrices = 2 * 8 * 4 * 128 * 128 * 4  # layers x batch x heads x T x T floats
+    assert cpu.activations - gpu.activations > matrices
+
+
+def test_xla_has_no_fused_attention():
+    xla, cpu = (count(bert(2, dropout=0.0), 8, kind=kind, precision="fp32", length=128) for kind in ("xla", "cpu"))
+    assert xla.activations - cpu.activations > 8 * 4 * 128 * 128 * 4  # at least one matrix of all heads
+
+
+def test_autocast_on_a_gpu_keeps_norms_in_fp32_where_a_cpu_does_not():
+    """CUDA's autocast runs layer_norm in fp32 and returns fp32 (torch/aten/src/ATen/autocast_mode.h)."""
+    states = torch.zeros(2, 8, dtype=torch.bfloat16)
+    with counting._kernels_of("cuda", "bf16"):
+        assert torch.nn.LayerNorm(8)(states).dtype == torch.float32
+        assert torch.softmax(states, -1).dtype == torch.float32
+        assert states.softmax(-1).dtype == torch.float32
+    assert states.softmax(-1).dtype == torch.bfloat16
+
+
+def test_a_number_that_code_looks_at_is_zero_and_no_error():
+    workload = stack(2)
+    seen = []
+
+    def loss(model, ids):
+        result = workload.loss(model, ids)
+        seen.append(float(result.detach()))
+        return result
+
+    from dataclasses import replace
+
+    count(replace(workload, loss=loss), 2, kind="cpu", precision="fp32")
+    assert seen == [0.0]
+
+
+def test_live_bytes_counts_a_storage_once_and_forgets_what_is_freed():
+    kept = torch.zeros(1000)
+    with LiveBytes([kept, kept.view(10, 100)]) as live:
+        assert live.now == 4000
+        made = torch.ones(500)
+        view = made[:10]
+        assert live.now == 6000
+        del made, view
+        assert (live.now, live.peak) == (4000, 6000)

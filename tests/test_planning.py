@@ -1,0 +1,408 @@
+"""helpers.planning: memory as an interval, time, forecasts, calibrations, machines; and the command line over all rooms."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helpers import outlook
+from helpers.hardware import find
+from helpers.plan import Recipe, memory_of, plan
+from helpers.planning import calibrate, calibration, rooms
+from helpers.planning.calibration import Calibration, Measured, Size
+from helpers.planning.counting import Count, count
+from helpers.planning.forecast import forecast, here
+from helpers.planning.machines import machine, runtime_of
+from helpers.planning.memory import memory
+from helpers.planning.speed import LEAST_SHARE, step_seconds
+from helpers.planning.workloads import Asked
+from helpers.tables import GIB
+
+from .workloads import bert, stack
+from .xla_process import cpu_here
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = Recipe(batch_size=8, learning_rate=1e-3, max_steps=50, sequence_length=16)
+SMALL = stack(3)
+HARDWARE = ("T4", "L4", "A100 40GB", "RTX 3050", "v5e-1", "v5e-8")
+
+
+def counted(peak: int, gradients: int = 0, **changes) -> Count:
+    nothing = dict.fromkeys(Count.__dataclass_fields__, 0)
+    return Count(**nothing | {"begin_peak": peak, "gradients": gradients} | changes)
+
+
+# -- memory --
+
+
+@pytest.mark.parametrize(("gigabytes", "fits"), [(14.9, "no"), (15.4, "tight"), (20.8, "tight"), (21.0, "yes")])
+def test_what_fits_follows_from_the_whole_interval_with_the_drivers_context(gigabytes, fits):
+    held = memory(counted(15 * 10**9), "cuda", int(gigabytes * 10**9))
+    assert (held.peak.low, held.peak.high) == (15.3e9, 1.3 * 15e9 + 1.4e9)
+    assert held.fits == fits
+
+
+def test_processes_hold_their_gradients_once_more_to_exchange_them():
+    one, two = (memory(counted(10, 4), "cuda", None, processes=processes).peak.low for processes in (1, 2))
+    assert two - one == 4
+    assert memory(counted(10, 4), "xla", None, processes=8).peak == memory(counted(10, 4), "xla", None).peak
+
+
+def test_a_run_may_take_four_fifths_of_a_computers_memory():
+    assert memory(counted(80), "cpu", 100).capacity == 80 and memory(counted(80), "xla", 100).capacity == 100
+
+
+def test_bert_large_on_a_v100_is_where_hugging_face_measured_it():
+    """Megabytes of nvidia-smi for batches of 512 tokens, documentation of transformers 4.x (see planning/memory.py)."""
+    from helpers.planning.counting import weightless
+
+    with weightless():
+        large = bert(
+            24, attention="eager", hidden_size=1024, num_attention_heads=16, intermediate_size=4096, vocab_size=30_522,
+            max_position_embeddings=512,
+        )  # fmt: skip
+    large = replace(large, length=512)
+    for megabytes, precision, options in (
+        (14_949, "fp32", {"examples": 4}),
+        (8_681, "fp32", {"examples": 1, "accumulating": True}),
+        (6_775, "fp32", {"examples": 1, "accumulating": True, "checkpointing": True}),
+        (13_275, "fp16", {"examples": 4}),
+    ):
+        span = memory(count(large, kind="cuda", precision=precision, **options), "cuda", None).peak
+        assert span.low <= megabytes * 2**20 <= span.high, (megabytes, precision, options)
+
+
+# -- time --
+
+
+def calibrated(workload, *, kind="cuda", device="Tesla T4", precision="fp16", rate=1e12, fixed=0.01) -> Calibration:
+    size = Size(examples=8, length=16, flops=1e12, seconds=1.0, seconds_range=(1, 1), peak_bytes=None, counted_bytes=1)
+    found = Measured(
+        notebook=workload.notebook,
+        model=workload.name,
+        precision=precision,
+        sizes=(size,),
+        fixed=fixed,
+        flops_per_second=rate,
+    )
+    return Calibration(kind=kind, device=device, threads=1, date="2026-11-22", versions={}, measured=(found,))
+
+
+def seconds(name: str, *calibrations, workload=SMALL, precision="fp16", **changes):
+    step = counted(0, flops=6.5e12, trained=10**6, **changes)
+    return step_seconds(workload, step, machine(name), precision, calibrations=calibrations)
+
+
+def test_a_datasheet_bound_is_the_whole_peak_and_the_least_share_of_it():
+    span = seconds("T4")
+    assert span.low == pytest.approx(6.5e12 / 65e12 + 28e6 / 320e9)  # products, and what AdamW reads and writes
+    assert span.high == pytest.approx(span.low / LEAST_SHARE) and span.value is None and span.basis == "datasheet bound"
+
+
+def test_the_public_run_that_the_legal_notebook_stems_from_lies_inside():
+    """2.70 s a step of 4 x 1,000 tokens of a 0.5B model on two T4."""
+    asked = Asked(length=1000, examples=2054)
+    _, workload = rooms.room("legal_cot_sft").planned(asked, runtime_of(machine("2xT4")))
+    step = count(workload, 2, kind="cuda", precision="fp16", length=1000)
+    span = step_seconds(workload, step, machine("2xT4"), "fp16")
+    assert span.low < 2.70 < span.high
+
+
+def test_accumulation_repeats_the_micro_batch():
+    step = counted(0, flops=1e12, trained=0)
+    one, four = (step_seconds(SMALL, step, machine("T4"), "fp16", accumulation=times) for times in (1, 4))
+    assert four.low == pytest.approx(4 * one.low)
+
+
+def test_a_recurrence_has_no_bound_from_above():
+    assert seconds("T4", workload=replace(SMALL, recurrent=True)).high == math.inf
+
+
+def test_a_calibrated_device_answers_with_what_was_measured():
+    span = seconds("T4", calibrated(SMALL))
+    assert (span.value, span.basis) == (pytest.approx(6.51), "measured")
+    assert span.low == pytest.approx(6.51 / 1.2)
+    assert seconds("2xT4", calibrated(SMALL)).low == pytest.approx(6.51 / 1.4)  # devices exchange gradients
+
+
+def test_another_model_on_the_same_device_is_scaled_and_another_device_says_nothing():
+    other = calibrated(replace(SMALL, name="another"))
+    assert (seconds("T4", other).basis, seconds("T4", other).value) == ("scaled from a measurement", pytest.approx(6.5))
+    assert seconds("L4", calibrated(SMALL), precision="bf16").basis == "datasheet bound"
+
+
+def test_a_cpu_is_known_only_by_measurement():
+    assert seconds("CPU", precision="fp32") is None
+    measured = calibrated(SMALL, kind="cpu", device="some", precision="fp32")
+    assert seconds("CPU", measured, precision="fp32").basis == "measured"
+
+
+# -- forecasts --
+
+
+def forecasted(name="T4", **options):
+    where = machine(name)
+    return forecast(SMALL, plan(RECIPE, SMALL, runtime_of(where)), where, **options)
+
+
+def test_a_run_of_several_lengths_is_their_sum_and_a_part_of_it_its_first_steps():
+    found = forecasted(phases=[(30, 16), (20, 64)])
+    short, long = (each for _, each in found.phases)
+    assert found.seconds().low == pytest.approx(30 * short.low + 20 * long.low) and long.low > short.low
+    assert found.seconds(40).low == pytest.approx(30 * short.low + 10 * long.low)
+
+
+def test_a_run_costs_its_hours_and_several_devices_their_number():
+    one, two = forecasted("T4"), forecasted("2xT4")
+    assert one.usd.low == pytest.approx(one.seconds().low / 3600 * 0.35)
+    assert two.price.usd_per_hour == pytest.approx(0.70) and "Kaggle" in two.price.free
+
+
+def test_measured_stands_beside_the_forecast_and_what_lies_outside_is_said():
+    found = forecasted(calibrations=[calibrated(SMALL)])
+    expected = found.seconds().value
+    cost = {"steps": 50, "compile_seconds": 0, "evaluate_and_save_seconds": 0, "peak_memory_bytes": 10**12}
+    inside, outside = (
+        [row["inside"] for row in found.beside(cost | {"seconds": factor * expected})] for factor in (1.1, 2.0)
+    )
+    assert inside == [True, False] and outside == [False, False]
+
+
+def test_a_run_that_was_only_found_finished_has_no_memory_of_its_own():
+    cost = {"steps": 50, "seconds": 1, "compile_seconds": 0, "evaluate_and_save_seconds": 0, "peak_memory_bytes": 1}
+    assert forecasted().beside(cost | {"resumed_from_step": 50})[1]["inside"] is None
+
+
+def test_results_are_json_without_infinity():
+    found = forecast(replace(SMALL, recurrent=True), forecasted().plan, machine("T4"))
+    assert json.loads(json.dumps(found.results(), allow_nan=False))["run_seconds"]["high"] is None
+
+
+def test_on_this_machine_the_process_grows_by_what_training_was_said_to_add(alone):
+    runtime, large = cpu_here(), stack(3, width=1024)
+    planned = plan(replace(RECIPE, batch_size=2048, micro_batch_size=2048), large, runtime)
+    code = (
+        "import sys, json; sys.path.insert(0, sys.argv[1])\n"
+        "import torch; from tests.workloads import stack\n"
+        "from helpers.meter import peak_memory; from tests.xla_process import cpu_here\n"
+        "from helpers.planning.calibrate import Stepper\n"
+        "work, runtime = stack(3, width=1024), cpu_here(); stepper = Stepper(work, runtime)\n"
+        "before = peak_memory(runtime)\n"
+        "for _ in range(3): stepper.step(stepper.batch(2048, 16))\n"
+        "print(before, peak_memory(runtime))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split()[-2:])
+    added = planned.memory.count.peak - planned.memory.count.weights
+    assert after - before == pytest.approx(added, rel=0.3)
+    span = here(large, planned, runtime).memory
+    assert span.low < span.value < span.high
+
+
+def test_a_calibration_in_the_working_directory_is_used_and_a_broken_one_refused(alone):
+    runtime = cpu_here()
+    planned = plan(RECIPE, SMALL, runtime)
+    assert here(SMALL, planned, runtime).rows()[0]["rests on"].startswith("not known: run python -m")
+    Path(calibration.FILE).write_text(calibrated(SMALL, kind="cpu", precision="fp32").model_dump_json())
+    assert here(SMALL, planned, runtime).rows()[0]["rests on"] == "measured"
+    Path(calibration.FILE).write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"calibration='calibration\.json'.*make it anew"):
+        here(SMALL, planned, runtime)
+
+
+# -- calibrating --
+
+
+def test_a_fit_recovers_what_made_the_times_and_is_never_negative():
+    def sizes(fixed, rate, noise=0.0):
+        flops = (1e9, 2e9, 4e9)
+        made = [(fixed + each / rate) * (1 + noise * (-1) ** index) for index, each in enumerate(flops)]
+        shared = {"examples": 1, "length": 1, "seconds_range": (0, 1), "peak_bytes": None, "counted_bytes": 1}
+        return [Size(**shared, flops=each, seconds=time) for each, time in zip(flops, made, strict=True)]
+
+    assert calibrate.fit(sizes(3e-3, 5e10)) == pytest.approx((3e-3, 5e10), rel=1e-6)
+    fixed, rate = calibrate.fit(sizes(0.0, 5e10, noise=0.05))
+    assert fixed >= 0 and rate == pytest.approx(5e10, rel=0.15)
+
+
+def test_real_steps_are_measured_here_and_come_back_from_the_file(tmp_path):
+    found = calibrate.calibrate([bert(2)], cpu_here(), repeats=2)
+    (measured,) = found.measured
+    assert (found.kind, measured.notebook, measured.model, measured.precision) == ("cpu", "test", "bert", "fp32")
+    assert all(size.seconds > 0 and size.flops > 0 for size in measured.sizes) and measured.flops_per_second > 0
+    assert all(size.peak_bytes == pytest.approx(size.counted_bytes, rel=0.05) for size in measured.sizes)
+    file = tmp_path / "calibration.json"
+    file.write_text(found.model_dump_json())
+    assert calibration.load([file]) == [found]
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"schema_version": 1, "measured": []}', "[]"])
+def test_a_file_that_is_no_calibration_is_refused_naming_it(tmp_path, text):
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"calibration=.*calibration\.json.*make it anew"):
+        calibration.load([path])
+
+
+def test_a_calibration_is_for_its_own_kind_of_device():
+    found = calibrated(SMALL)
+    assert found.is_for(machine("T4")) and found.is_for(machine("2xT4"))
+    assert not found.is_for(machine("V100")) and not found.is_for(machine("CPU"))
+
+
+# -- the rooms and the command line --
+
+
+def test_every_notebook_has_a_room_that_plans_it():
+    notebooks = {path.stem for path in (ROOT / "notebooks" / "source").glob("*.py")}
+    assert set(rooms.rooms()) == notebooks
+    with pytest.raises(ValueError, match=r"did you mean legal_cot_sft\?"):
+        rooms.room("legal_cot")
+
+
+@pytest.fixture(scope="module")
+def published():
+    """Outlooks of every notebook's default run, as the command line makes them."""
+    return {name: outlook.forecasts(name, HARDWARE, Asked()) for name in rooms.rooms()}
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+@pytest.mark.parametrize("notebook", sorted(path.stem for path in (ROOT / "notebooks" / "source").glob("*.py")))
+def test_the_command_line_recommends_the_batch_that_the_notebook_trains_with(published, notebook, hardware):
+    found = next(each for each in published[notebook] if each.machine.name == hardware)
+    here = runtime_of(machine(hardware))
+    ours = plan(*rooms.room(notebook).planned(Asked(), here), here)
+    assert found.plan.memory.fits in ("yes", "tight")
+    for name in (
+        "per_device_batch_size",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+        "max_steps",
+        "precision",
+    ):
+        assert getattr(found.plan, name) == getattr(ours, name), name
+
+
+@pytest.mark.parametrize("notebook", sorted(path.stem for path in (ROOT / "notebooks" / "source").glob("*.py")))
+def test_one_more_doubling_of_the_chosen_micro_batch_would_not_surely_fit(published, notebook):
+    for each in published[notebook]:
+        chosen = each.plan
+        if chosen.gradient_accumulation_steps > 1 and notebook != "graphmer_se":  # whose profile says its own
+            here = runtime_of(each.machine)
+            _, workload = rooms.room(notebook).planned(Asked(), here)
+            share = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
+            next_one = min(n for n in range(chosen.per_device_batch_size + 1, share + 1) if share % n == 0)
+            assert memory_of(workload, here, next_one, share, chosen.gradient_checkpointing).fits != "yes"
+
+
+@pytest.fixture(scope="module")
+def larger_models(tmp_path_factory):
+    """Folders with the configuration of Qwen2.5 with 3 and 7 billion weights (their config.json on the hub)."""
+    sizes = {
+        "3b": (151_936, 2048, 11_008, 36, 16, 2, True),
+        "7b": (152_064, 3584, 18_944, 28, 28, 4, False),
+    }
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names += ("num_key_value_heads", "tie_word_embeddings")
+    folder = tmp_path_factory.mktemp("models")
+    for name, values in sizes.items():
+        (folder / name).mkdir()
+        config = {"model_type": "qwen2", **dict(zip(names, values, strict=True))}
+        (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "hardware", "fits", "checkpointing"),
+    [
+        ("7b", "lora", "A100 40GB", "yes", False),
+        ("3b", "lora", "T4", "yes", True),
+        ("7b", "qlora", "T4", "yes", True),
+    ],
+)
+def test_the_usual_adapters_fit_where_people_train_them(larger_models, model, method, hardware, fits, checkpointing):
+    (found,) = outlook.forecasts("legal_cot_sft", [hardware], Asked(model=str(larger_models / model), method=method))
+    assert (found.plan.memory.fits, found.plan.gradient_checkpointing) == (fits, checkpointing)
+
+
+def test_what_does_not_fit_is_said_with_the_bytes_that_are_missing(larger_models):
+    (found,) = outlook.forecasts("legal_cot_sft", ["T4"], Asked(model=str(larger_models / "7b"), method="full"))
+    assert found.plan is None and found.problem.startswith("no: needs 1") and found.problem.endswith("GiB of 14.90 GiB")
+
+
+def test_frozen_half_precision_weights_cost_two_bytes_each():
+    for hardware, size in (("A100 40GB", 2), ("T4", 2), ("CPU", 4)):
+        _, workload = rooms.room("legal_cot_sft").planned(Asked(), runtime_of(machine(hardware)))
+        found = count(workload, 1, kind="cpu", precision="fp32", length=16)
+        frozen = found.parameters - found.trained
+        assert found.weights == pytest.approx(size * frozen + 4 * found.trained, rel=0.001)
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of the command."""
+    status = outlook.main(arguments)
+    return status, *capsys.readouterr()
+
+
+def test_the_module_is_a_command(alone):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "USE_TORCH_XLA": "0", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "helpers.plan", "tinystories_reservoir", "--hardware", "T4,v5e-1", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert [each["hardware"] for each in json.loads(done.stdout)] == ["T4", "v5e-1"]
+
+
+def test_the_report_has_a_line_a_machine_with_fit_price_and_basis(capsys, alone):
+    status, text, _ = run(capsys, "tinystories_reservoir", "--hardware", "T4,RTX 3050")
+    assert status == 0
+    t4, rtx = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("T4 ", "RTX 3050 "))
+    assert "yes" in t4 and "$0 on Colab's free tier" in t4 and "datasheet bound" in t4
+    assert "no price" in rtx
+    assert "not decided, the intervals overlap" in text
+
+
+def test_a_verdict_needs_intervals_that_are_apart():
+    fast, slow = (forecasted("T4", calibrations=[calibrated(SMALL, rate=rate)]) for rate in (1e12, 1e9))
+    assert outlook.verdict([fast, replace(slow, machine=machine("L4"))])[0] == "fastest: T4"
+    assert "not decided" in outlook.verdict([fast, replace(fast, machine=machine("L4"))])[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nothing",), "notebook='nothing'"),
+        (("legal_cot_sft", "--hardware", "T5"), "hardware='T5'"),
+        (("legal_cot_sft", "--method", "dora", "--hardware", "T4"), "method='dora'"),
+        (("legal_cot_sft", "--precision", "bf16", "--hardware", "T4"), "precision='bf16'"),
+        (("legal_cot_sft", "--batch-size", "3", "--hardware", "v5e-8"), "batch_size=3"),
+    ],
+)
+def test_bad_input_is_one_sentence_on_standard_error(capsys, alone, arguments, says):
+    status, text, error = run(capsys, *arguments)
+    assert (status, text) == (2, "") and says in error and "Traceback" not in error
+
+
+# -- machines --
+
+
+def test_a_planned_runtime_is_that_of_the_machine():
+    found = runtime_of(machine("2xT4"))
+    assert (found.kind, found.precision, found.device_count, found.memory) == ("cuda", "fp16", 2, 16 * 10**9)
+    assert runtime_of(machine("v5e-8")).precision == "bf16" and runtime_of(machine("CPU")).memory is None
+    with pytest.raises(ValueError, match="precision='bf16' is emulated and slow on T4"):
+        runtime_of(machine("T4"), "bf16")
+
+
+@pytest.mark.parametrize("name", ["A100-SXM-64GB", "NVIDIA A100-SXM4-64GB"])
+def test_an_a100_of_another_size_does_not_borrow_figures(name):
+    assert find(name) is None
+
+
+def test_gibibytes_are_binary():
+    assert GIB == 1024**3
