@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from helpers import tables
 from helpers.grid import inspect, kind_of, literal_path, parse, run_name
 from helpers.parameters import NOT_IDENTITY, one_of, source_path, typed
 
@@ -248,13 +249,9 @@ def _write_csv(path: Path, rows: Sequence[Mapping]) -> None:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Aligned columns: run, status, seconds, and of the results the loss, the throughput and `eval.after`."""
-    found = dict.fromkeys(name for row in rows for name in row if name.startswith(PRINTED))
-    names = ["run", "status", "seconds", *found]
-    values = [[row.get(name, "") for name in names] for row in rows]
-    lines = [names, *([f"{v:.4g}" if isinstance(v, float) else str(v) for v in line] for line in values)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    """Run, status, seconds, and of the results the loss, the throughput and `eval.after`."""
+    names = ("run", "status", "seconds", *(name for row in rows for name in row if name.startswith(PRINTED)))
+    return tables.text([{name: row.get(name) for name in dict.fromkeys(names)} for row in rows])
 
 
 def places(row: Mapping[str, Any]) -> list[str]:
@@ -295,6 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in (row for row in rows if row["status"] != "not run"):
         failure = f": {row['error']} (In [{row['failed_cell']}])" if row["error"] else ""
         print(f"\n{row['run']} {row['status']}{failure}", *places(row), sep="\n")
+        if row.get("caveats"):
+            print(row["caveats"])
     print(f"\ntable    {options.output_dir.expanduser().resolve() / 'results.csv'}")
     return int(any(row["status"] == "failed" for row in rows))
 

@@ -1,25 +1,28 @@
-"""Typed, checked notebook parameters.
+"""Typed, checked, described notebook parameters: one declaration each, from which cell, form, docs and checks come.
 
-A notebook's parameters cell holds typed literals; the cell after it turns them into one frozen object:
-`params = parameters.check(ReservoirParameters, globals())`. Everything wrong with them is found there, before anything
-is downloaded. It has to be, because papermill lets through what a person never meant: it warns about an unknown name
-and goes on, `-p resume false` gives the string "false" (which is true), and `-y "learning_rate: 1e-3"` the string
+    class ReservoirParameters(Parameters):
+        sequence_length: int = parameter(128, "Tokens of a block.", group="Model", low=8, high=4096)
+
+`notebooks/build.py` writes the parameters cell from such a class; the cell after it turns the values into one frozen
+object: `params = parameters.check(ReservoirParameters, globals())`. Everything wrong with them is found there, before
+anything is downloaded. It has to be, because papermill lets through what a person never meant: it warns about an unknown
+name and goes on, `-p resume false` gives the string "false" (which is true), and `-y "learning_rate: 1e-3"` the string
 "1e-3".
 """
 
 import ast
 import difflib
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 SAMPLE = "sample"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
-NOT_IDENTITY = frozenset({"output_dir", "resume", "report_to"})
-"""Parameters that say where a run goes and how it is watched, not which run it is."""
+MAIN, MACHINE = "Main", "Machine and logging"
 
 # huggingface_hub.utils._validators.REPO_ID_REGEX, with its separate ban on "--" and ".." folded in.
 HUB_ID = re.compile(r"(?!.*(--|\.\.))(\b[\w\-.]+\b/)?\b[\w\-.]{1,96}\b")
@@ -28,133 +31,38 @@ OWN_CELL = ("# @title Parameters", "#@title Parameters")  # Colab reads both; ru
 INJECTED_CELL = "# Parameters"  # papermill.parameterize.parameterize_notebook(comment="Parameters")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parameters:
-    """What every notebook is told. A model package subclasses it, adds fields and checks their ranges.
-
-    Fields are `bool`, `int`, `float` or `str`, and their types are checked as annotated. A subclass's `__post_init__`
-    calls this one first. Stored values differ from given ones in two ways only: an int given for a float becomes a
-    float, and a leading ~ in `data_source` and `output_dir` is expanded.
-
-    Raises:
-        ValueError: wrong type, impossible range, unknown choice; names the parameter, its value and the remedy.
-        FileNotFoundError: `data_source` is a path and nothing is there.
-    """
-
-    not_identity: ClassVar[frozenset[str]] = frozenset()  # a subclass's own that change no training
-
-    data_source: str  # hub id, local path, or "sample"
-    output_dir: str  # folder for checkpoints, results and the exported model
-    max_steps: int  # optimizer steps; 0 = the recipe's
-    batch_size: int  # examples per optimizer step over all devices; 0 = planned
-    learning_rate: float  # peak; 0 = the recipe's
-    seed: int
-    resume: bool  # go on from the newest whole checkpoint in output_dir
-    use_tpu: bool
-    precision: str  # "auto", "fp32", "bf16", "fp16"
-    report_to: str  # "none" or "wandb"
-
-    def __post_init__(self):
-        kinds = get_type_hints(type(self))
-        for name in (field.name for field in fields(self)):
-            object.__setattr__(self, name, typed(name, getattr(self, name), kinds[name]))
-        not_negative("max_steps", self.max_steps, "0 means the recipe's number of steps")
-        not_negative("batch_size", self.batch_size, "0 means the planned batch size")
-        not_negative("learning_rate", self.learning_rate, "0 means the recipe's learning rate")
-        in_range("seed", self.seed, 0, 2**32 - 1)
-        one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
-        one_of("report_to", self.report_to, ("none", "wandb"))
-        if (path := source_path("data_source", self.data_source)) is not None:
-            object.__setattr__(self, "data_source", str(path))
-        object.__setattr__(self, "output_dir", str(_folder("output_dir", self.output_dir)))
-
-
-P = TypeVar("P", bound=Parameters)
-
-
-def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
-    """The notebook's parameters as one checked object.
+def parameter(
+    default: Any,
+    description: str,
+    *,
+    group: str = MAIN,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    suggestions: Collection[Any] = (),
+    identity: bool = True,
+    tpu: Any = None,
+) -> Any:
+    """One parameter: its default, what it means, and what it may be. A closed list of choices is a `Literal` annotation.
 
     Args:
-        cls: `Parameters` or a subclass.
-        namespace: the notebook's `globals()`. Where it holds IPython's `In`, the names assigned in the parameters cell
-            and in the cell that papermill injected after it must be fields of `cls`; no other cell is looked at.
-
-    Raises:
-        ValueError: an unknown parameter (with the closest names), a missing one, or what `cls` refuses.
-        FileNotFoundError: what `cls` refuses.
+        default: of the GPU twin; `tpu` is that of the TPU twin where it differs.
+        description: one sentence or two, shown in the form above the field and in the docs.
+        group: heading that it stands under; "Main" holds at most eight.
+        low, high, above: the range: at least, at most, more than.
+        suggestions: values that the form offers; others may be given.
+        identity: False where the parameter says how a run is watched or shown, and not which run it is.
     """
-    names = [field.name for field in fields(cls)]
-    for name in _assigned(_parameter_cells(namespace.get("In", []))):
-        if name not in names:
-            raise ValueError(unknown(name, names))
-    missing = [name for name in names if name not in namespace]
-    if missing:
-        raise ValueError(
-            f"{', '.join(missing)}: not set; run the parameters cell first, it must assign every parameter"
-        )
-    return cls(**{name: namespace[name] for name in names})
+    extra = {"group": group, "suggestions": [*suggestions], "identity": identity, "tpu": tpu}
+    return Field(default, description=description, ge=low, le=high, gt=above, json_schema_extra=extra)
 
 
-def identity(params: Parameters) -> dict[str, bool | int | float | str]:
-    """The parameters that define a run: all but where it is written, how it is watched, and what is asked of the model."""
-    others = NOT_IDENTITY | params.not_identity
-    return {f.name: getattr(params, f.name) for f in fields(params) if f.name not in others}
-
-
-def typed(name: str, value: Any, kind: type) -> Any:
-    """`value` if it is of `kind` (an int for a float becomes a float), with `kind` one of bool, int, float, str.
-
-    Raises:
-        ValueError: another type, nan or infinity.
-    """
-    assert kind in (bool, int, float, str), f"parameter {name}: annotated {kind}, not bool, int, float or str"
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise ValueError(
-            f"{name}={value!r} is of type {type(value).__name__}, not {kind.__name__}: {_fix(name, value, kind)}"
-        )
-    if kind is float and not math.isfinite(value):
-        raise ValueError(
-            f"{name}={value!r} is not a finite number: give one, or 0 where 0 stands for the recipe's value"
-        )
-    return value
-
-
-def _fix(name: str, value: Any, kind: type) -> str:
-    if kind is bool:
-        right = "True" if str(value).lower() in ("true", "1", "yes", "on") else "False"
-        return f'with papermill write `-p {name} {right}` or `-y "{name}: {right.lower()}"`, in a cell {right} without quotes'
-    if kind is str:
-        return f"put it in quotes (with papermill: `-r {name} {value}`)"
-    if kind is float and isinstance(value, str):
-        return f"write it without quotes; papermill's -y reads 1e-3 as text: write 1.0e-3, or `-p {name} {value}`"
-    return "write a whole number without quotes or a decimal point" if kind is int else "write a number"
-
-
-def not_negative(name: str, value: float, remedy: str = "give 0 or more") -> None:
-    """ValueError when `value` is below 0."""
-    if value < 0:
-        raise ValueError(f"{name}={value!r} is negative: {remedy}")
-
-
-def positive(name: str, value: float, remedy: str = "give more than 0") -> None:
-    """ValueError when `value` is 0 or less."""
-    if value <= 0:
-        raise ValueError(f"{name}={value!r} is not positive: {remedy}")
-
-
-def in_range(name: str, value: float, low: float, high: float) -> None:
-    """ValueError unless `low` <= `value` <= `high`."""
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value!r} is out of range: give {low} to {high}")
-
-
-def one_of(name: str, value: Any, choices: Collection[Any]) -> None:
-    """ValueError unless `value` is among `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown: give one of {', '.join(map(repr, choices))}")
+def existing_file(name: str, value: str, remedy: str) -> str:
+    """The file that `value` means with ~ expanded. Raises FileNotFoundError with the remedy where there is none."""
+    path = _expanded(name, value)
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}={value!r}: nothing at {path.resolve()}; {remedy}")
+    return str(path)
 
 
 def source_path(name: str, value: str) -> Path | None:
@@ -190,22 +98,209 @@ def _expanded(name: str, value: str) -> Path:
         ) from error
 
 
-def _folder(name: str, value: str) -> Path:
+def _local_or_hub(value: str, info) -> str:
+    path = source_path(info.field_name, value)
+    return value if path is None else str(path)
+
+
+def _model_folder_or_hub(value: str, info) -> str:
+    if value != SAMPLE and _expanded(info.field_name, value).is_file():
+        raise ValueError(f"{info.field_name}={value!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}")
+    return _local_or_hub(value, info)
+
+
+def _not_blank(value: str, info) -> str:
     if not value.strip():
-        raise ValueError(f"{name}={value!r} is empty: name a folder, it is made if it is not there")
-    path = _expanded(name, value)
-    for part in (path, *path.parents):
-        if part.exists() and not part.is_dir():
-            raise ValueError(f"{name}={value!r}: {part.resolve()} is a file; name a folder")
-    return path
+        raise ValueError(f"{info.field_name}={value!r} is empty: give a text")
+    return value
+
+
+Source = Annotated[str, AfterValidator(_local_or_hub)]
+ModelSource = Annotated[str, AfterValidator(_model_folder_or_hub)]
+Text = Annotated[str, AfterValidator(_not_blank)]
+
+
+class Parameters(BaseModel):
+    """What every notebook is told. A room subclasses it, adds parameters and validators, and gives its own defaults.
+
+    Values are not converted, with two exceptions: an int given for a float becomes a float, and a leading ~ in
+    `data_source` and `output_dir` is expanded.
+
+    Raises:
+        ValueError: wrong type, impossible range, unknown choice; names the parameter, its value and the remedy.
+        FileNotFoundError: a parameter is a path and nothing is there.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+    data_source: Source = parameter(SAMPLE, "Hub data set, path to your own data, or 'sample', which needs no network.")
+    output_dir: str = parameter("outputs/run", "Folder for checkpoints, results and the trained model.", identity=False)
+    max_steps: int = parameter(0, "Optimizer steps; 0 takes the recipe's.", low=0)
+    batch_size: int = parameter(0, "Examples of an optimizer step over all devices; 0 takes the planned number.", low=0)
+    learning_rate: float = parameter(0.0, "Peak learning rate; 0 takes the recipe's.", low=0)
+    seed: int = parameter(0, "Seed of weights, data order and dropout.", low=0, high=2**32 - 1)
+    resume: bool = parameter(
+        True, "Go on from the newest whole checkpoint in output_dir.", group=MACHINE, identity=False
+    )
+    use_tpu: bool = parameter(
+        False, "Prefer a TPU; without one the run goes on with a GPU or the CPU.", group=MACHINE, tpu=True
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = parameter(
+        "auto", "Number format of the matrix products; 'auto' takes the best that the device has.", group=MACHINE
+    )
+    report_to: Literal["none", "wandb"] = parameter(
+        "none",
+        "Where metrics go: 'wandb' needs WANDB_API_KEY among the runtime's secrets.",
+        group=MACHINE,
+        identity=False,
+    )
+
+    def __init__(self, **values):
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError("\n".join(in_words(each, type(self).model_fields) for each in error.errors())) from None
+
+    @field_validator("output_dir")
+    @classmethod
+    def _is_a_folder(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError(f"output_dir={value!r} is empty: name a folder, it is made if it is not there")
+        path = _expanded("output_dir", value)
+        for part in (path, *path.parents):
+            if part.exists() and not part.is_dir():
+                raise ValueError(f"output_dir={value!r}: {part.resolve()} is a file; name a folder")
+        return str(path)
+
+    @classmethod
+    def defaults(cls):
+        """The parameters as they are where nobody changes one; nothing is looked for on disk."""
+        return cls.model_construct()
+
+
+P = TypeVar("P", bound=Parameters)
+
+
+def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
+    """The notebook's parameters as one checked object.
+
+    Args:
+        cls: a subclass of `Parameters`.
+        namespace: the notebook's `globals()`. Where it holds IPython's `In`, the names assigned in the parameters cell
+            and in the cell that papermill injected after it must be parameters of `cls`; no other cell is looked at.
+
+    Raises:
+        ValueError: an unknown parameter (with the closest names), a missing one, or what `cls` refuses: each with its
+            value and the remedy.
+        FileNotFoundError: a parameter is a path and nothing is there.
+    """
+    names = list(cls.model_fields)
+    for name in _assigned(_parameter_cells(namespace.get("In", []))):
+        if name not in names:
+            raise ValueError(unknown(name, names))
+    missing = [name for name in names if name not in namespace]
+    if missing:
+        raise ValueError(
+            f"{', '.join(missing)}: not set; run the parameters cell first, it must assign every parameter"
+        )
+    return cls(**{name: namespace[name] for name in names})
+
+
+def identity(params: Parameters) -> dict[str, bool | int | float | str]:
+    """The parameters that define a run: all but where it is written, how it is watched, and what is asked of the model."""
+    return {
+        name: getattr(params, name) for name, field in type(params).model_fields.items() if extra(field)["identity"]
+    }
+
+
+def extra(field: FieldInfo) -> Mapping[str, Any]:
+    """What `parameter` noted of a field beside pydantic's own."""
+    return field.json_schema_extra or {"group": MAIN, "suggestions": [], "identity": True, "tpu": None}
+
+
+NOT_IDENTITY = frozenset(name for name, field in Parameters.model_fields.items() if not extra(field)["identity"])
+"""Parameters of every notebook that say where a run goes and how it is watched, not which run it is."""
+
+
+def kind_of(annotation: Any) -> type:
+    """bool, int, float or str: of a field's annotation, a `Literal` taken apart."""
+    return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
+
+
+def typed(name: str, value: Any, kind: type) -> Any:
+    """`value` if it is of `kind` (an int for a float becomes a float), with `kind` one of bool, int, float, str.
+
+    Raises:
+        ValueError: another type, nan or infinity.
+    """
+    try:
+        return TypeAdapter(kind, config=Parameters.model_config).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(in_words(error.errors()[0] | {"loc": (name,)}, {name: FieldInfo(annotation=kind)})) from None
+
+
+def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
+    """One of pydantic's errors as `parameter=value: what is wrong; what to do`."""
+    name, value = ".".join(map(str, error["loc"])), error["input"]
+    field, context = fields.get(name), error.get("ctx", {})
+    if error["type"] == "value_error":  # raised by a validator of ours
+        return str(context["error"])
+    if error["type"] == "extra_forbidden":
+        return unknown(name, fields)
+    if error["type"] == "literal_error":
+        return f"{name}={value!r} is unknown: give one of {', '.join(map(repr, get_args(field.annotation)))}"
+    if error["type"] == "finite_number":
+        return f"{name}={value!r} is not a finite number: give one, or 0 where 0 stands for the recipe's value"
+    if error["type"].endswith("_type") and field is not None:
+        kind = kind_of(field.annotation)
+        return f"{name}={value!r} is of type {type(value).__name__}, not {kind.__name__}: {_fix(name, value, kind)}"
+    if field is not None and error["type"].startswith(("greater", "less")):
+        limits = {type(limit).__name__: limit for limit in field.metadata}
+        low, high = (getattr(limits.get(each), each.lower(), None) for each in ("Ge", "Le"))
+        wanted = (
+            f"more than {limits['Gt'].gt:g}"
+            if "Gt" in limits
+            else f"{low} or more"
+            if high is None
+            else f"{low} to {high}"
+        )
+        return f"{name}={value!r} is out of range: give {wanted}. {field.description or ''}".strip()
+    return f"{name}={value!r}: {error['msg']}"
+
+
+def _fix(name: str, value: Any, kind: type) -> str:
+    if kind is bool:
+        right = "True" if str(value).lower() in ("true", "1", "yes", "on") else "False"
+        return f'with papermill write `-p {name} {right}` or `-y "{name}: {right.lower()}"`, in a cell {right} without quotes'
+    if kind is str:
+        return f"put it in quotes (with papermill: `-r {name} {value}`)"
+    if kind is float and isinstance(value, str):
+        return f"write it without quotes; papermill's -y reads 1e-3 as text: write 1.0e-3, or `-p {name} {value}`"
+    return "write a whole number without quotes or a decimal point" if kind is int else "write a number"
+
+
+def one_of(name: str, value: Any, choices: Collection[Any]) -> None:
+    """ValueError unless `value` is among `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: give one of {', '.join(map(repr, choices))}")
+
+
+def in_range(name: str, value: float, low: float, high: float) -> None:
+    """ValueError unless `low` <= `value` <= `high`; for what depends on another parameter."""
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value!r} is out of range: give {low} to {high}")
 
 
 def unknown(name: str, names: Iterable[str]) -> str:
     """The error message for a parameter that does not exist, with the closest names that do."""
-    names = list(names)
-    close = difflib.get_close_matches(name, names)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
-    return f"{name} is not a parameter of this notebook: {hint}"
+    hint = did_you_mean(name, names) or f"there are {', '.join(names)}"
+    return f"{name} is not a parameter of this notebook: {hint.strip()}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names what is closest to an unknown name, or nothing."""
+    close = difflib.get_close_matches(name, list(known))
+    return f"did you mean {' or '.join(close)}? " if close else ""
 
 
 def _parameter_cells(executed: list[str]) -> list[str]:

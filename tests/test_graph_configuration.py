@@ -1,19 +1,19 @@
 """helpers.graphmer.configuration: the YAML of a run, read strictly."""
 
 import re
+import shutil
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Literal, get_origin
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from helpers.graphmer import strict_yaml
-from helpers.graphmer.architecture import parameter_count
-from helpers.graphmer.configuration import Configuration, Stage, override, read_configuration, to_yaml
-from helpers.graphmer.memory import largest_batch, run_options
-from helpers.graphmer.profiles import PROFILES
+from helpers.graphmer.configuration import PROFILES, Configuration, Stage, override, read_configuration, to_yaml
+
+from .graph_batches import weight_count
 
 pytestmark = pytest.mark.once
 
@@ -96,6 +96,15 @@ def flat(tree, path=""):
     return {key: value for name in tree for key, value in flat(tree[name], f"{path}.{name}".lstrip(".")).items()}
 
 
+def declared(section, path=""):
+    """Dotted path -> declaration of each key that holds a value."""
+    for name, field in section.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            yield from declared(field.annotation, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", field
+
+
 def value_at(configuration, path):
     for name in path.split("."):
         configuration = getattr(configuration, name)
@@ -127,11 +136,11 @@ def test_what_is_written_is_read_as_the_same_configuration(source):
     configuration = read_configuration(source)
     text = to_yaml(configuration)
     assert read_configuration(text) == configuration
-    assert set(flat(yaml.safe_load(text))) == set(strict_yaml.leaves(Configuration))
+    assert set(flat(yaml.safe_load(text))) == set(dict(declared(Configuration)))
 
 
 def test_a_configuration_cannot_be_changed_in_place():
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(ValidationError, match="frozen"):
         Configuration().run.seed = 1
 
 
@@ -152,19 +161,29 @@ REFUSED = [
     ("run:\n  seed: '3'\n", 2, "run.seed", "without quotes"),
     ("run:\n  seed: 010\n", 2, "run.seed", "a whole number"),
     ("run:\n  seed: 1.0\n", 2, "run.seed", "a whole number"),
-    ("run:\n  seed: -1\n", 2, "run.seed", "at least 0"),
+    ("run:\n  seed: 0x1F\n", 2, "run.seed", "a whole number"),
+    ("run:\n  seed: 1:30\n", 2, "run.seed", "a whole number"),
+    ("run:\n  seed: 1e3\n", 2, "run.seed", "a whole number"),
+    ("run:\n  seed: 99999999999999999999\n", 2, "run.seed", "a whole number"),
+    ("run:\n  seed: -1\n", 2, "run.seed", "greater than or equal to 0"),
     ("run:\n  seed:\n", 2, "run.seed", "has no value"),
-    ("run:\n  epochs: true\n", 2, "run.epochs", "a whole number at least 1"),
-    ("run:\n  epochs: [5]\n", 2, "run.epochs", "one value"),
+    ("run:\n  epochs: true\n", 2, "run.epochs", "a whole number"),
+    ("run:\n  epochs: 0\n", 2, "run.epochs", "greater than or equal to 1"),
+    ("run:\n  epochs: [5]\n", 2, "run.epochs=[5]", "a whole number"),
+    ("run:\n  3: 5\n", 2, "run.3", "unknown key"),
     ("run:\n  deterministic: 1\n", 2, "run.deterministic", "true or false"),
-    ("run:\n  mixed_precision: no\n", 2, "run.mixed_precision", "auto, fp32, bf16, fp16"),
-    ("model:\n  norm: rms\n", 2, "model.norm", "rmsnorm, layernorm"),
-    ("model:\n  dropout: 1.5\n", 2, "model.dropout", "at most 0.9"),
-    ("optimizer:\n  lr: .nan\n", 2, "optimizer.lr", "a number more than 0"),
-    ("optimizer:\n  lr: 0\n", 2, "optimizer.lr", "a number more than 0"),
-    ("optimizer:\n  betas: [0.9]\n", 2, "optimizer.betas", "not such a list"),
-    ("optimizer:\n  betas:\n    - 0.9\n    - 1.2\n", 4, "optimizer.betas[1]", "out of range"),
-    ("run: 3\n", 1, "run", "must hold keys"),
+    ("run:\n  mixed_precision: no\n", 2, "run.mixed_precision=no", "'auto', 'fp32', 'bf16' or 'fp16'"),
+    ("model:\n  norm: rms\n", 2, "model.norm", "'rmsnorm' or 'layernorm'"),
+    ("model:\n  dropout: 1.5\n", 2, "model.dropout", "less than or equal to 0.9"),
+    ("optimizer:\n  lr: .nan\n", 2, "optimizer.lr=.nan", "a number"),
+    ("optimizer:\n  lr: 1e400\n", 2, "optimizer.lr=1e400", "a finite number"),
+    ("optimizer:\n  lr: 0\n", 2, "optimizer.lr", "greater than 0"),
+    ("optimizer:\n  betas: 0.9\n", 2, "optimizer.betas", "a list"),
+    ("optimizer:\n  betas: [0.9]\n", 2, "optimizer.betas[1]", "is missing"),
+    ("optimizer:\n  betas: [0.9, 0.9, 0.9]\n", 2, "optimizer.betas", "at most 2 items"),
+    ("optimizer:\n  betas:\n    - 0.9\n    - 1.2\n", 4, "optimizer.betas[1]", "less than or equal to 0.99999"),
+    ("run: 3\n", 1, "run", "must hold keys with values: seed, epochs"),
+    ("\n- run\n", 2, "the document", "must hold keys with values: run, hardware"),
     ("run:\n\tseed: 3\n", 2, "", "not YAML"),
     ("run: {seed: 3\n\n", 3, "", "not YAML"),
     ("run: {}\n---\nrun: {}\n", 2, "", "not YAML"),
@@ -184,6 +203,7 @@ TOGETHER = [
     ("training_data: {pack_sequences: false}\nencoding: {layout: full}\n", 2, "encoding.leaves_per_anchor", "one leaf"),
     ("encoding:\n  max_leaves_per_sequence: 3\n", 2, "encoding.max_leaves_per_sequence", "4 or more"),
     ("training_data:\n  max_seq_len: 74\n", 2, "training_data.max_seq_len", "leave 4 tokens for code"),
+    ("encoding:\n  max_leaves_per_sequence: 109\n", 2, "encoding.max_leaves_per_sequence", "leave 5 tokens for code"),
     (f"{SCHEDULE}      - {{steps: 5, max_seq_len: 768}}\n", 4, "schedule", "a stage at steps 0"),
     (f"{SCHEDULE}      []\n", 4, "schedule", "a stage at steps 0"),
     (f"{SCHEDULE}      - {{steps: 0, max_seq_len: 512}}\n", 5, "schedule[0].max_seq_len", "768"),
@@ -199,8 +219,14 @@ TOGETHER = [
         "schedule[1].max_seq_len",
         "more than the 768",
     ),
-    (f"{SCHEDULE}      - {{steps: 0, max_seq: 512}}\n", 5, "schedule[0].max_seq", "schedule[0].max_seq_len"),
-    (f"{SCHEDULE}      - {{steps: 0}}\n", 5, "schedule[0]", "lacks max_seq_len"),
+    (
+        SCHEDULE + "".join(f"      - {{steps: {n}, max_seq_len: {764 + n}}}\n" for n in range(5)),
+        4,
+        "schedule",
+        "has 5 stages, and each compiles anew on a TPU; give at most 4",
+    ),
+    (f"{SCHEDULE}      - {{steps: 0, max_seq: 512}}\n", 5, "schedule[0].max_seq: unknown", "schedule[0].max_seq_len?"),
+    (f"{SCHEDULE}      - {{steps: 0}}\n", 5, "schedule[0].max_seq_len", "is missing"),
     ("objectives: {mnm: {mask_prob: 0}}\n", 1, "objectives.mnm.mask_prob", "nothing is masked"),
     (
         "objectives:\n  mnm:\n    type_consistent_negatives: 0\n    hard_negatives: 0\n",
@@ -225,6 +251,48 @@ def test_an_error_names_the_file_the_line_the_key_and_the_remedy(tmp_path, text,
     assert key in str(caught.value) and says in str(caught.value)
 
 
+def test_all_that_is_wrong_is_said_at_once_by_line(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("model:\n  hiden_size: 3\nrun:\n  seed: -1\n  epochs: x\n", encoding="utf-8")
+    with pytest.raises(ValueError) as caught:
+        read_configuration(path)
+    lines = [line.partition(": ")[0] for line in str(caught.value).splitlines()]
+    assert lines == [f"{path}:2", f"{path}:4", f"{path}:5"]
+    path.write_text("hardware:\n  tpu_cores: 8\nmodel:\n  num_heads: 7\n", encoding="utf-8")
+    with pytest.raises(ValueError) as caught:
+        read_configuration(path)
+    lines = [line.partition(": ")[0] for line in str(caught.value).splitlines()]
+    assert lines == [f"{path}:2", f"{path}:4"]
+
+
+def test_a_wrong_value_is_said_with_what_its_key_means():
+    with pytest.raises(ValueError, match=r"optimizer\.lr=fast: must be a number\. Peak learning rate\."):
+        override(Configuration(), {"optimizer.lr": "fast"})
+
+
+@pytest.mark.parametrize(
+    "text", ["run: &run {seed: *run}\n", "run: {seed: !!python/object/apply:os.getcwd []}\n", "a\0"]
+)
+def test_what_is_no_plain_document_is_refused(text):
+    with pytest.raises(ValueError, match="configuration"):
+        read_configuration(text + "\n")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(ValueError, match=r"mine\.yaml: not UTF-8 text"):
+        read_configuration(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-8", 1e-8), ("1.5e-3", 1.5e-3), ("1E-3", 1e-3), (".5", 0.5), ("5", 5.0)]
+)
+def test_a_number_is_read_however_it_is_written(text, value):
+    read = read_configuration(f"optimizer:\n  lr: {text}\n").optimizer.lr
+    assert (read, type(read)) == (value, float)
+
+
 @pytest.mark.parametrize("source", ["nowhere.yaml", Path("nowhere.yaml"), "rtx3051"])
 def test_a_file_that_is_not_there_is_said_with_the_profiles(source):
     with pytest.raises(FileNotFoundError, match="rtx3050"):
@@ -232,10 +300,15 @@ def test_a_file_that_is_not_there_is_said_with_the_profiles(source):
 
 
 def test_every_key_refuses_a_value_of_another_type():
-    for path, kind in strict_yaml.leaves(Configuration).items():
-        for wrong in ({"a": 1}, None, "[[]]" if kind is not str else 3):
+    for path, field in declared(Configuration):
+        for wrong in ({"a": 1}, None, "[[]]", 3 if get_origin(field.annotation) is Literal else "a text"):
             with pytest.raises(ValueError, match=re.escape(path)):
                 override(Configuration(), {path: wrong})
+
+
+def test_every_key_says_what_it_means_in_a_sentence():
+    for path, field in [*declared(Configuration), *declared(Stage)]:
+        assert re.fullmatch(r"\S.{5,}\.", field.description), path
 
 
 # -- override --
@@ -273,7 +346,14 @@ def test_override_changes_all_before_it_checks_any_combination():
 
 @pytest.mark.parametrize(
     ("path", "says"),
-    [("optimizer.LR", "did you mean optimizer.lr?"), ("model.hgat", "is a section"), ("lr", "optimizer.lr")],
+    [
+        ("optimizer.LR", "did you mean optimizer.lr?"),
+        ("model.hgat", "is a section; name its keys: enabled"),
+        ("lr", "did you mean optimizer.lr?"),
+        ("optimizer.lr.peak", "unknown key"),
+        ("training_data.short_to_long_curriculum.schedule[0].steps", "unknown key"),
+        ("", "is a section"),
+    ],
 )
 def test_override_refuses_what_is_no_key(path, says):
     with pytest.raises(ValueError, match=re.escape(says)):
@@ -339,46 +419,43 @@ def test_every_key_of_the_model_and_every_weight_reaches_the_model():
         "regularizers.contrastive.temperature": 0.1,
         "regularizers.contrastive.weight": 0.55,
     }
-    before = base.model_config(512, 22).to_dict()
+    before = base.graphmer_config(512, 22).to_dict()
     for path, value in changes.items():
-        now = override(base, {path: value}).model_config(512, 22).to_dict()
+        now = override(base, {path: value}).graphmer_config(512, 22).to_dict()
         assert [now[key] for key in now if now[key] != before[key]] == [value], path
     off = {"model.hgat.enabled": False, "model.hgat.relation_bias": False, "regularizers.contrastive.enabled": False}
-    now = override(base, off).model_config(512, 22)
+    now = override(base, off).graphmer_config(512, 22)
     assert (now.hgat, now.hgat_relation_bias, now.contrastive_weight) == (False, False, 0.0)
-    assert base.model_config(512, 22, pad_token_id=3, acyclic_relations=[1]).pad_token_id == 3
+    assert base.graphmer_config(512, 22, pad_token_id=3, acyclic_relations=[1]).pad_token_id == 3
 
 
 def test_the_default_model_has_80m_weights_and_the_published_width_more():
-    assert parameter_count(Configuration().model_config(8192, 30)) == pytest.approx(80e6, rel=0.01)
-    assert parameter_count(read_configuration(PUBLISHED).model_config(8192, 30)) > 113e6
+    assert weight_count(Configuration().graphmer_config(8192, 30)) == pytest.approx(80e6, rel=0.01)
+    assert weight_count(read_configuration(PUBLISHED).graphmer_config(8192, 30)) > 113e6
 
 
 # -- profiles --
 
-MEMORY = {  # bytes, kind, precision
-    "rtx3050": (8 * 10**9, "cuda", "bf16"),
-    "t4": (int(14.56 * 2**30), "cuda", "fp16"),
-    "a100": (40 * 10**9, "cuda", "bf16"),
-    "tpu_v5e_8": (16 * 10**9, "xla", "bf16"),
-}
+
+def test_a_profile_is_for_every_kind_of_machine():
+    profiles = {name: read_configuration(name) for name in PROFILES}
+    devices = {name: profile.hardware.device for name, profile in profiles.items()}
+    assert devices == {"rtx3050": "cuda", "t4": "cuda", "a100": "cuda", "tpu_v5e_8": "tpu", "cpu": "cpu"}
+    precisions = {name: profile.run.mixed_precision for name, profile in profiles.items()}
+    assert precisions == {"rtx3050": "bf16", "t4": "fp16", "a100": "bf16", "tpu_v5e_8": "bf16", "cpu": "fp32"}
+    for name in {*PROFILES} - {"cpu"}:
+        assert profiles[name].batch_size(profiles[name].hardware.tpu_cores or 1) == 32
+        assert profiles[name].stages() == ((0, 512), (15000, 768))
 
 
-@pytest.mark.parametrize("name", MEMORY)
-def test_a_profile_fits_its_device_and_says_the_batch_that_just_does(name):
-    configuration = read_configuration(name)
-    memory, kind, precision = MEMORY[name]
-    config = configuration.model_config(configuration.encoding.vocab_size, 22)
-    shape, options = configuration.shape(768), run_options(configuration)
-    most = largest_batch(config, memory, *shape, kind=kind, precision=precision, **options)
-    assert configuration.training_data.micro_batch_size <= most
-    assert f": {most} at most by estimate" in PROFILES[name]
-    other = {**options, "checkpointing": not options["checkpointing"]}
-    if said := re.search(r", (\d+) with(?:out)? activation checkpointing", PROFILES[name]):
-        assert int(said[1]) == largest_batch(config, memory, *shape, kind=kind, precision=precision, **other)
+def test_profiles_are_read_from_beside_the_module_wherever_it_is_unpacked(tmp_path):
+    shutil.copytree(ROOT / "helpers", tmp_path / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import helpers.graphmer.configuration as c; print(c.__file__, c.read_configuration('t4').hardware.device)"
+    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(tmp_path / "helpers" / "graphmer" / "configuration.py"), "cuda"]
 
 
 def test_the_cpu_profile_is_small():
     configuration = read_configuration("cpu")
     assert configuration.shape(configuration.training_data.max_seq_len) == (96, 10)
-    assert parameter_count(configuration.model_config(configuration.encoding.vocab_size, 22)) < 5e6
+    assert weight_count(configuration.graphmer_config(configuration.encoding.vocab_size, 22)) < 5e6

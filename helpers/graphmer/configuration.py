@@ -1,252 +1,215 @@
-"""Configuration of a GraphMER-SE run: every key of the YAML document, its unit, its default and what may not go together.
+"""Configuration of a GraphMER-SE run: every key of the YAML document, its default, and what may not go together.
 
     configuration = read_configuration("mine.yaml")          # or a profile's name: rtx3050, t4, a100, tpu_v5e_8, cpu
     configuration = override(configuration, {"optimizer.lr": 1e-4})
 
 The keys are those of the configuration that the GraphMER-SE project publishes; the ones it lacks say so. Defaults are
-its values but where a comment gives the reason.
+its values but where the description gives the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from helpers.graphmer import strict_yaml
-from helpers.graphmer.profiles import PROFILES
+import yaml
+from pydantic import Field, model_validator
+
 from helpers.graphmer.splits import UNITS
-from helpers.graphmer.strict_yaml import Section, WrongSetting, setting
+from helpers.graphmer.yaml_reader import Section, read
+from helpers.graphmer.yaml_reader import override as override
+from helpers.parameters import parameter as key
 
 if TYPE_CHECKING:
     from helpers.graphmer.architecture import GraphMERConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class Run(Section, path="run"):
-    seed: int = setting(1337, low=0, high=2**32 - 1)  # of weights, data order, masking and dropout
-    epochs: int = setting(5, low=1)  # passes over the training documents, where max_steps is 0
-    max_steps: int = setting(0, low=0)  # optimizer steps; 0 = as many as the epochs have
-    gradient_accumulation_steps: int = setting(1, low=1)  # micro-batches an optimizer step
-    log_interval: int = setting(50, low=1)  # optimizer steps
-    eval_interval_steps: int = setting(500, low=1)  # optimizer steps
-    save_interval_steps: int = setting(1000, low=1)  # optimizer steps
-    mixed_precision: str = setting("auto", choices=("auto", "fp32", "bf16", "fp16"))  # auto = the best of the device
-    deterministic: bool = setting(True)  # the same weights bit for bit from the same seed; some kernels are slower
+PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
+MAX_LENGTHS = 4  # of a curriculum
+Rate = Annotated[float, Field(ge=0, le=0.99999, description="Decay rate of a moment.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hardware(Section, path="hardware"):
-    device: str = setting("auto", choices=("auto", "cpu", "cuda", "tpu"))  # auto = a GPU where there is one
-    num_workers: int = setting(0, low=0, high=64)  # loader processes beside the training one
-    tpu_cores: int = setting(0, low=0)  # chips that the run insists on; 0 = all there are
+class Run(Section):
+    seed: int = key(1337, "Seed of weights, data order, masking and dropout.", low=0, high=2**32 - 1)
+    epochs: int = key(5, "Passes over the training documents, where max_steps is 0.", low=1)
+    max_steps: int = key(0, "Optimizer steps of the run; 0 takes as many as the epochs have.", low=0)
+    gradient_accumulation_steps: int = key(1, "Micro-batches of an optimizer step.", low=1)
+    log_interval: int = key(50, "Optimizer steps from one line of the log to the next.", low=1)
+    eval_interval_steps: int = key(500, "Optimizer steps from one evaluation to the next.", low=1)
+    save_interval_steps: int = key(1000, "Optimizer steps from one checkpoint to the next.", low=1)
+    mixed_precision: Literal["auto", "fp32", "bf16", "fp16"] = key(
+        "auto", "Number format of the matrix products; auto takes the best that the device has."
+    )
+    deterministic: bool = key(True, "The same seed gives the same weights bit for bit; some kernels are slower for it.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HGAT(Section, path="model.hgat"):
-    """Graph attention from a triple's tail to its head before the first layer."""
-
-    enabled: bool = setting(True)  # off: leaves enter as their tokens' embeddings
-    relation_bias: bool = setting(None)  # a learned vector a relation beside its matrix; default: as `enabled`
-    relation_dropout: float = setting(0.3, low=0.0, high=0.9)  # on the relations' matrices; GraphMERT's, not published
-
-    def __post_init__(self):
-        if self.relation_bias is None:
-            object.__setattr__(self, "relation_bias", self.enabled)
-        super().__post_init__()
+class Hardware(Section):
+    device: Literal["auto", "cpu", "cuda", "tpu"] = key("auto", "Where to train; auto takes a GPU if there is one.")
+    num_workers: int = key(0, "Loader processes beside the training one.", low=0, high=64)
+    tpu_cores: int = key(0, "TPU chips that the run insists on; 0 takes all there are.", low=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decay(Section, path="model.decay"):
-    """How attention falls with the distance in the graph; not in the published document, whose code has none."""
-
-    mode: str = setting("multiplicative", choices=("multiplicative", "additive", "none"))  # on the logits
-    base: float = setting(0.6, above=0.0, high=0.999)  # factor a unit of distance; 0.6 as GraphMERT trained with
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model(Section, path="model"):
-    hidden_size: int = setting(768, low=2)  # numbers of a token's state
-    num_layers: int = setting(12, low=1)  # of the encoder
-    num_heads: int = setting(12, low=1)  # of attention, in each layer
-    intermediate_size: int = setting(
-        832, low=1
-    )  # 80.3M weights with the rest of the defaults; 3072, as published, 140M
-    dropout: float = setting(0.1, low=0.0, high=0.9)  # share of embeddings, attention weights and updates
-    positional_encoding: str = setting("alibi", choices=("alibi", "rotary", "none"))  # of the roots
-    norm: str = setting("rmsnorm", choices=("rmsnorm", "layernorm"))  # before each half of a layer
-    activation: str = setting("swiglu", choices=("swiglu", "gelu"))  # of the feed-forward half
-    hgat: HGAT = field(default_factory=HGAT)
-    use_rel_attention_bias: bool = setting(True)  # a learned addend a relation and head between a leaf and its head
-    leaf_positions: bool = setting(True)  # a learned vector a leaf slot: which token comes first; not published
-    decay: Decay = field(default_factory=Decay)
-    embedding_size: int = setting(256, low=1)  # of queries and entities in link prediction; not published
-    token_match: bool = setting(True)  # there queries and names also meet token by token; not published
+class HGAT(Section):
+    enabled: bool = key(True, "Without it leaves enter as the embeddings of their tokens.")
+    relation_bias: bool = Field(
+        default_factory=lambda hgat: hgat.get("enabled", True),
+        description="Each relation has a learned vector beside its matrix; the default is the value of enabled.",
+    )
+    relation_dropout: float = key(0.3, "Dropout of relation matrices; GraphMERT's, not published.", low=0, high=0.9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scheduler(Section, path="optimizer.scheduler"):
-    name: str = setting("cosine", choices=("cosine", "linear", "constant"))  # after the warm-up
-    warmup_steps: int = setting(1500, low=0)  # optimizer steps of linear rise
+class Decay(Section):
+    mode: Literal["multiplicative", "additive", "none"] = key("multiplicative", "How the decay changes the logits.")
+    base: float = key(0.6, "Factor for a unit of distance; GraphMERT trained with 0.6.", above=0, high=0.999)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer(Section, path="optimizer"):
-    name: str = setting("adamw", choices=("adamw", "adafactor"))  # adafactor keeps no moments: 8 bytes a weight less
-    lr: float = setting(3e-4, above=0.0)  # peak learning rate
-    weight_decay: float = setting(0.01, low=0.0)  # share of a weight a step and learning rate
-    betas: tuple[float, float] = setting((0.9, 0.98), low=0.0, high=0.99999)  # adamw only
-    eps: float = setting(1e-8, above=0.0)  # adamw only
-    max_grad_norm: float = setting(1.0, above=0.0)  # gradients are scaled down to this norm; not published
-    scheduler: Scheduler = field(default_factory=Scheduler)
+class Model(Section):
+    hidden_size: int = key(768, "Numbers in the state of a token.", low=2)
+    num_layers: int = key(12, "Layers of the encoder.", low=1)
+    num_heads: int = key(12, "Attention heads of a layer.", low=1)
+    intermediate_size: int = key(
+        832, "Feed-forward width; 832 makes 80.3M weights with the other defaults, 3072, as published, 140M.", low=1
+    )
+    dropout: float = key(0.1, "Share of embeddings, attention weights and updates that is dropped.", low=0, high=0.9)
+    positional_encoding: Literal["alibi", "rotary", "none"] = key("alibi", "How the roots know their positions.")
+    norm: Literal["rmsnorm", "layernorm"] = key("rmsnorm", "Normalisation before each half of a layer.")
+    activation: Literal["swiglu", "gelu"] = key("swiglu", "Activation of the feed-forward half.")
+    hgat: HGAT = key(HGAT(), "Graph attention from a triple's tail to its head before the first layer.")
+    use_rel_attention_bias: bool = key(
+        True, "Attention between a leaf and its head has a learned addend for each relation and attention head."
+    )
+    leaf_positions: bool = key(True, "A learned vector for each leaf slot orders its tokens; not published.")
+    decay: Decay = key(Decay(), "How attention falls with the distance in the graph; the published code has none.")
+    embedding_size: int = key(256, "Numbers of a query or an entity in link prediction; not published.", low=1)
+    token_match: bool = key(True, "In link prediction queries and names also meet token by token; not published.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage(Section, path="training_data.short_to_long_curriculum.schedule[]"):
-    steps: int = field(metadata={"low": 0})  # optimizer step that the stage begins with
-    max_seq_len: int = field(metadata={"low": 1})  # tokens, as training_data.max_seq_len
+class Scheduler(Section):
+    name: Literal["cosine", "linear", "constant"] = key("cosine", "How the learning rate goes on after the warm-up.")
+    warmup_steps: int = key(1500, "Optimizer steps in which the learning rate rises linearly.", low=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curriculum(Section, path="training_data.short_to_long_curriculum"):
-    enabled: bool = setting(False)  # off: all sequences have training_data.max_seq_len
-    schedule: tuple[Stage, ...] = setting(())  # the first begins at step 0, the last has training_data.max_seq_len
+class Optimizer(Section):
+    name: Literal["adamw", "adafactor"] = key("adamw", "Adafactor keeps no moments and saves 8 bytes a weight.")
+    lr: float = key(3e-4, "Peak learning rate.", above=0)
+    weight_decay: float = key(0.01, "Share of a weight that is taken off in a step, times the learning rate.", low=0)
+    betas: tuple[Rate, Rate] = key((0.9, 0.98), "Two decay rates of the moments; only adamw has them.")
+    eps: float = key(1e-8, "Addend of the denominator; only adamw has it.", above=0)
+    max_grad_norm: float = key(1.0, "Gradients are scaled down to this norm; not published.", above=0)
+    scheduler: Scheduler = key(Scheduler(), "The course of the learning rate.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingData(Section, path="training_data"):
-    max_seq_len: int = setting(768, low=2)  # tokens of a sequence: roots and leaf slots together
-    micro_batch_size: int = setting(8, low=1)  # sequences of one forward pass a device
-    pack_sequences: bool = setting(True)  # several short documents in one sequence; none sees another
-    short_to_long_curriculum: Curriculum = field(default_factory=Curriculum)
+class Stage(Section):
+    steps: int = key(..., "Optimizer step that the stage begins with.", low=0)
+    max_seq_len: int = key(..., "Tokens of a sequence, as in training_data.max_seq_len.", low=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MLM(Section, path="objectives.mlm"):
-    """Masked roots."""
-
-    mask_prob: float = setting(0.15, low=0.0, high=0.9)  # share of the roots
-    span_mask_identifiers: bool = setting(True)  # all tokens of an identifier together, not each by itself
-    weight: float = setting(1.0, low=0.0)  # in the loss; not published
+class Curriculum(Section):
+    enabled: bool = key(False, "Without it all sequences have training_data.max_seq_len.")
+    schedule: tuple[Stage, ...] = key((), "The first stage begins at step 0, the last has training_data.max_seq_len.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MNM(Section, path="objectives.mnm"):
-    """Masked leaves: the tail of a triple from its head and relation."""
-
-    mask_prob: float = setting(0.2, low=0.0, high=1.0)  # share of the leaves; at 1 none is shown
-    type_consistent_negatives: int = setting(2, low=0)  # wrong tails of the right type a leaf
-    hard_negatives: int = setting(2, low=0)  # wrong tails that are near the right one, a leaf
-    weight: float = setting(1.0, low=0.0)  # in the loss; not published
-    ranking_weight: float = setting(0.5, low=0.0)  # in the loss: right tail before the negatives; not published
+class TrainingData(Section):
+    max_seq_len: int = key(768, "Tokens of a sequence, roots and leaf slots together.", low=2)
+    micro_batch_size: int = key(8, "Sequences of one forward pass on a device.", low=1)
+    pack_sequences: bool = key(True, "Several short documents share a sequence, and none sees another.")
+    short_to_long_curriculum: Curriculum = key(Curriculum(), "Short sequences first, longer ones later.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Triples(Section, path="objectives.triple"):
-    """True leaf or negative one; not published."""
-
-    weight: float = setting(0.5, low=0.0)  # in the loss
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring(Section, path="objectives.scoring"):
-    """Head and relation to the tail by the entities' own texts, without code; not published."""
-
-    weight: float = setting(0.5, low=0.0)  # in the loss
+class MLM(Section):
+    mask_prob: float = key(0.15, "Share of the roots that is masked.", low=0, high=0.9)
+    span_mask_identifiers: bool = key(True, "All tokens of an identifier are masked together, not each by itself.")
+    weight: float = key(1.0, "Weight in the loss; not published.", low=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objectives(Section, path="objectives"):
-    mlm: MLM = field(default_factory=MLM)
-    mnm: MNM = field(default_factory=MNM)
-    triple: Triples = field(default_factory=Triples)
-    scoring: Scoring = field(default_factory=Scoring)
+class MNM(Section):
+    mask_prob: float = key(0.2, "Share of the leaves that is masked; at 1 none is shown.", low=0, high=1)
+    type_consistent_negatives: int = key(2, "Wrong tails of the right type for each leaf.", low=0)
+    hard_negatives: int = key(2, "Wrong tails for each leaf that are near the right one.", low=0)
+    weight: float = key(1.0, "Weight in the loss; not published.", low=0)
+    ranking_weight: float = key(0.5, "Weight of ranking the right tail before the negatives; not published.", low=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeavesPerAnchor(Section, path="encoding.leaves_per_anchor"):
-    positive: int = setting(2, low=1)  # true triples at most
-    negatives: int = setting(2, low=0)  # wrong ones at most
+class Weighted(Section):
+    weight: float = key(0.5, "Weight in the loss.", low=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encoding(Section, path="encoding"):
-    layout: str = setting("compact", choices=("compact", "full"))  # full: a leaf at each root, as GraphMERT
-    leaf_tokens: int = setting(7, low=1)  # slots of a leaf
-    max_head_tokens: int = setting(8, low=1)  # of a head's name that a leaf looks at
-    leaves_per_anchor: LeavesPerAnchor = field(default_factory=LeavesPerAnchor)
-    max_leaves_per_sequence: int = setting(10, low=1)  # true and wrong ones together
-    entity_tokens: int = setting(32, low=4)  # of an entity's own text in link prediction; not published
-    windows_per_document: int = setting(
-        4, low=1
-    )  # parts of a source longer than the roots, each under its name; not published
-    vocab_size: int = setting(8192, low=512)  # of the tokenizer that is trained on the code; not published
+class Objectives(Section):
+    mlm: MLM = key(MLM(), "Masked roots.")
+    mnm: MNM = key(MNM(), "Masked leaves: the tail of a triple from its head and relation.")
+    triple: Weighted = key(Weighted(), "Whether a leaf is true or a negative one; not published.")
+    scoring: Weighted = key(Weighted(), "The tail from head and relation by texts alone, without code; not published.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OntologyConstraints(Section, path="regularizers.ontology_constraints"):
-    """Weights in the loss."""
-
-    antisymmetry_weight: float = setting(0.2, low=0.0)  # both directions of an antisymmetric relation score high
-    acyclicity_weight: float = setting(0.2, low=0.0)  # a sampled cycle of an acyclic relation scores high
-    domain_range_weight: float = setting(0.2, low=0.0)  # a tail outside of the relation's range; not published
-    margin: float = setting(0.5, low=-1.0, high=1.0)  # mean cosine of a cycle's triples that is let pass; not published
+class LeavesPerAnchor(Section):
+    positive: int = key(2, "True triples at most.", low=1)
+    negatives: int = key(2, "Wrong triples at most.", low=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contrastive(Section, path="regularizers.contrastive"):
-    """A masked leaf finds its tail among the other tails of the batch."""
-
-    enabled: bool = setting(True)  # off: weight 0
-    temperature: float = setting(0.07, above=0.0)  # cosines are divided by it
-    weight: float = setting(1.0, low=0.0)  # in the loss; not published: its code took the temperature for it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Regularizers(Section, path="regularizers"):
-    ontology_constraints: OntologyConstraints = field(default_factory=OntologyConstraints)
-    contrastive: Contrastive = field(default_factory=Contrastive)
+class Encoding(Section):
+    layout: Literal["compact", "full"] = key("compact", "The full layout has a leaf at each root, as GraphMERT.")
+    leaf_tokens: int = key(7, "Slots of a leaf, a token each.", low=1)
+    max_head_tokens: int = key(8, "Tokens of a head's name that a leaf looks at.", low=1)
+    leaves_per_anchor: LeavesPerAnchor = key(LeavesPerAnchor(), "Leaves of one anchor.")
+    max_leaves_per_sequence: int = key(10, "True and wrong leaves together.", low=1)
+    entity_tokens: int = key(32, "Tokens of an entity's own text in link prediction; not published.", low=4)
+    windows_per_document: int = key(
+        4, "Parts of a source that is longer than the roots, each under its name; not published.", low=1
+    )
+    vocab_size: int = key(8192, "Tokens of the tokenizer that is trained on the code; not published.", low=512)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpointing(Section, path="checkpointing"):
-    activation_checkpointing: bool = setting(False)  # recompute each layer in backward instead of keeping it
-    save_total_limit: int = setting(2, low=1)  # newest checkpoints that stay on disk
+class OntologyConstraints(Section):
+    antisymmetry_weight: float = key(0.2, "Weight of an antisymmetric relation that scores high both ways.", low=0)
+    acyclicity_weight: float = key(0.2, "Weight where a sampled cycle of an acyclic relation scores high.", low=0)
+    domain_range_weight: float = key(0.2, "Weight of a tail outside of the relation's range; not published.", low=0)
+    margin: float = key(0.5, "Mean cosine of a cycle's triples that is let pass; not published.", low=-1, high=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation(Section, path="evaluation"):
-    """Held-out triples; not in the published document."""
-
-    split: str = setting("module", choices=("module", "entity"))  # entity: between entities that training never saw
-    unit: str = setting("package", choices=UNITS)  # of source code that is held out whole
-    held_out: float = setting(0.1, above=0.0, high=0.49)  # share of the triples for validation, and for test
-    max_triples: int = setting(2000, low=0)  # asked at an evaluation; 0 = all
-    micro_batch_size: int = setting(32, low=1)  # sequences of one forward pass a device
+class Contrastive(Section):
+    enabled: bool = key(True, "Without it the weight is 0.")
+    temperature: float = key(0.07, "Cosines are divided by it.", above=0)
+    weight: float = key(1.0, "Weight in the loss; the published code took the temperature for it.", low=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+class Regularizers(Section):
+    ontology_constraints: OntologyConstraints = key(OntologyConstraints(), "Weights in the loss of what is forbidden.")
+    contrastive: Contrastive = key(Contrastive(), "A masked leaf finds its tail among the other tails of the batch.")
+
+
+class Checkpointing(Section):
+    activation_checkpointing: bool = key(False, "Each layer is computed again in the backward pass instead of kept.")
+    save_total_limit: int = key(2, "Newest checkpoints that stay on disk.", low=1)
+
+
+class Evaluation(Section):
+    split: Literal["module", "entity"] = key("module", "entity asks for triples between entities new to the model.")
+    unit: Literal[UNITS] = key("package", "Unit of source code that is held out whole.")
+    held_out: float = key(0.1, "Share of the triples for validation, and as much for test.", above=0, high=0.49)
+    max_triples: int = key(2000, "Triples that an evaluation asks for; 0 takes all.", low=0)
+    micro_batch_size: int = key(32, "Sequences of one forward pass on a device.", low=1)
+
+
 class Configuration(Section):
     """A whole run. Raises ValueError for values that cannot be, alone or together, and names their keys."""
 
-    run: Run = field(default_factory=Run)
-    hardware: Hardware = field(default_factory=Hardware)
-    model: Model = field(default_factory=Model)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    training_data: TrainingData = field(default_factory=TrainingData)
-    objectives: Objectives = field(default_factory=Objectives)
-    encoding: Encoding = field(default_factory=Encoding)
-    regularizers: Regularizers = field(default_factory=Regularizers)
-    checkpointing: Checkpointing = field(default_factory=Checkpointing)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    run: Run = Run()
+    hardware: Hardware = Hardware()
+    model: Model = Model()
+    optimizer: Optimizer = Optimizer()
+    training_data: TrainingData = TrainingData()
+    objectives: Objectives = Objectives()
+    encoding: Encoding = Encoding()
+    regularizers: Regularizers = Regularizers()
+    checkpointing: Checkpointing = Checkpointing()
+    evaluation: Evaluation = key(Evaluation(), "Held-out triples; not in the published document.")
 
-    def __post_init__(self):
-        super().__post_init__()
-        for check in (_shapes, _lengths, _devices, _tasks):
-            for wrong in check(self):
-                raise wrong
+    @model_validator(mode="after")
+    def _goes_together(self):
+        if wrong := [said for check in (_shapes, _lengths, _devices, _tasks) for said in check(self)]:
+            raise ValueError("\n".join(wrong))
+        return self
 
     def stages(self) -> tuple[tuple[int, int], ...]:
         """(optimizer step it begins with, tokens of a sequence) of each stage; one where there is no curriculum."""
@@ -270,56 +233,40 @@ class Configuration(Section):
         """
         cores = self.hardware.tpu_cores
         if cores and cores != device_count:
-            raise WrongSetting(
-                f"hardware.tpu_cores={cores}: the machine has {device_count}; give {device_count}, or 0 for all there are",
-                "hardware.tpu_cores",
-            )
+            remedy = f"give {device_count}, or 0 for all there are"
+            raise ValueError(f"hardware.tpu_cores={cores}: the machine has {device_count}; {remedy}")
         return self.training_data.micro_batch_size * self.run.gradient_accumulation_steps * device_count
 
-    def model_config(self, vocab_size: int, num_relations: int, **found: Any) -> GraphMERConfig:
+    def graphmer_config(self, vocab_size: int, num_relations: int, **found: Any) -> GraphMERConfig:
         """The model's own configuration.
 
         vocab_size: of the trained tokenizer.
         num_relations: of the graph, inverse ones counted.
-        found: what else only tokenizer, graph and ontology can say: pad_token_id, acyclic_relations, relation_ranges ...
+        found: what else only tokenizer, graph and ontology can say: pad_token_id, acyclic_relations, relation_ranges.
         """
         from helpers.graphmer.architecture import GraphMERConfig
 
-        model, encoding, objectives = self.model, self.encoding, self.objectives
-        constraints, contrastive = self.regularizers.ontology_constraints, self.regularizers.contrastive
+        model, contrastive = self.model, self.regularizers.contrastive
+        otherwise_called = {"num_layers", "num_heads", "hgat", "decay", "use_rel_attention_bias"}
         return GraphMERConfig(
             vocab_size=vocab_size,
             num_relations=num_relations,
-            hidden_size=model.hidden_size,
+            **model.model_dump(exclude=otherwise_called),
             num_hidden_layers=model.num_layers,
             num_attention_heads=model.num_heads,
-            intermediate_size=model.intermediate_size,
-            dropout=model.dropout,
-            positional_encoding=model.positional_encoding,
-            leaf_positions=model.leaf_positions,
-            norm=model.norm,
-            activation=model.activation,
             hgat=model.hgat.enabled,
             hgat_relation_bias=model.hgat.relation_bias,
             relation_dropout=model.hgat.relation_dropout,
             relation_attention_bias=model.use_rel_attention_bias,
             decay=model.decay.mode,
             decay_base=model.decay.base,
-            leaf_tokens=encoding.leaf_tokens,
-            max_head_tokens=encoding.max_head_tokens,
-            embedding_size=model.embedding_size,
-            token_match=model.token_match,
+            **self.encoding.model_dump(include={"leaf_tokens", "max_head_tokens"}),
+            **self.regularizers.ontology_constraints.model_dump(exclude={"margin"}),
+            ontology_margin=self.regularizers.ontology_constraints.margin,
             temperature=contrastive.temperature,
-            ontology_margin=constraints.margin,
-            mlm_weight=objectives.mlm.weight,
-            mnm_weight=objectives.mnm.weight,
-            mnm_ranking_weight=objectives.mnm.ranking_weight,
-            triple_weight=objectives.triple.weight,
             contrastive_weight=contrastive.weight if contrastive.enabled else 0.0,
-            scoring_weight=objectives.scoring.weight,
-            antisymmetry_weight=constraints.antisymmetry_weight,
-            acyclicity_weight=constraints.acyclicity_weight,
-            domain_range_weight=constraints.domain_range_weight,
+            **{f"{name}_weight": objective.weight for name, objective in self.objectives},
+            mnm_ranking_weight=self.objectives.mnm.ranking_weight,
             **found,
         )
 
@@ -329,155 +276,115 @@ def read_configuration(source: str | Path) -> Configuration:
 
     Raises FileNotFoundError, and ValueError `file:line: key=value: what is wrong; remedy`.
     """
-    if isinstance(source, str) and source in PROFILES:
-        return strict_yaml.read(Configuration, PROFILES[source], f"profile {source}")
     if isinstance(source, str) and ("\n" in source or ": " in source or not source.strip()):
-        return strict_yaml.read(Configuration, source, "configuration")
-    path = Path(source).expanduser()
+        return read(Configuration, source, "configuration")
+    path = PROFILES.get(source, Path(source).expanduser())
     if not path.is_file():
-        raise FileNotFoundError(
-            f"config={str(source)!r}: nothing at {path.resolve()}; give a file or a profile: {', '.join(PROFILES)}"
-        )
+        remedy = f"give a file or a profile: {', '.join(PROFILES)}"
+        raise FileNotFoundError(f"config={str(source)!r}: nothing at {path.resolve()}; {remedy}")
     try:
-        return strict_yaml.read(Configuration, path.read_text(encoding="utf-8"), str(source))
+        return read(Configuration, path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: not UTF-8 text ({error})") from error
+        raise ValueError(f"{path}: not UTF-8 text ({error})") from error
 
 
 def to_yaml(configuration: Configuration) -> str:
     """Every key with its value; `read_configuration` reads the same configuration from it."""
-    return strict_yaml.write(configuration)
+    tree = configuration.model_dump(mode="json")
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=120)
 
 
-def override(configuration: Configuration, changes: Mapping[str, Any]) -> Configuration:
-    """A copy with other values, `{"optimizer.lr": 1e-4}`; a text is read as in a file, so the command line's will do.
-
-    Raises ValueError as the reader does, without a line.
-    """
-    return strict_yaml.override(configuration, changes)
-
-
-def _shapes(of: Configuration) -> Iterator[WrongSetting]:
-    model, encoding, anchor = of.model, of.encoding, of.encoding.leaves_per_anchor
-    heads = ("model.hidden_size", "model.num_heads")
+def _shapes(of: Configuration) -> Iterator[str]:
+    model, encoding, training_data = of.model, of.encoding, of.training_data
+    total = encoding.leaves_per_anchor.positive + encoding.leaves_per_anchor.negatives
+    anchor = f"{encoding.leaves_per_anchor.positive=}, {encoding.leaves_per_anchor.negatives=}"
     if model.hidden_size % model.num_heads:
-        yield _wrong(of, heads, "not a multiple of it", "give one")
+        yield f"{model.hidden_size=} with {model.num_heads=}: not a multiple of it; give one"
     if model.positional_encoding == "rotary" and model.hidden_size // model.num_heads % 2:
-        yield _wrong(
-            of, ("model.positional_encoding", *heads), "rotates pairs, and a head is odd in width", "use alibi"
-        )
+        heads = f"{model.hidden_size=}, {model.num_heads=}"
+        yield f"{model.positional_encoding=} with {heads}: rotates pairs, and a head is odd in width; use 'alibi'"
     if model.hgat.relation_bias and not model.hgat.enabled:
-        yield _wrong(of, ("model.hgat.relation_bias", "model.hgat.enabled"), "is a part of it", "set both to false")
-    leaves, total = "encoding.max_leaves_per_sequence", anchor.positive + anchor.negatives
-    if encoding.layout == "full":
-        if of.training_data.pack_sequences:
-            keys = ("training_data.pack_sequences", "encoding.layout")
-            yield _wrong(of, keys, "the full layout holds one document", "set pack_sequences to false")
-        if total > 1:
-            keys = tuple(f"encoding.leaves_per_anchor.{name}" for name in ("positive", "negatives"))
-            yield _wrong(
-                of, (*keys, "encoding.layout"), "a root has one leaf there", "set positive to 1, negatives to 0"
-            )
+        yield f"{model.hgat.relation_bias=} with {model.hgat.enabled=}: is a part of it; set both to false"
+    if encoding.layout == "full" and training_data.pack_sequences:
+        said = "the full layout holds one document; set pack_sequences to false"
+        yield f"{training_data.pack_sequences=} with {encoding.layout=}: {said}"
+    if encoding.layout == "full" and total > 1:
+        yield f"{anchor} with {encoding.layout=}: a root has one leaf there; set positive to 1, negatives to 0"
     if total > encoding.max_leaves_per_sequence:
-        keys = (leaves, "encoding.leaves_per_anchor.positive", "encoding.leaves_per_anchor.negatives")
-        yield _wrong(of, keys, "not even one anchor has room", f"give {total} or more")
+        yield f"{encoding.max_leaves_per_sequence=} with {anchor}: not even one anchor has room; give {total} or more"
 
 
-def _lengths(of: Configuration) -> Iterator[WrongSetting]:
-    data, encoding = of.training_data, of.encoding
-    longest, schedule = "training_data.max_seq_len", "training_data.short_to_long_curriculum.schedule"
-    places = [(longest, data.max_seq_len)]
-    if data.short_to_long_curriculum.enabled:
-        stages = of.stages()
+def _lengths(of: Configuration) -> Iterator[str]:
+    training_data, encoding = of.training_data, of.encoding
+    schedule, stages = "training_data.short_to_long_curriculum.schedule", of.stages()
+    lengths = {"training_data.max_seq_len": training_data.max_seq_len}
+    if training_data.short_to_long_curriculum.enabled:
+        lengths |= {f"{schedule}[{at}].max_seq_len": length for at, (_, length) in enumerate(stages)}
         if not stages or stages[0][0]:
-            yield WrongSetting(f"{schedule}: must begin with a stage at steps 0", schedule)
-        for position, ((before, shorter), (step, length)) in enumerate(pairwise(stages), start=1):
-            key = f"{schedule}[{position}]"
-            if step <= before:
-                yield WrongSetting(f"{key}.steps={step}: must be more than the {before} before it", f"{key}.steps")
-            if length <= shorter:
-                said = f"{key}.max_seq_len={length}: must be more than the {shorter} before it"
-                yield WrongSetting(said, f"{key}.max_seq_len")
-        key = f"{schedule}[{len(stages) - 1}].max_seq_len"
-        if stages and stages[-1][1] != data.max_seq_len:
-            said = f"{key}={stages[-1][1]}: the last stage must have {longest}={data.max_seq_len}, which nothing reads else"
-            yield WrongSetting(said, key, longest)
-        places += [(f"{schedule}[{at}].max_seq_len", length) for at, (_, length) in enumerate(stages)]
-    for key, length in places:
-        if encoding.layout == "full" and length % (1 + encoding.leaf_tokens):
-            remedy = f"give a multiple of {1 + encoding.leaf_tokens}"
-            said = f"{key}={length}: the full layout has {encoding.leaf_tokens} leaf slots for each root; {remedy}"
-            yield WrongSetting(said, key, "encoding.layout", "encoding.leaf_tokens")
+            yield f"{schedule}: must begin with a stage at steps 0"
+        if stages and stages[-1][1] != training_data.max_seq_len:
+            said = f"{schedule}[{len(stages) - 1}].max_seq_len={stages[-1][1]}: the last stage must have"
+            yield f"{said} {training_data.max_seq_len=}, which nothing reads else"
+    if len(stages) > MAX_LENGTHS:
+        yield f"{schedule}: has {len(stages)} stages, and each compiles anew on a TPU; give at most {MAX_LENGTHS}"
+    for at, before_and_now in enumerate(pairwise(stages), start=1):
+        for name, before, now in zip(("steps", "max_seq_len"), *before_and_now, strict=True):
+            if now <= before:
+                yield f"{schedule}[{at}].{name}={now}: must be more than the {before} before it"
+    for path, length in lengths.items():
         roots, leaves = of.shape(length)
+        if encoding.layout == "full" and length % (1 + encoding.leaf_tokens):
+            remedy = f"give a multiple of {1 + encoding.leaf_tokens}, the tokens of a root and its leaf"
+            yield f"{path}={length} with {encoding.layout=}, {encoding.leaf_tokens=}: {remedy}"
         if roots < encoding.max_head_tokens:
-            said = (
-                f"{key}={length}: {leaves} leaves of {encoding.leaf_tokens} slots leave {max(roots, 0)} tokens for code, "
-                f"encoding.max_head_tokens={encoding.max_head_tokens} must fit; give a longer sequence or fewer leaves"
-            )
-            yield WrongSetting(said, key, "encoding.max_leaves_per_sequence", "encoding.leaf_tokens")
+            leaf = f"{encoding.max_leaves_per_sequence=}, {encoding.leaf_tokens=}"
+            said = f"these leave {max(roots, 0)} tokens for code, {encoding.max_head_tokens=} must fit"
+            yield f"{path}={length} with {leaf}: {said}; give a longer sequence or fewer leaves"
         if encoding.layout == "full" and encoding.max_leaves_per_sequence > leaves:
-            keys = ("encoding.max_leaves_per_sequence", key)
-            yield WrongSetting(
-                f"{keys[0]}={encoding.max_leaves_per_sequence}: a sequence of {length} has {leaves}", *keys
-            )
+            yield f"{encoding.max_leaves_per_sequence=} with {path}={length}: there are {leaves}; give that or fewer"
 
 
-def _devices(of: Configuration) -> Iterator[WrongSetting]:
-    hardware, precision, optimizer = of.hardware, of.run.mixed_precision, of.optimizer
-    if precision == "fp16" and hardware.device in ("tpu", "cpu"):
-        keys = ("run.mixed_precision", "hardware.device")
+def _devices(of: Configuration) -> Iterator[str]:
+    run, hardware, optimizer = of.run, of.hardware, of.optimizer
+    if run.mixed_precision == "fp16" and hardware.device in ("tpu", "cpu"):
         remedy = "use bf16" if hardware.device == "tpu" else "use fp32 or bf16"
-        yield _wrong(of, keys, "fp16 with loss scaling is for GPUs", remedy)
+        yield f"{run.mixed_precision=} with {hardware.device=}: fp16 with loss scaling is for GPUs; {remedy}"
     if hardware.num_workers and hardware.device == "tpu":
-        keys = ("hardware.num_workers", "hardware.device")
-        yield _wrong(of, keys, "torch_xla's own threads feed a TPU, forked workers hang", "give 0")
+        said = "torch_xla's own threads feed a TPU, forked workers hang; give 0"
+        yield f"{hardware.num_workers=} with {hardware.device=}: {said}"
     if hardware.tpu_cores and hardware.device != "tpu":
-        yield _wrong(of, ("hardware.tpu_cores", "hardware.device"), "there are none", "give 0, or device: tpu")
+        yield f"{hardware.tpu_cores=} with {hardware.device=}: there are none; give 0, or device: tpu"
     for name in ("betas", "eps"):
-        if optimizer.name == "adafactor" and getattr(optimizer, name) != getattr(Optimizer, name):
-            yield _wrong(of, (f"optimizer.{name}", "optimizer.name"), "Adafactor has none", "leave it out")
+        value, default = getattr(optimizer, name), getattr(Optimizer(), name)
+        if optimizer.name == "adafactor" and value != default:
+            yield f"optimizer.{name}={value} with {optimizer.name=}: Adafactor has none; leave it out"
 
 
-def _tasks(of: Configuration) -> Iterator[WrongSetting]:
-    mlm, mnm, triple = of.objectives.mlm, of.objectives.mnm, of.objectives.triple
-    contrastive, anchor = of.regularizers.contrastive, of.encoding.leaves_per_anchor
+def _tasks(of: Configuration) -> Iterator[str]:
+    objectives, encoding, regularizers = of.objectives, of.encoding, of.regularizers
+    mlm, mnm, triple, scoring = objectives.mlm, objectives.mnm, objectives.triple, objectives.scoring
+    contrastive, negatives = regularizers.contrastive, encoding.leaves_per_anchor.negatives
     for name, objective in (("mlm", mlm), ("mnm", mnm)):
         if objective.weight and not objective.mask_prob:
-            keys = (f"objectives.{name}.mask_prob", f"objectives.{name}.weight")
-            yield _wrong(of, keys, "nothing is masked, so there is nothing to learn", "mask some, or set weight to 0")
-    negatives = ("objectives.mnm.type_consistent_negatives", "objectives.mnm.hard_negatives")
+            keys = f"objectives.{name}.mask_prob=0.0 with objectives.{name}.weight={objective.weight}"
+            yield f"{keys}: nothing is masked, so there is nothing to learn; mask some, or set weight to 0"
     if mnm.ranking_weight and not mnm.type_consistent_negatives + mnm.hard_negatives:
-        keys = ("objectives.mnm.ranking_weight", *negatives)
-        yield _wrong(of, keys, "there is nothing to rank the tail before", "ask for negatives, or set it to 0")
-    keys = ("objectives.triple.weight", "encoding.leaves_per_anchor.negatives")
-    if triple.weight and not anchor.negatives:
-        yield _wrong(of, keys, "all leaves are true", "ask for negatives, or set the weight to 0")
-    if anchor.negatives and not triple.weight:
-        yield _wrong(
-            of, keys[::-1], "wrong leaves are shown and nothing learns to tell them", "set both to 0 or neither"
-        )
+        wrong = f"{objectives.mnm.type_consistent_negatives=}, {objectives.mnm.hard_negatives=}"
+        said = "there is nothing to rank the tail before; ask for negatives, or set it to 0"
+        yield f"{objectives.mnm.ranking_weight=} with {wrong}: {said}"
+    if triple.weight and not negatives:
+        said = "all leaves are true; ask for negatives, or set the weight to 0"
+        yield f"{objectives.triple.weight=} with {encoding.leaves_per_anchor.negatives=}: {said}"
+    if negatives and not triple.weight:
+        said = "wrong leaves are shown and nothing learns to tell them; set both to 0 or neither"
+        yield f"{encoding.leaves_per_anchor.negatives=} with {objectives.triple.weight=}: {said}"
     if contrastive.enabled and not contrastive.weight:
-        keys = ("regularizers.contrastive.weight", "regularizers.contrastive.enabled")
-        yield _wrong(of, keys, "it is on and counts for nothing", "give a weight, or set enabled to false")
-    scoring = of.objectives.scoring.weight
+        said = "it is on and counts for nothing; give a weight, or set enabled to false"
+        yield f"{regularizers.contrastive.weight=} with {regularizers.contrastive.enabled=}: {said}"
     for name in ("antisymmetry_weight", "acyclicity_weight"):
-        if getattr(of.regularizers.ontology_constraints, name) and not scoring:
-            keys = (f"regularizers.ontology_constraints.{name}", "objectives.scoring.weight")
-            yield _wrong(
-                of, keys, "it forbids high scores that nothing teaches", "give scoring a weight, or set this to 0"
-            )
-    if not any((mlm.weight, mnm.weight, mnm.ranking_weight, triple.weight, contrastive.enabled, scoring)):
-        keys = ("objectives.mlm.weight", "objectives.mnm.weight", "regularizers.contrastive.enabled")
-        yield _wrong(of, keys, "no objective is left", "give one a weight")
-
-
-def _wrong(of: Configuration, keys: tuple[str, ...], problem: str, remedy: str) -> WrongSetting:
-    """`first=value with second=value: problem; remedy`."""
-
-    def shown(key: str) -> str:
-        value: Any = of
-        for name in key.split("."):
-            value = getattr(value, name)
-        return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-    return WrongSetting(f"{shown(keys[0])} with {', '.join(map(shown, keys[1:]))}: {problem}; {remedy}", *keys)
+        if (weight := getattr(regularizers.ontology_constraints, name)) and not scoring.weight:
+            said = "it forbids high scores that nothing teaches; give scoring a weight, or set this to 0"
+            yield f"regularizers.ontology_constraints.{name}={weight} with {objectives.scoring.weight=}: {said}"
+    if not any((mlm.weight, mnm.weight, mnm.ranking_weight, triple.weight, contrastive.enabled, scoring.weight)):
+        weights = f"{objectives.mlm.weight=}, {objectives.mnm.weight=} and {regularizers.contrastive.enabled=}"
+        yield f"{weights}: no objective is left; give one a weight"

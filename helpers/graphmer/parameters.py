@@ -2,54 +2,92 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+import dataclasses
+from typing import Any
+
+from pydantic import model_validator
 
 from helpers.graphmer.configuration import Configuration, override, read_configuration
-from helpers.parameters import SAMPLE, Parameters, in_range, source_path
-
-if TYPE_CHECKING:
-    from helpers.runtime import Runtime
+from helpers.parameters import SAMPLE, Parameters, Source, parameter, source_path
+from helpers.runtime import Runtime, choose_precision
 
 AUTO = "auto"
 SMALL_GPU = 10 * 2**30  # bytes; below it the profile for 8 GB
+COMPARISON = "Comparison"
+FOR_ANY_MACHINE = {"hardware.device": "auto", "hardware.tpu_cores": 0, "run.mixed_precision": AUTO}
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraphParameters(Parameters):
     """What `graphmer_se` and its TPU twin are told."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"compare_baselines", "ablations", "further_seeds", "query", "evaluate_triples"}
+    data_source: Source = parameter(
+        SAMPLE,
+        "Folder of Python and Java sources, folder with triples.jsonl and entities.jsonl, or 'sample': the standard library "
+        "of the Python that runs this.",
+    )
+    output_dir: str = parameter(
+        "outputs/graphmer_se",
+        "Folder for checkpoints, results and the trained model.",
+        identity=False,
+        tpu="outputs/graphmer_se_tpu",
+    )
+    config: str = parameter(
+        AUTO,
+        "YAML file or profile; 'auto' takes the profile of this machine.",
+        suggestions=(AUTO, "cpu", "t4", "rtx3050", "a100", "tpu_v5e_8"),
+    )
+    changes: str = parameter(
+        "", "Keys of the configuration with other values: `model.num_layers=6; optimizer.lr=1e-4`."
+    )
+    evaluate_triples: int = parameter(
+        0,
+        "Held-out triples that the test asks for; 0 takes the configuration's.",
+        group=COMPARISON,
+        low=0,
+        high=10**9,
+        identity=False,
+    )
+    compare_baselines: bool = parameter(
+        True, "Frequency and the lexical baseline beside it.", group=COMPARISON, identity=False
+    )
+    ablations: bool = parameter(
+        False,
+        "The same encoder with leaves masked, without H-GAT and without decay, for as many steps.",
+        group=COMPARISON,
+        identity=False,
+    )
+    further_seeds: int = parameter(
+        0, "The model again with so many more seeds, for the spread.", group=COMPARISON, low=0, high=100, identity=False
+    )
+    patience: int = parameter(
+        0, "Evaluations without improvement before the run stops; 0 never stops.", group=COMPARISON, low=0, high=10_000
+    )
+    query: str = parameter(
+        "",
+        "Entity whose neighbourhood is drawn and whose links are predicted; empty takes one of the test's.",
+        group=COMPARISON,
+        identity=False,
     )
 
-    config: str  # YAML file, profile, or "auto": the profile of this machine
-    changes: str  # keys of the configuration with other values, "model.num_layers=6; optimizer.lr=1e-4"
-    evaluate_triples: int  # held-out triples that the test asks for; 0 = the configuration's
-    compare_baselines: bool  # frequency, strings, TransE, DistMult and RotatE beside it
-    ablations: bool  # the same encoder with leaves masked, without H-GAT, without decay, for as many steps
-    further_seeds: int  # the model again with so many more seeds, for the spread
-    patience: int  # evaluations without improvement before the run stops; 0 = never
-    query: str  # entity whose neighbourhood is drawn and whose links are predicted; "" = one of the test's
-
-    def __post_init__(self):
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _fits_together(self) -> Any:
         if self.data_source != SAMPLE and source_path("data_source", self.data_source) is None:
             raise ValueError(
                 f"data_source={self.data_source!r}: must be a folder of sources, one with triples.jsonl and "
                 f"entities.jsonl, or {SAMPLE!r} (the installed Python's standard library)"
             )
-        for name, high in (("evaluate_triples", 10**9), ("further_seeds", 100), ("patience", 10_000)):
-            in_range(name, getattr(self, name), 0, high)
         override(read_configuration("cpu" if self.config == AUTO else self.config), changed(self.changes))
+        return self
 
     def configuration(self, machine: Runtime) -> Configuration:
         """The configuration of the run: the file or the machine's profile, then `changes`, then the common parameters.
 
         Raises ValueError: a value, or a combination, that cannot be.
         """
-        chosen = profile(machine) if self.config == AUTO else self.config
-        found = override(read_configuration(chosen), changed(self.changes))
+        found = read_configuration(profile(machine) if self.config == AUTO else self.config)
+        if self.config == AUTO:  # the machine is what it is, whatever the profile was written for
+            found = override(found, FOR_ANY_MACHINE)
+        found = override(found, changed(self.changes))
         values = {
             "run.seed": self.seed,
             "run.max_steps": self.max_steps,
@@ -57,8 +95,6 @@ class GraphParameters(Parameters):
             "evaluation.max_triples": self.evaluate_triples,
         }
         values = {key: value for key, value in values.items() if value or key == "run.seed"}
-        if self.config == AUTO:  # the machine is what it is, whatever the profile was written for
-            values |= {"hardware.device": "auto", "hardware.tpu_cores": 0}
         if self.precision != AUTO:
             values["run.mixed_precision"] = self.precision
         if self.batch_size:
@@ -70,6 +106,13 @@ class GraphParameters(Parameters):
                 )
             values["training_data.micro_batch_size"] = self.batch_size // parts
         return override(found, values)
+
+
+def in_precision(machine: Runtime, configuration: Configuration) -> Runtime:
+    """The machine with `run.mixed_precision`. Raises ValueError: a precision that it cannot train in."""
+    wanted = configuration.run.mixed_precision
+    chosen = choose_precision(machine.kind, machine.device_name, machine.compute_capability, wanted)
+    return dataclasses.replace(machine, precision=chosen[0], precision_reason=chosen[1])
 
 
 def profile(machine: Runtime) -> str:

@@ -2,114 +2,169 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, Literal
+
+from pydantic import field_validator, model_validator
 
 from helpers.lejepa.data import rows_wanted
-from helpers.parameters import DATA_SUFFIXES, SAMPLE, Parameters, in_range, not_negative, one_of, positive, source_path
-from helpers.plan import ModelSize, Recipe
+from helpers.parameters import MACHINE, ModelSource, Parameters, Source, Text, existing_file, in_range, parameter
+from helpers.plan import Recipe
 
 HELD_OUT = "held-out"
 LEAST_BATCH = 2  # texts: LeJEPA compares at least two
 EPOCHS, LONGEST_RECIPE = 3, 5_000  # passes over the texts; steps
+VIEWS, EVALUATION, HEAD, LOSS = "Texts and views", "Evaluation and comparison", "Backbone and head", "Loss"
 
 
-@dataclass(frozen=True, kw_only=True)
 class EmbeddingParameters(Parameters):
     """What `lejepa_training` and its TPU twin are told."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"benchmark", "similarity", "compare_contrastive", "further_seeds", "logging_steps", "query"}
+    data_source: Source = parameter(
+        "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1",
+        "Hub data set; your own texts: `.jsonl` or `.csv` with anchor and positive, or text, a `.txt`, or a folder of `.txt` "
+        "and `.md`; or 'sample', documentation strings of Python, which need no network.",
+    )
+    base_model: ModelSource = parameter(
+        "google/embeddinggemma-300m",
+        "Backbone: hub id, local path, or 'sample' for a tiny random one.",
+        suggestions=(
+            "google/embeddinggemma-300m",
+            "sentence-transformers/all-MiniLM-L6-v2",
+            "sentence-transformers/all-mpnet-base-v2",
+            "sample",
+        ),
+    )
+    output_dir: str = parameter(
+        "outputs/lejepa_training",
+        "Folder for checkpoints, results and the trained model.",
+        identity=False,
+        tpu="outputs/lejepa_training_tpu",
+    )
+    query: Text = parameter(
+        "how do I read a file line by line", "What the last cell searches the texts for.", identity=False
     )
 
-    base_model: str  # hub id, local path, or "sample"
-    num_samples: int  # rows; 0 = all of a file, 20,000 of a hub set
-    documents: bool  # train on crops of the documents even where the data are pairs
-    crops: int  # views cut out of each text; 0 = 2 of a document, none of a pair
-    benchmark: str  # folder in BEIR's layout to test on, or "held-out" for the validation rows
-    similarity: str  # CSV of sentence1, sentence2, score to test on; "" for none
-    output_dim: int  # floats of an embedding
-    max_seq_length: int  # tokens the model reads
-    train_length: int  # tokens a view is cut to in training; 0 = max_seq_length
-    crop_min_share: float  # words of a crop, as a share of the text's
-    crop_max_share: float
-    head_within: (
-        float  # of the closed-form head: how much directions in which views of a text differ are damped, 0 to 1
+    num_samples: int = parameter(
+        20000,
+        "Rows; 0 takes all of a file, 20,000 of a hub set.",
+        group=VIEWS,
+        low=0,
+        suggestions=(2000, 5000, 20000, 50000, 500000),
     )
-    head_power: float  # how much the others are evened out: 0 keeps the backbone's geometry, 1 whitens it
-    head_shrinkage: float  # share of the mean variance added to every direction before
-    freeze_layers: int  # first layers of the backbone left as they are; -1 = all of it
-    head_learning_rate: float  # 0 = the backbone's times the recipe's factor
-    sigreg_weight: float  # lambda
-    convention: str  # how lambda enters, see helpers/lejepa/loss.py
-    num_slices: int  # random directions a step
-    t_max: float  # last knot of the test's integral
-    n_points: int  # knots, odd
-    past_texts: int  # earlier texts that SIGReg counts too: a small batch cannot see a missing rank
-    contrastive_weight: float  # of the contrastive term
-    contrastive_scale: float  # its inverse temperature
-    compare_contrastive: bool  # train the same backbone with MultipleNegativesRankingLoss for as many steps beside it
-    further_seeds: int  # both again with so many more seeds, for the spread
-    patience: int  # evaluations without improvement before the run stops; 0 = never
-    logging_steps: int
-    eval_steps: int
-    save_steps: int
-    query: str  # what the last cell searches for
+    documents: bool = parameter(False, "Train on crops of the documents even where the data are pairs.", group=VIEWS)
+    crops: int = parameter(
+        0, "Views cut out of each text; 0 cuts 2 out of a document, none out of a pair.", group=VIEWS, low=0, high=16
+    )
+    crop_min_share: float = parameter(
+        0.05, "Words of a crop at least, as a share of the text's.", group=VIEWS, low=0.01, high=1.0
+    )
+    crop_max_share: float = parameter(0.3, "Words of a crop at most, as a share of the text's.", group=VIEWS, high=1.0)
+    max_seq_length: int = parameter(256, "Tokens that the model reads.", group=VIEWS, low=8, high=8192)
+    train_length: int = parameter(
+        128, "Tokens that a view is cut to in training; 0 takes max_seq_length.", group=VIEWS, low=0
+    )
 
-    def __post_init__(self):
-        super().__post_init__()
-        path = source_path("base_model", self.base_model)
-        if path is not None and not path.is_dir():
-            raise ValueError(
-                f"base_model={self.base_model!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}"
+    freeze_layers: int = parameter(
+        3, "First layers of the backbone that stay as they are; -1 keeps all of it.", group=HEAD, low=-1, high=1000
+    )
+    output_dim: int = parameter(512, "Numbers of an embedding.", group=HEAD, low=2, high=4096)
+    head_within: float = parameter(
+        0.5,
+        "How much the closed-form head damps directions in which views of one text differ.",
+        group=HEAD,
+        low=0.0,
+        high=1.0,
+    )
+    head_power: float = parameter(
+        0.2,
+        "Whitening power of the head: 0 keeps the backbone's geometry, 1 whitens it.",
+        group=HEAD,
+        low=0.0,
+        high=1.0,
+    )
+    head_shrinkage: float = parameter(
+        0.1, "Share of the mean variance that is added to every direction before.", group=HEAD, low=0.0
+    )
+    head_learning_rate: float = parameter(
+        0.0, "Of the head; 0 takes the backbone's times the recipe's factor.", group=HEAD, low=0.0
+    )
+
+    sigreg_weight: float = parameter(0.02, "Weight of SIGReg, the paper's lambda.", group=LOSS, low=0.0)
+    convention: Literal["convex", "additive"] = parameter(
+        "convex", "How that weight enters: (1 - w) invariance + w SIGReg, or invariance + w SIGReg.", group=LOSS
+    )
+    num_slices: int = parameter(256, "Random directions of a step.", group=LOSS, low=1)
+    t_max: float = parameter(3.0, "Last knot of the test's integral.", group=LOSS, above=0.0)
+    n_points: int = parameter(17, "Knots of the integral, an odd number.", group=LOSS, low=3, high=1001)
+    past_texts: int = parameter(
+        1024, "Queue size: earlier texts that SIGReg counts, too.", group=LOSS, low=0, high=1_000_000
+    )
+    contrastive_weight: float = parameter(1.0, "Weight of the contrastive term.", group=LOSS, low=0.0)
+    contrastive_scale: float = parameter(20.0, "Its inverse temperature.", group=LOSS, above=0.0)
+
+    benchmark: str = parameter(
+        HELD_OUT,
+        "Folder in BEIR's layout to test on, or 'held-out' for the validation rows.",
+        group=EVALUATION,
+        identity=False,
+    )
+    similarity: str = parameter(
+        "", "CSV of sentence1, sentence2 and score to test on; empty for none.", group=EVALUATION, identity=False
+    )
+    compare_contrastive: bool = parameter(
+        True,
+        "Train the backbone with MultipleNegativesRankingLoss for as many steps beside it.",
+        group=EVALUATION,
+        identity=False,
+    )
+    further_seeds: int = parameter(
+        0, "Repeat both with so many more seeds, for the spread.", group=EVALUATION, low=0, high=100, identity=False
+    )
+    patience: int = parameter(
+        5, "Evaluations without improvement before the run stops; 0 never stops.", group=EVALUATION, low=0
+    )
+    eval_steps: int = parameter(100, "Optimizer steps between two evaluations.", group=EVALUATION, low=1)
+    save_steps: int = parameter(100, "Optimizer steps between two checkpoints.", group=MACHINE, low=1)
+    logging_steps: int = parameter(10, "Optimizer steps between two logs.", group=MACHINE, low=1, identity=False)
+
+    @field_validator("benchmark")
+    @classmethod
+    def _is_a_benchmark(cls, value: str) -> str:
+        folder = Path(value).expanduser()
+        if value == HELD_OUT:
+            return value
+        if not (folder / "corpus.jsonl").is_file():
+            raise FileNotFoundError(
+                f"benchmark={value!r}: no corpus.jsonl in {folder.resolve()}; "
+                f"give a folder in BEIR's layout, or {HELD_OUT!r} for the validation rows"
             )
-        not_negative("num_samples", self.num_samples, "0 means all of a file, 20,000 of a hub set")
+        return str(folder)
+
+    @field_validator("similarity")
+    @classmethod
+    def _is_a_file(cls, value: str) -> str:
+        remedy = "give a CSV of sentence1, sentence2, score, or '' for none"
+        return existing_file("similarity", value, remedy) if value else value
+
+    @field_validator("n_points")
+    @classmethod
+    def _is_odd(cls, value: int) -> int:
+        if value % 2 == 0:
+            raise ValueError(f"n_points={value}: must be odd; 17 is usual")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Any:
         rows_wanted(self.num_samples)
-        self._check_files()
-        in_range("output_dim", self.output_dim, 2, 4096)
-        in_range("max_seq_length", self.max_seq_length, 8, 8192)
         if self.train_length:
             in_range("train_length", self.train_length, 8, self.max_seq_length)
-        in_range("crops", self.crops, 0, 16)
-        in_range("crop_min_share", self.crop_min_share, 0.01, 1.0)
         in_range("crop_max_share", self.crop_max_share, self.crop_min_share, 1.0)
-        shares = ("head_within", "head_power", *(("sigreg_weight",) if self.convention == "convex" else ()))
-        for name in shares:
-            in_range(name, getattr(self, name), 0.0, 1.0)
-        one_of("convention", self.convention, ("convex", "additive"))
-        for name in ("head_shrinkage", "head_learning_rate", "sigreg_weight", "contrastive_weight", "patience"):
-            not_negative(name, getattr(self, name))
-        for name in ("contrastive_scale", "t_max", "num_slices", "logging_steps", "eval_steps", "save_steps"):
-            positive(name, getattr(self, name))
-        in_range("n_points", self.n_points, 3, 1001)
-        if self.n_points % 2 == 0:
-            raise ValueError(f"n_points={self.n_points}: must be odd; 17 is usual")
-        in_range("freeze_layers", self.freeze_layers, -1, 1000)
-        in_range("past_texts", self.past_texts, 0, 1_000_000)
-        in_range("further_seeds", self.further_seeds, 0, 100)
+        if self.convention == "convex":
+            in_range("sigreg_weight", self.sigreg_weight, 0.0, 1.0)
         if self.batch_size:
             in_range("batch_size", self.batch_size, LEAST_BATCH, 1_000_000)
-        if not self.query.strip():
-            raise ValueError("query='' is empty: give a question to search the texts with")
-
-    def _check_files(self) -> None:
-        if self.benchmark != HELD_OUT:
-            folder = Path(self.benchmark).expanduser()
-            if not (folder / "corpus.jsonl").is_file():
-                raise FileNotFoundError(
-                    f"benchmark={self.benchmark!r}: no corpus.jsonl in {folder.resolve()}; "
-                    f"give a folder in BEIR's layout, or {HELD_OUT!r} for the validation rows"
-                )
-            object.__setattr__(self, "benchmark", str(folder))
-        if self.similarity:
-            path = Path(self.similarity).expanduser()
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"similarity={self.similarity!r}: nothing at {path.resolve()}; "
-                    f"give a CSV (one of {', '.join(DATA_SUFFIXES)}) of sentence1, sentence2, score, or '' for none"
-                )
-            object.__setattr__(self, "similarity", str(path))
+        return self
 
     @property
     def view_length(self) -> int:
@@ -134,18 +189,4 @@ def recipe(rows: int, views: int, view_length: int) -> Recipe:
         sequence_length=views * view_length,
         warmup_fraction=0.1,
         weight_decay=0.01,
-    )
-
-
-def model_size(model) -> ModelSize:
-    """Memory of an encoder: what it trains, what it freezes, and what backward keeps a token.
-
-    A layer keeps some 14 vectors of its width H and 4 of its inner width (norms, q, k, v, attention, both products).
-    """
-    config = model.transformers_model.config
-    weights = list(model.parameters())
-    return ModelSize(
-        trainable=sum(weight.numel() for weight in weights if weight.requires_grad),
-        frozen=sum(weight.numel() for weight in weights if not weight.requires_grad),
-        activations=config.num_hidden_layers * (14 * config.hidden_size + 4 * config.intermediate_size),
     )

@@ -2,94 +2,148 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any
 
-from helpers.parameters import SAMPLE, Parameters, in_range, positive, source_path
-from helpers.plan import ModelSize, Recipe
+from pydantic import field_validator, model_validator
+
+from helpers.parameters import (
+    MACHINE,
+    SAMPLE,
+    Parameters,
+    Source,
+    Text,
+    in_range,
+    parameter,
+    source_path,
+)
+from helpers.plan import Recipe
 from helpers.reservoir.architecture import parse
 from helpers.reservoir.stories import MIN_STORIES
-
-if TYPE_CHECKING:
-    from helpers.reservoir.model import ReservoirForCausalLM
 
 EPOCHS = 5  # passes; the validation loss of 2,000 stories hardly moves after
 LONGEST_RECIPE = 4000  # steps
 SMALL_TEXT = 4_000_000  # tokens; below it steps are small, so that a few passes are enough steps
 HUB_STORIES = 150_000  # about the tokens of the longest recipe; more would be tokenised and never read
+TEXT, RESERVOIRS, READOUT = "Text and tokens", "Reservoirs (frozen)", "Readout (trained)"
+COMPARISON, STORIES = "Comparison and evaluation", "Stories that are told"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReservoirParameters(Parameters):
     """What `tinystories_reservoir` and its TPU twin are told."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"prompt", "max_new_tokens", "temperature", "top_k", "top_p", "logging_steps"}
-        | {"compare_transformer", "further_seeds"}
+    data_source: Source = parameter(
+        "roneneldan/TinyStories",
+        "Hub data set; path to your own `.txt`, `.jsonl` or `.parquet`, stories separated by `<|endoftext|>` or blank lines; "
+        "or 'sample', which needs no network.",
+    )
+    output_dir: str = parameter(
+        "outputs/tinystories_reservoir",
+        "Folder for checkpoints, results and the trained model.",
+        identity=False,
+        tpu="outputs/tinystories_reservoir_tpu",
+    )
+    num_stories: int = parameter(
+        0, "Stories to use; 0 takes 150,000 of a hub set, all of a local file, 4,000 of the sample.", low=0, high=10**9
+    )
+    prompt: Text = parameter("Once upon a time", "First words of the stories that are told.", identity=False)
+
+    tokenizer: str = parameter(
+        "gpt2", "'gpt2' (without the hub: trained on the data), 'train', a hub id or a path.", group=TEXT
+    )
+    trim_vocabulary: bool = parameter(
+        True, "Leave out of a ready-made tokenizer what the training stories never use.", group=TEXT
+    )
+    vocab_size: int = parameter(4096, "Entries of a tokenizer that is trained.", group=TEXT, low=257, high=1_000_000)
+    sequence_length: int = parameter(128, "Tokens of a block.", group=TEXT, low=8, high=4096)
+
+    reservoirs: str = parameter(
+        "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linear:512",
+        "`+` puts reservoirs side by side, `|` stacks them; the notation is in helpers/reservoir/architecture.py.",
+        group=RESERVOIRS,
+    )
+    input_codes: int = parameter(
+        256,
+        "Size of a token's co-occurrence embedding; 0 gives each token a random one.",
+        group=RESERVOIRS,
+        low=0,
+        high=4096,
+    )
+    recall_tokens: int = parameter(
+        128, "Last tokens that may be proposed again; 0 switches recall off.", group=RESERVOIRS, low=0, high=4096
+    )
+    token_dropout: float = parameter(
+        0.15, "Share of the tokens that the reservoirs do not see in training.", group=RESERVOIRS, low=0.0, high=0.9
     )
 
-    tokenizer: str  # "gpt2" (else trained on the data), "train", a hub id or a path
-    vocab_size: int  # entries of a trained tokeniser
-    trim_vocabulary: bool  # leave out of a ready-made tokeniser what the training stories never use
-    num_stories: int  # 0 = the recipe's: 150,000 of a hub set, all of a local file, 4,000 of the sample
-    sequence_length: int  # tokens a block
-    reservoirs: str  # frozen; notation in helpers/reservoir/architecture.py
-    input_codes: int  # floats of a token's co-occurrence code that reservoirs see; 0 = each token its own random code
-    embedding_size: int  # trained floats a token
-    readout_blocks: int  # trained blocks; 0 = a linear readout
-    readout_size: int  # hidden units of a block
-    attention_heads: int  # 0 = a static readout, else the matrices that attention mixes
-    recall_tokens: int  # last tokens that may be proposed again; 0 = no recall
-    tie_embeddings: bool  # the head's weights are the embedding
-    dropout: float  # of features and of each block's update
-    token_dropout: float  # of the tokens that the reservoirs see
-    compare_transformer: bool  # train a transformer of as many trained parameters on as many tokens beside it
-    further_seeds: int  # both models again with so many more seeds, for the spread
-    patience: int  # evaluations without improvement before the run stops; 0 = never
-    logging_steps: int
-    eval_steps: int
-    save_steps: int
-    prompt: str
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
+    embedding_size: int = parameter(256, "Trained numbers of a token.", group=READOUT, low=1)
+    readout_blocks: int = parameter(3, "Blocks of the readout; 0 makes it linear.", group=READOUT, low=0, high=4096)
+    readout_size: int = parameter(688, "Hidden units of a block.", group=READOUT, low=1)
+    attention_heads: int = parameter(
+        0, "Matrices that attention mixes; 0 is a static readout.", group=READOUT, low=0, high=4096
+    )
+    tie_embeddings: bool = parameter(True, "The weights of the head are those of the embedding.", group=READOUT)
+    dropout: float = parameter(0.1, "Of the features and of each block's update.", group=READOUT, low=0.0, high=0.9)
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.tokenizer == SAMPLE:
+    compare_transformer: bool = parameter(
+        True,
+        "Train a transformer of as many trained weights on as many tokens beside it.",
+        group=COMPARISON,
+        identity=False,
+    )
+    further_seeds: int = parameter(
+        0,
+        "Repeat both models with so many more seeds, for the spread.",
+        group=COMPARISON,
+        low=0,
+        high=4096,
+        identity=False,
+    )
+    patience: int = parameter(
+        5, "Evaluations without improvement before the run stops; 0 never stops.", group=COMPARISON, low=0, high=4096
+    )
+    eval_steps: int = parameter(100, "Optimizer steps between two evaluations.", group=COMPARISON, low=1)
+    save_steps: int = parameter(100, "Optimizer steps between two checkpoints.", group=MACHINE, low=1)
+    logging_steps: int = parameter(10, "Optimizer steps between two logs.", group=MACHINE, low=1, identity=False)
+
+    max_new_tokens: int = parameter(120, "Tokens of a story.", group=STORIES, low=1, identity=False)
+    temperature: float = parameter(
+        0.8, "Below 1 likelier words, above 1 wilder ones.", group=STORIES, low=0.01, high=100.0, identity=False
+    )
+    top_k: int = parameter(
+        50, "Only the so many likeliest tokens; 0 takes all.", group=STORIES, low=0, high=1_000_000, identity=False
+    )
+    top_p: float = parameter(
+        0.95, "Only the likeliest tokens of so much probability.", group=STORIES, low=0.01, high=1.0, identity=False
+    )
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _is_a_tokenizer(cls, value: str) -> str:
+        if value == SAMPLE:
             raise ValueError("tokenizer='sample' is unknown: 'train' makes one from the stories")
-        if self.tokenizer not in ("gpt2", "train"):
-            source_path("tokenizer", self.tokenizer)
-        in_range("vocab_size", self.vocab_size, 257, 1_000_000)
+        if value not in ("gpt2", "train"):
+            source_path("tokenizer", value)
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Any:
+        parse(self.reservoirs)
         if self.num_stories:
             in_range("num_stories", self.num_stories, MIN_STORIES, 10**9)
-        in_range("sequence_length", self.sequence_length, 8, 4096)
-        parse(self.reservoirs)
-        for name in (
-            "embedding_size",
-            "readout_size",
-            "logging_steps",
-            "eval_steps",
-            "save_steps",
-            "max_new_tokens",
-        ):
-            positive(name, getattr(self, name))
-        for name in ("input_codes", "readout_blocks", "attention_heads", "recall_tokens", "further_seeds", "patience"):
-            in_range(name, getattr(self, name), 0, 4096)
-        for name in ("dropout", "token_dropout"):
-            in_range(name, getattr(self, name), 0.0, 0.9)
-        in_range("temperature", self.temperature, 0.01, 100.0)
-        in_range("top_k", self.top_k, 0, 1_000_000)
-        in_range("top_p", self.top_p, 0.01, 1.0)
-        if not self.prompt:
-            raise ValueError("prompt='' is empty: give the first words of a story")
+        return self
 
     @property
     def stories_wanted(self) -> int:
         """`num_stories`, or the recipe's count where that is 0 (0 again: all there are)."""
         from_hub = self.data_source != SAMPLE and source_path("data_source", self.data_source) is None
         return self.num_stories or (HUB_STORIES if from_hub else 0)
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """What of them the model's configuration takes over."""
+        readout = {"embedding_size", "readout_blocks", "readout_size", "attention_heads", "dropout"}
+        taken = self.model_dump(include=readout | {"reservoirs", "recall_tokens", "token_dropout"})
+        return taken | {"reservoir_seed": self.seed, "tie_word_embeddings": self.tie_embeddings}
 
 
 def recipe(sequence_length: int, train_tokens: int) -> Recipe:
@@ -118,27 +172,4 @@ def transformer_recipe(sequence_length: int, batch_size: int, max_steps: int) ->
         max_steps=max_steps,
         sequence_length=sequence_length,
         weight_decay=0.1,
-    )
-
-
-def model_size(model: ReservoirForCausalLM, sequence_length: int) -> ModelSize:
-    """Memory of a model: what it trains, what it freezes, and what backward keeps a token of blocks of this length."""
-    config, counts = model.config, model.parameter_counts()
-    from helpers.reservoir.recall import KERNELS  # torch, which parameters are checked without
-
-    D, H = config.embedding_size, config.readout_size
-    features = sum(model.reservoirs.features)
-    proposed = config.recall_tokens + sequence_length if config.recall_tokens else 0
-    return ModelSize(
-        trainable=counts["trainable"],
-        frozen=counts["frozen"],
-        # What the projection multiplies; a block's norm, up, product, update, gate and result; attention's
-        # shares and what they mix; recall's kernels, and the logits that it adds to.
-        activations=features
-        + (4 * H + 6 * D) * config.readout_blocks
-        + config.attention_heads * (D + 1) * len(model.reservoirs.features)
-        + 5 * D
-        + (KERNELS + 3) * proposed
-        + (config.vocab_size if proposed else 0),
-        vocab_size=config.vocab_size,
     )

@@ -2,62 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
-from helpers.parameters import SAMPLE, Parameters, in_range, not_negative, positive, source_path
-from helpers.plan import ModelSize, Recipe
+from pydantic import model_validator
+
+from helpers.parameters import MACHINE, ModelSource, Parameters, Source, Text, in_range, parameter
+from helpers.plan import Recipe
 
 EPOCHS = 3
 LEARNING_RATE = 2e-5
+DATA, TUNING, RUNS = "Data", "What is tuned", "Whole runs"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuningParameters(Parameters):
     """What `hardware_tuning` and its TPU twin are told. `batch_size` is the tuned one; 0 finds it by trying."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset(
-        {"calibrate", "compare_start", "further_seeds", "logging_steps", "text"}
+    data_source: Source = parameter(
+        "dair-ai/emotion",
+        "Hub data set; or a path to your own `.csv` or `.jsonl` with text and label, or to a folder with train, validation "
+        "and test; or 'sample', documentation strings of Python by package.",
+    )
+    base_model: ModelSource = parameter(
+        "google-bert/bert-base-uncased",
+        "Encoder to fine-tune: hub id, local path, or 'sample' for a tiny random one.",
+        suggestions=("google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2", "sample"),
+    )
+    output_dir: str = parameter(
+        "outputs/hardware_tuning",
+        "Folder for checkpoints, results and the trained model.",
+        identity=False,
+        tpu="outputs/hardware_tuning_tpu",
+    )
+    max_length: int = parameter(192, "Tokens; longer texts are cut.", low=8, high=8192)
+    batch_size: int = parameter(0, "The only batch size to try; 0 finds the largest that fits and that helps.", low=0)
+    num_rows: int = parameter(0, "Rows to train on; 0 takes all.", group=DATA, low=0)
+    eval_rows: int = parameter(0, "Rows of validation and of test at most; 0 takes all.", group=DATA, low=0)
+    positive_label: str = parameter(
+        "", "This label against all others; empty leaves the labels as they are.", group=DATA
+    )
+    class_weights: bool = parameter(True, "A rare label counts for as much as a frequent one.", group=DATA)
+    start_batch_size: int = parameter(8, "Examples of a step before tuning.", group=TUNING, low=1, high=4096)
+    largest_batch_size: int = parameter(
+        64, "The search goes no further: larger batches leave too few steps to learn from.", group=TUNING, high=65536
+    )
+    window_examples: int = parameter(256, "Examples that every setting is timed on.", group=TUNING, high=1_000_000)
+    repetitions: int = parameter(
+        3, "Timings of every setting, in turn with what it is compared to.", group=TUNING, low=2, high=100
+    )
+    try_compile: bool = parameter(True, "Try torch.compile, too; it takes minutes.", group=TUNING)
+    calibrate: bool = parameter(
+        True, "Time a few steps for the planner and write calibration.json.", group=TUNING, identity=False
+    )
+    compare_start: bool = parameter(
+        True, "Train with the settings before tuning, too, and compare quality.", group=RUNS, identity=False
+    )
+    further_seeds: int = parameter(
+        0,
+        "Repeat both runs with so many more seeds; without them there is no spread.",
+        group=RUNS,
+        low=0,
+        high=100,
+        identity=False,
+    )
+    patience: int = parameter(
+        2, "Evaluations without improvement before a run stops; 0 never stops.", group=RUNS, low=0
+    )
+    evaluations: int = parameter(6, "Evaluations of a run, evenly spaced.", group=RUNS, low=1)
+    logging_steps: int = parameter(50, "Optimizer steps between two logs.", group=MACHINE, low=1, identity=False)
+    text: Text = parameter(
+        "i feel like nobody listens to me", "What the last cell classifies.", group=RUNS, identity=False
     )
 
-    base_model: str  # hub id, local path, or "sample"
-    num_rows: int  # rows to train on; 0 = all
-    eval_rows: int  # rows of validation and of test at most; 0 = all
-    positive_label: str  # this label against all others; "" leaves the labels as they are
-    class_weights: bool  # a rare label counts for as much as a frequent one
-    max_length: int  # tokens; longer texts are cut
-    start_batch_size: int  # examples a step before tuning
-    largest_batch_size: int  # the search goes no further: larger batches leave too few steps to learn from
-    window_examples: int  # examples that every setting is timed on
-    repetitions: int  # timings of every setting, in turn with what it is compared to
-    try_compile: bool  # torch.compile among the optimisations; it takes minutes
-    calibrate: bool  # measure a few steps of every notebook's job for the planner, into calibration.json
-    compare_start: bool  # train before tuning, too, and compare quality
-    further_seeds: int  # both again with so many more seeds, for the spread
-    patience: int  # evaluations without improvement before a run stops; 0 = never
-    evaluations: int  # of a run, evenly spaced
-    logging_steps: int
-    text: str  # what the last cell classifies
-
-    def __post_init__(self):
-        super().__post_init__()
-        path = source_path("base_model", self.base_model)
-        if path is not None and not path.is_dir():
-            raise ValueError(
-                f"base_model={self.base_model!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}"
-            )
-        for name in ("num_rows", "eval_rows", "patience"):
-            not_negative(name, getattr(self, name))
-        for name in ("evaluations", "logging_steps"):
-            positive(name, getattr(self, name))
-        in_range("max_length", self.max_length, 8, 8192)
-        in_range("start_batch_size", self.start_batch_size, 1, 4096)
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Any:
         in_range("largest_batch_size", self.largest_batch_size, self.start_batch_size, 65536)
         in_range("window_examples", self.window_examples, 2 * self.start_batch_size, 1_000_000)
-        in_range("repetitions", self.repetitions, 2, 100)  # one timing has no spread
-        in_range("further_seeds", self.further_seeds, 0, 100)
-        if not self.text.strip():
-            raise ValueError("text='' is empty: give a text to classify")
+        return self
 
 
 def recipe(rows: int, batch_size: int, max_length: int, max_steps: int = 0) -> Recipe:
@@ -70,15 +90,4 @@ def recipe(rows: int, batch_size: int, max_length: int, max_steps: int = 0) -> R
         warmup_fraction=0.06,
         tpu_batch_factor=1,  # batch and learning rate are what is tuned here
         tpu_learning_rate_factor=1.0,
-    )
-
-
-def model_size(model) -> ModelSize:
-    """Memory of an encoder: a layer keeps some 14 vectors of its width and 4 of its inner width a token."""
-    config, weights = model.config, list(model.parameters())
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return ModelSize(
-        trainable=sum(weight.numel() for weight in weights if weight.requires_grad),
-        frozen=sum(weight.numel() for weight in weights if not weight.requires_grad),
-        activations=config.num_hidden_layers * (14 * config.hidden_size + 4 * inner),
     )
