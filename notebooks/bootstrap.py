@@ -4,10 +4,11 @@ import base64
 import bz2
 import hashlib
 import importlib
-import io
+import json
+import os
+import shutil
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 REQUIREMENTS = ""
@@ -15,59 +16,74 @@ SHA256 = ""
 PAYLOAD = ""
 
 
-def package_files(root: Path) -> dict[str, bytes]:
-    """Content of each module of `root/helpers`, by its path relative to `root`."""
-    paths = (path for path in (root / "helpers").rglob("*.py") if ".ipynb_checkpoints" not in path.parts)
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+def payload_files() -> dict[str, bytes]:
+    """Content of each file of the payload, by its path."""
+    damaged = "The payload is damaged: upload the notebook again, as it came."
+    try:
+        texts = json.loads(bz2.decompress(base64.b85decode(PAYLOAD)))
+    except (ValueError, OSError) as error:
+        raise RuntimeError(damaged) from error
+    files = {name: text.encode() for name, text in texts.items()}
+    if content_hash(files) != SHA256:
+        raise RuntimeError(f"{damaged} Its sha256 is {content_hash(files)}, expected {SHA256}.")
+    return files
 
 
 def content_hash(files: dict[str, bytes]) -> str:
-    """sha256 over the sorted paths, a NUL after each, and the contents."""
+    """sha256 over sorted paths, a NUL after each, and contents."""
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(name.encode() + b"\0" + files[name])
     return digest.hexdigest()
 
 
-def find_imported() -> Path | None:
-    """The folder that this kernel already imported the same helpers from."""
-    file = getattr(sys.modules.get("helpers"), "__file__", None)
-    root = file and Path(file).resolve().parents[1]
-    return root if root and content_hash(package_files(root)) == SHA256 else None
+def holds(root: Path, files: dict[str, bytes]) -> bool:
+    """Whether a folder has these very files."""
+    try:
+        return all((root / name).read_bytes() == content for name, content in files.items())
+    except OSError:
+        return False
 
 
-def find_checkout() -> Path | None:
-    """The working directory or the nearest folder above it that holds the same helpers."""
+def find_checkout(files: dict[str, bytes]) -> Path | None:
+    """The nearest folder, from here upwards, that holds the same helpers."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "helpers" / "__init__.py").is_file():
-            if content_hash(package_files(folder)) == SHA256:
+            if holds(folder, files):
                 return folder
             print(f"{folder / 'helpers'} is not this notebook's version: not used (in a checkout: make notebooks)")
     return None
 
 
-def unpack() -> Path:
-    """A fresh temporary folder with the payload's helpers; the notebook's own folder may be read-only."""
-    damaged = "The setup cell's payload is damaged: upload the notebook again, as it came."
+def unpack(files: dict[str, bytes]) -> Path:
+    """This payload's folder in the user's cache, written once; a temporary one where that cannot be."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "training-notebooks"
+    root = cache / f"helpers-{SHA256[:16]}"
+    if holds(root, files):
+        return root
     try:
-        archive = zipfile.ZipFile(io.BytesIO(bz2.decompress(base64.b85decode(PAYLOAD))))
-        files = {name: archive.read(name) for name in archive.namelist()}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise RuntimeError(damaged) from error
-    if content_hash(files) != SHA256:
-        raise RuntimeError(f"{damaged} Its sha256 is {content_hash(files)}, expected {SHA256}.")
-    root = Path(tempfile.mkdtemp(prefix="helpers-")).resolve()
+        cache.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=cache))
+    except OSError:
+        root = fresh = Path(tempfile.mkdtemp(prefix="helpers-")).resolve()
     for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    return root
+        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+        (fresh / name).write_bytes(content)
+    try:
+        return fresh.rename(root)
+    except OSError:  # another kernel was first, or somebody changed what is there
+        if not holds(root, files):
+            return fresh
+        shutil.rmtree(fresh)
+        return root
 
 
 def use_own_helpers() -> None:
-    """Import this notebook's helpers, whatever else goes by that name, and install REQUIREMENTS."""
-    root = find_imported()
-    if root is None:
-        root = find_checkout() or unpack()
+    """Import this notebook's own helpers and install REQUIREMENTS."""
+    files = payload_files()
+    root = find_checkout(files) or unpack(files)
+    loaded = getattr(sys.modules.get("helpers"), "__file__", None)
+    if not (loaded and Path(loaded).resolve().is_relative_to(root)):
         for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
             del sys.modules[name]
         importlib.invalidate_caches()
@@ -78,7 +94,10 @@ def use_own_helpers() -> None:
             f"`import helpers` found {helpers.__file__}, not {root}. Do not pip install helpers (it is a stranger's): "
             "uninstall it, restart the runtime and run this cell first."
         )
-    print(f"helpers {helpers.__version__} from {root}")
+    helpers.payload_sha256 = SHA256
+    print(
+        f"helpers {helpers.__version__}, payload {SHA256[:12]}, in {root}: open helpers/<room>/<file>.py there to read the code"
+    )
     importlib.import_module("helpers.setup").install(REQUIREMENTS)
 
 

@@ -4,28 +4,37 @@
     python notebooks/build.py --check    exit 1 and name each one that differs from what would be written
 
 A source is a jupytext percent file. A cell tagged `gpu` or `tpu` goes into that twin only, and so does a line of code
-that ends in `# gpu only` or `# tpu only` (the marker is stripped). The cell tagged `setup` holds nothing but
-`# requirements: torch transformers ...`; bootstrap.py takes its place, with these requirements in the ranges of
-requirements-gpu.txt or requirements-tpu.txt and with the `helpers` package as its payload.
+that ends in `# gpu only` or `# tpu only` (the marker is stripped). Two cells are written from one line each:
+
+- tagged `setup`, `# requirements: torch transformers ...`: bootstrap.py, with these requirements in the ranges of
+  requirements-gpu.txt or requirements-tpu.txt, and with what the notebook can reach of the `helpers` package (closure.py);
+- tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class.
 """
 
 import argparse
 import base64
 import bz2
-import io
+import importlib
+import json
 import re
 import sys
-import zipfile
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import jupytext
 import nbformat
-from bootstrap import content_hash, package_files
+from bootstrap import content_hash
+from closure import reachable
 from nbformat import NotebookNode
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from helpers.parameters import MAIN, extra, kind_of  # noqa: E402  the checkout's, wherever this is started
+
+MOST_MAIN = 8
+WIDGETS = {str: "string", bool: "boolean", int: "integer", float: "number"}
 NOTEBOOKS = ROOT / "notebooks"
 SUFFIX = {"gpu": "", "tpu": "_tpu"}
 COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
@@ -41,10 +50,15 @@ def render(source_folder: Path) -> dict[str, bytes]:
     if not sources:
         raise FileNotFoundError(f"{source_folder} holds no notebook source (*.py)")
     return {
-        f"{source.stem}{suffix}.ipynb": (nbformat.writes(notebook(source, twin)) + "\n").encode()
+        f"{source.stem}{suffix}.ipynb": written(notebook(source, twin))
         for source in sources
         for twin, suffix in SUFFIX.items()
     }
+
+
+def written(built: NotebookNode) -> bytes:
+    """The file of a notebook: a line of JSON for each line of a cell, not indented, which would be 2 % of it."""
+    return (json.dumps(json.loads(nbformat.writes(built)), indent=0, ensure_ascii=False) + "\n").encode()
 
 
 def notebook(source: Path, twin: str) -> NotebookNode:
@@ -68,7 +82,7 @@ def notebook(source: Path, twin: str) -> NotebookNode:
 
 
 def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
-    """The cells of one twin. A cell that both twins have has the same id in both: source name and position."""
+    """The cells of one twin. A cell that both twins have has the same id in both: its position."""
     read = jupytext.read(source, fmt="py:percent").cells
     if sum("setup" in _tags(cell) for cell in read) != 1:
         raise ValueError(f'{source}: needs exactly one cell with tags=["setup"]')
@@ -82,32 +96,81 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
         if cell.cell_type == "raw":
             raise ValueError(f"{source}: cell {position} is raw; write markdown or code (or check the file's header)")
         text, metadata = cell.source, {"tags": tags} if tags else {}
-        if "setup" in tags:
-            text = setup_cell(text, twin, where=f"{source}: setup cell")
-            metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
-        elif cell.cell_type == "code":
+        if "parameters" in tags:
+            text = parameters_cell(text, twin, where=f"{source}: parameters cell")
+        elif cell.cell_type == "code" and "setup" not in tags:
             text = _twin_lines(text, twin, where=f"{source}: cell {position}")
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-        cells.append(new_cell(text, id=f"{source.stem}-{position:02d}", metadata=metadata))
+        cells.append(new_cell(text, id=f"cell-{position:02d}", metadata=metadata))
+    setup = next(cell for cell in cells if "setup" in _tags(cell))
+    files = reachable((cell.source for cell in cells if cell.cell_type == "code" and cell is not setup), ROOT)
+    setup.source = setup_cell(setup.source, twin, files, where=f"{source}: setup cell")
+    # Folded: in Colab, in Jupyter and VS Code, on Kaggle.
+    setup.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     return cells
 
 
-def setup_cell(declaration: str, twin: str, where: str = "setup cell") -> str:
+def parameters_cell(declaration: str, twin: str, where: str = "parameters cell") -> str:
+    """Code of the parameters cell: the main parameters first, then the groups, each with its description.
+
+    declaration: the line `# parameters: helpers.<room>.parameters.<Class>`.
+    """
+    named = re.fullmatch(r"# parameters: (helpers\.[\w.]+)\.(\w+)", declaration.strip())
+    if not named:
+        raise ValueError(
+            f"{where} must hold `# parameters: helpers.<room>.parameters.<Class>` and nothing else, not {declaration!r}"
+        )
+    cls = getattr(importlib.import_module(named[1]), named[2])
+    groups: dict[str, list[str]] = {MAIN: []}
+    for name, field in cls.model_fields.items():
+        groups.setdefault(extra(field)["group"], []).append(name)
+    if len(groups[MAIN]) > MOST_MAIN:
+        raise ValueError(
+            f"{where}: {len(groups[MAIN])} main parameters; move some to a group, at most {MOST_MAIN} stay"
+        )
+    lines = ["# @title Parameters"]
+    for group, names in groups.items():
+        lines += [] if group == MAIN else ["", f"# @markdown ### {group}"]
+        for name in names:
+            field, kind = cls.model_fields[name], kind_of(cls.model_fields[name].annotation)
+            default = extra(field)["tpu"] if twin == "tpu" and extra(field)["tpu"] is not None else field.default
+            lines += [
+                f"# @markdown {field.description}",
+                f"{name}: {kind.__name__} = {_literal(default)}  # @param {_widget(field, kind)}",
+            ]
+    return "\n".join(lines)
+
+
+def _literal(value) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _widget(field, kind: type) -> str:
+    """How Colab's form asks for a parameter."""
+    suggestions = extra(field)["suggestions"]
+    if get_origin(field.annotation) is Literal:
+        return json.dumps(list(get_args(field.annotation)))
+    if suggestions:
+        raw = "" if kind is str else 'type: "raw", '
+        return f"{json.dumps(suggestions)} {{{raw}allow-input: true}}"
+    return f'{{type:"{WIDGETS[kind]}"}}'
+
+
+def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str = "setup cell") -> str:
     """Code of the setup cell: a readable header, then bootstrap.py with its constants filled in.
 
     declaration: one or more lines `# requirements: name name ...`.
+    files: of the payload.
     """
     lines = declaration.strip().splitlines()
     if not lines or not all(line.startswith("# requirements:") for line in lines):
         raise ValueError(f"{where} must hold `# requirements: name name ...` and nothing else, not {declaration!r}")
     names = [name for line in lines for name in line.removeprefix("# requirements:").split()]
-    files = package_files(ROOT)
     version = re.search(rb'^__version__ = "(.+)"$', files["helpers/__init__.py"], re.MULTILINE).group(1).decode()
     header = [
         # With the space that `ruff format` wants; Colab reads `# @title` and `#@title` alike.
         '# @title Setup: unpack helpers, install what is missing {display-mode: "form"}',
-        f"# PAYLOAD is the package helpers {version}, sha256 {content_hash(files)}, {len(files)} files:",
-        *(f"#   {name}" for name in sorted(files)),
+        f"# PAYLOAD holds {len(files)} files of the package helpers {version}: what this notebook can reach, and nothing else.",
         "# It is this project's own; `pip install helpers` would install a stranger's.",
     ]
     constants = {
@@ -137,19 +200,13 @@ def requirement_lines(names: list[str], twin: str, where: str = "setup cell") ->
 
 
 def payload(files: dict[str, bytes]) -> str:
-    """The files as base85 of a zip, the same bytes on every machine.
+    """The files as base85 of compressed JSON, path to text, the same bytes on every machine.
 
-    The zip only stores; bz2 compresses it. zlib and zlib-ng write different bytes, xz may change its own with a release,
-    but bz2 has one implementation, unchanged for years and imitated byte for byte. On Python source it is no larger.
+    zlib and zlib-ng write different bytes, xz may change its own with a release, but bz2 has one implementation, unchanged
+    for years and imitated byte for byte. On Python source it is also the smallest.
     """
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(files):
-            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3  # Unix, wherever this runs
-            entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, files[name])
-    return base64.b85encode(bz2.compress(buffer.getvalue(), 9)).decode()
+    texts = {name: files[name].decode() for name in sorted(files)}
+    return base64.b85encode(bz2.compress(json.dumps(texts, ensure_ascii=False).encode(), 9)).decode()
 
 
 def differences(built: dict[str, bytes], folder: Path) -> list[str]:

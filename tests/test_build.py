@@ -1,14 +1,14 @@
 """notebooks/build.py and the setup cell that it writes, run in processes and kernels of their own."""
 
+import ast
 import hashlib
-import io
 import json
+import modulefinder
 import os
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from base64 import b85decode
 from bz2 import decompress
 from pathlib import Path
@@ -18,7 +18,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "notebooks"))
 
-import bootstrap
 import build
 
 pytestmark = pytest.mark.once
@@ -44,19 +43,19 @@ TINY = """\
 # requirements: matplotlib
 
 # %% tags=["parameters"]
-use_tpu: bool = False  # @param {type:"boolean"}  # gpu only
-use_tpu: bool = True  # @param {type:"boolean"}  # tpu only
-seed: int = 0  # @param {type:"integer"}
+# parameters: helpers.parameters.Parameters
 
 # %% tags=["gpu"]
 device = "cuda"
 
 # %%
-import helpers
+where = "a GPU"  # gpu only
+where = "a TPU"  # tpu only
+import helpers.parameters
 
 print(helpers.__file__, use_tpu)
 """
-PARAMETERS = 'use_tpu: bool = {}  # @param {{type:"boolean"}}\nseed: int = 0  # @param {{type:"integer"}}'
+MOST_BYTES = {"graphmer_se": 190_000}  # of a notebook's file; 130,000 for the others
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"
 
 
@@ -120,16 +119,19 @@ def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
     assert list(tpu) == ["tiny-00", "tiny-01", "tiny-02", "tiny-03", "tiny-05"]
     assert gpu["tiny-04"].source == 'device = "cuda"'
     assert tpu["tiny-01"].source == "For a TPU."
-    assert {cell_id for cell_id in gpu.keys() & tpu.keys() if gpu[cell_id] != tpu[cell_id]} == {"tiny-03"}
-    assert gpu["tiny-03"].source == PARAMETERS.format(False)
-    assert tpu["tiny-03"].source == PARAMETERS.format(True)
+    assert {cell_id for cell_id in gpu.keys() & tpu.keys() if gpu[cell_id] != tpu[cell_id]} == {"tiny-03", "tiny-05"}
+    assert gpu["tiny-05"].source.startswith('where = "a GPU"\nimport')
+    assert tpu["tiny-05"].source.startswith('where = "a TPU"\nimport')
+    lines = set(gpu["tiny-03"].source.splitlines()) ^ set(tpu["tiny-03"].source.splitlines())
+    assert lines == {f'use_tpu: bool = {value}  # @param {{type:"boolean"}}' for value in (False, True)}
 
 
-def test_tags_stay_and_only_the_setup_cell_is_collapsed(tiny):
+def test_tags_stay_and_only_the_setup_cell_is_folded_on_every_platform(tiny):
     metadata = {cell.id: cell.metadata for cell in build.twin_cells(tiny, "gpu")}
+    folded = {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     assert metadata == {
         "tiny-00": {},
-        "tiny-02": {"tags": ["setup"], "cellView": "form", "jupyter": {"source_hidden": True}},
+        "tiny-02": {"tags": ["setup"], **folded},
         "tiny-03": {"tags": ["parameters"]},
         "tiny-04": {"tags": ["gpu"]},
         "tiny-05": {},
@@ -145,6 +147,7 @@ def test_tags_stay_and_only_the_setup_cell_is_collapsed(tiny):
         ('tags=["gpu"]', 'tags=["gpu", "tpu"]', "cell 4 is tagged gpu and tpu"),
         ('device = "cuda"', 'device = "cuda"  # tpu only', "cell 4 has no line left in the gpu twin"),
         ("# %% [markdown]\n# # Tiny", "# %% [raw]\n# # Tiny", "cell 0 is raw"),
+        ("# parameters: helpers.parameters.Parameters", "seed: int = 0", "must hold `# parameters: helpers.<room>"),
     ],
 )
 def test_a_source_that_is_not_understood_is_an_error(tiny, old, new, message):
@@ -192,8 +195,8 @@ def test_check_passes_on_what_was_built_and_names_each_notebook_that_differs(tin
 def test_committed_notebooks_are_what_their_source_builds(source):
     for twin, suffix in build.SUFFIX.items():
         committed = ROOT / "notebooks" / f"{source.stem}{suffix}.ipynb"
-        built = nbformat.writes(build.notebook(source, twin)) + "\n"
-        assert committed.read_text(encoding="utf-8") == built, f"{committed.name} is stale: run `make notebooks`"
+        built = build.written(build.notebook(source, twin))
+        assert committed.read_bytes() == built, f"{committed.name} is stale: run `make notebooks`"
 
 
 def test_every_committed_notebook_has_a_source():
@@ -210,24 +213,101 @@ def test_payload_depends_on_the_files_alone():
     assert build.payload(files) != build.payload(files | {"helpers/b.py": b"3\n"})
 
 
-def test_payload_unpacks_to_the_package_and_carries_its_hash(tiny):
-    setup = build.twin_cells(tiny, "gpu")[1].source
+def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
+    """Files of a notebook's payload."""
+    setup = next(cell.source for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
     constants = dict(re.findall(r'^(SHA256|PAYLOAD) = "(.+)"$', setup, re.MULTILINE))
-    archive = zipfile.ZipFile(io.BytesIO(decompress(b85decode(constants["PAYLOAD"]))))
-    names = archive.namelist()
-    on_disk = [path for path in (ROOT / "helpers").rglob("*") if path.suffix == ".py"]
-    assert names == sorted(path.relative_to(ROOT).as_posix() for path in on_disk)
-    assert all(archive.read(name) == (ROOT / name).read_bytes() for name in names)
-    joined = b"".join(name.encode() + b"\0" + archive.read(name) for name in names)
+    files = {name: text.encode() for name, text in json.loads(decompress(b85decode(constants["PAYLOAD"]))).items()}
+    joined = b"".join(name.encode() + b"\0" + files[name] for name in sorted(files))
     assert constants["SHA256"] == hashlib.sha256(joined).hexdigest()
+    return files
+
+
+def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
+    files = carried(build.notebook(tiny, "gpu"))
+    assert {"helpers/__init__.py", "helpers/setup.py", "helpers/parameters.py"} == set(files)
+    assert all((ROOT / name).read_bytes() == content for name, content in files.items())
 
 
 def test_setup_cell_says_what_it_carries_before_the_payload(tiny):
     header = build.twin_cells(tiny, "gpu")[1].source.partition("PAYLOAD = ")[0]
     assert header.startswith("# @title Setup: unpack helpers, install what is missing")
-    assert "#   helpers/setup.py\n" in header
+    assert "# PAYLOAD holds 3 files of the package helpers" in header
     assert "`pip install helpers` would install a stranger's" in header
-    assert bootstrap.content_hash(bootstrap.package_files(ROOT)) in header
+
+
+def without_what_never_runs(source: bytes) -> str:
+    """A module without the blocks that a notebook does not run: for type checkers, and its own command line."""
+
+    class Stripper(ast.NodeTransformer):
+        def visit_If(self, node):
+            self.generic_visit(node)
+            return None if ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'") else node
+
+    return ast.unparse(Stripper().visit(ast.parse(source))) or "pass"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
+    """Against the standard library's own search for the modules that a script uses."""
+    notebook = build.notebook(source, "gpu")
+    for path in (ROOT / "helpers").rglob("*.py"):
+        stripped = tmp_path / path.relative_to(ROOT)
+        stripped.parent.mkdir(parents=True, exist_ok=True)
+        stripped.write_text(without_what_never_runs(path.read_bytes()), encoding="utf-8")
+    code = [
+        cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code" and "setup" not in cell.metadata.get("tags", [])
+    ]
+    script = tmp_path / "script.py"
+    script.write_text("import helpers.setup\n" + "\n".join(code), encoding="utf-8")
+    finder = modulefinder.ModuleFinder(path=[str(tmp_path)])
+    finder.run_script(str(script))
+    found = {
+        Path(module.__file__).relative_to(tmp_path).as_posix()
+        for name, module in finder.modules.items()
+        if name.partition(".")[0] == "helpers"
+    }
+    files = set(carried(notebook))
+    assert {name for name in files if name.endswith(".py")} == found
+    for name in files - found:  # data lie beside a module that names their folder
+        folder = Path(name).parent
+        assert any(
+            folder.name in (ROOT / module).read_text("utf-8")
+            for module in found
+            if Path(module).parent == folder.parent
+        )
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_notebook_carries_no_room_but_its_own_and_stays_small(source):
+    rooms = {path.parent.name for path in (ROOT / "helpers").glob("*/workload.py")}
+    for twin in build.SUFFIX:
+        notebook = build.notebook(source, twin)
+        folders = {Path(name).parts[1] for name in carried(notebook) if len(Path(name).parts) > 2}
+        assert len(folders & rooms) == 1
+        assert len(build.written(notebook)) <= MOST_BYTES.get(source.stem, 130_000)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_the_form_says_every_parameter_and_papermill_reads_its_default(source, tmp_path):
+    from papermill import inspect_notebook
+
+    for twin, suffix in build.SUFFIX.items():
+        path = tmp_path / f"{source.stem}{suffix}.ipynb"
+        nbformat.write(build.notebook(source, twin), path)
+        cell = next(c for c in nbformat.read(path, 4).cells if "parameters" in c.metadata.get("tags", []))
+        read = inspect_notebook(str(path))
+        lines = cell.source.splitlines()
+        assert len(lines) >= 2 * len(read)  # a description above each
+        for name, parameter in read.items():
+            (at,) = (
+                i for i, line in enumerate(lines) if line.startswith(f"{name}: {parameter['inferred_type_name']} = ")
+            )
+            assert lines[at - 1].startswith("# @markdown ") and "# @param " in lines[at]
+        assert read["use_tpu"]["default"] == str(twin == "tpu")
+        assert read["output_dir"]["default"] == json.dumps(f"outputs/{source.stem}{suffix}")
 
 
 # ---- the setup cell, run ----
@@ -245,7 +325,8 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"TMPDIR": str(self.temp)}
+        own = {"TMPDIR": str(self.temp), "XDG_CACHE_HOME": str(self.temp)}
+        return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | own
 
     def run(self, *lines: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
         """Run a script in which `setup()` runs the cell, as plain exec does: with no `__name__`."""
@@ -259,7 +340,7 @@ class Machine:
         )
 
     def unpacked(self) -> list[Path]:
-        return list(self.temp.glob("helpers-*"))
+        return list(self.temp.glob("**/helpers-*"))
 
 
 @pytest.fixture
@@ -279,8 +360,33 @@ def test_setup_cell_alone_in_an_empty_folder_imports_the_payload(machine):
     file, _ = json.loads(finished.stdout.splitlines()[-1])
     (unpacked,) = machine.unpacked()
     assert Path(file) == unpacked / "helpers" / "__init__.py"
-    assert bootstrap.package_files(unpacked) == bootstrap.package_files(ROOT)
+    for path in unpacked.rglob("*.py"):
+        assert path.read_bytes() == (ROOT / path.relative_to(unpacked)).read_bytes()
     assert list(machine.cwd.iterdir()) == []
+    printed = finished.stdout.splitlines()[0]
+    assert re.fullmatch(
+        rf"helpers \S+, payload [0-9a-f]{{12}}, in {unpacked}: open helpers/<room>/<file>.py .*", printed
+    )
+
+
+def test_kernels_share_one_folder_and_a_changed_one_is_not_used(machine):
+    for _ in range(3):
+        assert machine.run("setup()").returncode == 0
+    (unpacked,) = machine.unpacked()
+    (unpacked / "helpers" / "parameters.py").write_text("stranger = True\n", encoding="utf-8")
+    finished = machine.run(
+        "setup()", "import helpers.parameters as p; assert not hasattr(p, 'stranger'); print(p.__file__)"
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert not Path(finished.stdout.splitlines()[-1]).is_relative_to(unpacked)
+
+
+def test_a_cache_that_cannot_be_written_is_no_hindrance(machine, tmp_path):
+    (tmp_path / "file").write_text("")
+    script = f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path / 'file')!r}"
+    finished = machine.run(script, "setup()", REPORT)
+    assert finished.returncode == 0, finished.stderr
+    assert Path(json.loads(finished.stdout.splitlines()[-1])[0]).is_relative_to(machine.temp)
 
 
 @pytest.mark.parametrize("before", ["", "import helpers.setup"], ids=["importable", "imported"])
@@ -353,7 +459,7 @@ def test_setup_cell_refuses_a_damaged_payload(machine, damage):
     machine.cell.write_text(cell.replace(good, bad), encoding="utf-8")
     finished = machine.run("setup()")
     assert finished.returncode == 1
-    assert finished.stderr.splitlines()[-1].startswith("RuntimeError: The setup cell's payload is damaged")
+    assert finished.stderr.splitlines()[-1].startswith("RuntimeError: The payload is damaged")
     assert machine.unpacked() == []
 
 
