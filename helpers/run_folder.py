@@ -1,10 +1,12 @@
 """The output folder of one run: claimed once, never overwritten by another run, results written whole.
 
-`run.json` says whose folder it is. The same parameters come back to the same run; others are refused.
+`run.json` says whose folder it is. The same parameters come back to the same run; others are refused. `sessions.json`
+says on what machine and with which code each part of it was trained.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import os
@@ -12,29 +14,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import __version__, checkpoint
+from . import checkpoint, provenance
+from .parameters import Parameters, identity
+from .runtime import Runtime
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
+SESSIONS_FILE = "sessions.json"
+# What makes a resumed run another one when it differs.
+COMPARED = ("kind", "device", "precision", "payload", *provenance.LIBRARIES)
 _NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.")  # a frontend's folder; what a claim that was killed left
-SCHEMA = 1
+RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
 
 
-def claim(output_dir: str | Path, notebook: str, identity: Mapping[str, Any], *, resume: bool) -> Path:
-    """Creates the folder for a new run, or takes it back for the same one.
+def claim(notebook: str, params: Parameters) -> Path:
+    """Creates `params.output_dir` for a new run, or takes it back for the same one, which has the same `identity`.
 
     Args:
-        output_dir: the folder.
         notebook: which notebook runs.
-        identity: the parameters that define the run (`parameters.identity`).
-        resume: go on where the same run stopped.
+        params: its parameters; with `resume` the run goes on where it stopped.
 
     Raises:
         ValueError: the folder holds another run, files that are no run of ours, or this run while `resume` is False.
         PermissionError: it cannot be written.
     """
+    output_dir = params.output_dir
     path = Path(output_dir).expanduser()
-    ours = {"schema": SCHEMA, "notebook": notebook, "parameters": dict(identity)}
+    ours = {"schema": RUN_SCHEMA, "notebook": notebook, "parameters": identity(params)}
     elsewhere = f"set output_dir to a new folder (now {str(output_dir)!r})"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -64,7 +70,7 @@ def claim(output_dir: str | Path, notebook: str, identity: Mapping[str, Any], *,
             f"output_dir={str(output_dir)!r} belongs to another run ({'; '.join(differences)}); nothing was touched: "
             f"{elsewhere}, or set the parameters back to resume that run"
         )
-    if not resume and (checkpoint.listed(path) or (path / RESULTS_FILE).exists()):
+    if not params.resume and (checkpoint.listed(path) or (path / RESULTS_FILE).exists()):
         raise ValueError(
             f"resume=False, but output_dir={str(output_dir)!r} already holds this run; nothing was touched: "
             f"set resume=True to go on with it, or {elsewhere}"
@@ -94,10 +100,68 @@ def same_data(output_dir: str | Path, source: str) -> None:
     write_json(path / RUN_FILE, run | {"data": source})
 
 
-def write_results(output_dir: str | Path, results: Mapping[str, Any]) -> Path:
-    """Writes `results.json` (see docs/architecture.md for its keys); NaN and infinities become null."""
-    path = Path(output_dir) / RESULTS_FILE
-    write_json(path, {"schema": SCHEMA, "helpers_version": __version__, **_finite(results)})
+def sessions(output_dir: str | Path) -> list[dict[str, Any]]:
+    """The sessions of a run so far, oldest first."""
+    path = Path(output_dir) / SESSIONS_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def begin_session(output_dir: str | Path, runtime: Runtime, precision: str, first_step: int) -> str:
+    """Notes that a session begins at a step; what differs from the one before, as one line, or ""."""
+    known = [each for each in sessions(output_dir) if each["first_step"] <= first_step and first_step]
+    session = {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "kind": runtime.kind,
+        "device": runtime.device_name,
+        "devices": runtime.device_count,
+        "precision": precision,
+        "payload": provenance.payload(),
+        **provenance.versions(),
+        "first_step": first_step,
+        "last_step": first_step,
+    }
+    path = Path(output_dir) / SESSIONS_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, [*known, session])
+    before = known[-1] if known else session
+    changed = [
+        f"{name} {str(before.get(name))[:40]}, now {str(session.get(name))[:40]}"
+        for name in COMPARED
+        if before.get(name) != session.get(name)
+    ]
+    if not changed:
+        return ""
+    return f"ATTENTION: this run goes on under other conditions ({'; '.join(changed)}): not bit for bit the run of one session"
+
+
+def note_step(output_dir: str | Path, step: int) -> None:
+    """Notes how far the present session came."""
+    if known := sessions(output_dir):
+        write_json(Path(output_dir) / SESSIONS_FILE, [*known[:-1], known[-1] | {"last_step": step}])
+
+
+def write_results(notebook: str, params: Parameters, runtime: Runtime, **parts: Any) -> Path:
+    """Writes `results.json` (docs/architecture.md lists its keys) into `params.output_dir`; NaN and infinities become null.
+
+    Args:
+        notebook: which notebook ran.
+        params: all parameters are written down.
+        runtime: the machine.
+        **parts: `data` with source, revision and sha256, `eval`, `artifacts` and what else the notebook measured.
+    """
+    path = Path(params.output_dir) / RESULTS_FILE
+    results = {
+        "schema": RESULTS_SCHEMA,
+        "notebook": notebook,
+        "seed": params.seed,
+        "parameters": params.model_dump(),
+        "code": provenance.code(),
+        "versions": provenance.versions(),
+        "sessions": sessions(params.output_dir),
+        "runtime": runtime.results(),
+        **parts,
+    }
+    write_json(path, _finite(results))
     return path
 
 

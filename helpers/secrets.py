@@ -25,9 +25,7 @@ def _from_colab(name: str) -> str | None:
         return None
     try:
         return userdata.get(name)
-    except (
-        Exception
-    ):  # missing, not granted, or not in the browser: the classes differ by frontend, and each means none
+    except Exception:  # missing, not granted, or not in the browser: the classes differ by frontend, each means none
         return None
 
 

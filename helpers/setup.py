@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from . import provenance
+
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
@@ -69,13 +71,13 @@ def _missing(requirements: str) -> tuple[list[str], list[str]]:
 
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
     queue = [Requirement(line) for line in lines if line]
-    torch = _version("torch")
+    torch = provenance.version("torch")
     missing, complaints = [], []
     while queue:
         requirement = queue.pop(0)
         if requirement.marker and not requirement.marker.evaluate():
             continue
-        version = _version(requirement.name)
+        version = provenance.version(requirement.name)
         in_range = version is not None and requirement.specifier.contains(version, prereleases=True)
         never_moved = requirement.name.lower().replace("_", "-") in NEVER_MOVED
         if version is None and never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
@@ -111,7 +113,7 @@ def _requirements_of_extras(requirement: "Requirement") -> list["Requirement"]:
 
 def _constraints() -> list[str]:
     loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
-    return [f"{name}=={version}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (version := _version(name))]
+    return [f"{name}=={version}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (version := provenance.version(name))]
 
 
 def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
@@ -142,13 +144,6 @@ def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
             "(TPU: requirements-tpu.txt) beforehand. A conflict with a held version? Restart the runtime and run this "
             "cell first; if it stays, choose a newer runtime."
         )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _installed_versions() -> dict[str, str]:

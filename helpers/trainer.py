@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers.trainer
-from transformers import TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
-from . import attention, checkpoint, tracking, xla
+from . import attention, checkpoint, run_folder, tracking, xla
 from .compilation import CompilationCounter
-from .early_stopping import EarlyStopping
 from .interruption import FiniteGuard, NonFiniteLoss, Preempted, Preemption, is_out_of_memory, smaller_micro_batch
 from .meter import Meter
 from .plan import Plan
+from .progress import Progress
 from .runtime import Runtime
 
 METER_FILE = "meter.json"
@@ -51,6 +51,8 @@ class TrainerMixin:
         super().__init__(*args, **kwargs)
         self.plan, self.runtime = plan, runtime
         module = self.trained_module()
+        # What is tied is in a checkpoint once; transformers would warn of the others as missing when it loads one.
+        self.model._keys_to_ignore_on_save = [*getattr(self.model, "all_tied_weights_keys", ())]
         trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
         self.preemption = Preemption()
@@ -65,10 +67,11 @@ class TrainerMixin:
             self.remove_callback(callback)
         self.add_callback(self.preemption)
         self.add_callback(_StepBoundary(self))
-        self.add_callback(tracking.Progress())
-        self._early_stopping = EarlyStopping(patience) if patience else None
-        if self._early_stopping:
-            self.add_callback(self._early_stopping)
+        self.add_callback(Progress())
+        self.patience = patience
+        if patience:
+            self.args.restore_callback_states_from_checkpoint = True
+            self.add_callback(EarlyStoppingCallback(patience))
         if runtime.kind == "xla":
             xla.replicate(module)
             attention.use_one_dtype(self.transformer())
@@ -109,7 +112,7 @@ class TrainerMixin:
         self.resumed_from = source and checkpoint.step_of(source)
         with self.preemption, _sharding_survives_skipping(), contextlib.closing(self.meter):
             while True:
-                self.meter.start(_read_json(source / METER_FILE) if source else None)
+                self.meter.start(json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else None)
                 try:
                     output = self._train_from(source, **kwargs)
                     break
@@ -120,8 +123,12 @@ class TrainerMixin:
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 source, _ = checkpoint.newest_whole(self.args.output_dir)
-        stopped = self._early_stopping and self._early_stopping.stopped(self.args, self.state)
-        if self.preemption.requested and not stopped and self.state.global_step < self.args.max_steps:
+        run_folder.note_step(self.args.output_dir, self.state.global_step)
+        if (
+            self.preemption.requested
+            and not self._lost_patience(self.state)
+            and self.state.global_step < self.args.max_steps
+        ):
             raise Preempted(
                 f"SIGTERM at step {self.state.global_step}: checkpoint-{self.state.global_step} is written and whole. "
                 "Run the notebook again with the same output_dir and resume=True to go on from there."
@@ -132,15 +139,24 @@ class TrainerMixin:
     def _train_from(self, source: Path | None, **kwargs):
         if source is not None:
             state = TrainerState.load_from_json(str(source / transformers.trainer.TRAINER_STATE_NAME))
-            stopped = self._early_stopping and self._early_stopping.stopped(self.args, state)
-            if stopped or state.global_step >= self.args.max_steps:
+            if self._lost_patience(state) or state.global_step >= self.args.max_steps:
                 # Stock Trainer would train one step too many.
                 self._load_from_checkpoint(str(source))
                 self.state = state
                 self._say(f"the run is finished: {source.name} is its last step")
                 return None
         self._finite, self._batches_checked = None, False
+        if self.is_world_process_zero():
+            first_step = checkpoint.step_of(source) if source else 0
+            changed = run_folder.begin_session(self.args.output_dir, self.runtime, self.plan.precision, first_step)
+            if changed:
+                self._say(changed)
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
+
+    def _lost_patience(self, state: TrainerState) -> bool:
+        """Whether the run of this state was stopped early, and is at its end."""
+        stopping = state.stateful_callbacks.get(EarlyStoppingCallback.__name__) if self.patience else None
+        return bool(stopping) and stopping["attributes"]["early_stopping_patience_counter"] >= self.patience
 
     def _checkpoint_to_resume(self, wanted: bool | str | Path | None) -> Path | None:
         if wanted is None or wanted is False:
@@ -254,6 +270,7 @@ class TrainerMixin:
         if skip_scheduler and self.state.global_step:  # `eval_on_start` of a run that goes on: it has been evaluated
             return {}
         metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        self.control.should_save |= self.control.should_training_stop  # patience was lost
         if skip_scheduler:  # the start is the one to beat: its weights are those of checkpoint-0
             self._determine_best_metric(metrics, trial)
         return metrics
@@ -292,6 +309,7 @@ class TrainerMixin:
             (written / METER_FILE).write_text(json.dumps(self.meter.state()), encoding="utf-8")
         keep, best = self.args.save_total_limit or 2, self.state.best_model_checkpoint
         checkpoint.prune(output_dir, keep, newest=step, protect=best)
+        run_folder.note_step(output_dir, step)
 
     def _write_checkpoint(self, staging: Path, model, trial) -> None:
         self._staging = staging
@@ -412,6 +430,9 @@ class _StepBoundary(TrainerCallback):
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         self.trainer._first_step = state.global_step
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):  # a checkpoint brings the patience that it was written with
+                callback.early_stopping_patience = self.trainer.patience
         self.trainer.compilation.start()
         if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
             # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
@@ -448,10 +469,6 @@ class _StepBoundary(TrainerCallback):
             self.trainer.compilation.book("step")
         if state.global_step >= state.max_steps:
             control.should_log = control.should_evaluate = control.should_save = True
-
-
-def _read_json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,9 @@ def run(name: str, folder: Path, parameters: dict) -> tuple[nbformat.NotebookNod
     )
     results = json.loads((output / "results.json").read_text())
     # What the run was bound to before training, so that a changed file is not trained on from these checkpoints.
-    assert json.loads((output / "run.json").read_text())["data"] == results["data"]["source"]
+    assert results["data"]["sha256"][:16] in json.loads((output / "run.json").read_text())["data"]
+    assert {"source", "revision"} <= results["data"].keys()
+    assert results["schema"] == 2 and results["sessions"][-1]["last_step"] == results["train"]["steps"]
     return executed, results
 
 
@@ -35,6 +37,6 @@ def refused(name: str, folder: Path, parameters: dict) -> str:
 
 
 def text_of(executed: nbformat.NotebookNode) -> str:
-    """All that a notebook printed."""
+    """All that a notebook printed and displayed, as text."""
     outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
-    return "".join(output.get("text", "") for output in outputs)
+    return "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)

@@ -1,105 +1,20 @@
-"""Early stopping: a rule on the logged history, and the real trainer, killed, resumed and run again after its end."""
+"""Early stopping: the real trainer, killed, resumed and run again after its end."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerControl, TrainerState
 
 from helpers import checkpoint
-from helpers.early_stopping import EarlyStopping
 
 from .test_resume import KINDS, fingerprint, result, run
 
 EVERY, PATIENCE, STEPS = 2, 3, 24
 # Tokens at random: what is learned of them soon makes the loss of other tokens worse.
 OVERFITS = {"steps": STEPS, "save_steps": EVERY, "learning_rate": 3e-2, "accumulation": 1, "dropout": 0.0}
-
-
-def arguments(greater_is_better: bool = False, metric: str = "eval_loss") -> SimpleNamespace:
-    """What the rule reads of `TrainingArguments`; a real one would start a device."""
-    return SimpleNamespace(metric_for_best_model=metric, greater_is_better=greater_is_better)
-
-
-def state_after(values: list[float], name: str = "eval_loss") -> TrainerState:
-    """Of a run whose evaluations gave `values`, with training logs between them."""
-    history = []
-    for step, value in enumerate(values, start=1):
-        history += [{"loss": 9.0 - step, "step": step}, {name: value, "step": step}]
-    return TrainerState(log_history=history, global_step=len(values))
-
-
-def first_stop(values: list[float], patience: int, **options) -> int | None:
-    """After how many evaluations the callback says stop."""
-    callback = EarlyStopping(patience)
-    for count in range(len(values) + 1):
-        if callback.stopped(arguments(**options), state_after(values[:count])):
-            return count
-    return None
-
-
-# -- the rule --
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("values", "patience", "expected"),
-    [
-        ([3.0, 2.0, 1.0, 0.5], 1, None),
-        ([3.0, 2.0, 2.5], 1, 3),
-        ([3.0, 2.0, 2.5, 2.4], 2, 4),
-        ([3.0, 2.0, 2.5, 1.9, 2.0, 1.95], 2, 6),  # a new best starts the count again
-        ([3.0, 2.0, 2.5, 1.9, 2.0], 2, None),
-        ([2.0, 2.0], 1, 2),  # as good as the best is no improvement
-        ([2.0, 3.0, 2.5, 2.2, 2.1], 4, 5),  # better than the last is not better than the best
-        ([2.0], 1, None),
-        ([], 1, None),
-    ],
-)
-def test_a_run_stops_after_so_many_evaluations_without_a_better_one(values, patience, expected):
-    assert first_stop(values, patience) == expected
-
-
-@pytest.mark.once
-def test_where_more_is_better_a_fall_is_no_improvement():
-    assert first_stop([0.1, 0.5, 0.4, 0.3], 2, greater_is_better=True) == 4
-    assert first_stop([0.1, 0.2, 0.3, 0.4], 2, greater_is_better=True) is None
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("metric", ["accuracy", "eval_accuracy"])
-def test_the_metric_may_be_named_with_or_without_its_prefix(metric):
-    state = state_after([0.5, 0.4, 0.3], "eval_accuracy")
-    assert EarlyStopping(2).stopped(arguments(greater_is_better=True, metric=metric), state)
-    assert not EarlyStopping(3).stopped(arguments(greater_is_better=True, metric=metric), state)
-
-
-@pytest.mark.once
-def test_stopping_asks_for_a_checkpoint():
-    control = TrainerControl()
-    EarlyStopping(1).on_evaluate(arguments(), state_after([1.0]), control)
-    assert not control.should_training_stop and not control.should_save
-    EarlyStopping(1).on_evaluate(arguments(), state_after([1.0, 2.0]), control)
-    assert control.should_training_stop and control.should_save
-
-
-@pytest.mark.once
-def test_an_evaluation_before_the_first_step_stops_nothing():
-    state, control = state_after([1.0, 2.0]), TrainerControl()
-    state.global_step = 0
-    EarlyStopping(1).on_evaluate(arguments(), state, control)
-    assert not control.should_training_stop
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("patience", [0, -1])
-def test_no_patience_is_refused(patience):
-    with pytest.raises(ValueError, match=f"patience={patience}: must be at least 1"):
-        EarlyStopping(patience)
 
 
 # -- the real trainer --

@@ -56,7 +56,7 @@ def test_importing_helpers_takes_less_than_three_tenths_of_a_second():
 
 @pytest.mark.parametrize(
     "module",
-    ["helpers", "helpers.setup", "helpers.parameters", "helpers.batch", "helpers.plan", "helpers.planning.choosing"],
+    ["helpers", "helpers.setup", "helpers.parameters", "helpers.batch", "helpers.plan", "helpers.outlook"],
 )
 def test_importing_a_light_module_loads_no_heavy_library(module):
     assert in_fresh_interpreter(f"import {module}")[1] == []

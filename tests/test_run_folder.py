@@ -3,23 +3,34 @@
 import hashlib
 import json
 import math
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from helpers import checkpoint, run_folder
+from helpers import checkpoint, run_folder, runtime
+from helpers.parameters import Parameters, parameter
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
-IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "resume_from": ""}
+IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "max_steps": 0, "batch_size": 0}
+IDENTITY |= {"use_tpu": False, "precision": "auto"}
 
 
-def claim(path: Path, identity=IDENTITY, notebook: str = "legal_cot_sft", resume: bool = True) -> Path:
-    return run_folder.claim(path, notebook, identity, resume=resume)
+class More(Parameters):
+    """Parameters with one that others lack."""
+
+    lora_rank: int = parameter(8, "Of a room.")
+
+
+def claim(path: Path | str, notebook: str = "legal_cot_sft", cls: type[Parameters] = Parameters, **changes) -> Path:
+    return run_folder.claim(notebook, cls(**{"seed": 7, "learning_rate": 1e-3, "output_dir": str(path)} | changes))
 
 
 def tree(path: Path) -> dict[str, str]:
@@ -83,13 +94,15 @@ def refused(path: Path, **arguments) -> str:
 
 def test_a_changed_parameter_is_refused_with_both_values(tmp_path):
     claim(tmp_path)
-    assert "seed=7 there, 8 here" in refused(tmp_path, identity=IDENTITY | {"seed": 8})
+    assert "seed=7 there, 8 here" in refused(tmp_path, seed=8)
 
 
 def test_a_parameter_that_is_new_or_gone_is_refused_naming_it(tmp_path):
     claim(tmp_path)
-    assert "lora_rank" in refused(tmp_path, identity=IDENTITY | {"lora_rank": 8})
-    assert "seed" in refused(tmp_path, identity={key: value for key, value in IDENTITY.items() if key != "seed"})
+    assert "lora_rank=None there, 8 here" in refused(tmp_path, cls=More)
+    shutil.rmtree(tmp_path)
+    claim(tmp_path, cls=More)
+    assert "lora_rank=8 there, None here" in refused(tmp_path)
 
 
 def test_another_notebook_is_refused_naming_both(tmp_path):
@@ -106,7 +119,7 @@ def test_a_checkpoint_without_resume_is_refused(tmp_path):
 
 def test_results_without_resume_are_refused(tmp_path):
     claim(tmp_path)
-    run_folder.write_results(tmp_path, {})
+    written(tmp_path)
     assert "resume=False" in refused(tmp_path, resume=False)
 
 
@@ -144,14 +157,65 @@ def test_a_folder_that_cannot_be_written_is_refused_naming_it():
 # -- results --
 
 
+def written(folder: Path, **parts) -> Path:
+    params = Parameters(output_dir=str(folder), seed=3)
+    return run_folder.write_results("tiny", params, runtime.detect(False), **parts)
+
+
 def results_of(tmp_path: Path, results: dict) -> dict:
-    return json.loads(run_folder.write_results(tmp_path, results).read_text())
+    return json.loads(written(tmp_path, **results).read_text())
 
 
-def test_results_carry_schema_and_version(tmp_path):
-    from helpers import __version__
+def test_results_can_be_traced_to_parameters_code_libraries_and_sessions(tmp_path):
+    run_folder.begin_session(tmp_path, runtime.detect(False), "fp32", 0)
+    found = results_of(tmp_path, {"data": {"source": "mine"}})
+    assert (found["schema"], found["notebook"], found["seed"], found["data"]) == (2, "tiny", 3, {"source": "mine"})
+    assert found["parameters"] == Parameters(output_dir=str(tmp_path), seed=3).model_dump()
+    assert len(found["code"]["payload_sha256"]) == 64
+    assert found["versions"]["transformers"] == metadata.version("transformers")
+    assert found["sessions"][0]["torch"] == found["versions"]["torch"] == metadata.version("torch")
+    assert found["runtime"]["kind"] == "cpu"
 
-    assert results_of(tmp_path, {"seed": 3}) == {"schema": 1, "helpers_version": __version__, "seed": 3}
+
+def test_a_checkout_says_its_commit_and_whether_files_differ_from_it(tmp_path):
+    git = ["git", "-C", str(tmp_path)]
+    shutil.copytree(ROOT / "helpers", tmp_path / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "helpers"], [*author, "commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+
+    def said() -> dict:
+        code = "import json; from helpers import provenance; print(json.dumps(provenance.code()))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    before = said()
+    assert before["commit"] == head
+    (tmp_path / "helpers" / "hub.py").write_text("# changed\n")
+    assert said()["commit"] == f"{head}+" and said()["payload_sha256"] != before["payload_sha256"]
+
+
+# -- sessions --
+
+
+def test_a_session_under_other_conditions_is_said_in_one_line(tmp_path):
+    cpu = runtime.detect(False)
+    assert run_folder.begin_session(tmp_path, cpu, "fp32", 0) == ""
+    run_folder.note_step(tmp_path, 4)
+    assert run_folder.begin_session(tmp_path, cpu, "fp32", 4) == ""
+    run_folder.note_step(tmp_path, 6)
+    said = run_folder.begin_session(tmp_path, replace(cpu, kind="cuda", device_name="Tesla T4"), "fp16", 6)
+    assert said.startswith("ATTENTION") and "precision fp32, now fp16" in said and "kind cpu, now cuda" in said
+    steps = [(each["first_step"], each["last_step"]) for each in run_folder.sessions(tmp_path)]
+    assert steps == [(0, 4), (4, 6), (6, 6)]
+
+
+def test_a_run_that_starts_anew_forgets_the_sessions_of_the_one_before(tmp_path):
+    cpu = runtime.detect(False)
+    for first in (0, 5, 0):
+        run_folder.begin_session(tmp_path, cpu, "fp32", first)
+    assert [each["first_step"] for each in run_folder.sessions(tmp_path)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -185,23 +249,25 @@ def test_keys_that_are_no_text_become_text(tmp_path):
 KILLED = """
 import json, sys
 from pathlib import Path
-from helpers import run_folder
+from helpers import run_folder, runtime
+from helpers.parameters import Parameters
 from tests.killing import killed
 base, case = Path(sys.argv[1]), sys.argv[2]
-identity = {"seed": 1}
+machine = runtime.detect(False)
 
-def work(path):
+def work(path, count=2_000):
+    params = Parameters(output_dir=str(path), seed=1)
     if case == "claim":
-        run_folder.claim(path, "notebook", identity, resume=True)
+        run_folder.claim("notebook", params)
     else:
-        run_folder.write_results(path, {"numbers": list(range(2_000))})
+        run_folder.write_results("notebook", params, machine, numbers=list(range(count)))
 
 kills, bad = 0, []
 while True:
     path = base / str(kills)
     if case == "results":
         path.mkdir(parents=True)
-        run_folder.write_results(path, {"numbers": [0]})
+        work(path, 1)
     if not killed(lambda: work(path), kills + 1):
         break
     kills += 1

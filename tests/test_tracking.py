@@ -16,7 +16,8 @@ matplotlib.use("Agg")
 
 from transformers import TrainerControl, TrainerState  # noqa: E402
 
-from helpers import tracking  # noqa: E402
+from helpers import progress as progress_of  # noqa: E402
+from helpers import tables, tracking  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -98,8 +99,8 @@ def test_none_stays_none_and_looks_nowhere():
 # -- progress --
 
 
-def progress(live: bool, *logs: dict) -> tracking.Progress:
-    watched, state = tracking.Progress(live=live), TrainerState(max_steps=20)
+def progress(live: bool, *logs: dict) -> progress_of.Progress:
+    watched, state = progress_of.Progress(live=live), TrainerState(max_steps=20)
     watched.on_train_begin(None, state, TrainerControl())
     for entry in logs:
         state.global_step = entry["step"]
@@ -121,61 +122,93 @@ def test_the_closing_summary_of_the_trainer_is_no_line(capsys):
 
 
 def test_evaluation_before_training_is_no_line(capsys):
-    tracking.Progress(live=False).on_log(None, TrainerState(max_steps=20), TrainerControl(), logs={"eval_loss": 1.0})
+    progress_of.Progress(live=False).on_log(None, TrainerState(max_steps=20), TrainerControl(), logs={"eval_loss": 1.0})
     assert capsys.readouterr().out == ""
 
 
 def test_outside_a_notebook_nothing_is_live():
-    assert tracking.Progress().live is False
+    assert progress_of.Progress().live is False
 
 
 def test_the_live_table_escapes_and_holds_every_column(monkeypatch):
     display = pytest.importorskip("IPython.display")
     shown = []
-    monkeypatch.setattr(display, "display", lambda table, display_id: shown.append(table.data))
+    monkeypatch.setattr(display, "display", lambda table, display_id: shown.append(table._repr_html_()))
     progress(True, HISTORY[0])
-    assert all(f"<th>{column}</th>" in shown[0] for column in tracking.Progress.columns)
+    assert all(f"<th>{column}</th>" in shown[0] for column in ("step", "loss", "learning_rate", "steps/s", "left"))
     assert "<td>4.0000</td>" in shown[0]
 
 
-# -- the plot --
+def test_progress_says_how_long_the_rest_will_take(capsys):
+    progress(False, *HISTORY[:2])
+    assert all(line.split("  ")[-1].startswith("left ") for line in capsys.readouterr().out.splitlines())
 
 
-@pytest.fixture
-def figure(tmp_path):
-    drawn = tracking.plot_loss(
-        HISTORY, tmp_path / "plots/loss.png", title="Loss", baselines={"uniform": 3.5, "unknown": float("nan")}
-    )
-    yield drawn
-    matplotlib.pyplot.close(drawn)
+# -- tables --
+
+ROWS = [
+    {"model": "<b>ours</b>", "perplexity": 26.637812, "weights": 4_835_696, "done": True},
+    {"model": "theirs", "perplexity": 25.0, "extra": None},
+]
 
 
-def test_the_plot_is_written_as_png_with_its_folder(figure, tmp_path):
-    assert (tmp_path / "plots/loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+def test_a_table_is_aligned_text_outside_a_notebook(capsys):
+    tables.show(ROWS, "Two models")
+    caption, head, first, second = capsys.readouterr().out.splitlines()
+    assert caption == "Two models" and head.split() == ["model", "perplexity", "weights", "done", "extra"]
+    assert first.split() == ["<b>ours</b>", "26.64", "4,835,696", "yes"] and second.split() == ["theirs", "25"]
+    assert head.index("perplexity") + len("perplexity") == first.index("26.64") + 5  # numbers end where their head ends
 
 
-def test_the_axes_say_what_they_show_and_in_which_unit(figure):
-    (axes,) = figure.axes
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == (
-        "Loss",
-        "optimizer step",
-        "loss (nats per token)",
-    )
+def test_a_table_is_html_in_a_notebook_and_text_in_its_plain_form(tmp_path):
+    import nbformat
+    import papermill
+
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom helpers import tables\ntables.show({ROWS!r}, 'Two')"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    notebook.metadata.kernelspec = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    nbformat.write(notebook, tmp_path / "tables.ipynb")
+    papermill.execute_notebook(tmp_path / "tables.ipynb", tmp_path / "done.ipynb", progress_bar=False)
+    (output,) = nbformat.read(tmp_path / "done.ipynb", 4).cells[0].outputs
+    assert output.data["text/plain"] == tables.text(ROWS, "Two")
+    html = output.data["text/html"]
+    assert "<th>perplexity</th>" in html and "&lt;b&gt;ours&lt;/b&gt;" in html and "<td>4,835,696</td>" in html
 
 
-def test_the_legend_names_both_curves_and_the_baseline_with_its_value(figure):
-    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert labels == ["training", "validation", "uniform (3.50)"]
+def test_a_markdown_table_has_a_line_a_row():
+    assert tables.markdown(ROWS[:1]).splitlines() == [
+        "| model | perplexity | weights | done |",
+        "| --- | --- | --- | --- |",
+        "| <b>ours</b> | 26.64 | 4,835,696 | yes |",
+    ]
 
 
-def test_the_curves_are_the_logged_points(figure):
-    training, validation, baseline = figure.axes[0].get_lines()
-    assert training.get_xydata().tolist() == [[1, 4.0], [10, 2.5]]
-    assert validation.get_xydata().tolist() == [[10, 2.75]]
-    assert set(baseline.get_ydata()) == {3.5}
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0123456, "0.01235"), (123456.7, "123,457"), (3, "3"), (None, ""), (False, "no"), ("x", "x"), (1e-9, "1e-09")],
+)
+def test_a_cell_has_sensible_digits(value, shown):
+    assert tables.cell(value) == shown
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_history_without_a_loss_is_plotted_without_complaint(tmp_path):
-    matplotlib.pyplot.close(tracking.plot_loss([], tmp_path / "loss.png", title="Nothing yet"))
-    assert (tmp_path / "loss.png").exists()
+def test_bytes_and_seconds_have_the_units_of_a_person():
+    assert (tables.size(3 * 2**30), tables.size(5 * 2**20), tables.size(None)) == ("3.00 GiB", "5 MiB", None)
+    shown = [tables.seconds(value) for value in (0.0123, 5, 119, 120, 7200, 200_000)]
+    assert shown == ["12 ms", "5 s", "119 s", "2 min", "2 h", "2.3 d"]
+
+
+# -- what libraries say --
+
+
+def test_only_the_named_chatter_of_libraries_is_silenced(recwarn):
+    import logging
+    import warnings
+
+    tracking.silence_chatter()
+    warnings.warn("IProgress not found. Please update jupyter", stacklevel=1)
+    warnings.warn("something that matters", stacklevel=1)
+    assert [str(each.message) for each in recwarn.list] == ["something that matters"]
+    logger = logging.getLogger("transformers.trainer_callback")
+    record = logger.makeRecord(logger.name, logging.WARNING, "f", 1, "a real problem", (), None)
+    chatter = logger.makeRecord(logger.name, logging.WARNING, "f", 1, f"{tracking.CHATTER[2]}=True.", (), None)
+    assert logger.filter(record) and not logger.filter(chatter)

@@ -5,7 +5,6 @@ python tests/training_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  pri
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import resource
@@ -96,8 +95,8 @@ def main(output_dir: str, options: dict) -> dict:
 
     from helpers import xla
     from helpers.arguments import training_arguments
-    from helpers.plan import ModelSize, Recipe, plan
     from helpers.trainer import TrainerMixin
+    from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -105,20 +104,14 @@ def main(output_dir: str, options: dict) -> dict:
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
     examples = [{"input_ids": block, "labels": block} for block in blocks]
 
-    recipe = Recipe(batch_size=8, learning_rate=1e-3, max_steps=1, sequence_length=options["length"])
-    planned = plan(
-        recipe,
-        ModelSize(trainable=1, frozen=0, activations=1),
+    planned = plan_by_hand(
         machine,
-        batch_size=options["batch_size"] * options["accumulation"],
+        batch_size=options["batch_size"],
+        accumulation=options["accumulation"],
+        steps=options["steps"],
+        length=options["length"],
         learning_rate=options["learning_rate"],
-        max_steps=options["steps"],
         gradient_checkpointing=options["checkpointing"],
-    )
-    planned = dataclasses.replace(
-        planned,
-        per_device_batch_size=options["batch_size"] // planned.device_count,
-        gradient_accumulation_steps=options["accumulation"],
     )
     seen = {"sharding": [], "item_calls": []}
 

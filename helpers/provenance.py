@@ -1,0 +1,55 @@
+"""Where a result comes from: the code and the libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import helpers
+
+LIBRARIES = ("torch", "torch_xla", "transformers", "accelerate", "trl", "peft", "sentence-transformers", "datasets")
+
+
+def code() -> dict[str, str | None]:
+    """Version and sha256 of the helpers, and the commit where they are a checkout (with `+` where files differ from it)."""
+    return {"helpers_version": helpers.__version__, "payload_sha256": payload(), "commit": _commit()}
+
+
+def payload() -> str:
+    """sha256 of the notebook's payload, or of all modules of a checkout that no notebook set up."""
+    if known := getattr(helpers, "payload_sha256", ""):
+        return known
+    root, digest = Path(helpers.__file__).resolve().parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root.parent).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the libraries that take part in training, those that are installed."""
+    found = {name: version(name) for name in LIBRARIES}
+    return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}
+
+
+def version(name: str) -> str | None:
+    """Of an installed distribution, or None."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    root = Path(helpers.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "helpers"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found + ("+" if changed.stdout.strip() else "")

@@ -1,0 +1,103 @@
+"""Tables as a person reads them: HTML in a notebook, aligned text everywhere else, units and sensible digits in both.
+
+tables.show([{"model": "reservoir", "bits per byte": 1.2021}, {"model": "transformer", "bits per byte": 1.186}])
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+GIB = 2**30
+
+
+def show(rows: Sequence[Row], caption: str = "") -> None:
+    """Rows as a table: what IPython displays is HTML in a notebook and text in its saved plain form.
+
+    Args:
+        rows: one mapping of column to value a line; a column that a row lacks stays empty.
+        caption: above the table.
+    """
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) and hasattr(shell, "kernel"):
+        from IPython.display import display
+
+        display(Table(rows, caption))
+    else:
+        print(text(rows, caption), flush=True)
+
+
+def text(rows: Sequence[Row], caption: str = "") -> str:
+    """Rows as aligned text, one line each under a line of column names; numbers are aligned to the right."""
+    columns = _columns(rows)
+    cells = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
+    widths = [max(map(len, each)) for each in zip(*cells, strict=True)]
+    right = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
+    lines = [
+        "  ".join(
+            each.rjust(width) if numeric else each.ljust(width)
+            for each, width, numeric in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+    return "\n".join([caption, *lines] if caption else lines)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Rows as a Markdown table, for docs."""
+    columns = _columns(rows)
+    lines = [columns, ["---"] * len(columns), *([cell(row.get(column)) for column in columns] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cell(value: Any) -> str:
+    """One value: floats in four digits, integers in groups of three, None as nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return str(value)
+
+
+def size(value: float | None) -> str | None:
+    """Bytes in GiB or MiB."""
+    if value is None:
+        return None
+    return f"{value / GIB:.2f} GiB" if value >= GIB / 10 else f"{value / 2**20:.0f} MiB"
+
+
+def seconds(value: float | None) -> str | None:
+    """Seconds in the unit that a person would take."""
+    if value is None:
+        return None
+    for unit, length, most in (("ms", 1e-3, 1), ("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+        if value < most:
+            return f"{value / length:.2g} {unit}" if value / length < 10 else f"{value / length:.0f} {unit}"
+    return f"{value / 86_400:.1f} d"
+
+
+class Table:
+    """Rows for `IPython.display.display`."""
+
+    def __init__(self, rows: Sequence[Row], caption: str = ""):
+        self.rows, self.caption = rows, caption
+
+    def __repr__(self) -> str:
+        return text(self.rows, self.caption)
+
+    def _repr_html_(self) -> str:
+        import pandas
+
+        frame = pandas.DataFrame([{name: cell(row.get(name)) for name in _columns(self.rows)} for row in self.rows])
+        caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
+        return caption + frame.to_html(index=False, border=0, justify="left")
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
