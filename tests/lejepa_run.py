@@ -5,7 +5,6 @@ python tests/lejepa_run.py OUTPUT_DIR '{"kind": "xla", "steps": 12, ...}'  print
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -32,7 +31,6 @@ DEFAULTS = {
     "contrastive_weight": 0.1,
     "groups": True,  # the head learns ten times as fast, the lower layer a tenth
     "checkpointing": False,
-    "data_sets": 1,
     "batch_sampler": "batch_sampler",
     "evaluator": False,
     "metric": "eval_loss",
@@ -122,26 +120,17 @@ def build_model(folder: Path, dropout: float, *, prompts: bool = True):
 
 
 def data(options: dict):
-    """Pairs of texts and their second halves: training and evaluation data, by name where there are two sets."""
-    from datasets import Dataset, DatasetDict
+    """Pairs of texts and their second halves: training and evaluation data."""
+    from datasets import Dataset
 
     def pairs(count, seed):
         texts = sentences(count, seed)
         return Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
 
-    if options["data_sets"] == 1:
-        return pairs(options["texts"], 0), pairs(21, 1)
-    names = [f"set{index}" for index in range(options["data_sets"])]
-    train = DatasetDict({name: pairs(options["texts"], seed) for seed, name in enumerate(names)})
-    return train, DatasetDict({name: pairs(21, 50 + seed) for seed, name in enumerate(names)})
+    return pairs(options["texts"], 0), pairs(21, 1)
 
 
-def parameter_groups(model) -> list[dict]:
-    encoder, head = model.transformers_model, model[2]
-    return [
-        {"params": list(head.parameters()), "lr": 1e-2},
-        {"params": list(encoder.encoder.layer[0].parameters()), "lr": 1e-4},
-    ]
+RATES = {r"^model\.(module\.)?2\.": 1e-2, r"encoder\.layer\.0\.": 1e-4}
 
 
 def retrieval():
@@ -168,7 +157,7 @@ def main(output_dir: str, options: dict) -> dict:
     from helpers.lejepa.loss import LeJEPALoss
     from helpers.lejepa.sigreg import SIGReg
     from helpers.lejepa.training import new_trainer
-    from helpers.plan import ModelSize, Recipe, plan
+    from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)
     output_dir = Path(output_dir)
@@ -186,24 +175,19 @@ def main(output_dir: str, options: dict) -> dict:
             contrastive_weight=options["contrastive_weight"],
             predictor=predictor,
         )
-    planned = plan(
-        Recipe(batch_size=8, learning_rate=1e-3, max_steps=1, sequence_length=options["length"]),
-        ModelSize(trainable=1, frozen=0, activations=1),
+    planned = plan_by_hand(
         machine,
-        batch_size=options["batch_size"] * options["accumulation"],
+        batch_size=options["batch_size"],
+        accumulation=options["accumulation"],
+        steps=options["steps"],
+        length=options["length"],
         learning_rate=options["learning_rate"],
-        max_steps=options["steps"],
         gradient_checkpointing=options["checkpointing"],
-    )
-    planned = dataclasses.replace(
-        planned,
-        per_device_batch_size=options["batch_size"] // planned.device_count,
-        gradient_accumulation_steps=options["accumulation"],
     )
     train, evaluation = data(options)
     trainer = new_trainer(
         model,
-        loss if options["data_sets"] == 1 else {name: loss for name in train},
+        loss,
         train,
         evaluation,
         retrieval() if options["evaluator"] else None,
@@ -214,7 +198,7 @@ def main(output_dir: str, options: dict) -> dict:
         logging_steps=options["logging_steps"],
         eval_steps=options["eval_steps"],
         save_steps=options["save_steps"],
-        parameter_groups=parameter_groups(model) if options["groups"] else None,
+        learning_rate_mapping=RATES if options["groups"] else {},
         patience=options["patience"],
         batch_sampler=options["batch_sampler"],
         metric_for_best_model=options["metric"],

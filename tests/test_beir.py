@@ -81,12 +81,12 @@ def test_the_same_judgement_twice_counts_once(folder):
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{name}' is missing: a BEIR folder has"):
+    with pytest.raises(FileNotFoundError, match=rf"{name}' is missing: a BEIR folder has.*there is .*qrels"):
         read_beir(folder)
 
 
 def test_a_missing_split_lists_those_that_are_there(folder):
-    with pytest.raises(FileNotFoundError, match=r"split='dev': .*splits there: test"):
+    with pytest.raises(FileNotFoundError, match=r"dev.tsv' is missing.*there is test.tsv"):
         read_beir(folder, "dev")
     (folder / "qrels" / "test.tsv").unlink()
     (folder / "qrels").rmdir()
@@ -97,14 +97,14 @@ def test_a_missing_split_lists_those_that_are_there(folder):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "no JSON"),
-        ("[1]", 'must be an object with an "_id"'),
-        ('{"text": "x"}', 'must be an object with an "_id"'),
-        ('{"_id": "", "text": "x"}', 'must be an object with an "_id"'),
-        ('{"_id": "9"}', 'needs a string "text"'),
-        ('{"_id": "9", "text": 3}', 'needs a string "text"'),
-        ('{"_id": "9", "text": "x", "title": 3}', 'string "title"'),
-        ('{"_id": "2", "text": "x"}', "the id '2' was on line 2 already"),
+        ("{", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"text": "x"}', 'needs an "_id"'),
+        ('{"_id": "", "text": "x"}', 'needs an "_id"'),
+        ('{"_id": "9"}', 'a string "text"'),
+        ('{"_id": "9", "text": 3}', 'a string "text"'),
+        ('{"_id": "9", "text": "x", "title": 3}', 'a string "title"'),
+        ('{"_id": "2", "text": "x"}', "the id '2' was there already"),
     ],
 )
 def test_a_wrong_document_is_named_with_its_line(folder, line, message):
@@ -115,7 +115,7 @@ def test_a_wrong_document_is_named_with_its_line(folder, line, message):
 
 def test_a_query_there_twice_is_refused(folder):
     append(folder / "queries.jsonl", '{"_id": "a", "text": "again"}')
-    with pytest.raises(ValueError, match=r"queries.jsonl', line 4: the id 'a' was on line 1"):
+    with pytest.raises(ValueError, match=r"queries.jsonl', line 4: the id 'a' was there already"):
         read_beir(folder)
 
 
@@ -124,9 +124,9 @@ def test_a_query_there_twice_is_refused(folder):
     [
         ("a\t99\t1", "the id '99' is not in corpus.jsonl"),
         ("z\t1\t1", "the id 'z' is not in queries.jsonl"),
-        ("a 1 1", "1 fields between tabs"),
-        ("a\t0\t1\t1", "4 fields between tabs"),
-        ("a\t2\tyes", "the score 'yes' is no whole number"),
+        ("a 1 1", "must be query-id, corpus-id and a whole score between tabs"),
+        ("a\t0\t1\t1", "must be query-id, corpus-id and a whole score between tabs"),
+        ("a\t2\tyes", "a whole score between tabs, not .*yes"),
         ("a\t3\t1", "had another score before"),
     ],
 )
@@ -139,20 +139,20 @@ def test_a_wrong_judgement_is_named_with_its_line(folder, line, message):
 @pytest.mark.parametrize("lines", [[], ["query-id\tcorpus-id\tscore"], ["a\t1\t0"]])
 def test_judgements_without_a_relevant_document_are_refused(folder, lines):
     write(folder / "qrels" / "test.tsv", lines)
-    with pytest.raises(ValueError, match=r"test.tsv': no line with a score above 0"):
+    with pytest.raises(ValueError, match=r"0 queries with a relevant document and 6 documents"):
         read_beir(folder)
 
 
 @pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl"])
 def test_an_empty_file_is_named(folder, name):
     write(folder / name, [])
-    with pytest.raises(ValueError, match=rf"{name}' is empty"):
+    with pytest.raises(ValueError, match=rf"is not in {name}; remove the line or add the entry"):
         read_beir(folder)
 
 
 def test_a_file_that_is_not_utf8_is_named(folder):
     (folder / "queries.jsonl").write_bytes('{"_id": "a", "text": "ü"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"queries.jsonl' is not UTF-8"):
+    with pytest.raises(ValueError, match=r"queries.jsonl': not UTF-8"):
         read_beir(folder)
 
 
@@ -160,8 +160,7 @@ def test_a_file_that_is_not_utf8_is_named(folder):
 
 
 def test_pairs_become_queries_and_documents_with_each_text_once():
-    pairs = [{"anchor": "x", "positive": "X"}, ("y", "Y"), {"anchor": "x", "positive": "Y", "other": 1}, ("x", "X")]
-    benchmark = from_pairs(pairs)
+    benchmark = from_pairs([("x", "X"), ("y", "Y"), ("x", "Y"), ("x", "X")], "pairs")
     assert benchmark.queries == {"q0": "x", "q1": "y"}
     assert benchmark.corpus == {"d0": "X", "d1": "Y"}
     assert benchmark.relevant == {"q0": {"d0", "d1"}, "q1": {"d1"}}
@@ -169,29 +168,19 @@ def test_pairs_become_queries_and_documents_with_each_text_once():
 
 @pytest.mark.parametrize(
     ("pairs", "message"),
-    [
-        (
-            [("x", "X"), {"anchor": "y", "negative": "Y"}],
-            "row 1 has no 'positive'; its columns are 'anchor', 'negative'",
-        ),
-        ([("x", " ")], "row 0"),
-        (["xX"], "row 0"),
-        ([("x", "X", "Z")], "row 0"),
-        ([], "0 queries and 0 documents"),
-        ([("x", "X"), ("y", "X")], "2 queries and 1 documents"),
-    ],
+    [([], "0 queries .* and 0 documents"), ([("x", "X"), ("y", "X")], "2 queries .* and 1 documents")],
 )
 def test_pairs_that_are_no_benchmark_are_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
-        from_pairs(pairs)
+        from_pairs(pairs, "pairs")
 
 
 def test_a_benchmark_built_by_hand_is_checked():
     texts = {"1": "one", "2": "two"}
     for message, queries, relevant in (
         ("no relevant document for query 'b'", {"a": "A", "b": "B"}, {"a": {"1"}}),
-        ("the query 'b', which is not there", {"a": "A"}, {"a": {"1"}, "b": {"1"}}),
-        ("the document '3', which is not there", {"a": "A"}, {"a": {"3"}}),
+        ("names 'b', which is not there", {"a": "A"}, {"a": {"1"}, "b": {"1"}}),
+        ("names '3', which is not there", {"a": "A"}, {"a": {"3"}}),
     ):
         with pytest.raises(ValueError, match=message):
             Benchmark("hand", queries, texts, {name: frozenset(ids) for name, ids in relevant.items()})

@@ -54,6 +54,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert model.encode("a text").shape == (TINY["output_dim"],)
     record = json.loads((output / "index" / "index.json").read_text())
     assert record["metric"] == "cosine"
+    assert {"source", "revision", "sha256", "kind"} <= set(results["data"])
 
 
 @pytest.mark.once

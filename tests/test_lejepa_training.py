@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -13,15 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from helpers import checkpoint, xla
-from helpers.lejepa.collation import PaddedTexts, dataset_prompts, padded_lengths, text_columns
+from helpers.lejepa.collation import PaddedTexts, padded_lengths, text_columns
+from helpers.lejepa.model import column_prompts
 from helpers.lejepa.training import _whole_batches, flops_per_token, new_trainer
-from helpers.plan import ModelSize, Recipe, plan
 from helpers.runtime import Runtime
 
 from .lejepa_run import PROBE, build_model, sentences
+from .workloads import plan_by_hand
 
 DRIVER = Path(__file__).with_name("lejepa_run.py")
 ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
@@ -117,8 +119,7 @@ def test_the_query_prompt_goes_to_the_first_column_and_the_document_prompt_to_th
     triplets = Dataset.from_dict({"q": ["a"], "d": ["b"], "n": ["c"], "label": [1]})
     assert text_columns(triplets) == ["q", "d", "n"]
     expected = {"q": "query: ", "d": "document: ", "n": "document: "}
-    assert dataset_prompts(model, triplets, None) == expected
-    assert dataset_prompts(model, DatasetDict(msmarco=triplets)) == {"msmarco": expected}
+    assert column_prompts(model, text_columns(triplets)) == expected
 
 
 def test_a_single_column_is_refused():
@@ -134,11 +135,7 @@ MACHINE = Runtime(
     kind="cpu", reason="", device_name="CPU", device_count=1, memory=None, compute_capability=None,
     precision="fp32", precision_reason="", torch=torch.__version__, torch_xla=None,
 )  # fmt: skip
-PLANNED = plan(
-    Recipe(batch_size=8, learning_rate=1e-3, max_steps=2, sequence_length=16),
-    ModelSize(trainable=1, frozen=0, activations=1),
-    MACHINE,
-)
+PLANNED = plan_by_hand(MACHINE, batch_size=8, steps=2, length=16)
 
 
 def trainer_of(model, tmp_path, train, evaluation=None, **options):
@@ -158,21 +155,13 @@ def pairs(count: int) -> Dataset:
     [
         ((7, 8), "train_dataset has 7 examples and a batch 8"),
         ((8, 1), "eval_dataset has 1 examples"),
-        ((8, None), "eval_dataset and evaluator are both None"),
+        ((8, None), "didn't provide an `eval_dataset` or an `evaluator`"),
     ],
 )
 def test_too_little_data_is_refused_by_name(sizes, message, model, tmp_path):
     train, evaluation = (size and pairs(size) for size in sizes)
     with pytest.raises(ValueError, match=message):
         trainer_of(model, tmp_path, train, evaluation)
-
-
-def test_a_parameter_in_two_groups_or_of_another_model_is_refused(model, tmp_path):
-    head = list(model[2].parameters())
-    with pytest.raises(ValueError, match="more than one group"):
-        trainer_of(model, tmp_path, pairs(8), pairs(8), parameter_groups=[{"params": head}, {"params": head[:1]}])
-    with pytest.raises(ValueError, match="not the model's"):
-        trainer_of(model, tmp_path, pairs(8), pairs(8), parameter_groups=[{"params": [torch.nn.Parameter(head[0])]}])
 
 
 @pytest.mark.parametrize(("rows", "kept", "batch"), [(21, 16, 8), (8, 8, 8), (5, 5, 5)])
@@ -222,13 +211,40 @@ def test_groups_have_their_rates_and_everything_else_the_plans(finished):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(("freeze_layers", "rates"), [(1, {2e-6, 1e-3}), (-1, {1e-3})])
+def test_the_notebooks_head_and_nothing_else_has_its_rate_and_trains(freeze_layers, rates, tmp_path):
+    from helpers.lejepa import experiment
+    from helpers.lejepa.parameters import EmbeddingParameters
+
+    rows = [{"anchor": one, "positive": two} for one, two in zip(sentences(40, 0), sentences(40, 1), strict=True)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"base_model": "sample", "freeze_layers": freeze_layers, "output_dim": 8, "head_learning_rate": 1e-3}
+    params = EmbeddingParameters(data_source=str(tmp_path / "pairs.jsonl"), **settings)
+    corpus = experiment.load_corpus(params)
+    model = experiment.new_backbone(params, corpus)
+    experiment.set_head(model, params, corpus)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    planned = dataclasses.replace(PLANNED, learning_rate=2e-6)
+    trainer = experiment.lejepa_trainer(model, corpus, params, planned, MACHINE, tmp_path / "run")
+    groups = [group for group in trainer.create_optimizer().param_groups if group["params"]]
+    assert {group["lr"] for group in groups} == rates
+    fast = {id(weight) for group in groups for weight in group["params"] if group["lr"] == 1e-3}
+    assert fast == {id(weight) for weight in model[-1].parameters()}
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight) if weight.requires_grad else None
+    trainer.optimizer.step()
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved == {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+@pytest.mark.once
 def test_a_batch_has_every_row_and_one_of_two_lengths(finished):
     assert finished()[1]["shapes"] == [[8, 32], [8, 48]]
 
 
 @pytest.mark.once
-def test_two_data_sets_keep_their_shapes_and_the_best_checkpoint_is_the_evaluators(finished):
-    _, outcome = finished(data_sets=2, batch_sampler="no_duplicates", evaluator=True, metric=NDCG)
+def test_another_sampler_keeps_the_shapes_and_the_best_checkpoint_is_the_evaluators(finished):
+    _, outcome = finished(batch_sampler="no_duplicates", evaluator=True, metric=NDCG)
     assert outcome["shapes"] == [[8, 32], [8, 48]]
     scores = {entry["step"]: entry[NDCG] for entry in outcome["history"] if NDCG in entry}
     assert set(scores) == {4, 8, 12} and scores[outcome["best_step"]] == max(scores.values())
@@ -257,10 +273,8 @@ def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_stat
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    "options", [{"data_sets": 2, "metric": "eval_set0_loss", "accumulation": 2}, {"loss": "ranking", "groups": False}]
-)
-def test_two_data_sets_and_a_loss_without_state_resume_exactly_too(options, tmp_path):
+@pytest.mark.parametrize("options", [{"accumulation": 2}, {"loss": "ranking", "groups": False}])
+def test_accumulation_and_a_loss_without_state_resume_exactly_too(options, tmp_path):
     options = {**options, "steps": 8, "texts": 24}
     reference = result(run(tmp_path / "whole", **options))
     assert run(tmp_path / "cut", **options, kill_step=7).returncode == -signal.SIGKILL

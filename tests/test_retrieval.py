@@ -1,4 +1,4 @@
-"""Search over embeddings: FAISS and matmul against each other and slow loops; saved indexes and their damage."""
+"""Search over embeddings: the index against a slow loop and torch on every device; saved indexes and their damage."""
 
 import json
 import math
@@ -8,12 +8,13 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.util import cos_sim, dot_score, semantic_search
 
-from helpers.lejepa.retrieval import TextIndex, search_by_matmul
+from helpers.lejepa.retrieval import METRICS, TextIndex
 
 from .xla_process import answers_on_xla
 
-METRICS = ("cosine", "dot", "l2")
+SCORES = {"cosine": cos_sim, "dot": dot_score}
 
 # Q queries · N documents · K embedding
 
@@ -26,9 +27,9 @@ def names(N):
     return [f"d{row}" for row in range(N)]
 
 
-def index_of(documents_NK, metric, texts=None):
+def index_of(documents_NK, metric):
     index = TextIndex(documents_NK.shape[1], metric=metric)
-    index.add(names(len(documents_NK)), documents_NK, texts)
+    index.add(names(len(documents_NK)), [f"text {row} ü" for row in range(len(documents_NK))], documents_NK)
     return index
 
 
@@ -41,10 +42,10 @@ def slow_search(queries_QK, documents_NK, k, metric):
             dot = math.fsum(a * b for a, b in zip(query, document, strict=True))
             if metric == "cosine":
                 dot /= math.hypot(*query) * math.hypot(*document)
-            pairs.append((math.dist(query, document), row) if metric == "l2" else (-dot, row))
+            pairs.append((-dot, row))
         pairs.sort()
         rows.append([row for _, row in pairs[:k]])
-        scores.append([score if metric == "l2" else -score for score, _ in pairs[:k]])
+        scores.append([-score for score, _ in pairs[:k]])
     return np.array(rows), np.array(scores)
 
 
@@ -60,19 +61,24 @@ def test_hits_and_scores_are_those_of_a_slow_loop(metric):
     rows_Qk, scores_Qk = slow_search(queries_QK, documents_NK, 10, metric)
     ids, scores = index_of(documents_NK, metric).search(queries_QK, 10)
     assert ids == [[f"d{row}" for row in rows] for rows in rows_Qk]
-    np.testing.assert_allclose(scores, scores_Qk, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(scores, scores_Qk, rtol=0, atol=1e-5)
+
+
+def as_index(hits):
+    """What `semantic_search` returned, in the form of `TextIndex.search`."""
+    ids = [[f"d{hit['corpus_id']}" for hit in row] for row in hits]
+    return ids, np.array([[hit["score"] for hit in row] for row in hits])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("metric", METRICS)
-def test_matmul_finds_what_faiss_finds(metric, device):
+def test_semantic_search_on_a_device_finds_what_the_index_finds(metric, device):
     documents_NK, queries_QK = embeddings(1000, 48), embeddings(130, 48, seed=1)
     ids, scores = index_of(documents_NK, metric).search(queries_QK, 20)
-    rows_Qk, matmul_scores = search_by_matmul(
-        queries_QK, torch.from_numpy(documents_NK).to(device), 20, metric=metric, chunk=384
-    )
-    assert ids == [[f"d{row}" for row in rows] for rows in rows_Qk]
-    np.testing.assert_allclose(matmul_scores, scores, rtol=0, atol=1e-5)
+    on_device = (torch.from_numpy(each).to(device) for each in (queries_QK, documents_NK))
+    found = as_index(semantic_search(*on_device, top_k=20, score_function=SCORES[metric], corpus_chunk_size=384))
+    assert found[0] == ids
+    np.testing.assert_allclose(found[1], scores, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -80,58 +86,15 @@ def test_hits_agree_with_faiss_itself_and_torch_topk(metric):
     documents_NK, queries_QK = embeddings(), embeddings(30, seed=1)
     if metric == "cosine":
         documents_NK, queries_QK = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (documents_NK, queries_QK))
-    plain = (faiss.IndexFlatL2 if metric == "l2" else faiss.IndexFlatIP)(documents_NK.shape[1])
+    plain = faiss.IndexFlatIP(documents_NK.shape[1])
     plain.add(documents_NK)
     faiss_scores, faiss_rows = plain.search(queries_QK, 10)
     ids, scores = index_of(documents_NK, metric).search(queries_QK, 10)
     assert ids == [[f"d{row}" for row in rows] for rows in faiss_rows]
-    np.testing.assert_allclose(scores**2 if metric == "l2" else scores, faiss_scores, rtol=1e-5, atol=1e-5)
-    if metric == "l2":
-        top = torch.cdist(torch.from_numpy(queries_QK), torch.from_numpy(documents_NK)).topk(10, largest=False)
-    else:
-        top = torch.from_numpy(queries_QK @ documents_NK.T).topk(10)
+    np.testing.assert_allclose(scores, faiss_scores, rtol=1e-5, atol=1e-5)
+    top = torch.from_numpy(queries_QK @ documents_NK.T).topk(10)
     assert top.indices.tolist() == faiss_rows.tolist()
     np.testing.assert_allclose(scores, top.values, atol=1e-5)
-
-
-def test_l2_scores_are_distances_and_not_their_squares():
-    documents_NK = np.array([[0, 0], [3, 4]], np.float32)
-    ids, scores = index_of(documents_NK, "l2").search(np.zeros((1, 2), np.float32), 2)
-    assert ids == [["d0", "d1"]]
-    assert scores.tolist() == [[0, 5]]
-
-
-def test_the_distance_of_a_long_embedding_to_itself_is_zero():
-    documents_NK = 100 * embeddings()  # |q|^2 + |d|^2 - 2 qd in fp32 is off by about 0.2 there
-    for scores in (
-        index_of(documents_NK, "l2").search(documents_NK[:70], 1)[1],
-        search_by_matmul(documents_NK[:70], torch.from_numpy(documents_NK), 1, metric="l2")[1],
-    ):
-        assert (scores == 0).all()
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_equal_documents_come_in_the_order_of_their_rows(metric):
-    different_NK = embeddings(20)
-    documents_NK = np.concatenate([different_NK] * 100)  # more twins than candidates
-    documents_NK = documents_NK[np.random.default_rng(1).permutation(len(documents_NK))]
-    queries_QK = embeddings(3, seed=2)
-    rows_Qk, _ = slow_search(queries_QK, documents_NK, 50, metric)
-    ids, _ = index_of(documents_NK, metric).search(queries_QK, 50)
-    assert ids == [[f"d{row}" for row in rows] for rows in rows_Qk]
-    matmul_rows, _ = search_by_matmul(queries_QK, torch.from_numpy(documents_NK), 50, metric=metric, chunk=100)
-    assert matmul_rows.tolist() == rows_Qk.tolist()
-
-
-def test_a_ranking_that_fp32_cannot_see_is_right():
-    """Every document's product with the query is 1e4 in fp32; the last one is the largest."""
-    documents_NK = np.zeros((200, 3), np.float32)
-    documents_NK[:, 0], documents_NK[:, 1] = 1e4, np.arange(200) * 1e-6
-    query_1K = np.array([[1, 1, 0]], np.float32)
-    expected = [[f"d{row}" for row in range(199, 194, -1)]]
-    assert index_of(documents_NK, "dot").search(query_1K, 5)[0] == expected
-    rows, _ = search_by_matmul(query_1K, torch.from_numpy(documents_NK), 5, metric="dot", chunk=64)
-    assert rows.tolist() == [[199, 198, 197, 196, 195]]
 
 
 def test_cosine_does_not_depend_on_lengths():
@@ -148,7 +111,6 @@ def test_fewer_documents_than_k_are_all_returned():
     ids, scores = index_of(documents_NK, "dot").search(embeddings(2, seed=1), 10)
     assert [sorted(row) for row in ids] == [names(4)] * 2
     assert scores.shape == (2, 4)
-    assert search_by_matmul(embeddings(2, seed=1), torch.from_numpy(documents_NK), 10)[0].shape == (2, 4)
 
 
 def test_no_queries_give_no_hits():
@@ -159,51 +121,34 @@ def test_no_queries_give_no_hits():
 
 def test_documents_added_later_are_found():
     documents_NK = embeddings()
-    index = TextIndex(documents_NK.shape[1], metric="l2")
-    index.add(names(300)[:100], documents_NK[:100])
-    index.add(names(300)[100:], torch.from_numpy(documents_NK[100:]))
+    index = TextIndex(documents_NK.shape[1], metric="dot")
+    index.add(names(300)[:100], names(300)[:100], documents_NK[:100])
+    index.add(names(300)[100:], names(300)[100:], torch.from_numpy(documents_NK[100:]))
     assert len(index) == 300
     queries_QK = embeddings(9, seed=1)
-    assert index.search(queries_QK, 10)[0] == index_of(documents_NK, "l2").search(queries_QK, 10)[0]
-
-
-def test_products_in_halves_survive_a_device_that_rounds_to_bf16():
-    """On a TPU a fp32 matmul takes bf16 inputs; three products of halves are as good as fp32 even so."""
-    from helpers.lejepa.retrieval import _halves
-
-    x, y = (torch.from_numpy(embeddings(64, 384, seed)) for seed in (0, 1))
-    (x_high, x_low), (y_high, y_low) = _halves(x), _halves(y)
-    assert torch.equal(x_high + x_low, x)
-    assert torch.equal(x_high.bfloat16().float(), x_high)
-    rounded = [a.bfloat16().float() for a in (x_high, x_low, y_high, y_low)]
-    product = rounded[0] @ rounded[2].T + (rounded[0] @ rounded[3].T + rounded[1] @ rounded[2].T)
-    scale = x.norm(dim=1)[:, None] * y.norm(dim=1)
-    assert ((product - (x.double() @ y.double().T)).abs() / scale).max() < 2**-14
-    assert ((x.bfloat16().float() @ y.bfloat16().float().T - x @ y.T).abs() / scale).max() > 2**-14
+    assert index.search(queries_QK, 10)[0] == index_of(documents_NK, "dot").search(queries_QK, 10)[0]
 
 
 ON_XLA = """
 import json
 import numpy as np
 import torch
+from sentence_transformers.util import semantic_search
 from helpers import xla
-from helpers.lejepa.retrieval import search_by_matmul
-from tests.test_retrieval import METRICS, embeddings, index_of, names
+from tests.test_retrieval import METRICS, SCORES, as_index, embeddings, index_of
 
 device, answers = xla.start(), {}
 for metric in METRICS:
     documents_NK, queries_QK = embeddings(1000, 48), embeddings(128, 48, seed=1)
-    documents_NK[500:] = documents_NK[:500]
     ids, scores = index_of(documents_NK, metric).search(queries_QK, 20)
-    on_device = torch.from_numpy(documents_NK).to(device)
-    rows, found = search_by_matmul(torch.from_numpy(queries_QK).to(device), on_device, 20, metric=metric, chunk=250)
-    same = ids == [[f"d{row}" for row in rows] for rows in rows.tolist()]
-    answers[metric] = [same, float(np.abs(found - scores).max())]
+    on_device = (torch.from_numpy(each).to(device) for each in (queries_QK, documents_NK))
+    found, there = as_index(semantic_search(*on_device, top_k=20, score_function=SCORES[metric], corpus_chunk_size=250))
+    answers[metric] = [found == ids, float(np.abs(there - scores).max())]
 print("ANSWERS " + json.dumps(answers))
 """
 
 
-def test_matmul_on_xla_finds_what_faiss_finds():
+def test_semantic_search_on_xla_finds_what_the_index_finds():
     for metric, (same, difference) in answers_on_xla(ON_XLA).items():
         assert same, metric
         assert difference < 1e-5, metric
@@ -215,13 +160,13 @@ def test_matmul_on_xla_finds_what_faiss_finds():
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_loaded_index_answers_as_the_saved_one(tmp_path, metric):
     documents_NK, queries_QK = embeddings(), embeddings(5, seed=1)
-    index = index_of(documents_NK, metric, texts=[f"text {row} ü" for row in range(300)])
+    index = index_of(documents_NK, metric)
     loaded = TextIndex.load(index.save(tmp_path / "index"))
     assert (loaded.ids, loaded.texts, loaded.metric, loaded.dimension) == (index.ids, index.texts, metric, 24)
     before, after = index.search(queries_QK, 7), loaded.search(queries_QK, 7)
     assert before[0] == after[0]
     assert np.array_equal(before[1], after[1])
-    loaded.add(["new"], queries_QK[:1], ["a new one"])
+    loaded.add(["new"], ["a new one"], queries_QK[:1])
     assert loaded.search(queries_QK[:1], 1)[0] == [["new"]] or metric == "dot"
 
 
@@ -229,7 +174,7 @@ def test_a_saved_index_is_one_file_of_faiss_and_one_of_json(tmp_path):
     folder = index_of(embeddings(), "dot").save(tmp_path / "deep" / "index")
     assert sorted(path.name for path in folder.iterdir()) == ["index.faiss", "index.json"]
     assert sorted(path.name for path in folder.parent.iterdir()) == ["index"]
-    assert json.loads((folder / "index.json").read_text())["texts"] is None
+    assert json.loads((folder / "index.json").read_text())["texts"][0] == "text 0 ü"
     np.testing.assert_array_equal(faiss.read_index(str(folder / "index.faiss")).reconstruct_n(0, 300), embeddings())
 
 
@@ -244,7 +189,7 @@ def test_an_existing_folder_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.7, 0.999])
 @pytest.mark.parametrize("name", ["index.faiss", "index.json"])
 def test_a_flipped_bit_is_found(tmp_path, name, place):
-    folder = index_of(embeddings(), "cosine", texts=names(300)).save(tmp_path / "index")
+    folder = index_of(embeddings(), "cosine").save(tmp_path / "index")
     content = bytearray((folder / name).read_bytes())
     content[int(place * len(content))] ^= 1
     (folder / name).write_bytes(content)
@@ -282,20 +227,13 @@ def test_a_missing_file_is_named(tmp_path, name):
 def test_an_id_there_twice_is_refused_and_nothing_is_added():
     index = index_of(embeddings(), "dot")
     with pytest.raises(ValueError, match="'d7' is there twice"):
-        index.add(["new", "d7"], embeddings(2))
-    assert len(index) == len(index.ids) == 300
+        index.add(["new", "d7"], ["a", "b"], embeddings(2))
+    assert len(index) == len(index.ids) == len(index.texts) == 300
 
 
 def test_ids_that_are_no_strings_are_refused():
     with pytest.raises(ValueError, match="ids: 0 is no string"):
-        TextIndex(24).add([0, 1], embeddings(2))
-
-
-def test_texts_for_some_documents_only_are_refused():
-    with pytest.raises(ValueError, match="holds no texts; leave them out"):
-        index_of(embeddings(), "dot").add(["new"], embeddings(1), ["text"])
-    with pytest.raises(ValueError, match="holds the text of every document; give them"):
-        index_of(embeddings(2), "dot", ["one", "two"]).add(["new"], embeddings(1))
+        TextIndex(24).add([0, 1], ["a", "b"], embeddings(2))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -303,27 +241,22 @@ def test_embeddings_that_are_not_finite_are_refused(value):
     spoilt = embeddings(6)
     spoilt[4, 2] = value
     with pytest.raises(ValueError, match="embeddings_NK: 1 of 6 rows hold NaN or infinity"):
-        TextIndex(24).add(names(6), spoilt)
+        TextIndex(24).add(names(6), names(6), spoilt)
     with pytest.raises(ValueError, match="queries: 1 of 6 rows"):
         index_of(embeddings(), "dot").search(spoilt)
-    with pytest.raises(ValueError, match="documents_NK holds NaN"):
-        search_by_matmul(embeddings(1), torch.from_numpy(spoilt), 1)
 
 
 def test_wrong_arguments_are_named():
     index = index_of(embeddings(), "dot")
-    documents_NK = torch.from_numpy(embeddings())
     for message, call in {
-        "metric='euclid': choose one of cosine, dot, l2": lambda: TextIndex(24, metric="euclid"),
+        "metric='euclid': choose one of cosine, dot": lambda: TextIndex(24, metric="euclid"),
         "dimension=0": lambda: TextIndex(0),
         "k=0": lambda: index.search(embeddings(1), 0),
         r"queries has shape \[1, 23\]: must be \[rows, 24\]": lambda: index.search(embeddings(1, 23)),
         "pass the model": lambda: index.search(["text"]),
         "must be a list of texts": lambda: index.search("text"),
-        "no documents": lambda: TextIndex(24).search(embeddings(1)),
-        "1 ids, 2 embeddings": lambda: index.add(["new"], embeddings(2)),
-        "chunk=0": lambda: search_by_matmul(embeddings(1), documents_NK, 1, chunk=0),
-        "must be floats": lambda: search_by_matmul(embeddings(1), documents_NK.long(), 1),
+        "k=10 of 0 documents": lambda: TextIndex(24).search(embeddings(1)),
+        "1 ids, 1 texts, 2 embeddings": lambda: index.add(["new"], ["text"], embeddings(2)),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

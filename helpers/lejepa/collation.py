@@ -9,8 +9,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.data_collator import DEFAULT_LABEL_COLUMNS
 from torch.nn.functional import pad
 
-from helpers.lejepa.model import column_prompts
-
 # N texts · T tokens
 
 BUCKETS = 4  # lengths that a GPU meets: less padding than one, and few shapes to choose kernels for
@@ -43,16 +41,13 @@ class PaddedTexts:
 
     Args:
         model: its preprocessing and tokenizer.
-        lengths: ascending, in tokens; longer texts are cut to the last.
+        lengths: ascending, in tokens (see `padded_lengths`); longer texts are cut to the last.
 
-    Raises:
-        ValueError: lengths that are none, or more than the model takes.
+    Raises ValueError for more tokens than the model takes.
     """
 
     def __init__(self, model: SentenceTransformer, lengths: tuple[int, ...]) -> None:
         longest = model.max_seq_length
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ValueError(f"lengths={lengths}: must be at least one, ascending; see padded_lengths")
         if longest is not None and lengths[-1] > longest:
             raise ValueError(
                 f"max_seq_length={lengths[-1]}: the model takes {longest} tokens; "
@@ -95,27 +90,3 @@ def text_columns(dataset) -> list[str]:
             "add a column (a second crop of the text will do)"
         )
     return names
-
-
-def dataset_prompts(model: SentenceTransformer, *datasets) -> dict:
-    """`prompts` of the training arguments: the model's "query" prompt for a first column, "document" for the others.
-
-    Args:
-        model: `model.prompts`; without those two, or where they are empty, no prompt is set.
-        *datasets: data sets, dicts of them by name, or None.
-
-    Returns:
-        {column: prompt}, or {data set: {column: prompt}} where a dict of data sets is among them.
-    """
-    flat: dict[str, str] = {}
-    named: dict[str, dict[str, str]] = {}
-
-    for dataset in datasets:
-        if isinstance(dataset, dict):
-            for name, part in dataset.items():
-                named.setdefault(name, {}).update(column_prompts(model, text_columns(part)))
-        elif dataset is not None:
-            flat |= column_prompts(model, text_columns(dataset))
-    if named and flat:
-        raise ValueError("train_dataset and eval_dataset: give both as one data set, or both as a dict by name")
-    return {name: prompts for name, prompts in named.items() if prompts} or flat

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helpers.lejepa.data import COLUMNS, TextData
+from helpers.lejepa.data import TextData
 
 if TYPE_CHECKING:
     import datasets
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # A word is what stands between white space, or a character of a script that is written without any: Thai, Japanese, Chinese.
 _SPACELESS = "\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_SPACELESS}]|[^\s{_SPACELESS}]+")
-_SENTENCE_END = re.compile(r"[.!?…。！？][\"')\]”’]*$")
 
 
 def crop(
@@ -31,14 +30,11 @@ def crop(
     min_share: float = 0.3,
     max_share: float = 0.8,
     max_words: int = 0,
-    sentences: bool = False,
 ) -> str:
     """A random span of `text`, white space within it as it was.
 
     min_share, max_share: of the text's words; the length is uniform between them, at least one word.
     max_words: no more than so many; 0: no such limit. The model's maximum is in tokens, of which a word has some 1.3.
-    sentences: begin where a sentence does: the begin moves back to the nearest one within the span's length, and the
-        length stays. A text without such a place is cropped by words.
 
     Raises ValueError for shares out of range.
     """
@@ -52,22 +48,17 @@ def crop(
     low, high = (max(1, min(round(share * len(words)), max_words or len(words))) for share in (min_share, max_share))
     length = generator.randint(low, high)
     begin = generator.randint(0, len(words) - length)
-    if sentences:
-        places = range(begin, max(-1, begin - length), -1)
-        begin = next((i for i in places if i == 0 or _SENTENCE_END.search(text[slice(*words[i - 1])])), begin)
     return text[words[begin][0] : words[begin + length - 1][1]]
 
 
-def view_columns(kind: str, crops: int, *, negatives: bool = False) -> tuple[str, ...]:
+def view_columns(kind: str, crops: int) -> tuple[str, ...]:
     """Columns of `make_views`, in the order in which a loss gets them.
 
-    Documents: view_1 ... view_V. Pairs and triplets: anchor, positive and the crops of the positive, then the negative if
-    asked for: MultipleNegativesRankingLoss wants it, LeJEPALoss would draw it to the anchor.
+    Documents: view_1 ... view_V. Pairs and triplets: anchor, positive and the crops of the positive; a negative is left
+    out, since LeJEPALoss would draw it to the anchor.
     """
     views = tuple(f"view_{number}" for number in range(1, crops + 1))
-    if kind == "documents":
-        return views
-    return ("anchor", "positive", *views, *(("negative",) if negatives and "negative" in COLUMNS[kind] else ()))
+    return views if kind == "documents" else ("anchor", "positive", *views)
 
 
 def make_views(
@@ -77,11 +68,9 @@ def make_views(
     passes: int = 1,
     crops: int | None = None,
     split: str = "train",
-    negatives: bool = False,
     min_share: float = 0.3,
     max_share: float = 0.8,
     max_words: int = 0,
-    sentences: bool = False,
     folder: str | Path | None = None,
 ) -> datasets.Dataset:
     """`passes` times the rows of a split, each time in another order and with other crops; columns: `view_columns`.
@@ -91,7 +80,7 @@ def make_views(
     shuffled all passes together would make a text its own negative.)
 
     crops: 2 of a document, 0 of a pair by default; a document needs at least 2.
-    min_share, max_share, max_words, sentences: of `crop`.
+    min_share, max_share, max_words: of `crop`.
     folder: for one Arrow file a pass, memory-mapped, and used again by a later call for the same data and settings.
         None: held in memory.
 
@@ -107,9 +96,9 @@ def make_views(
         raise ValueError(f"passes={passes}: must be at least 1")
     if split not in ("train", "validation"):
         raise ValueError(f"split={split!r} is unknown: give 'train' or 'validation'")
-    limits = {"min_share": min_share, "max_share": max_share, "max_words": max_words, "sentences": sentences}
+    limits = {"min_share": min_share, "max_share": max_share, "max_words": max_words}
     crop("", random.Random(0), **limits)  # the limits are refused before anything is written
-    columns, rows = view_columns(texts.kind, crops, negatives=negatives), getattr(texts, split)
+    columns, rows = view_columns(texts.kind, crops), getattr(texts, split)
     cropped = "text" if documents else "positive"
     described = hashlib.sha256(repr((texts.source, split, seed, columns, limits)).encode()).hexdigest()[:16]
 
@@ -139,7 +128,13 @@ def make_views(
             **where,
         )
 
-    made = datasets.concatenate_datasets([one_pass(number) for number in range(passes)])
+    bars_are_off = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()  # a pass takes seconds at most
+    try:
+        made = datasets.concatenate_datasets([one_pass(number) for number in range(passes)])
+    finally:
+        if not bars_are_off:
+            datasets.enable_progress_bars()
     return made.select_columns(list(columns))
 
 

@@ -6,19 +6,16 @@ cropped (helpers/lejepa/crops.py).
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers import hub_data
-from helpers.lejepa import sample
+from helpers import hub
+from helpers.lejepa import sample, text_files
 from helpers.parameters import SAMPLE, source_path
 
 if TYPE_CHECKING:
@@ -28,7 +25,6 @@ MSMARCO = "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v
 # The commit that the model cards of sentence-transformers name; what it holds was not looked at from here.
 MSMARCO_REVISION = "84ed2d35626f617d890bd493b4d6db69a741e0e2"
 SUBSETS = ("triplet-hard", "triplet", "pair", "default")  # of a hub set with several; the first that it has
-PRESETS = {"2K": 2_000, "5K": 5_000, "20K": 20_000, "50K": 50_000, "500K": 500_000}
 HUB_ROWS = 20_000  # of a hub set when num_samples is 0; all of MS MARCO are 11.7 million
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 COLUMNS = {
@@ -54,6 +50,7 @@ class TextData:
     train: datasets.Dataset  # columns as in COLUMNS[kind]
     validation: datasets.Dataset
     source: str  # data source, number of rows, seed and a digest of the texts: the same string means the same data
+    provenance: dict[str, str | None]  # the `data` part of results.json: source, revision and sha256 of the texts
     duplicates_removed: int  # rows that repeat another; of a hub set also further rows of the same anchor
     empty_removed: int  # rows of a hub set or a BEIR corpus, and files, without a text
     overlaps_removed: int  # validation rows of which a text, most often a negative, is also one of training
@@ -62,7 +59,7 @@ class TextData:
 def load_texts(
     data_source: str,
     *,
-    num_samples: int | str = 0,
+    num_samples: int = 0,
     seed: int,
     documents: bool = False,
     subset: str | None = None,
@@ -77,48 +74,39 @@ def load_texts(
         a folder of .txt and .md files, a document each, or in BEIR's layout, of which only corpus.jsonl is read;
         a hub id, or a folder of .parquet files, with the columns of a .jsonl. Its split `train` is streamed: of MS MARCO
         no more is held than the rows asked for (about 1 kB each) and a shuffle buffer.
-    num_samples: rows to draw, with the seed; "2K", "5K", "20K", "50K", "500K" or a number. 0: all there are, of a hub set
-        20,000. Fewer where there are fewer. A hub set gives one row an anchor, from its first files in a seeded order.
+    num_samples: rows to draw, with the seed. 0: all there are, of a hub set 20,000. Fewer where there are fewer. A hub set
+        gives one row an anchor, from its first files in a seeded order.
     documents: read pairs and triplets as documents: the positives, of "sample" the whole docstrings.
     subset: of a hub set; None: the first of `SUBSETS` that it has, or its only one.
     revision: of a hub id. The default is the pinned one of MS MARCO and counts for that id only.
 
     Rows that share an anchor, a positive or a document are on one side, and so are the passages of a document of more than
-    400 words. Raises ValueError (a missing column, an empty text, too few rows, an unknown preset or subset),
+    400 words. Raises ValueError (a missing column, an empty text, too few rows, an unknown subset),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
     wanted = rows_wanted(num_samples)
-    path, named, empty, repeated = source_path("data_source", data_source), data_source, 0, 0
+    path, empty, repeated = source_path("data_source", data_source), 0, 0
+    if path is not None or data_source == SAMPLE or (revision == MSMARCO_REVISION and data_source != MSMARCO):
+        revision = None
     if data_source == SAMPLE:
         found = sample.docstrings()
         kind = "documents" if documents else "pairs"
         rows = [(text,) for text in sample.documents(found)] if documents else sample.pairs(found)
     elif path is None or (path.is_dir() and any(path.rglob("*.parquet"))):
-        if path is None and revision == MSMARCO_REVISION and data_source != MSMARCO:
-            revision = None
-        named = f"{data_source}@{revision}" if path is None and revision else data_source
-        stream = _stream(data_source, str(path or data_source), subset, None if path else revision, seed)
+        stream = _stream(data_source, str(path or data_source), subset, revision, seed)
         kind, rows, empty, repeated = _draw_from_hub(data_source, stream, wanted or HUB_ROWS, documents)
     else:
         kind, rows, empty = _read_folder(path) if path.is_dir() else _read_file(path)
     if documents and kind != "documents":
         kind, rows = "documents", [(row[1],) for row in rows]
-    return _split(kind, rows, data_source, named, wanted, seed, empty, repeated)
+    return _split(kind, rows, data_source, revision, wanted, seed, empty, repeated)
 
 
-def rows_wanted(num_samples: int | str) -> int:
-    """`num_samples` as a number; "20K" is a preset, "300" a number.
-
-    Raises ValueError for another word, a negative number, or one below 4.
-    """
-    if isinstance(num_samples, str) and not num_samples.isdecimal():
-        if num_samples.upper() not in PRESETS:
-            raise ValueError(f"num_samples={num_samples!r} is unknown: give one of {', '.join(PRESETS)} or a number")
-        return PRESETS[num_samples.upper()]
-    number = int(num_samples)
-    if number and number < MIN_ROWS:
+def rows_wanted(num_samples: int) -> int:
+    """`num_samples`. Raises ValueError where it is below 4 and not 0."""
+    if num_samples and num_samples < MIN_ROWS:
         raise ValueError(f"num_samples={num_samples!r} is too few: give 0 (all) or at least {MIN_ROWS}")
-    return number
+    return num_samples
 
 
 # ---- local files
@@ -133,66 +121,31 @@ def _read_folder(path: Path) -> tuple[str, list[Row], int]:
             f"data_source={str(path)!r}: the folder has no .txt, .md or .parquet file and no corpus.jsonl; "
             "give the path of a file, or put the documents there"
         )
-    texts = [_text(file).strip() for file in files]
+    texts = ["".join(text_files.lines("data_source", file)).strip() for file in files]
     return "documents", [(text,) for text in texts if text], texts.count("")
 
 
 def _read_file(path: Path) -> tuple[str, list[Row], int]:
     if path.suffix.lower() in (".txt", ".md"):
-        text = _text(path).strip()
-        parts = re.split(r"\n[ \t]*\n", text) if re.search(r"\n[ \t]*\n", text) else text.split("\n")
+        text = "".join(text_files.lines("data_source", path)).strip()
+        parts = re.split(blank_lines, text) if re.search(blank_lines := r"\n[ \t]*\n", text) else text.split("\n")
         return "documents", [(part.strip(),) for part in parts if part.strip()], 0
-    read = {".jsonl": _jsonl, ".csv": _csv}.get(path.suffix.lower())
+    read = {".jsonl": text_files.objects, ".csv": text_files.table}.get(path.suffix.lower())
     if read is None:
         raise ValueError(f"data_source={str(path)!r}: cannot read this; give .jsonl, .csv, .txt, .md or a folder")
     kind, rows, empty = None, [], 0
-    for where, values in read(path):
+    for where, values in read("data_source", path):
         kind = kind or _kind(str(path), list(values))
-        row = _row(kind, values, f"data_source={str(path)!r}: {where}")
+        row = _row(kind, values, where)
         if all(row):
             rows.append(row)
         elif path.name == "corpus.jsonl" and "_id" in values:
             empty += 1  # BEIR corpora have some, and their qrels count on them
         else:
-            column = COLUMNS[kind][row.index("")]
             raise ValueError(
-                f"data_source={str(path)!r}: {where} has an empty text in `{column}`; fill it in or remove the row"
+                f"{where} has an empty text in `{COLUMNS[kind][row.index('')]}`; fill it in or remove the row"
             )
     return kind or "documents", rows, empty
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in enumerate(_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"data_source={str(path)!r}: line {number} is not JSON ({error})") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"data_source={str(path)!r}: line {number} is not a JSON object")
-        yield f"line {number}", values
-
-
-def _csv(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
-    try:
-        for values in reader:
-            if None in values:
-                raise ValueError(
-                    f"data_source={str(path)!r}: line {reader.line_num} has more fields than the header; "
-                    "put fields that hold a comma in double quotes"
-                )
-            yield f"line {reader.line_num}", values
-    except csv.Error as error:
-        raise ValueError(f"data_source={str(path)!r}: line {reader.line_num} is not CSV ({error})") from error
 
 
 def _kind(data_source: str, found: Sequence[str]) -> str:
@@ -236,13 +189,13 @@ def _stream(
     """Rows of the split `train` in a seeded order, read as they are asked for."""
     import datasets
 
-    with hub_data.reading(data_source):
+    with hub.reading(data_source):
         subsets = datasets.get_dataset_config_names(name, revision=revision)
         chosen = subset or next((s for s in SUBSETS if s in subsets), subsets[0] if len(subsets) == 1 else None)
         if chosen not in subsets:
             raise ValueError(f"subset={subset!r}: {data_source!r} has {', '.join(subsets)}; name one of them as subset")
         splits = datasets.load_dataset(name, chosen, revision=revision, streaming=True)
-    return hub_data.train_split(data_source, splits).shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+    return hub.train_split(data_source, splits).shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
 
 
 def _draw_from_hub(
@@ -273,7 +226,14 @@ def _draw_from_hub(
 
 
 def _split(
-    kind: str, rows: Sequence[Row], data_source: str, named: str, wanted: int, seed: int, empty: int, repeated: int
+    kind: str,
+    rows: Sequence[Row],
+    data_source: str,
+    revision: str | None,
+    wanted: int,
+    seed: int,
+    empty: int,
+    repeated: int,
 ) -> TextData:
     """Drops repeats, draws `wanted` rows, cuts long documents, holds 5 % out."""
     import datasets
@@ -288,9 +248,11 @@ def _split(
             f"data_source={data_source!r}: {len(drawn)} different rows; at least {MIN_ROWS} are needed, "
             "half of them to validate on. Add texts"
         )
-    groups = _groups([[_digest(text) for text in row[:2]] for row in drawn])
-    if kind == "documents":
-        drawn, groups = _cut(drawn, groups)
+    keys = [[_digest(text) for text in row[:2]] for row in drawn]
+    if kind == "documents":  # passages have the key of their document
+        cut = [((part,), key) for (text,), key in zip(drawn, keys, strict=True) for part in passages(text)]
+        drawn, keys = zip(*cut, strict=True)
+    groups = _groups(keys)
     train, held_out = _hold_out(groups, len(drawn), data_source)
     trained_on = {_digest(text) for row in train for text in drawn[row]}
     validation = [row for row in held_out if not any(_digest(text) in trained_on for text in drawn[row])]
@@ -301,7 +263,8 @@ def _split(
         )
     texts = hashlib.sha256(b"".join(_digest(text) for row in drawn for text in row)).hexdigest()
     # The name alone of a local file: results are shared, and the digest says which file it was.
-    name = Path(named).name if Path(named).expanduser().exists() else named
+    name = Path(data_source).name if Path(data_source).expanduser().exists() else data_source
+    named = f"{name}@{revision}" if revision else name
     parts = (
         datasets.Dataset.from_dict({column: [drawn[row][i] for row in part] for i, column in enumerate(COLUMNS[kind])})
         for part in (train, validation)
@@ -309,7 +272,8 @@ def _split(
     return TextData(
         kind,
         *parts,
-        source=f"{name}, {wanted or 'all'} {kind}, seed {seed}, sha256 {texts[:16]}",
+        source=f"{named}, {wanted or 'all'} {kind}, seed {seed}, sha256 {texts[:16]}",
+        provenance={"source": name, "revision": revision, "sha256": texts},
         duplicates_removed=duplicates,
         empty_removed=empty,
         overlaps_removed=len(held_out) - len(validation),
@@ -350,18 +314,6 @@ def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[lis
             "training and validation; give texts that are repeated less often"
         )
     return train, held_out
-
-
-def _cut(rows: Sequence[Row], groups: list[list[int]]) -> tuple[list[Row], list[list[int]]]:
-    """Documents in passages, a document's in the group of the document; rows in the order of their groups."""
-    passages_of = [[(part,) for part in passages(text)] for (text,) in rows]
-    cut: list[Row] = []
-    new_groups = []
-    for group in groups:
-        begin = len(cut)
-        cut += [passage for row in group for passage in passages_of[row]]
-        new_groups.append(list(range(begin, len(cut))))
-    return cut, new_groups
 
 
 def passages(text: str, words: int = PASSAGE_WORDS) -> list[str]:

@@ -24,7 +24,6 @@ def encode(
     batch_size: int = 32,
     max_seq_length: int | None = None,
     precision: str = "fp32",
-    prompt_name: str | None = None,
 ) -> np.ndarray:
     """Embeddings [N, K] in fp32 as the model gives them, by `encode_query`, `encode_document` or `encode`.
 
@@ -35,7 +34,6 @@ def encode(
         task: "query", "document" or None; chooses the model's prompt.
         max_seq_length: tokens after which texts are cut; None: the model's own.
         precision: "bf16" autocasts the model on CUDA and on a CPU, "fp16" on CUDA.
-        prompt_name: one of `model.prompts` in place of the task's.
 
     Raises:
         ValueError: an unknown task or precision, or max_seq_length below 1.
@@ -56,7 +54,7 @@ def encode(
         if max_seq_length is not None:
             model.max_seq_length = max_seq_length
         with autocast:
-            embeddings = call(list(texts), batch_size=batch_size, prompt_name=prompt_name, show_progress_bar=False)
+            embeddings = call(list(texts), batch_size=batch_size, show_progress_bar=False)
     finally:
         if max_seq_length is not None:
             model.max_seq_length = own_length

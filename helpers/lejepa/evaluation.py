@@ -1,15 +1,15 @@
-"""How good embeddings are: retrieval, sentence similarity and isotropy of one model, and models beside each other.
+"""How good embeddings are: retrieval and sentence similarity of one model, and models beside each other.
 
 The metrics are sentence-transformers' own; here is what stands around them.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +18,16 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
-from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers.util import semantic_search
 
+from helpers.lejepa import text_files
 from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.encoding import encode, on_cpu
-from helpers.lejepa.isotropy import Isotropy, isotropy
-from helpers.lejepa.retrieval import TextIndex
 
 RECALL_AT = (1, 5, 10, 100)
-SIMILARITIES = ("cosine", "dot", "euclidean")
+SCORES = ("ndcg@10", "recall@10", "mrr@10", "similarity")
+DIGITS = dict.fromkeys(SCORES, 3) | {"effective_rank": 1, "participation_ratio": 1, "sigreg_excess": 3}  # in a table
+WIDTH = 100  # characters of a text in a table
 
 
 class _NoCard:
@@ -37,27 +38,23 @@ class _NoCard:
 
 
 class _DuringTraining(_NoCard, InformationRetrievalEvaluator):
-    pass
+    """For a trainer, which has its own way to encode on XLA."""
 
 
-class _Encoding(_NoCard):
-    """An evaluator that encodes by `encode`."""
+class _Retrieval(_NoCard, InformationRetrievalEvaluator):
+    """Encodes by `encode` with `options`, and keeps what it encoded."""
 
-    def encode_by(self, **options) -> None:
-        self._options = options
-        self.encoded: dict[str, list[np.ndarray]] = {}
-
-
-class _Retrieval(_Encoding, InformationRetrievalEvaluator):
     def embed_inputs(self, model, sentences, encode_fn_name=None, **prompts) -> torch.Tensor:
-        found = encode(model, sentences, task=encode_fn_name, **self._options)
+        found = encode(model, sentences, task=encode_fn_name, **self.options)
         self.encoded.setdefault(encode_fn_name, []).append(found)
         return torch.from_numpy(found).to(model.device)
 
 
-class _Similarity(_Encoding, EmbeddingSimilarityEvaluator):
-    def embed_inputs(self, model, sentences, **ignored):
-        return encode(model, sentences, **self._options)
+class _Similarity(_NoCard, EmbeddingSimilarityEvaluator):
+    """Encodes by `encode` with `options`."""
+
+    def embed_inputs(self, model, sentences, **ignored) -> np.ndarray:
+        return encode(model, sentences, **self.options)
 
 
 def evaluate_retrieval(
@@ -76,243 +73,150 @@ def evaluate_retrieval(
     is evaluated by a copy on the CPU.
 
     Args:
-        similarity: of "cosine", "dot", "euclidean"; the texts are encoded once for all.
+        similarity: names of `SimilarityFunction`; the texts are encoded once for all.
         max_seq_length, precision: see `encode`.
         embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
 
     Returns:
         {"cosine_ndcg@10": 0.40, "cosine_recall@1": ..., "dot_ndcg@10": ...}
-
-    Raises:
-        ValueError: an unknown similarity or precision.
     """
-    _check_similarity(similarity)
-    evaluator = _Retrieval(
-        benchmark.queries,
-        benchmark.corpus,
-        benchmark.relevant,
-        accuracy_at_k=[1],
-        precision_recall_at_k=list(RECALL_AT),
-        mrr_at_k=[10],
-        ndcg_at_k=[10],
-        map_at_k=[100],
-        score_functions={name: SimilarityFunction.to_similarity_fn(name) for name in similarity},
-    )
-    evaluator.encode_by(batch_size=batch_size, max_seq_length=max_seq_length, precision=precision)
+    evaluator = _evaluator(_Retrieval, benchmark, similarity, RECALL_AT)
+    evaluator.options = {"batch_size": batch_size, "max_seq_length": max_seq_length, "precision": precision}
+    evaluator.encoded = {}
     metrics = evaluator(on_cpu(model))
     if embeddings is not None:
         embeddings |= {task: np.concatenate(parts) for task, parts in evaluator.encoded.items()}
     return {name: float(value) for name, value in metrics.items() if "accuracy" not in name and "precision" not in name}
 
 
-def retrieval_evaluator(benchmark: Benchmark, *, batch_size: int = 32) -> InformationRetrievalEvaluator:
-    """For a trainer, which has its own way to encode on XLA: logs "eval_<benchmark>_cosine_ndcg@10" and others."""
-    return _DuringTraining(
+def retrieval_evaluator(benchmark: Benchmark) -> InformationRetrievalEvaluator:
+    """For a trainer: logs "eval_<benchmark>_cosine_ndcg@10" and others."""
+    return _evaluator(_DuringTraining, benchmark, ["cosine"], [10], name=benchmark.name, write_csv=False)
+
+
+def _evaluator(cls, benchmark: Benchmark, similarity: Sequence[str], recall_at: Sequence[int], **options):
+    return cls(
         benchmark.queries,
         benchmark.corpus,
         benchmark.relevant,
         accuracy_at_k=[1],
-        precision_recall_at_k=[10],
+        precision_recall_at_k=list(recall_at),
         mrr_at_k=[10],
         ndcg_at_k=[10],
         map_at_k=[100],
-        score_functions={"cosine": SimilarityFunction.to_similarity_fn("cosine")},
-        name=benchmark.name,
-        batch_size=batch_size,
-        write_csv=False,
+        score_functions={name: SimilarityFunction.to_similarity_fn(name) for name in similarity},
+        **options,
     )
 
 
 def evaluate_similarity(
-    model: SentenceTransformer,
-    pairs: str | Path | Iterable[Mapping | Sequence],
-    *,
-    batch_size: int = 32,
-    similarity: Sequence[str] = ("cosine",),
-    max_seq_length: int | None = None,
-    precision: str = "fp32",
-    prompt_name: str | None = None,
+    model: SentenceTransformer, path: str | Path, *, max_seq_length: int | None = None, precision: str = "fp32"
 ) -> dict[str, float]:
-    """Spearman and Pearson correlation of similarities with people's scores, by `EmbeddingSimilarityEvaluator`.
+    """Spearman and Pearson correlation of cosines with people's scores, by `EmbeddingSimilarityEvaluator`.
 
     Args:
-        pairs: a CSV file (sentence1, sentence2, score, with or without that header), or such rows.
-        similarity, max_seq_length, precision: as for `evaluate_retrieval`.
-        prompt_name: one of `model.prompts`, such as EmbeddingGemma's "STS".
+        path: a CSV of sentence1, sentence2, score, with or without that header.
+        max_seq_length, precision: see `encode`.
 
-    Returns:
-        {"spearman_cosine": 0.82, "pearson_cosine": ...}
+    Returns {"spearman_cosine": 0.82, "pearson_cosine": ...}.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a row that does not fit, scores that are all the same, or an unknown similarity.
+    Raises FileNotFoundError for no such file, and ValueError for a row that does not fit or scores that are all the same.
     """
-    _check_similarity(similarity)
-    rows = _scored_pairs(pairs)
-    evaluator = _Similarity(*map(list, zip(*rows, strict=True)), similarity_fn_names=list(similarity))
-    evaluator.encode_by(
-        batch_size=batch_size, max_seq_length=max_seq_length, precision=precision, prompt_name=prompt_name
-    )
+    rows = _scored_pairs(Path(path))
+    evaluator = _Similarity(*map(list, zip(*rows, strict=True)), similarity_fn_names=["cosine"])
+    evaluator.options = {"max_seq_length": max_seq_length, "precision": precision}
     metrics = evaluator(on_cpu(model))
-    return {
-        f"{kind}_{name}": float(metrics[f"{kind}_{name}"]) for name in similarity for kind in ("spearman", "pearson")
-    }
+    return {name: float(metrics[name]) for name in ("spearman_cosine", "pearson_cosine")}
 
 
-def isotropy_of(
-    model: SentenceTransformer,
-    texts: Sequence[str],
-    *,
-    task: str | None = "document",
-    batch_size: int = 32,
-    max_seq_length: int | None = None,
-    precision: str = "fp32",
-    **sigreg,
-) -> Isotropy:
-    """`isotropy` of the texts' embeddings before any `Normalize` module: unit vectors look collapsed to SIGReg.
-
-    Args:
-        task, batch_size, max_seq_length, precision: see `encode`.
-        sigreg: t_max, n_points, num_slices, seed of `isotropy`.
-
-    Raises:
-        ValueError: fewer than two texts, embeddings that are all the same, or a model that normalises in its middle.
-    """
-    model = _without_normalize(on_cpu(model))
-    options = {"task": task, "batch_size": batch_size, "max_seq_length": max_seq_length, "precision": precision}
-    return isotropy(encode(model, texts, **options), **sigreg)
+def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
+    header, scored = ["sentence1", "sentence2", "score"], []
+    wanted = ", ".join(header)
+    if not path.is_file():
+        raise FileNotFoundError(f"similarity={str(path)!r}: no such file; give a CSV of {wanted}")
+    rows = list(text_files.fields("similarity", path))
+    if rows and set(header) <= set(rows[0][1]):
+        _, header = rows.pop(0)
+    for where, row in rows:
+        try:
+            named = dict(zip(header, row, strict=True))
+            scored.append((named["sentence1"], named["sentence2"], float(named["score"])))
+        except ValueError as error:
+            raise ValueError(f"{where} is {row}: must be {wanted}, the score a number") from error
+    scores = {score for _, _, score in scored}
+    if len(scores) < 2 or not all(map(math.isfinite, scores)):
+        raise ValueError(f"similarity={str(path)!r}: a correlation needs scores that are finite and not all the same")
+    return scored
 
 
 def before_after(
     model_before: SentenceTransformer,
     model_after: SentenceTransformer,
-    queries: Sequence[str],
+    queries: Mapping[str, Collection[str]],
     documents: Mapping[str, str],
     *,
-    relevant: Sequence[Collection[str]] | None = None,
     k: int = 3,
-    metric: str = "cosine",
-    batch_size: int = 32,
     max_seq_length: int | None = None,
-    width: int = 110,
-) -> str:
-    """The best k documents of the same queries under both models, as text to print.
+) -> list[dict[str, Any]]:
+    """The k nearest documents of the same queries under both models, side by side, for `tables.show`.
+
+    A document stands behind its cosine, and behind a * where it answers the query.
 
     Args:
+        queries: text -> ids of the documents that answer it.
         documents: id -> text.
-        relevant: ids that answer each query; marked with *.
-        width: characters a line.
-
-    Raises:
-        ValueError: as `TextIndex.build` and `search`, or `relevant` of another length than the queries.
     """
-    if relevant is not None and len(relevant) != len(queries):
-        raise ValueError(f"relevant has {len(relevant)} entries for {len(queries)} queries: give one a query")
     found = {}
     for name, model in (("before", on_cpu(model_before)), ("after", on_cpu(model_after))):
-        embeddings = {
-            task: encode(model, texts, task=task, batch_size=batch_size, max_seq_length=max_seq_length)
-            for task, texts in (("query", queries), ("document", list(documents.values())))
-        }
-        index = TextIndex(embeddings["document"].shape[1], metric=metric)
-        index.add(list(documents), embeddings["document"])
-        found[name] = index.search(embeddings["query"], k)
-    lines = []
-    for row, query in enumerate(queries):
-        lines += ["", _cut(query, width)] if lines else [_cut(query, width)]
-        for name, (ids, scores) in found.items():
-            for rank, (document, score) in enumerate(zip(ids[row], scores[row], strict=True), 1):
-                mark = "*" if relevant is not None and document in relevant[row] else " "
-                head = f"  {name if rank == 1 else '':<7}{rank:>2}.{mark}{score:7.3f}  [{document}] "
-                lines.append(_cut(head + " ".join(documents[document].split()), width))
-    return "\n".join(lines)
+        embeddings = (
+            torch.from_numpy(encode(model, list(texts), task=task, max_seq_length=max_seq_length))
+            for task, texts in (("query", queries), ("document", documents.values()))
+        )
+        found[name] = semantic_search(*embeddings, top_k=k)
+    ids = list(documents)
+
+    def cell(query: str, hit: Mapping[str, Any]) -> str:
+        document = ids[hit["corpus_id"]]
+        return _cut(f"{hit['score']:.3f} {'* ' if document in queries[query] else ''}{documents[document]}")
+
+    return [
+        {"query": "" if rank else _cut(query)} | {name: cell(query, hits[row][rank]) for name, hits in found.items()}
+        for row, query in enumerate(queries)
+        for rank in range(min(k, len(ids)))
+    ]
 
 
-def spread(values: Sequence[float]) -> str:
-    """`0.401 ± 0.004`: mean and sample standard deviation, of one value without. Raises ValueError for none."""
-    if not len(values):
-        raise ValueError("values is empty: give the metric of one seed at least")
-    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{deviation}"
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """`0.401 ± 0.004`: mean and sample standard deviation, of one value without."""
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{deviation}"
 
 
-def table(rows: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """One line a model, one column a metric: mean ± sample standard deviation, and the number of seeds.
+def table(
+    untrained: Mapping[str, Mapping[str, float]], rows: Mapping[int, Mapping[str, Mapping[str, float]]]
+) -> list[dict[str, Any]]:
+    """A row a model for `tables.show`: the untrained ones, then the trained ones with their spread over seeds.
 
     Args:
-        rows: name -> {metric -> a value a seed}. A metric that a row lacks stays blank.
-
-    Raises:
-        ValueError: no rows, or a row whose metrics have different numbers of seeds.
+        untrained: model -> metric -> value.
+        rows: seed -> model -> metric -> value.
     """
-    if not rows or not any(rows.values()):
-        raise ValueError("rows is empty: give one model and one metric at least")
-    metrics = list(dict.fromkeys(metric for values in rows.values() for metric in values))
-    cells = [["", *metrics, "seeds"]]
-    for name, values in rows.items():
-        seeds = {len(per_seed) for per_seed in values.values()}
-        if len(seeds) > 1:
-            raise ValueError(f"rows[{name!r}] has {sorted(seeds)} values a metric: give every metric of every seed")
-        cells.append(
-            [name, *(spread(values[metric]) if metric in values else "" for metric in metrics), *map(str, seeds)]
-        )
-    widths = [max(len(line[column]) for line in cells if column < len(line)) + 2 for column in range(len(metrics) + 2)]
-    return "\n".join("".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(line)).rstrip() for line in cells)
+    models = {name: [values] for name, values in untrained.items()}
+    for trained in rows.values():
+        for name, values in trained.items():
+            models.setdefault(name, []).append(values)
+    return [
+        {"model": name}
+        | {
+            metric.replace("_", " "): spread([values[metric] for values in seeds], digits)
+            for metric, digits in DIGITS.items()
+            if metric in seeds[0]
+        }
+        | {"seeds": len(seeds)}
+        for name, seeds in models.items()
+    ]
 
 
-# ---- input and output
-
-
-def _check_similarity(similarity: Sequence[str]) -> None:
-    if isinstance(similarity, str) or not similarity or not set(similarity) <= set(SIMILARITIES):
-        raise ValueError(f"similarity={similarity!r}: must be a sequence of {', '.join(SIMILARITIES)}")
-
-
-def _scored_pairs(pairs: str | Path | Iterable[Mapping | Sequence]) -> list[tuple[str, str, float]]:
-    columns = ("sentence1", "sentence2", "score")
-    named = pairs if isinstance(pairs, str | Path) else None
-    source = "pairs" if named is None else f"pairs={str(named)!r}"
-    scored = []
-    for number, row in enumerate(_csv_rows(Path(named)) if named is not None else pairs, 1):
-        if isinstance(row, Mapping):
-            row = [row.get(column) for column in columns]
-        if len(row) != 3 or not (isinstance(row[0], str) and isinstance(row[1], str)):
-            raise ValueError(f"{source}: row {number} is {row!r}; must be {', '.join(columns)}")
-        try:
-            score = float(row[2])
-        except (TypeError, ValueError):
-            score = math.nan
-        if not math.isfinite(score):
-            raise ValueError(f"{source}: row {number} has the score {row[2]!r}; must be a number")
-        scored.append((row[0], row[1], score))
-    if len({score for _, _, score in scored}) < 2:
-        raise ValueError(f"{source}: {len(scored)} rows, and no two different scores; a correlation needs them")
-    return scored
-
-
-def _csv_rows(path: Path) -> list[Sequence | Mapping]:
-    if not path.is_file():
-        raise FileNotFoundError(f"pairs={str(path)!r}: no such file; give a CSV of sentence1, sentence2, score")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file, strict=True) if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"pairs={str(path)!r}: not CSV in UTF-8 ({error}); save it as such") from error
-    if rows and {"sentence1", "sentence2", "score"} <= set(rows[0]):
-        return [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
-    return rows
-
-
-def _without_normalize(model: SentenceTransformer) -> SentenceTransformer:
-    """The same modules without those that normalise; the weights are shared."""
-    kept = [module for module in model if not isinstance(module, Normalize)]
-    if any(isinstance(module, Normalize) for outer in kept for module in outer.modules()):
-        raise ValueError("model normalises inside of another module: remove its Normalize before measuring isotropy")
-    if len(kept) == len(model):
-        return model
-    options = {name: getattr(model, name) for name in ("prompts", "default_prompt_name", "truncate_dim")}
-    return SentenceTransformer(modules=kept, device=str(model.device), **options)
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 1] + "…"
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +12,9 @@ import numpy as np
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import Dense
 
 from helpers.plan import Plan
-from helpers.planning import architectures, model_sizes
-from helpers.planning import forecast as forecasts
-from helpers.planning.forecast import Forecast
-from helpers.planning.jobs import Job
+from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
 
 from .beir import Benchmark, from_pairs, read_beir
@@ -29,11 +24,11 @@ from .encoding import encode, on_cpu
 from .evaluation import evaluate_retrieval, evaluate_similarity, retrieval_evaluator
 from .head import HeadFit, fit_head
 from .isotropy import Isotropy, isotropy
-from .loss import LeJEPALoss
-from .model import GaussianEmbeddingGemma, freeze, parameter_groups
+from .loss import new_loss
+from .model import GaussianEmbeddingGemma, freeze
 from .parameters import HELD_OUT, EmbeddingParameters
-from .sigreg import SIGReg
 from .training import EmbeddingTrainer, new_trainer
+from .workload import workload as training_step
 
 HEAD_ROWS = 4000  # for the closed-form head
 WORDS_A_TOKEN = 0.75
@@ -65,7 +60,7 @@ def load_corpus(params: EmbeddingParameters) -> Corpus:
     if texts.kind == "documents":
         rows = make_views(texts, split="validation", seed=0, crops=2, **crop_limits(params))
         rows = rows.rename_columns({"view_1": "anchor", "view_2": "positive"})
-    held_out = from_pairs(rows, name=HELD_OUT)
+    held_out = from_pairs(zip(rows["anchor"], rows["positive"], strict=True), HELD_OUT)
     test = held_out if params.benchmark == HELD_OUT else read_beir(params.benchmark)
     return Corpus(texts=texts, held_out=held_out, test=test)
 
@@ -130,51 +125,19 @@ def without_head(model: SentenceTransformer) -> SentenceTransformer:
     return backbone
 
 
-def training_job(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters) -> Job | None:
-    """What a training step of this model is made of; None for a backbone that no builder describes."""
-    found = model_sizes.encoder_sizes(model.transformers_model.config)
-    if found is None:
-        return None
-    sizes, settings = found
-    dense = [module.linear for module in list(model)[:-1] if isinstance(module, Dense)]
-    return architectures.lejepa_training(
-        sizes,
-        "",
-        freeze_layers=params.freeze_layers,
-        output_dim=params.output_dim,
-        num_slices=params.num_slices,
-        past_texts=params.past_texts,
-        views=params.views(corpus.documents),
-        dense=tuple((layer.in_features, layer.out_features, layer.bias is not None) for layer in dense),
-        **settings,
-    )
+def parameter_counts(model: SentenceTransformer) -> dict[str, int]:
+    """Numbers of all weights and of the trained ones."""
+    weights = list(model.parameters())
+    return {
+        "parameters": sum(w.numel() for w in weights),
+        "trained": sum(w.numel() for w in weights if w.requires_grad),
+    }
 
 
-def forecast(
-    model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters, plan: Plan, runtime: Runtime
-) -> Forecast:
-    """Time, memory and cost that the run is expected to take, were every view as long as `view_length`."""
-    return forecasts.make(
-        training_job(model, corpus, params),
-        plan,
-        runtime,
-        architecture=model.transformers_model.config.model_type,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-    )
-
-
-def new_loss(model: SentenceTransformer, params: EmbeddingParameters) -> LeJEPALoss:
-    """The loss of the parameters; its slices follow from the seed."""
-    sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
-    return LeJEPALoss(
-        model,
-        sigreg,
-        sigreg_weight=params.sigreg_weight,
-        convention=params.convention,
-        past_texts=params.past_texts,
-        contrastive_weight=params.contrastive_weight,
-        contrastive_scale=params.contrastive_scale,
-    )
+def workload(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters) -> Workload:
+    """The training step of this run, for the planner."""
+    views = params.views(corpus.documents)
+    return training_step(new_loss(model, params), params.base_model, params.view_length, views)
 
 
 def lejepa_trainer(
@@ -186,9 +149,7 @@ def lejepa_trainer(
     output_dir: Path,
 ) -> EmbeddingTrainer:
     """The trainer of the run: `LeJEPALoss` on all views, backbone and head at their rates."""
-    groups = parameter_groups(
-        model, plan.learning_rate, params.head_learning_rate or HEAD_RATE * plan.learning_rate, plan.weight_decay
-    )
+    rate = params.head_learning_rate or HEAD_RATE * plan.learning_rate
     return _trainer(
         model,
         new_loss(model, params),
@@ -198,30 +159,11 @@ def lejepa_trainer(
         plan,
         runtime,
         output_dir,
-        groups,
+        {rf"^model\.(module\.)?{len(model) - 1}\.": rate},
     )
 
 
-def contrastive_trainer(
-    backbone: SentenceTransformer,
-    corpus: Corpus,
-    params: EmbeddingParameters,
-    plan: Plan,
-    runtime: Runtime,
-    output_dir: Path,
-) -> EmbeddingTrainer:
-    """The baseline: the backbone as it came with `MultipleNegativesRankingLoss` on the first two views of the same rows.
-
-    At its own usual learning rate, unless the user asked for one.
-    """
-    plan = dataclasses.replace(plan, learning_rate=params.learning_rate or CONTRASTIVE_RATE)
-    rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
-    rows = rows.select_columns(rows.column_names[:2])
-    loss = MultipleNegativesRankingLoss(backbone)
-    return _trainer(backbone, loss, rows, corpus, params, plan, runtime, output_dir, None)
-
-
-def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, groups) -> EmbeddingTrainer:
+def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, rates) -> EmbeddingTrainer:
     return new_trainer(
         model,
         loss,
@@ -236,7 +178,7 @@ def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, group
         eval_steps=params.eval_steps,
         save_steps=params.save_steps,
         report_to=params.report_to,
-        parameter_groups=groups,
+        learning_rate_mapping=rates,
         patience=params.patience,
         max_seq_length=params.view_length,
         metric_for_best_model=BEST,
@@ -281,7 +223,7 @@ def further_seeds(
     """Rows of both models for the next `params.further_seeds` seeds: other order, crops, slices and dropout."""
     rows = {}
     for seed in range(params.seed + 1, params.seed + 1 + params.further_seeds):
-        seeded, folder = dataclasses.replace(params, seed=seed), output_dir / f"seed-{seed}"
+        seeded, folder = params.model_copy(update={"seed": seed}), output_dir / f"seed-{seed}"
         model = new_backbone(seeded, corpus)
         set_head(model, seeded, corpus)
         backbone = without_head(model)
@@ -301,24 +243,16 @@ def train_contrastive(
     runtime: Runtime,
     output_dir: Path,
 ) -> dict[str, float]:
-    """Trains the baseline and measures it."""
-    trainer = contrastive_trainer(backbone, corpus, params, plan, runtime, output_dir)
+    """The baseline: the backbone as it came, with `MultipleNegativesRankingLoss` on the first two views of the same rows.
+
+    At its own usual learning rate, unless the user asked for one.
+    """
+    plan = dataclasses.replace(plan, learning_rate=params.learning_rate or CONTRASTIVE_RATE)
+    rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
+    rows, loss = rows.select_columns(rows.column_names[:2]), MultipleNegativesRankingLoss(backbone)
+    trainer = _trainer(backbone, loss, rows, corpus, params, plan, runtime, output_dir, {})
     trainer.train(resume_from_checkpoint=params.resume)
     return row(trainer, corpus, params, runtime)[0]
-
-
-def by_model(
-    untrained: Mapping[str, Mapping[str, float]], rows: Mapping[int, Mapping[str, Mapping[str, float]]]
-) -> dict[str, dict[str, list[float]]]:
-    """Model -> metric -> a value a seed, for `evaluation.table`."""
-    shown = ("ndcg@10", "recall@10", "mrr@10", "similarity", "effective_rank", "participation_ratio", "sigreg_excess")
-    gathered: dict[str, dict[str, list[float]]] = {}
-    for models in ({name: dict(values) for name, values in untrained.items()}, *rows.values()):
-        for name, values in models.items():
-            for metric in shown:
-                if metric in values:
-                    gathered.setdefault(name, {}).setdefault(metric, []).append(values[metric])
-    return gathered
 
 
 def same_embeddings(model: SentenceTransformer, reloaded: SentenceTransformer, texts: list[str]) -> float:

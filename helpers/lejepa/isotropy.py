@@ -103,7 +103,7 @@ def plot_isotropy(reports: Mapping[str, Isotropy], path: str | Path, *, title: s
     """Two panels, eigenvalues and squared norms, beside as many draws from N(0, I); written as PNG.
 
     Args:
-        reports: name -> what `isotropy` returned; the names are the legend. The draws have the first one's N and K.
+        reports: name -> what `isotropy` returned; the names are the legend. The draws have the last one's N and K.
         path: the file.
         title: above the panels.
 
@@ -115,7 +115,7 @@ def plot_isotropy(reports: Mapping[str, Isotropy], path: str | Path, *, title: s
 
     if not reports:
         raise ValueError("reports is empty: pass at least one, such as {'untrained': isotropy(embeddings)}")
-    first = next(iter(reports.values()))
+    last = list(reports.values())[-1]
     figure, (spectrum, norms) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     figure.suptitle(title)
     for name, report in reports.items():
@@ -124,12 +124,13 @@ def plot_isotropy(reports: Mapping[str, Isotropy], path: str | Path, *, title: s
         shares_K = report.eigenvalues_K[::-1] * report.dimensions / report.eigenvalues_K.sum()
         spectrum.semilogy(np.arange(1, report.dimensions + 1), np.maximum(shares_K, 1e-8), label=label)
         norms.hist(report.squared_norms_N / report.dimensions, 60, density=True, histtype="step", label=name)
-    gaussian_NK = np.random.default_rng(0).standard_normal((first.texts, first.dimensions))
-    gaussian_K = np.linalg.eigvalsh(np.cov(gaussian_NK.T).reshape(first.dimensions, first.dimensions))[::-1]
+    gaussian_NK = np.random.default_rng(0).standard_normal((last.texts, last.dimensions))
+    gaussian_K = np.linalg.eigvalsh(np.cov(gaussian_NK.T).reshape(last.dimensions, last.dimensions))[::-1]
     drawn = {"color": "0.4", "linestyle": "--"}
-    spectrum.semilogy(np.arange(1, first.dimensions + 1), gaussian_K, label=f"N(0, I), {first.texts} draws", **drawn)
-    grid = np.linspace(*chi2.ppf((1e-5, 1 - 1e-5), first.dimensions), 200)
-    norms.plot(grid / first.dimensions, first.dimensions * chi2.pdf(grid, first.dimensions), label="N(0, I)", **drawn)
+    spectrum.semilogy(np.arange(1, last.dimensions + 1), gaussian_K, label=f"N(0, I), {last.texts} draws", **drawn)
+    grid = np.linspace(*chi2.ppf((1e-5, 1 - 1e-5), last.dimensions), 200)
+    norms.plot(grid / last.dimensions, last.dimensions * chi2.pdf(grid, last.dimensions), label="N(0, I)", **drawn)
+    spectrum.set_ylim(bottom=1e-4)  # below is rounding, and directions that the texts do not have
     spectrum.set(title="Covariance", xlabel="eigenvalue, largest first", ylabel="eigenvalue / mean eigenvalue")
     norms.set(title="Length", xlabel="squared norm / dimensions", ylabel="density")
     for axes in (spectrum, norms):

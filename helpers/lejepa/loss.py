@@ -9,6 +9,7 @@ Balestriero and LeCun, LeJEPA (arXiv 2511.08544). SIGReg is on the embedding tha
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from helpers import xla
 from helpers.lejepa.sigreg import SIGReg
+
+if TYPE_CHECKING:
+    from helpers.lejepa.parameters import EmbeddingParameters
 
 # V views · N texts · K embedding · Q past texts · T tokens
 
@@ -245,3 +249,17 @@ def _mean_over_processes(gradient):
 
 def _whole(tensor):
     return xla.replicate_tensor(tensor) if tensor.device.type == "xla" else tensor
+
+
+def new_loss(model: SentenceTransformer, params: EmbeddingParameters) -> LeJEPALoss:
+    """The loss of the notebook's parameters; its slices follow from the seed."""
+    sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
+    return LeJEPALoss(
+        model,
+        sigreg,
+        sigreg_weight=params.sigreg_weight,
+        convention=params.convention,
+        past_texts=params.past_texts,
+        contrastive_weight=params.contrastive_weight,
+        contrastive_scale=params.contrastive_scale,
+    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-from helpers import hub, secrets
+from helpers import hub, secrets, tracking
 from helpers.parameters import SAMPLE, source_path
 
 # N texts · D backbone · K embedding · R = min(D, K)
@@ -52,13 +51,13 @@ def GaussianEmbeddingGemma(
 
     The head is random until `fit_head`. Weights are fp32, whatever the checkpoint has.
 
-    base_model: a hub id (`REVISIONS` are pinned, others at their newest), a local path, or "sample": a random BERT of two
+    base_model: a hub id (`REVISIONS` are pinned, others at their newest), a local path, or "sample": a random BERT of four
         layers with a byte-level BPE tokeniser trained on `texts`. No code from a checkpoint is run.
     max_seq_length: tokens; 0: the model's own.
     texts: for "sample" alone; the first 20,000 count.
     device: None: what sentence-transformers finds.
 
-    A base of EmbeddingGemma's architecture gets its query and document prompts where it brings none. Warns where
+    A base of EmbeddingGemma's architecture gets its query and document prompts where it brings none. Says so where
     `output_dim` is above the backbone's: a linear head cannot add rank.
 
     Raises ValueError (a number out of range, a gated model without access, no texts for "sample"), FileNotFoundError (no
@@ -73,10 +72,9 @@ def GaussianEmbeddingGemma(
     modules = [module for module in backbone if not isinstance(module, Normalize)]
     D = backbone.get_embedding_dimension()
     if output_dim > D:
-        warnings.warn(
+        tracking.say(
             f"output_dim={output_dim} is above the {D} dimensions of {base_model!r}: a linear head spans {D} of them at "
-            f"most, so that the output cannot become an isotropic Gaussian; use output_dim={D} or a larger base_model",
-            stacklevel=2,
+            f"most, so that the output cannot become an isotropic Gaussian; use output_dim={D} or a larger base_model"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -154,7 +152,7 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
             config = BertConfig(
                 vocab_size=len(tokenizer),
                 hidden_size=64,
-                num_hidden_layers=2,
+                num_hidden_layers=4,
                 num_attention_heads=4,
                 intermediate_size=256,
                 pad_token_id=tokenizer.pad_token_id,
@@ -212,7 +210,7 @@ def _limit_length(model: SentenceTransformer, max_seq_length: int) -> None:
         model.max_seq_length = max_seq_length
 
 
-# ---- what is trained, and how fast
+# ---- what is trained
 
 
 def freeze(model: SentenceTransformer, layers: int) -> tuple[int, int]:
@@ -261,24 +259,3 @@ def _first_layers(model: SentenceTransformer, layers: int) -> list[torch.nn.Para
 
 def _grandchildren(module: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
     return [named for child in module.children() for named in child.named_children()]
-
-
-def parameter_groups(
-    model: SentenceTransformer, learning_rate: float, head_learning_rate: float, weight_decay: float
-) -> list[dict[str, Any]]:
-    """Optimizer groups of what is trained: backbone and head at their rates; biases and norms without decay.
-
-    Call it after `freeze`. Groups without a parameter are left out.
-    """
-    head = {id(parameter) for parameter in model[-1].parameters()}
-    groups = []
-    for is_head, rate in ((False, learning_rate), (True, head_learning_rate)):
-        for decay in (True, False):
-            chosen = [
-                parameter
-                for parameter in model.parameters()
-                if parameter.requires_grad and (id(parameter) in head) is is_head and (parameter.dim() > 1) is decay
-            ]
-            if chosen:
-                groups.append({"params": chosen, "lr": rate, "weight_decay": weight_decay if decay else 0.0})
-    return groups

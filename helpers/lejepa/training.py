@@ -9,10 +9,7 @@ What the stock trainer cannot do: train one batch shape, resume a loss that reme
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -28,7 +25,9 @@ from torch import nn
 
 from helpers import checkpoint, tracking, xla
 from helpers.arguments import training_arguments
-from helpers.lejepa.collation import PaddedTexts, dataset_prompts, padded_lengths, text_columns
+from helpers.lejepa.collation import PaddedTexts, padded_lengths, text_columns
+from helpers.lejepa.encoding import on_cpu
+from helpers.lejepa.model import column_prompts
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
@@ -47,8 +46,6 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         model: with a transformers encoder.
         max_seq_length: tokens that a text is cut to in training.
         runtime: what `runtime.detect` returned.
-        parameter_groups: [{"params": [...], "lr": ..., ...}, ...] of some of the model's parameters. What a group does not
-            say, and all other weights, follow the arguments; weight decay spares biases and norms unless a group has one.
         **kwargs: of `TrainerMixin` and `SentenceTransformerTrainer`.
     """
 
@@ -58,13 +55,11 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         *,
         max_seq_length: int,
         runtime: Runtime,
-        parameter_groups: Sequence[dict] | None = None,
         **kwargs,
     ) -> None:
         if model.transformers_model is None:
             raise ValueError("model has no transformers encoder; build it from a Transformer module")
         self._preprocess = PaddedTexts(model, padded_lengths(max_seq_length, one=runtime.kind == "xla"))
-        self._groups = _by_name(model, parameter_groups or ())
         # Looking up the Hub for a licence or encoding examples is nothing that a save should do.
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
@@ -74,7 +69,7 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
             self.evaluator = functools.partial(_evaluate_on_xla, self.evaluator, lengths)
 
     def trained_module(self) -> nn.Module:
-        return nn.ModuleDict(self.loss) if isinstance(self.loss, dict) else self.loss
+        return self.loss
 
     def transformer(self) -> nn.Module:
         return self.model.transformers_model
@@ -94,8 +89,6 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         return self._sharded(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset=None):
-        if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
         return self._sharded(super().get_eval_dataloader(eval_dataset))
 
     def _sharded(self, loader):
@@ -107,21 +100,6 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         self.model_wrapped.eval()
         return super().evaluation_loop(*args, **kwargs)
 
-    # -- optimizer --
-
-    def get_optimizer_cls_and_kwargs(self, args, model=None):
-        cls, kwargs = super().get_optimizer_cls_and_kwargs(args, model)
-        stock, weights = kwargs["optimizer_dict"], dict(self.model.named_parameters())
-        own = []
-        for group in self._groups:
-            wanted = {id(weights[name]) for name in group["params"]}
-            for kind in stock:
-                own.append(kind | group | {"params": [weight for weight in kind["params"] if id(weight) in wanted]})
-                kind["params"] = [weight for weight in kind["params"] if id(weight) not in wanted]
-        # The logged learning rate is that of the first group.
-        kwargs["optimizer_dict"] = [group for group in (*stock, *own) if group["params"]]
-        return cls, kwargs
-
     # -- logs --
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
@@ -130,11 +108,8 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         super().log(logs, start_time)
 
     def _terms(self) -> dict[str, float]:
-        """Terms of the losses since the last log, averaged over the processes."""
-        terms = {}
-        for name, loss in self._losses().items():
-            if hasattr(loss, "read_terms"):
-                terms |= {f"{name}_{term}" if name else term: value for term, value in loss.read_terms().items()}
+        """Terms of the loss since the last log, averaged over the processes."""
+        terms = self.loss.read_terms() if hasattr(self.loss, "read_terms") else {}
         if self.runtime.kind == "xla":
             xla.sync()  # zeroed sums become data as they are between logs, not constants of a new graph
         if self.args.world_size > 1:
@@ -144,17 +119,16 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
 
     # -- saving --
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.runtime.kind != "xla":
-            super().save_model(output_dir, _internal_call)
-            return
-        xla.sync()
-        with _weights_on_cpu(self.model):
+    def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
+        if self.runtime.kind == "xla":
+            xla.sync()
             self._save(output_dir)
+        else:
+            super()._save_weights(output_dir, internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        folder = Path(output_dir or self.args.output_dir)
-        self.model.save_pretrained(str(folder), create_model_card=self._staging is None)
+        folder = str(output_dir or self.args.output_dir)
+        on_cpu(self.model).save_pretrained(folder, create_model_card=self._staging is None)
 
     def _write_checkpoint(self, staging: Path, model, trial) -> None:
         super()._write_checkpoint(staging, model, trial)
@@ -163,16 +137,12 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
     def _loss_file(self) -> str:
         return f"loss_{self.args.process_index}.safetensors"  # past texts are each process's own
 
-    def _losses(self) -> dict[str, nn.Module]:
-        return self.loss if isinstance(self.loss, dict) else {"": self.loss}
-
     def _loss_state(self) -> dict[str, torch.Tensor]:
-        """What the losses hold beside the model's weights, on the CPU."""
+        """What the loss holds beside the model's weights, on the CPU."""
         return {
-            f"{name}/{key}": value.detach().to("cpu", copy=True).contiguous()
-            for name, loss in self._losses().items()
-            for key, value in loss.state_dict().items()
-            if not key.startswith("model.")
+            name: value.detach().to("cpu", copy=True).contiguous()
+            for name, value in self.loss.state_dict().items()
+            if not name.startswith("model.")
         }
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
@@ -189,15 +159,12 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
                 f"resume: {path.parent.name} has no {path.name}, so it was written by another trainer or by fewer "
                 f"processes than {self.args.world_size}; use as many as before, or start in a new output_dir"
             )
-        state = load_file(path)
-        for name, loss in self._losses().items():
-            own = {key.removeprefix(f"{name}/"): value for key, value in state.items() if key.startswith(f"{name}/")}
-            _load_loss(loss, own)
+        _load_loss(self.loss, load_file(path))
 
 
 def new_trainer(
     model: SentenceTransformer,
-    loss: nn.Module | dict[str, nn.Module],
+    loss: nn.Module,
     train_dataset,
     eval_dataset,
     evaluator,
@@ -210,7 +177,6 @@ def new_trainer(
     eval_steps: int,
     save_steps: int,
     report_to: str = "none",
-    parameter_groups: Sequence[dict] | None = None,
     patience: int = 0,
     max_seq_length: int = 0,
     **overrides,
@@ -219,8 +185,8 @@ def new_trainer(
 
     Args:
         model: of sentence-transformers; its "query" prompt goes before the first column, "document" before the others.
-        loss: `LeJEPALoss`, or any other of sentence-transformers', of this model; or a dict of them by data set.
-        train_dataset: `datasets.Dataset` of text columns, streaming or not, or a dict of them by name.
+        loss: `LeJEPALoss`, or any other of sentence-transformers', of this model.
+        train_dataset: `datasets.Dataset` of text columns, streaming or not.
         eval_dataset: the same, or None. It is cut to whole batches, so that every batch is as hard as the others.
         evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
         plan: what `plan.plan` returned.
@@ -229,29 +195,21 @@ def new_trainer(
         seed: of data order and dropout.
         logging_steps, eval_steps, save_steps: optimizer steps between two.
         report_to: "none" or "wandb".
-        parameter_groups: see `EmbeddingTrainer`; learning rates by layer.
         patience: evaluations without improvement before the run stops; 0: never.
         max_seq_length: tokens; 0 takes the plan's sequence_length.
-        **overrides: fields of `SentenceTransformerTrainingArguments`, such as metric_for_best_model, greater_is_better and
-            batch_sampler.
+        **overrides: fields of `SentenceTransformerTrainingArguments`, such as metric_for_best_model, greater_is_better,
+            batch_sampler and learning_rate_mapping, rates by pattern of a parameter's name in the loss.
 
-    Raises:
-        ValueError: too few texts, columns or tokens; nothing to evaluate, or not what metric_for_best_model names.
+    Raises ValueError for too few texts, columns or tokens, and for nothing to evaluate.
     """
-    metric = overrides.get("metric_for_best_model", "eval_loss")
-    if eval_dataset is None and evaluator is None:
-        raise ValueError("eval_dataset and evaluator are both None: give one, so that the best checkpoint can be told")
-    if eval_dataset is None and metric in ("loss", "eval_loss"):
-        raise ValueError(
-            "metric_for_best_model='eval_loss' needs an eval_dataset; "
-            "name a metric of the evaluator, such as 'eval_retrieval_cosine_ndcg@10', and greater_is_better=True"
-        )
-    if isinstance(eval_dataset, dict) and metric in ("loss", "eval_loss"):
-        choice = [f"eval_{name}_loss" for name in eval_dataset]
-        raise ValueError(f"metric_for_best_model='eval_loss': there is one for each eval_dataset; choose from {choice}")
-    _check_training_data(train_dataset, plan)
+    columns = text_columns(train_dataset)
     batch = plan.micro_batch_size
-    if eval_dataset is not None:
+    if hasattr(train_dataset, "__len__") and len(train_dataset) < batch:
+        raise ValueError(
+            f"train_dataset has {len(train_dataset)} examples and a batch {batch}: "
+            "there is no whole batch; lower batch_size or add data"
+        )
+    if isinstance(eval_dataset, Dataset):
         eval_dataset, batch = _whole_batches(eval_dataset, plan, runtime)
     report_to, reason = tracking.report_to(wanted := report_to)
     if report_to != wanted:
@@ -267,7 +225,7 @@ def new_trainer(
             "eval_steps": eval_steps,
             "save_steps": save_steps,
             "report_to": report_to,
-            "prompts": dataset_prompts(model, train_dataset, eval_dataset) or None,
+            "prompts": column_prompts(model, columns) or None,
             # Under SPMD this process feeds all devices, elsewhere one.
             "per_device_eval_batch_size": batch // (1 if runtime.kind == "xla" else plan.device_count),
             **overrides,
@@ -282,7 +240,6 @@ def new_trainer(
         evaluator=evaluator,
         plan=plan,
         runtime=runtime,
-        parameter_groups=parameter_groups,
         patience=patience,
         max_seq_length=max_seq_length or plan.sequence_length,
         flops_per_token=flops_per_token(model),
@@ -304,58 +261,20 @@ def flops_per_token(model: SentenceTransformer) -> float:
 # ---- data
 
 
-def _parts(dataset) -> list:
-    return list(dataset.values()) if isinstance(dataset, dict) else [dataset]
-
-
-def _check_training_data(dataset, plan: Plan) -> None:
-    for part in _parts(dataset):
-        text_columns(part)
-        if hasattr(part, "__len__") and len(part) < plan.micro_batch_size:
-            raise ValueError(
-                f"train_dataset has {len(part)} examples and a batch {plan.micro_batch_size}: "
-                "there is no whole batch; lower batch_size or add data"
-            )
-
-
-def _whole_batches(dataset, plan: Plan, runtime: Runtime):
-    """The data set, or each of a dict, cut to whole evaluation batches, and the batch over all devices."""
-    sizes = [len(part) for part in _parts(dataset) if isinstance(part, Dataset)]
-    if not sizes:
-        return dataset, plan.micro_batch_size
+def _whole_batches(dataset: Dataset, plan: Plan, runtime: Runtime) -> tuple[Dataset, int]:
+    """The data set cut to whole evaluation batches, and the batch over all devices."""
     devices = plan.device_count
-    batch = min(plan.micro_batch_size, min(sizes) // devices * devices)
+    batch = min(plan.micro_batch_size, len(dataset) // devices * devices)
     least = max(FEWEST_TEXTS, devices) if runtime.kind == "xla" else FEWEST_TEXTS * devices
     if batch < least:
         raise ValueError(
-            f"eval_dataset has {min(sizes)} examples for {devices} device(s): at least {least} are needed; "
+            f"eval_dataset has {len(dataset)} examples for {devices} device(s): at least {least} are needed; "
             "add some, or pass None and an evaluator"
         )
-
-    def cut(part):
-        return part.select(range(len(part) // batch * batch)) if isinstance(part, Dataset) else part
-
-    if isinstance(dataset, dict):
-        return type(dataset)({name: cut(part) for name, part in dataset.items()}), batch
-    return cut(dataset), batch
+    return dataset.select(range(len(dataset) // batch * batch)), batch
 
 
 # ---- weights
-
-
-def _by_name(model: SentenceTransformer, groups: Sequence[dict]) -> list[dict]:
-    """Optimizer groups with names in the place of parameters: moving a model to XLA makes new ones."""
-    names = {id(weight): name for name, weight in model.named_parameters()}
-    named = []
-    for group in groups:
-        params = [group["params"]] if torch.is_tensor(group["params"]) else list(group["params"])
-        if any(id(weight) not in names for weight in params):
-            raise ValueError("parameter_groups: a group has parameters that are not the model's; make them from it")
-        named.append({**group, "params": [names[id(weight)] for weight in params]})
-    twice = [name for name, count in Counter(name for group in named for name in group["params"]).items() if count > 1]
-    if twice:
-        raise ValueError(f"parameter_groups: {twice[0]} is in more than one group, or twice; give it one learning rate")
-    return named
 
 
 def _load_loss(loss: nn.Module, state: dict[str, torch.Tensor]) -> None:
@@ -373,28 +292,6 @@ def _load_loss(loss: nn.Module, state: dict[str, torch.Tensor]) -> None:
     for buffer in loss.buffers(recurse=False):
         if buffer.device.type == "xla":  # past texts lie as the batches did that they come from
             xla.shard_batch(buffer) if buffer.dim() > 1 else xla.replicate_tensor(buffer)
-
-
-@contextlib.contextmanager
-def _weights_on_cpu(model: nn.Module) -> Iterator[None]:
-    """Inside, the modules hold CPU copies of their weights; tied ones stay tied."""
-    held, copies = [], {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in copies:
-                    copy = tensor.detach().cpu()
-                    copies[id(tensor)] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
-                held.append((table, name, tensor))
-    try:
-        for table, name, tensor in held:
-            table[name] = copies[id(tensor)]
-        yield
-    finally:
-        for table, name, tensor in held:
-            table[name] = tensor
 
 
 # ---- XLA

@@ -43,7 +43,7 @@
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets sentence-transformers faiss-cpu wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic sentence-transformers faiss-cpu wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
@@ -56,50 +56,7 @@
 # `crop_min_share` and `crop_max_share` of its words.
 
 # %% tags=["parameters"]
-# @title Parameters
-data_source: str = "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1"  # @param {type:"string"}
-num_samples: int = 20000  # @param [2000, 5000, 20000, 50000, 500000] {type: "raw", allow-input: true}
-documents: bool = False  # @param {type:"boolean"}
-crops: int = 0  # @param {type:"integer"}
-crop_min_share: float = 0.05  # @param {type:"number"}
-crop_max_share: float = 0.3  # @param {type:"number"}
-benchmark: str = "held-out"  # @param {type:"string"}
-similarity: str = ""  # @param {type:"string"}
-base_model: str = "google/embeddinggemma-300m"  # @param ["google/embeddinggemma-300m", "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2", "sample"] {allow-input: true}
-output_dim: int = 512  # @param {type:"integer"}
-max_seq_length: int = 256  # @param {type:"integer"}
-train_length: int = 128  # @param {type:"integer"}
-output_dir: str = "outputs/lejepa_training"  # @param {type:"string"} # gpu only
-output_dir: str = "outputs/lejepa_training_tpu"  # @param {type:"string"} # tpu only
-resume: bool = True  # @param {type:"boolean"}
-use_tpu: bool = False  # @param {type:"boolean"} # gpu only
-use_tpu: bool = True  # @param {type:"boolean"} # tpu only
-precision: str = "auto"  # @param ["auto", "fp32", "bf16", "fp16"]
-seed: int = 0  # @param {type:"integer"}
-max_steps: int = 0  # @param {type:"integer"}
-batch_size: int = 0  # @param {type:"integer"}
-learning_rate: float = 0.0  # @param {type:"number"}
-head_learning_rate: float = 0.0  # @param {type:"number"}
-head_within: float = 0.5  # @param {type:"number"}
-head_power: float = 0.2  # @param {type:"number"}
-head_shrinkage: float = 0.1  # @param {type:"number"}
-freeze_layers: int = 3  # @param {type:"integer"}
-sigreg_weight: float = 0.02  # @param {type:"number"}
-convention: str = "convex"  # @param ["convex", "additive"]
-num_slices: int = 256  # @param {type:"integer"}
-t_max: float = 3.0  # @param {type:"number"}
-n_points: int = 17  # @param {type:"integer"}
-past_texts: int = 1024  # @param {type:"integer"}
-contrastive_weight: float = 1.0  # @param {type:"number"}
-contrastive_scale: float = 20.0  # @param {type:"number"}
-compare_contrastive: bool = True  # @param {type:"boolean"}
-further_seeds: int = 0  # @param {type:"integer"}
-patience: int = 5  # @param {type:"integer"}
-logging_steps: int = 10  # @param {type:"integer"}
-eval_steps: int = 100  # @param {type:"integer"}
-save_steps: int = 100  # @param {type:"integer"}
-query: str = "how do I read a file line by line"  # @param {type:"string"}
-report_to: str = "none"  # @param ["none", "wandb"]
+# parameters: helpers.lejepa.parameters.EmbeddingParameters
 
 # %% [markdown]
 # ## Check and look around
@@ -108,14 +65,14 @@ report_to: str = "none"  # @param ["none", "wandb"]
 # reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, runtime, secrets
+from helpers import parameters, run_folder, runtime, secrets, tables
 from helpers.lejepa.parameters import EmbeddingParameters
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(EmbeddingParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
-folder = run_folder.claim(params.output_dir, "lejepa_training", parameters.identity(params), resume=params.resume)
+folder = run_folder.claim("lejepa_training", params)
 print(f"output     {folder.resolve()}")
 
 # %% [markdown]
@@ -134,9 +91,8 @@ print(f"{len(texts.train)} training and {len(texts.validation)} validation {text
 print(
     f"{texts.duplicates_removed} duplicates, {texts.empty_removed} empty and {texts.overlaps_removed} overlapping removed"
 )
-print(f"test: {corpus.test.name}, {len(corpus.test.queries)} queries, {len(corpus.test.corpus)} documents\n")
-for column, text in texts.train[0].items():
-    print(f"{column:<10}{text[:400]}")
+print(f"test: {corpus.test.name}, {len(corpus.test.queries)} queries, {len(corpus.test.corpus)} documents")
+tables.show([{"column": column, "text": text[:400]} for column, text in texts.train[0].items()], "One row")
 
 # %% [markdown]
 # ## Model
@@ -145,42 +101,46 @@ for column, text in texts.train[0].items():
 # texts: centred, scaled to unit variance, damped where views of one text differ (`head_within`), and whitened in part
 # (`head_power`: 0 leaves the geometry, 1 makes all directions equal). SIGReg then starts where its gradient is not that of a
 # collapsed model, and needs no projector that is thrown away later. The first `freeze_layers` layers stay as they are.
+#
+# Of the head: `kept_variance` is the share of the backbone's variance that it lets through (1 is all of it), `effective_rank`
+# how many dimensions of its output carry these texts, `scale` what the output was multiplied by for a variance of 1.
 
 # %%
 model = experiment.new_backbone(params, corpus)
 fitted = experiment.set_head(model, params, corpus)
 backbone = experiment.without_head(model)
-print(model)
-print(fitted)
-trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} parameters are trained")
+sizes = experiment.parameter_counts(model)
+tables.show([sizes], f"{params.base_model}, with a head of {params.output_dim} dimensions")
+tables.show([vars(fitted)], "The closed-form head")
 
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
-# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
-# same table with what was measured comes after training. A sequence is all views of a text; shorter texts take less.
-# The batch is not only a matter of memory: SIGReg tests a batch, so that a smaller one sees less
-# (`past_texts` makes up for it).
+# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
+# runs once on tensors without numbers, with every view as long as it may be; shorter texts take less. Without a
+# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU it is not known.
+# The same table with what was measured comes after training. The batch is not only a matter of memory: SIGReg tests a
+# batch, so that a smaller one sees less (`past_texts` makes up for it).
 
 # %%
 from helpers import plan as planner
-from helpers.lejepa.parameters import model_size, recipe
+from helpers.lejepa.parameters import recipe
+from helpers.planning import forecast as forecasts
 
+step = experiment.workload(model, corpus, params)
 plan = planner.plan(
     recipe(len(texts.train), params.views(corpus.documents), params.view_length),
-    model_size(model),
+    step,
     machine,
     batch_size=params.batch_size,
     learning_rate=params.learning_rate,
     max_steps=params.max_steps,
 )
-print(plan)
+tables.show(plan.rows())
 
 # %%
-forecast = experiment.forecast(model, corpus, params, plan, machine)
-print(forecast)
+forecast = forecasts.here(step, plan, machine)
+tables.show(forecast.rows())
 
 # %% [markdown]
 # ## What the loss sees
@@ -192,14 +152,14 @@ from helpers.lejepa.model import column_prompts
 
 trainer = experiment.lejepa_trainer(model, corpus, params, plan, machine, folder)
 prompts = column_prompts(model, trainer.train_dataset.column_names)
-for column, text in trainer.train_dataset[0].items():
-    print(f"{column:<10}{prompts.get(column, '')}{text[:200]}")
+views = trainer.train_dataset[0].items()
+tables.show([{"view": column, "text": prompts.get(column, "") + text[:200]} for column, text in views])
 
 # %% [markdown]
 # ## Before training
 #
 # The backbone as it came, and with the closed-form head. **Effective rank** says how many dimensions carry the texts;
-# `sigreg_excess` is what lies above the floor that an exact Gaussian has (1.0525, not 0). The floor alone proves little in
+# **SIGReg excess** is what lies above the floor that an exact Gaussian has (1.0525, not 0). The floor alone proves little in
 # hundreds of dimensions: random slices of half a Gaussian look Gaussian too.
 
 # %%
@@ -208,7 +168,7 @@ from helpers.lejepa import evaluation
 untrained, reports = {}, {}
 for name, each in ((experiment.UNTRAINED, backbone), (experiment.HEAD_ONLY, model)):
     untrained[name], reports[name] = experiment.measure(each, corpus, params, machine)
-print(evaluation.table(experiment.by_model(untrained, {})))
+tables.show(evaluation.table(untrained, {}))
 
 # %% [markdown]
 # ## Train
@@ -231,9 +191,8 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 
 # %%
 measured = trainer.results()
-print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
-print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
-print(forecast.beside(measured["train"]))
+tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
+tables.show(forecast.beside(measured["train"]))
 
 # %% [markdown]
 # ## Against contrastive training
@@ -249,7 +208,7 @@ if params.compare_contrastive:
         backbone, corpus, params, plan, machine, folder / "contrastive"
     )
 rows |= experiment.further_seeds(params, corpus, plan, machine, folder)
-print(evaluation.table(experiment.by_model(untrained, rows)))
+tables.show(evaluation.table(untrained, rows))
 
 # %% [markdown]
 # ## Isotropy
@@ -260,23 +219,18 @@ print(evaluation.table(experiment.by_model(untrained, rows)))
 # %%
 from helpers.lejepa.isotropy import plot_isotropy
 
-figure = plot_isotropy(reports, folder / "figures" / "isotropy.png", title=f"Documents of {corpus.test.name}")
+figure = plot_isotropy(reports, folder / "figures" / "isotropy.png", title=f"Test documents ({corpus.test.name})")
 
 # %% [markdown]
 # ## The same queries before and after
+#
+# The three nearest documents of some test queries by cosine, with the closed-form head before training and with the trained
+# model. A * stands before a document that answers the query.
 
 # %%
-shown = list(corpus.test.queries)[:4]
-print(
-    evaluation.before_after(
-        before,
-        trainer.model,
-        [corpus.test.queries[name] for name in shown],
-        corpus.test.corpus,
-        relevant=[corpus.test.relevant[name] for name in shown],
-        max_seq_length=params.max_seq_length,
-    )
-)
+shown = {corpus.test.queries[name]: corpus.test.relevant[name] for name in list(corpus.test.queries)[:4]}
+length = params.max_seq_length
+tables.show(evaluation.before_after(before, trainer.model, shown, corpus.test.corpus, max_seq_length=length))
 
 # %% [markdown]
 # ## Save, reload, search
@@ -297,41 +251,32 @@ if difference > (1e-3 if machine.precision == "fp32" else 5e-2):
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
 
 # %%
-index = TextIndex.build(
-    reloaded, list(corpus.test.corpus), list(corpus.test.corpus.values()), max_seq_length=params.max_seq_length
-)
+documents = corpus.test.corpus
+index = TextIndex.build(reloaded, list(documents), list(documents.values()), max_seq_length=length)
 found, scores = index.search([params.query], 3, model=reloaded)
-print(params.query)
-for name, score in zip(found[0], scores[0], strict=True):
-    print(f"{score:7.3f}  {' '.join(corpus.test.corpus[name].split())[:150]}")
+hits = [(f"{score:.3f}", documents[name][:200]) for name, score in zip(found[0], scores[0], strict=True)]
+tables.show([{"cosine": cosine, "document": " ".join(text.split())} for cosine, text in hits], params.query)
 if not (folder / "index").exists():
     index.save(folder / "index")
 
 # %%
 results_file = run_folder.write_results(
-    folder,
-    {
-        "notebook": "lejepa_training",
-        "seed": params.seed,
-        "runtime": machine.results(),
-        **measured,
-        "forecast": forecast.results(),
-        "data": {
-            "source": texts.source,
-            "kind": texts.kind,
-            "train_examples": len(texts.train),
-            "eval_examples": len(texts.validation),
-            "test": corpus.test.name,
-        },
-        "model": {"base_model": params.base_model, "trainable": trained, "head": vars(fitted)},
-        "eval": {
-            "before": untrained[experiment.HEAD_ONLY],
-            "after": after,
-            "baselines": untrained,
-        },
-        "comparison": rows,
-        "artifacts": {"model": "model", "index": "index", "figures": "figures"},
+    "lejepa_training",
+    params,
+    machine,
+    **measured,
+    forecast=forecast.results(),
+    data={
+        **texts.provenance,
+        "kind": texts.kind,
+        "train_examples": len(texts.train),
+        "eval_examples": len(texts.validation),
+        "test": corpus.test.name,
     },
+    model={"base_model": params.base_model, **sizes, "head": vars(fitted)},
+    eval={"before": untrained[experiment.HEAD_ONLY], "after": after, "baselines": untrained},
+    comparison=rows,
+    artifacts={"model": "model", "index": "index", "figures": "figures"},
 )
 print(results_file.resolve())
 
