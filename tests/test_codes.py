@@ -1,7 +1,5 @@
 """Co-occurrence codes, held against a dense matrix built pair by pair, and against a grammar whose classes are known."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -112,17 +110,3 @@ def test_only_the_first_tokens_of_a_long_text_count(monkeypatch):
 def test_a_text_of_two_tokens_is_enough():
     codes_VC = cooccurrence_codes(np.array([1, 2]), 4, 2, seed=0)
     assert codes_VC.isfinite().all() and not codes_VC[[0, 3]].any()
-
-
-@pytest.mark.parametrize(
-    ("tokens", "size", "message"),
-    [
-        (grammar(9), 0, "size=0: must be at least 1 and below vocab_size=26"),
-        (grammar(9), 26, "size=26: must be at least 1 and below vocab_size=26"),
-        ([], 4, "tokens: 0 tokens have no neighbours; give at least 2"),
-        ([3], 4, "tokens: 1 tokens have no neighbours; give at least 2"),
-    ],
-)
-def test_what_gives_no_codes_is_refused_by_name(tokens, size, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        cooccurrence_codes(np.array(tokens), V, size, seed=0)

@@ -1,7 +1,7 @@
 """Reservoir beside transformer: curves, spread, table and picture by hand; and both trained by the real trainer."""
 
 import json
-import re
+import math
 import statistics
 
 import pytest
@@ -77,29 +77,30 @@ def test_one_seed_has_no_spread():
     assert comparison.spread(rows(1), "reservoir", "bits_per_byte") == "1.200 (1 seed)"
 
 
-def test_the_table_has_a_line_a_model_and_its_columns_are_aligned():
+def test_the_table_has_a_row_a_model():
     reference = {"untrained": row(9.0, 8103.08, 3.2), "Kneser-Ney trigram": row(3.75, 42.7, 1.361)}
-    head, untrained, trigram, reservoir, transformer = comparison.table(reference, rows(3)).splitlines()
-    assert re.split(r"\s{2,}", untrained.strip()) == ["untrained", "8103.08", "3.200"]
-    assert re.split(r"\s{2,}", trigram.strip()) == ["Kneser-Ney trigram", "42.70", "1.361"]
-    found = [re.split(r"\s{2,}", line.strip()) for line in (reservoir, transformer)]
-    assert found[0][1:3] == ["31.000 ± 1.000 (3 seeds)", "1.210 ± 0.010 (3 seeds)"]
-    assert found[1][1:3] == ["29.000 ± 2.000 (3 seeds)", "1.170 ± 0.000 (3 seeds)"]
-    assert found[0][3:] == ["5,420,032", "123", "4568"] and found[1][3:] == ["5,420,032", "660", "789"]
-    for name, values in (
-        ("perplexity", ("8103.08", "31.000", "29.000")),
-        ("bits per byte", ("3.200", "1.210", "1.170")),
-    ):
-        column = {head.index(name)} | {
-            line.index(value) for line, value in zip((untrained, reservoir, transformer), values, strict=True)
-        }
-        assert len(column) == 1
-    assert head.endswith("tokens/s") and len(head) == len(reservoir) == len(transformer)
+    cost = {"trained parameters": 5_420_032, "seconds": 123, "tokens/s": 4568}
+    assert comparison.table(reference, rows(3)) == [
+        {"model": "untrained", "perplexity": "8103.08", "bits per byte": "3.200"},
+        {"model": "Kneser-Ney trigram", "perplexity": "42.70", "bits per byte": "1.361"},
+        {
+            "model": "reservoir",
+            "perplexity": "31.000 ± 1.000 (3 seeds)",
+            "bits per byte": "1.210 ± 0.010 (3 seeds)",
+            **cost,
+        },
+        {
+            "model": "transformer",
+            "perplexity": "29.000 ± 2.000 (3 seeds)",
+            "bits per byte": "1.170 ± 0.000 (3 seeds)",
+            **cost | {"seconds": 660, "tokens/s": 789},
+        },
+    ]
 
 
 def test_a_table_of_the_reservoir_alone_needs_no_transformer():
     alone = {seed: {"reservoir": models["reservoir"]} for seed, models in rows(2).items()}
-    assert len(comparison.table({}, alone).splitlines()) == 2
+    assert [line["model"] for line in comparison.table({}, alone)] == ["reservoir"]
 
 
 # -- the picture --
@@ -146,7 +147,7 @@ def test_the_recipe_of_the_transformer_is_the_reservoirs_but_for_its_learning_ra
 
 
 TRAINED = """
-import dataclasses, json, sys
+import json, sys
 given = json.loads(sys.argv[1])
 from helpers import runtime
 machine = runtime.detect(use_tpu=False, precision="fp32")
@@ -154,9 +155,10 @@ import torch
 torch.set_num_threads(1)
 from helpers.plan import plan
 from helpers.reservoir import comparison, experiment
-from helpers.reservoir.parameters import ReservoirParameters, model_size, recipe, transformer_recipe
+from helpers.reservoir.parameters import ReservoirParameters, recipe, transformer_recipe
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
+from helpers.reservoir.workload import workload
 
 larger = {"embedding_size": 32, "readout_size": 64, "eval_steps": 2, "save_steps": 2, "max_new_tokens": 8, "patience": 9}
 params = ReservoirParameters(**given["params"] | larger | {"compare_transformer": True, "further_seeds": 1})
@@ -165,7 +167,7 @@ splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
 corpus = experiment.tokenise(splits, tokenizer, folder / "data")
 model = experiment.new_model(params, corpus)
-made = plan(recipe(16, corpus.train.tokens), model_size(model, 16), machine, batch_size=8, max_steps=6)
+made = plan(recipe(16, corpus.train.tokens), workload(model, "small", 16), machine, batch_size=8, max_steps=6)
 
 seen = {}  # what each run is trained on, by the folder of its checkpoints
 step = experiment.LanguageModelTrainer.training_step
@@ -190,8 +192,8 @@ answers = {
     "blocks": [len(run.eval_dataset) for run in (trainer, beside)],
     "rates": [run.plan.learning_rate for run in (trainer, beside)],
     "rates of the recipes": [recipe(16, corpus.train.tokens).learning_rate, transformer_recipe(16, 8, 6).learning_rate],
-    "asked rate": transformer("asked", dataclasses.replace(params, learning_rate=0.02, max_steps=1)).plan.learning_rate,
-    "patience": [run._early_stopping.patience for run in (trainer, beside)],
+    "asked rate": transformer("asked", params.model_copy(update={"learning_rate": 0.02, "max_steps": 1})).plan.learning_rate,
+    "patience": [run.patience for run in (trainer, beside)],
     "losses": [[entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry][:3] for run in (trainer, beside)],
     "further": comparison.further_seeds(params, corpus, made, machine, folder),
 }
@@ -199,11 +201,11 @@ answers["seen"] = dict(seen)
 seen.clear()
 answers["further again"] = comparison.further_seeds(params, corpus, made, machine, folder)
 answers["trained again"] = list(seen)
-next_seed = dataclasses.replace(params, seed=params.seed + 1)
+next_seed = params.model_copy(update={"seed": params.seed + 1})
 alone = experiment.new_trainer(experiment.new_model(next_seed, corpus), corpus, next_seed, made, machine, folder / "alone")
 alone.train()
 answers["alone"] = comparison.row(alone, corpus, next_seed)
-without = dataclasses.replace(params, compare_transformer=False)
+without = params.model_copy(update={"compare_transformer": False})
 answers["without"] = {seed: list(row) for seed, row in comparison.further_seeds(without, corpus, made, machine, folder).items()}
 print("ANSWERS " + json.dumps(answers))
 """
@@ -264,3 +266,18 @@ def test_further_seeds_that_are_finished_are_not_trained_again(trained):
         assert {key: again[key] for key in ("loss", "tokens", "steps", "curve", "story")} == {
             key: first[key] for key in ("loss", "tokens", "steps", "curve", "story")
         }
+
+
+@pytest.mark.parametrize(
+    ("source", "losses", "said"),
+    [
+        ("sample", {"reservoir": 1.0, "transformer": 1.1}, "small grammar"),
+        ("mine.txt", {"reservoir": 1.0, "transformer": 4.2}, "transformer (66.7) not yet below"),
+        ("mine.txt", {"reservoir": 2.0, "transformer": 2.0}, "reservoir (7.4) and transformer (7.4) not yet below"),
+        ("mine.txt", {"reservoir": 1.0, "transformer": 1.1}, None),
+    ],
+)
+def test_a_comparison_says_what_it_does_not_show(source, losses, said):
+    rows = {name: {"loss": loss, "perplexity": math.exp(loss)} for name, loss in losses.items()}
+    found = comparison.caveats(source, {"Kneser-Ney trigram": {"loss": 1.5, "perplexity": math.exp(1.5)}}, rows)
+    assert (said in found) if said else (found == "")

@@ -1,6 +1,5 @@
 """Steps of a TinyStories run: parameters, recipe, blocks, measures by hand, stories, and the real trainer's evaluation."""
 
-import dataclasses
 import json
 import math
 import os
@@ -16,7 +15,6 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from helpers import xla
-from helpers.plan import ModelSize, Recipe, plan
 from helpers.reservoir import experiment
 from helpers.reservoir.parameters import (
     EPOCHS,
@@ -29,6 +27,8 @@ from helpers.reservoir.parameters import (
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.runtime import Runtime
+
+from .workloads import plan_by_hand
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = {
@@ -89,8 +89,7 @@ def planned(batch_size: int = 8, length: int = 16, device_count: int = 1, kind: 
         torch="",
         torch_xla=None,
     )
-    asked = Recipe(batch_size=batch_size, learning_rate=1e-3, max_steps=4, sequence_length=length, tpu_batch_factor=1)
-    return plan(asked, ModelSize(trainable=1, frozen=0, activations=1), machine)
+    return plan_by_hand(machine, batch_size=batch_size, steps=4, length=length)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +266,7 @@ def test_token_files_are_written_once(splits, corpus, folder):
     again = experiment.tokenise(splits, corpus.tokenizer, folder)
     assert (again.train, again.validation) == (corpus.train, corpus.validation)
     assert (folder / "train.bin").stat().st_mtime_ns == before
-    assert len({corpus.train.source, corpus.validation.source}) == 2
+    assert len({corpus.train.origin, corpus.validation.origin}) == 2
 
 
 # ---- measures
@@ -329,6 +328,12 @@ def test_new_model_is_of_the_asked_for_kind(corpus):
     assert model.head.weight is not model.embedding.weight
     assert model.head.out_features == len(corpus.tokenizer)
     assert model.generation_config.eos_token_id == corpus.tokenizer.eos_token_id
+
+
+def test_codes_of_more_numbers_than_there_are_tokens_are_refused_by_name(corpus):
+    size = len(corpus.tokenizer)
+    with pytest.raises(ValueError, match=f"input_codes={size}: must be below the vocabulary's {size} tokens"):
+        experiment.new_model(params(input_codes=size), corpus)
 
 
 @pytest.mark.parametrize(("input_codes", "rank"), [(0, 32), (5, 5)])
@@ -431,10 +436,10 @@ def test_a_story_leaves_the_global_generator_and_the_mode_as_they_were(corpus, m
 
 def test_a_story_depends_on_its_seed_alone(corpus, model):
     stories = []
-    for global_seed, seed in ((1, None), (2, None), (3, 3), (4, 4)):
+    for global_seed, seed in ((1, 3), (2, 3), (3, 4)):
         torch.manual_seed(global_seed)
-        stories.append(experiment.tell(model, corpus.tokenizer, params(), seed=seed))
-    assert stories[0] == stories[1] == stories[2] != stories[3]  # params.seed is 3
+        stories.append(experiment.tell(model, corpus.tokenizer, params(seed=seed)))
+    assert stories[0] == stories[1] != stories[2]
     assert stories[0].startswith(GOOD["prompt"])
 
 
@@ -473,8 +478,10 @@ import torch
 torch.set_num_threads(1)
 from helpers.plan import plan
 from helpers.reservoir import experiment
-from helpers.reservoir.parameters import ReservoirParameters, model_size, recipe
+from helpers.reservoir.parameters import ReservoirParameters, recipe
 from helpers.reservoir.transformer import equal_transformer
+from helpers.reservoir.workload import workload
+from torch.utils.flop_counter import FlopCounterMode
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 
@@ -482,8 +489,8 @@ params = ReservoirParameters(**given["params"])
 splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
 corpus = experiment.tokenise(splits, tokenizer, experiment.Path(given["folder"]) / "data")
-size = model_size(experiment.new_model(params, corpus), params.sequence_length)
-made = plan(recipe(16, corpus.train.tokens), size, machine, batch_size=8, max_steps=20, learning_rate=1e-2)
+step = workload(experiment.new_model(params, corpus), "small", params.sequence_length)
+made = plan(recipe(16, corpus.train.tokens), step, machine, batch_size=8, max_steps=20, learning_rate=1e-2)
 
 def trainer(name, settings=made, model=None):
     model = model or experiment.new_model(params, corpus)
@@ -506,14 +513,16 @@ answers["untrained by hand"] = total / count
 
 two = dataclasses.replace(made, device_count=2, per_device_batch_size=4)
 answers["eval batch"] = [trainer("two", two).args.per_device_eval_batch_size, corpus.evaluation_batch(two)]
-answers["flops"] = [untrained.meter.flops_per_token, size.trainable]
+with FlopCounterMode(display=False) as counter:
+    step.loss(step.model.train(), step.batch(8, 16)).backward()
+answers["flops"] = [untrained.meter.flops_per_token, counter.get_total_flops() / (8 * 16)]
 llama = equal_transformer(len(tokenizer), 20_000, 16, seed=0, eos_token_id=tokenizer.eos_token_id)
-answers["flops of a transformer"] = trainer("llama", model=llama).meter.flops_per_token / sum(
-    parameter.numel() for parameter in llama.parameters()
-)
-patient = dataclasses.replace(params, patience=7)
+patient = params.model_copy(update={"patience": 7})
 chosen = experiment.new_trainer(llama, corpus, patient, made, machine, experiment.Path(given["folder"]) / "patient")
-answers["patience"] = [trainer("plain")._early_stopping, chosen._early_stopping.patience]
+answers["patience"] = [
+    [callback.early_stopping_patience for callback in each.callback_handler.callbacks if "EarlyStopping" in str(callback)]
+    for each in (trainer("plain"), chosen)
+]
 
 weights = []
 for name in ("with stories", "without"):
@@ -600,14 +609,13 @@ def test_two_processes_share_an_evaluation_batch(trained):
     assert per_device * 2 == whole
 
 
-def test_work_a_token_counts_readout_and_reservoir(trained):
-    flops, trainable = trained[0]["flops"]
-    assert flops == 6 * trainable + 2 * 2 * 16 * 16  # two blocks of 16 units; the rest is looked up or elementwise
-    assert trained[0]["flops of a transformer"] == 6.0
+def test_work_a_token_is_what_torch_counts_in_a_step(trained):
+    planned_flops, counted = trained[0]["flops"]
+    assert planned_flops == pytest.approx(counted, rel=1e-12)
 
 
 def test_patience_reaches_the_trainer_and_zero_never_stops(trained):
-    assert trained[0]["patience"] == [None, 7]
+    assert trained[0]["patience"] == [[], [7]]
 
 
 def test_training_moves_the_loss_and_never_the_reservoir(trained):
@@ -635,4 +643,4 @@ def test_a_story_of_a_model_on_xla_is_the_cpus_and_leaves_the_generator_alone(tm
 
 
 def test_every_parameter_of_a_run_is_checked_here():
-    assert {field.name for field in dataclasses.fields(ReservoirParameters)} == set(GOOD)
+    assert set(ReservoirParameters.model_fields) == set(GOOD)

@@ -91,7 +91,8 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert list(results["comparison"]) == ["0", "1"]
     assert_compared(results["comparison"]["1"], results)
     first = text_of(executed)
-    assert re.search(r"helpers \d+\.\d+\.\d+ from /\S*helpers-", first), "did not unpack its own helpers"
+    unpacked = r"helpers \d+\.\d+\.\d+, payload [0-9a-f]{12}, in /\S*helpers-"
+    assert re.search(unpacked, first), "did not unpack its own helpers"
     assert re.search(r"^transformer +\S+ ± \S+ \(2 seeds\)", first, re.MULTILINE)
 
     executed, again = execute("tinystories_reservoir", alone, further_seeds=1, resume=True)
@@ -229,6 +230,7 @@ def twins(name: str) -> tuple[dict, dict]:
     return tuple({cell.id: cell for cell in notebook.cells} for notebook in read)
 
 
+DIFFERENT_LINES = {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}}
 DIFFERENT = {
     "tinystories_reservoir": {
         "only in the GPU twin": [
@@ -239,12 +241,10 @@ DIFFERENT = {
             "# # A reservoir language model on TinyStories (TPU)",
             "What the run cost, measured, comp",
         ],
-        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
     },
     "legal_cot_sft": {
         "only in the GPU twin": ["# # Legal chain-of-thought fine-tuning (GPU)", "What the run cost, measured. `use"],
         "only in the TPU twin": ["# # Legal chain-of-thought fine-tuning (TPU)", "What the run cost, measured, comp"],
-        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
     },
     "hardware_tuning": {
         "only in the GPU twin": [
@@ -255,17 +255,14 @@ DIFFERENT = {
             "# # Hardware tuning: before and after, measured (TPU)",
             "What the run cost, measured, comp",
         ],
-        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
     },
     "graphmer_se": {
         "only in the GPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured. `mfu`"],
         "only in the TPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured, comp"],
-        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
     },
     "lejepa_training": {
         "only in the GPU twin": ["# # LeJEPA text embeddings (GPU)", "What the run cost, measured. `mfu`"],
         "only in the TPU twin": ["# # LeJEPA text embeddings (TPU)", "What the run cost, measured, comp"],
-        "different lines": {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}},
     },
 }
 
@@ -282,7 +279,7 @@ def test_twins_differ_in_exactly_these_cells(name):
         assert all(source.startswith(start) for source, start in zip(found, starts, strict=True)), found
     shared = [(gpu[cell_id], tpu[cell_id]) for cell_id in gpu if cell_id in tpu]
     differing = {a.source.partition("{")[0].partition("\n")[0]: (a, b) for a, b in shared if a.source != b.source}
-    for title, names in expected["different lines"].items():
+    for title, names in DIFFERENT_LINES.items():
         key = next(key for key in differing if key.startswith(title))
         a, b = differing.pop(key)
         if names is not None:

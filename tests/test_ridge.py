@@ -170,14 +170,6 @@ def test_low_precision_features_are_summed_in_fp64(dtype):
     assert off([weight_FY.numpy(), bias_Y.numpy()], expected) < 1e-10
 
 
-def test_sums_in_fp32_give_fp32_digits():
-    sums = RidgeAccumulator(F, Y, dtype=torch.float32)
-    sums.add(*map(torch.from_numpy, regression()))
-    weight_FY, bias_Y = sums.solve(RIDGE)
-    assert weight_FY.dtype == torch.float32
-    assert 1e-9 < off([weight_FY.numpy(), bias_Y.numpy()], closed_form(*regression())) < 1e-3
-
-
 def test_inputs_are_left_as_they_were():
     features_BF, targets_BY = map(torch.from_numpy, regression())
     RidgeAccumulator(F, Y).add(features_BF, targets_BY)
@@ -377,67 +369,17 @@ def test_rows_that_are_not_finite_are_refused_and_leave_the_sums_alone(value):
     assert off([part.numpy() for part in sums.solve(RIDGE)], closed_form(*regression())) < 1e-10
 
 
-@pytest.mark.parametrize("rows", [B, 20_000])
-@pytest.mark.parametrize("dependent", ["repeated feature", "constant feature", "fewer rows than features"])
-def test_weights_that_are_not_determined_are_refused_and_the_ridge_named_suffices(dependent, rows):
-    features_BF, targets_BY = map(torch.from_numpy, regression(rows))
-    if dependent == "repeated feature":
-        features_BF[:, 1] = 3 * features_BF[:, 0]
-    elif dependent == "constant feature":
-        features_BF[:, 1] = 0.1
-    else:
-        features_BF, targets_BY = features_BF[: F - 1], targets_BY[: F - 1]
-    sums = RidgeAccumulator(F, Y)
-    sums.add(features_BF, targets_BY)
-    with pytest.raises(ValueError, match=r"ridge=0\.0: .* use .* or more") as refusal:
-        sums.solve(0.0)
-    enough = float(str(refusal.value).split("use ")[1].split(" or more")[0])
-    assert enough < 1e-12 * rows * float((features_BF**2).mean(0).max())
-    assert sums.solve(enough)[0].isfinite().all()
-
-
 def test_features_that_are_all_constant_need_a_positive_ridge():
     sums = RidgeAccumulator(F, Y)
     sums.add(torch.ones(B, F), torch.ones(B, Y))
-    with pytest.raises(ValueError, match=r"ridge=0\.0: .* use a positive ridge"):
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
         sums.solve(0.0)
     assert not sums.solve(1.0)[0].any()
 
 
-@pytest.mark.parametrize("ridge", [-1e-3, math.nan, math.inf])
-def test_a_ridge_that_is_no_penalty_is_refused(ridge):
-    with pytest.raises(ValueError, match="ridge="):
-        solved(regression(), ridge=ridge)
-
-
-def test_sizes_shapes_and_tokens_that_do_not_fit_are_refused():
-    features_BF, targets_BY = map(torch.from_numpy, regression())
-    tokens_B = torch.zeros(B, dtype=torch.long)
-    for bad, message in (
-        (lambda: RidgeAccumulator(0, Y), "features=0"),
-        (lambda: RidgeAccumulator(F, Y, dtype=torch.bfloat16), "dtype=torch.bfloat16"),
-        (lambda: RidgeAccumulator(F, Y).solve(RIDGE), "no rows"),
-        (lambda: RidgeAccumulator(F + 1, Y).add(features_BF, targets_BY), r"features_BF has shape \[200, 7\]"),
-        (lambda: RidgeAccumulator(F, Y).add(features_BF, targets_BY[1:]), "200 rows, targets_BY 199"),
-        (lambda: RidgeAccumulator(F, V).add_tokens(features_BF, tokens_B[1:]), r"tokens_B has shape \[199\]"),
-        (lambda: RidgeAccumulator(F, V).add_tokens(features_BF, tokens_B + V), f"token {V} is outside the {V}"),
-        (lambda: RidgeAccumulator(F, V).add_tokens(features_BF, tokens_B - 1), "token -1 is outside"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            bad()
-
-
-def test_too_few_batches_or_batches_that_do_not_fit_are_refused():
-    batches = [(one_hot(ids_BT), ids_BT) for ids_BT in successor_text(batches=2)]
-    readout = fit_readout(batches, V, V, RIDGE)
-    for bad, message in (
-        (lambda: fit_readout(batches[:1], V, V, RIDGE), "fewer than two"),
-        (
-            lambda: fit_readout([(x[:, 1:], ids) for x, ids in batches], V, V, RIDGE),
-            r"\[4, 19, 11\], input_ids \[4, 20\]",
-        ),
-        (lambda: readout_nats(readout, []), "no token to predict"),
-        (lambda: readout_nats(readout, [(x, ids + V) for x, ids in batches]), "is outside the 11"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            bad()
+def test_no_rows_and_too_few_batches_are_refused():
+    batches = [(one_hot(ids_BT), ids_BT) for ids_BT in successor_text(batches=1)]
+    with pytest.raises(ValueError, match="no rows"):
+        RidgeAccumulator(F, Y).solve(RIDGE)
+    with pytest.raises(ValueError, match="fewer than two"):
+        fit_readout(batches, V, V, RIDGE)

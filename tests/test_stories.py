@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.reservoir.sample import PLOTS, sample_stories
-from helpers.reservoir.stories import batches, load_stories
+from helpers.reservoir.stories import _from_splits, batches, load_stories
 
 pytestmark = pytest.mark.once
 
@@ -64,12 +64,11 @@ def test_sample_uses_the_right_article():
 
 
 def test_sample_tells_at_least_six_plots():
-    clues = ("Where is my|I had it this morning", "turn", "tiny cry|small voice", "afraid of", "birthday|special day")
-    clues += ("broke", "tomorrow|better than my plan", "This time, it worked|tried and tried", "new friend|My name is")
+    clues = ("Where is my|I had it this morning", "turn", "tiny cry|small voice", "afraid of", "broke")
+    clues += ("This time, it worked|tried and tried",)
     stories = sample_stories(400, seed=3)
     told = [clue for clue in clues if sum(any(part in story for part in clue.split("|")) for story in stories) >= 10]
-    assert len(told) == len(clues)
-    assert len(PLOTS) >= 6
+    assert len(told) == len(clues) == len(PLOTS)
 
 
 def test_sample_keeps_its_hero_to_the_end():
@@ -100,11 +99,6 @@ def test_sample_is_the_same_in_another_process():
         for hash_seed in ("1", "2")
     }
     assert len(digests) == 1
-
-
-def test_sample_refuses_a_negative_count():
-    with pytest.raises(ValueError, match="count=-1"):
-        sample_stories(-1, seed=0)
 
 
 # ---- splits
@@ -138,6 +132,16 @@ def test_the_seed_decides_which_stories_of_a_file_are_held_out(tmp_path):
     path.write_text("\n\n".join(STORIES))
     held_out = {tuple(load_stories(str(path), num_stories=0, seed=seed).validation) for seed in range(4)}
     assert len(held_out) == 4
+
+
+def test_the_source_says_what_the_data_is_without_its_folder(tmp_path):
+    path = tmp_path / "a, b@home.txt"
+    path.write_text("\n\n".join(STORIES))
+    splits = load_stories(str(path), num_stories=30, seed=5)
+    assert splits.source == f"a, b@home.txt, 30 stories, seed 5, sha256 {splits.sha256[:16]}"
+    assert splits.provenance == {"source": "a, b@home.txt", "revision": None, "sha256": splits.sha256}
+    path.write_text("\n\n".join(reversed(STORIES)))
+    assert load_stories(str(path), num_stories=30, seed=5).sha256 != splits.sha256
 
 
 # ---- local files
@@ -185,9 +189,10 @@ def test_jsonl_error_names_the_line(tmp_path):
     path.write_text('{"text": "a"}\n{"text": 3}\n')
     with pytest.raises(ValueError, match="line 2"):
         load_stories(str(path), num_stories=0, seed=0)
-    path.write_text('{"text": "a"}\n\n{"text"\n')
-    with pytest.raises(ValueError, match="line 3 is not JSON"):
-        load_stories(str(path), num_stories=0, seed=0)
+    for line in (b'{"text"', b'{"text": "Caf\xe9"}'):
+        path.write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
+        with pytest.raises(ValueError, match="line 3 is not JSON"):
+            load_stories(str(path), num_stories=0, seed=0)
 
 
 def test_file_that_is_no_parquet_is_named(tmp_path):
@@ -205,7 +210,7 @@ def test_bytes_that_are_not_utf8_are_named_with_their_position(tmp_path):
         load_stories(str(path), num_stories=0, seed=0)
 
 
-@pytest.mark.parametrize("name", ["missing.txt", "/nowhere/at/all", "sampel", "./missing"])
+@pytest.mark.parametrize("name", ["missing.txt", "/nowhere/at/all", "./missing"])
 def test_missing_path_is_file_not_found(name):
     with pytest.raises(FileNotFoundError, match="data_source="):
         load_stories(name, num_stories=0, seed=0)
@@ -223,12 +228,6 @@ def test_fewer_than_20_different_stories_are_refused(tmp_path):
     path.write_text("\n\n".join([*STORIES[:19], *STORIES[:19]]))
     with pytest.raises(ValueError, match=r"data_source=.*19 different stories"):
         load_stories(str(path), num_stories=0, seed=0)
-
-
-@pytest.mark.parametrize("num_stories", [-1, 5])
-def test_impossible_number_of_stories_is_refused(num_stories):
-    with pytest.raises(ValueError, match=f"num_stories={num_stories}"):
-        load_stories("sample", num_stories=num_stories, seed=0)
 
 
 # ---- hub layout
@@ -263,6 +262,15 @@ def test_hub_layout_without_validation_holds_5_percent_out(tmp_path, dataset_cac
     assert {*splits.train, *splits.validation} == set(STORIES)
 
 
+def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision(tmp_path, dataset_cache):
+    from datasets import load_dataset
+
+    write_parquet(tmp_path / "data" / "train.parquet", text=STORIES)
+    splits = _from_splits(load_dataset(str(tmp_path / "data")), "owner/name", "0123abc", 0, 1)
+    assert splits.source == f"owner/name@0123abc, all stories, seed 1, sha256 {splits.sha256[:16]}"
+    assert splits.provenance == {"source": "owner/name", "revision": "0123abc", "sha256": splits.sha256}
+
+
 def test_hub_layout_without_text_lists_its_columns(tmp_path, dataset_cache):
     write_parquet(tmp_path / "data" / "train.parquet", body=STORIES)
     with pytest.raises(ValueError, match="columns found: body"):
@@ -278,10 +286,8 @@ def test_hub_out_of_reach_names_the_remedy(tmp_path):
     assert 'data_source="sample"' in run.stderr.splitlines()[-1]
 
 
-def test_batches_are_the_same_from_a_list_and_from_a_generator():
-    expected = [STORIES[:25], STORIES[25:50], STORIES[50:]]
-    assert list(batches(STORIES, 25)) == expected
-    assert list(batches(iter(STORIES), 25)) == expected
+def test_batches_are_all_stories_in_order():
+    assert list(batches(STORIES, 25)) == [STORIES[:25], STORIES[25:50], STORIES[50:]]
 
 
 @pytest.mark.skipif(not TINYSTORIES.exists(), reason="optional: a copy of some TinyStories")

@@ -16,16 +16,10 @@ HELD_OUT_SHARE = 0.1
 PRIOR_STRENGTHS = tuple(2.0**power for power in range(-2, 17))
 
 
-@dataclass(frozen=True)
-class Unigram:
-    """P(b) = (count(b) + 0.1) / (N + 0.1 V)."""
-
-    probability_V: np.ndarray
-
-    @classmethod
-    def fit(cls, tokens: np.ndarray, vocab_size: int) -> "Unigram":
-        counts_V = np.bincount(tokens, minlength=vocab_size) + SMOOTHING
-        return cls(counts_V / counts_V.sum())
+def unigram(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """P(b) = (count(b) + 0.1) / (N + 0.1 V), [V]."""
+    counts_V = np.bincount(tokens, minlength=vocab_size) + SMOOTHING
+    return counts_V / counts_V.sum()
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Bigram:
     and Peto 1995); k = `prior_strength`. A context never seen leaves the unigram.
     """
 
-    unigram: Unigram
+    unigram_V: np.ndarray
     context_counts_V: np.ndarray
     pairs: np.ndarray  # sorted codes a * V + b of the pairs seen
     pair_counts: np.ndarray
@@ -46,7 +40,7 @@ class Bigram:
     def fit(cls, tokens: np.ndarray, vocab_size: int, prior_strength: float = 1.0) -> "Bigram":
         pairs, pair_counts = np.unique(tokens[:-1] * vocab_size + tokens[1:], return_counts=True)
         context_counts_V = np.bincount(tokens[:-1], minlength=vocab_size)
-        return cls(Unigram.fit(tokens, vocab_size), context_counts_V, pairs, pair_counts, prior_strength)
+        return cls(unigram(tokens, vocab_size), context_counts_V, pairs, pair_counts, prior_strength)
 
     def counts(self, context: np.ndarray, token: np.ndarray) -> np.ndarray:
         """How often `token` followed `context`, elementwise."""
@@ -54,7 +48,7 @@ class Bigram:
 
     def probability(self, context: np.ndarray, token: np.ndarray) -> np.ndarray:
         """P(token | context), elementwise."""
-        prior = self.prior_strength * self.unigram.probability_V[token]
+        prior = self.prior_strength * self.unigram_V[token]
         return (self.counts(context, token) + prior) / (self.context_counts_V[context] + self.prior_strength)
 
 
@@ -74,10 +68,10 @@ class KneserNey:
         codes = tokens[:-2] * vocab_size**2  # three tokens fit 63 bits for V up to 2**21
         codes += tokens[1:-1] * vocab_size
         codes += tokens[2:]
-        grams, counts = _types(codes)
+        grams, counts = np.unique(codes, return_counts=True)
         levels = [Level.fit(grams, counts, vocab_size)]
         for order in (2, 1):
-            grams, counts = _types(grams % vocab_size**order)
+            grams, counts = np.unique(grams % vocab_size**order, return_counts=True)
             levels.insert(0, Level.fit(grams, counts, vocab_size))
         return cls(vocab_size, tuple(levels))
 
@@ -103,13 +97,12 @@ class Level:
 
     @classmethod
     def fit(cls, grams: np.ndarray, counts: np.ndarray, vocab_size: int) -> "Level":
-        contexts = grams // vocab_size
-        starts = _starts(contexts)
+        contexts, starts = np.unique(grams // vocab_size, return_index=True)
         totals = np.add.reduceat(counts, starts)
         discounts = _discounts(counts)[np.minimum(counts, 3)]
         weights = np.add.reduceat(discounts, starts) / totals
         shares = (counts - discounts) / np.repeat(totals, np.diff(starts, append=len(grams)))
-        return cls(grams, shares, contexts[starts], weights)
+        return cls(grams, shares, contexts, weights)
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
@@ -130,23 +123,22 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 def unigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
     """Mean nats per predicted token of `blocks` (all but the first of each block) under the unigram of `train_tokens`.
 
-    train_tokens: [tokens], a memmap or array; the first 20 million count. Raises ValueError where there are too few
-    or one is not below `vocab_size`.
+    train_tokens: [tokens], a memmap or array; the first 20 million count.
     """
-    nats_V = -np.log(Unigram.fit(_checked(train_tokens, vocab_size), vocab_size).probability_V)
+    nats_V = -np.log(unigram(_counted(train_tokens), vocab_size))
     return _mean(blocks, lambda ids_BT: nats_V[ids_BT[:, 1:]])
 
 
 def bigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
     """As `unigram_nats`, under the interpolated bigram; its mixing is chosen on the last 10 % of `train_tokens`."""
-    tokens = _checked(train_tokens, vocab_size)
+    tokens = _counted(train_tokens)
     bigram = Bigram.fit(tokens, vocab_size, prior_strength(tokens, vocab_size))
     return _mean(blocks, lambda ids_BT: -np.log(bigram.probability(ids_BT[:, :-1], ids_BT[:, 1:])))
 
 
 def kneser_ney_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
     """As `unigram_nats`, under the Kneser-Ney trigram; a block's second token has one token of context."""
-    model = KneserNey.fit(_checked(train_tokens, vocab_size), vocab_size)
+    model = KneserNey.fit(_counted(train_tokens), vocab_size)
 
     def nats(ids_BT: np.ndarray) -> np.ndarray:
         second_B1 = model.probability([ids_BT[:, :1]], ids_BT[:, 1:2])
@@ -163,20 +155,15 @@ def prior_strength(tokens: np.ndarray, vocab_size: int) -> float:
     held_out, repeats = np.unique(tokens[cut:-1] * vocab_size + tokens[cut + 1 :], return_counts=True)
     context, token = np.divmod(held_out, vocab_size)
     pair_counts, context_counts = bigram.counts(context, token), bigram.context_counts_V[context]
-    prior = bigram.unigram.probability_V[token]
+    prior = bigram.unigram_V[token]
     losses = [
         -float((repeats * np.log((pair_counts + k * prior) / (context_counts + k))).sum()) for k in PRIOR_STRENGTHS
     ]
     return PRIOR_STRENGTHS[int(np.argmin(losses))]
 
 
-def _checked(train_tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    tokens = np.asarray(train_tokens[:MAX_TRAIN_TOKENS]).astype(np.int64)
-    if len(tokens) < 4:
-        raise ValueError(f"train_tokens: {len(tokens)} tokens are too few to count; use more stories")
-    if tokens.max() >= vocab_size:
-        raise ValueError(f"vocab_size={vocab_size}: train_tokens holds token {tokens.max()}; use len(tokenizer)")
-    return tokens
+def _counted(train_tokens: np.ndarray) -> np.ndarray:
+    return np.asarray(train_tokens[:MAX_TRAIN_TOKENS]).astype(np.int64)
 
 
 def _mean(blocks: TokenBlocks, nats: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -189,15 +176,3 @@ def _look_up(keys: np.ndarray, values: np.ndarray, codes: np.ndarray, absent: fl
     """The value of each code in the sorted `keys`, elementwise, or `absent`."""
     position = np.searchsorted(keys, codes).clip(max=len(keys) - 1)
     return np.where(keys[position] == codes, values[position], absent)
-
-
-def _types(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Different codes in order and their counts: `np.unique` in half its memory, by sorting `codes` in place."""
-    codes.sort()
-    starts = _starts(codes)
-    return codes[starts], np.diff(starts, append=len(codes))
-
-
-def _starts(ordered: np.ndarray) -> np.ndarray:
-    """Where each run of equal values begins."""
-    return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))

@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +24,6 @@ class TokenBlocks(torch.utils.data.Dataset):
     def __init__(
         self, token_file: TokenFile, sequence_length: int, max_blocks: int | None = None, multiple_of: int = 1
     ) -> None:
-        if sequence_length < 2:
-            raise ValueError(f"sequence_length={sequence_length}: must be at least 2 (one token predicts the next)")
-        if multiple_of < 1 or (max_blocks is not None and max_blocks < 1):
-            raise ValueError(f"multiple_of={multiple_of}, max_blocks={max_blocks}: must be at least 1")
         count = token_file.tokens // sequence_length
         count = count if max_blocks is None else min(count, max_blocks)
         self.count = count - count % multiple_of
@@ -40,7 +35,7 @@ class TokenBlocks(torch.utils.data.Dataset):
             )
         self.token_file = token_file
         self.sequence_length = sequence_length
-        self._tokens: np.memmap | None = None
+        self.tokens = open_tokens(token_file.path)
 
     def __len__(self) -> int:
         return self.count
@@ -49,24 +44,15 @@ class TokenBlocks(torch.utils.data.Dataset):
         if not -self.count <= index < self.count:
             raise IndexError(f"block {index} of {self.count}")
         start = index % self.count * self.sequence_length
-        ids_T = torch.from_numpy(self._mapped()[start : start + self.sequence_length].astype(np.int64))
+        ids_T = torch.from_numpy(self.tokens[start : start + self.sequence_length].astype(np.int64))
         return {"input_ids": ids_T, "labels": ids_T.clone()}
 
     def arrays(self, rows: int = 1024) -> Iterator[np.ndarray]:
         """All blocks in order, as int64 arrays [<= rows, T]."""
         for start in range(0, self.count, rows):
             stop = min(start + rows, self.count)
-            flat = self._mapped()[start * self.sequence_length : stop * self.sequence_length]
+            flat = self.tokens[start * self.sequence_length : stop * self.sequence_length]
             yield flat.astype(np.int64).reshape(-1, self.sequence_length)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A memmap pickles as a copy of the whole array; a worker maps the file itself.
-        return self.__dict__ | {"_tokens": None}
-
-    def _mapped(self) -> np.memmap:
-        if self._tokens is None:
-            self._tokens = open_tokens(self.token_file.path)
-        return self._tokens
 
 
 def scored_bytes(blocks: TokenBlocks, token_bytes: np.ndarray) -> int:

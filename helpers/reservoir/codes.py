@@ -28,15 +28,8 @@ def cooccurrence_codes(tokens: np.ndarray, vocab_size: int, size: int, seed: int
         vocab_size: V.
         size: C, below V.
         seed: of the randomised SVD (Halko et al. 2011); the caller's generator stays as it was.
-
-    Raises:
-        ValueError: a size that is not in [1, V), or fewer than two tokens.
     """
     tokens = np.asarray(tokens[:MAX_TOKENS], dtype=np.int64)
-    if not 1 <= size < vocab_size:
-        raise ValueError(f"size={size}: must be at least 1 and below vocab_size={vocab_size}")
-    if len(tokens) < 2:
-        raise ValueError(f"tokens: {len(tokens)} tokens have no neighbours; give at least 2")
     pairs, weights = _neighbours(tokens, vocab_size)
     token_P, context_P = pairs // (2 * vocab_size), pairs % (2 * vocab_size)
     token_V = np.bincount(token_P, weights, vocab_size)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from helpers import plan as planner
-from helpers.plan import ModelSize, Plan
+from helpers.parameters import SAMPLE
+from helpers.plan import Plan
 from helpers.runtime import Runtime
 
 from .experiment import Corpus, LanguageModelTrainer, evaluate, new_model, new_trainer, tell
 from .parameters import ReservoirParameters, transformer_recipe
 from .transformer import equal_transformer
+from .workload import workload
 
 RESERVOIR, TRANSFORMER = "reservoir", "transformer"
+BAR = "Kneser-Ney trigram"  # a model that is not below it has learned no more than which token follows which two
+STYLES = ("--", ":", "-.", (0, (6, 3, 1, 3, 1, 3)))  # of a baseline's line
 
 
 def train_transformer(
@@ -32,16 +36,9 @@ def train_transformer(
         seed=params.seed,
         eos_token_id=corpus.tokenizer.eos_token_id,
     )
-    config = model.config
-    H, D = config.intermediate_size, config.hidden_size
     own = planner.plan(
         transformer_recipe(plan.sequence_length, plan.batch_size, plan.max_steps),
-        ModelSize(
-            trainable=sum(parameter.numel() for parameter in model.parameters()),
-            frozen=0,
-            activations=(4 * H + 14 * D) * config.num_hidden_layers,
-            vocab_size=config.vocab_size,
-        ),
+        workload(model, "llama", plan.sequence_length),
         runtime,
         batch_size=plan.batch_size,
         learning_rate=params.learning_rate,
@@ -86,7 +83,7 @@ def further_seeds(
     """Rows of both models for the next `params.further_seeds` seeds, each run in its own folder under `output_dir`."""
     rows = {}
     for seed in range(params.seed + 1, params.seed + 1 + params.further_seeds):
-        seeded = dataclasses.replace(params, seed=seed)
+        seeded = params.model_copy(update={"seed": seed})
         model = new_model(seeded, corpus)
         trainer = new_trainer(model, corpus, seeded, plan, runtime, output_dir / f"seed-{seed}" / RESERVOIR)
         trainer.train(resume_from_checkpoint=params.resume)
@@ -106,18 +103,35 @@ def spread(rows: Mapping[int, Mapping[str, Mapping]], name: str, metric: str) ->
     return f"{statistics.mean(values):.3f}{deviation} ({len(values)} seed{'s' if len(values) > 1 else ''})"
 
 
-def table(reference: Mapping[str, Mapping], rows: Mapping[int, Mapping[str, Mapping]]) -> str:
-    """One line a model: first what was only counted or is untrained, then the trained ones with their spread."""
-    lines = [f"{'':<22}{'perplexity':<26}{'bits per byte':<26}{'trained parameters':>20}{'seconds':>9}{'tokens/s':>10}"]
-    for name, values in reference.items():
-        lines.append(f"{name:<22}{values['perplexity']:<26.2f}{values['bits_per_byte']:<26.3f}")
-    first = next(iter(rows.values()))
-    for name, values in first.items():
-        lines.append(
-            f"{name:<22}{spread(rows, name, 'perplexity'):<26}{spread(rows, name, 'bits_per_byte'):<26}"
-            f"{values['trainable']:>20,}{values['training_seconds']:>9.0f}{values['tokens_per_second']:>10.0f}"
+def table(reference: Mapping[str, Mapping], rows: Mapping[int, Mapping[str, Mapping]]) -> list[dict]:
+    """A row a model for `tables.show`: what was only counted or is untrained, then the trained ones with their spread."""
+    lines = [
+        {"model": name, "perplexity": f"{values['perplexity']:.2f}", "bits per byte": f"{values['bits_per_byte']:.3f}"}
+        for name, values in reference.items()
+    ]
+    for name, values in next(iter(rows.values())).items():
+        measured = {
+            "perplexity": spread(rows, name, "perplexity"),
+            "bits per byte": spread(rows, name, "bits_per_byte"),
+        }
+        cost = {"trained parameters": values["trainable"], "seconds": round(values["training_seconds"])}
+        lines.append({"model": name, **measured, **cost, "tokens/s": round(values["tokens_per_second"])})
+    return lines
+
+
+def caveats(data_source: str, baselines: Mapping[str, Mapping], rows: Mapping[str, Mapping]) -> str:
+    """What this run does not show, or "": on which text, and which model has not yet learned more than counts give."""
+    found = []
+    if data_source == SAMPLE:
+        found.append("The sample is made by a small grammar: figures on it say nothing about a language.")
+    bar = baselines[BAR]["loss"]
+    behind = [f"{name} ({values['perplexity']:.1f})" for name, values in rows.items() if values["loss"] >= bar]
+    if behind:
+        found.append(
+            f"Not trained long enough to compare: {' and '.join(behind)} not yet below the {BAR}'s perplexity of "
+            f"{baselines[BAR]['perplexity']:.1f}; raise max_steps."
         )
-    return "\n".join(lines)
+    return " ".join(found)
 
 
 def plot(rows: Mapping[str, Mapping], baselines: Mapping[str, float], path: Path, *, title: str):
@@ -127,16 +141,16 @@ def plot(rows: Mapping[str, Mapping], baselines: Mapping[str, float], path: Path
     """
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
     for axes, key, label in zip(panels, ("tokens", "seconds"), ("training tokens", "seconds of training"), strict=True):
         for name, values in rows.items():
             points: Sequence[Mapping] = values["curve"]
             axes.plot([p[key] for p in points], [p["loss"] for p in points], marker="o", markersize=3, label=name)
-        for index, (name, nats) in enumerate(baselines.items()):
-            axes.axhline(nats, linestyle=("--", ":", "-.")[index % 3], color="0.4", label=f"{name} ({nats:.2f})")
+        for style, (name, nats) in zip(itertools.cycle(STYLES), baselines.items(), strict=False):
+            axes.axhline(nats, linestyle=style, color="0.4", label=f"{name} ({nats:.2f})")
         axes.set(xlabel=label)
     panels[0].set(ylabel="validation loss (nats per token)")
-    panels[1].legend()
+    panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(title)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -53,8 +53,7 @@ def plot_diagnostics(
         title="Separation", xlabel="tokens since the one that differs", ylabel="distance / norm of the features"
     )
     for axes in (forgetting, recall, difference):
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize="small")
+        axes.legend(fontsize="small")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return figure
@@ -70,9 +69,8 @@ def _draw_spectra(axes, spectra: Mapping[str, Spectrum], colors: Mapping[str, st
         )
         values = spectrum.eigenvalues
         axes.scatter(values.real, values.imag, s=4, alpha=0.5, color=colors[name], label=label)
-        if spectrum.requested_radius is not None:
-            asked = spectrum.requested_radius * circle
-            axes.plot(asked.real, asked.imag, linestyle="--", linewidth=1, color=colors[name])
+        asked = spectrum.requested_radius * circle
+        axes.plot(asked.real, asked.imag, linestyle="--", linewidth=1, color=colors[name])
     axes.set(title="Eigenvalues (dashed: radius asked for)", xlabel="real part", ylabel="imaginary part")
     axes.set_aspect("equal", adjustable="datalim")
     axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.17))  # below: the points fill the panel

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from helpers.reservoir.reservoirs import DelayReservoir, Reservoir, Reservoirs, TanhReservoir
+from helpers.reservoir.reservoirs import Reservoir, TanhReservoir
 from helpers.reservoir.ridge import RidgeAccumulator
 
-# B batch · T tokens · F features, of all layers side by side · S state floats · K lags · R scored tokens
+# B batch · T tokens · F features · S state floats · K lags · R scored tokens · V vocabulary
 # G blocks of M units
 
 FORGOTTEN = 1e-4  # share of the initial distance; well above the 1e-7 where fp32 stops
@@ -33,7 +33,7 @@ class Spectrum:
     spectral_radius: float
     singular_value: float  # the largest
     effective_radius: float  # of (1 - a) I + a W with leak a: what decides about forgetting where units leak
-    requested_radius: float | None  # None: a delay line has none
+    requested_radius: float
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,12 @@ class Separation:
 
 @torch.no_grad()
 def spectrum(reservoir: Reservoir) -> Spectrum:
-    """Eigenvalues, spectral radius and largest singular value of the recurrence of one reservoir.
+    """Eigenvalues, spectral radius and largest singular value of the recurrence of a tanh or a linear reservoir.
 
     With leak, I and W share eigenvectors: those of (1 - a) I + a W are 1 - a + a w (Jaeger et al., Neural Networks 20,
-    2007). Computed in fp64 on the CPU; time grows with the cube of a block's units.
-
-    Raises ValueError for a `Reservoirs`: take one of its reservoirs, `reservoirs.layers[0][0]`.
+    2007). Computed in fp64 on the CPU; time grows with the cube of a block's units. A delay line has no such spectrum: its
+    shift is nilpotent.
     """
-    if not isinstance(reservoir, Reservoir):
-        raise ValueError(
-            f"reservoir={type(reservoir).__name__}: must be one reservoir, such as reservoirs.layers[0][0]"
-        )
-    if isinstance(reservoir, DelayReservoir):
-        # A shift register is nilpotent, and moves every code but the oldest.
-        moves = float(reservoir.spec.delays > 2)
-        return Spectrum(np.zeros(reservoir.state_size, dtype=complex), 0.0, moves, 0.0, None)
     if isinstance(reservoir, TanhReservoir):
         weight_GMM = reservoir.weight.cpu().double()
         eigenvalues = torch.linalg.eigvals(weight_GMM).flatten().numpy()
@@ -97,21 +88,16 @@ def spectrum(reservoir: Reservoir) -> Spectrum:
 
 
 @torch.no_grad()
-def washout(reservoirs: Reservoirs | Reservoir, input_ids_BT: torch.Tensor, seed: int) -> Washout:
+def washout(reservoir: Reservoir, input_ids_BT: torch.Tensor, seed: int) -> Washout:
     """Echo-state property: whether the initial state is forgotten under this input (Jaeger 2001, definition 1).
 
-    Two states uniform in [-1, 1] a row. The distance is that of the features of all layers; for tanh and linear reservoirs
-    those are the state. A delay line forgets after `delays` tokens.
-
-    Raises ValueError for ids that are no [B, T] of known tokens, and where there is no state (a delay line of one token).
+    Two states uniform in [-1, 1] a row. The distance is that of the features; for tanh and linear reservoirs those are the
+    state. A delay line forgets after `delays` tokens; one of a single token has nothing to forget and is not asked.
     """
-    _check(reservoirs, input_ids_BT)
-    if reservoirs.state_size == 0:
-        raise ValueError("reservoirs: no state to forget (a delay line of one token); use delays of 2 or more")
     B = len(input_ids_BT)
-    state_BS = torch.rand((2 * B, reservoirs.state_size), generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    state_BS = state_BS.to(_input_weight(reservoirs).dtype)
-    features_BTF = _features(reservoirs, input_ids_BT.repeat(2, 1), state_BS)
+    state_BS = torch.rand((2 * B, reservoir.state_size), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    state_BS = state_BS.to(reservoir.input_weight.dtype)
+    features_BTF = _features(reservoir, input_ids_BT.repeat(2, 1), state_BS)
     start_B1 = (state_BS[:B] - state_BS[B:]).norm(dim=-1, keepdim=True)
     distance_BT = (features_BTF[:B] - features_BTF[B:]).norm(dim=-1).cpu() / start_B1
     distance_T = np.concatenate([[1.0], distance_BT.amax(0).double().numpy()])
@@ -121,12 +107,7 @@ def washout(reservoirs: Reservoirs | Reservoir, input_ids_BT: torch.Tensor, seed
 
 @torch.no_grad()
 def memory_capacity(
-    reservoir: Reservoirs | Reservoir,
-    vocab_size: int,
-    max_lag: int,
-    seed: int,
-    ridge: float = 1e-4,
-    length: int = 1024,
+    reservoir: Reservoir, vocab_size: int, max_lag: int, seed: int, ridge: float = 1e-4, length: int = 1024
 ) -> MemoryCapacity:
     """Short-term memory capacity: sum over lags k of r^2 between a token's code and its linear estimate k tokens later.
 
@@ -143,16 +124,7 @@ def memory_capacity(
         max_lag: K - 1.
         ridge: added to the summed squares of features.
         length: tokens of a sequence; the first max_lag are not used.
-
-    Raises:
-        ValueError: fewer than 2 tokens or more than the reservoir knows, a max_lag outside [0, length - 2], or a ridge
-            that leaves the weights undetermined.
     """
-    known = _vocabulary(reservoir)
-    if not 2 <= vocab_size <= known:
-        raise ValueError(f"vocab_size={vocab_size}: must be in [2, {known}], the tokens that the reservoir knows")
-    if not 0 <= max_lag <= length - 2:
-        raise ValueError(f"max_lag={max_lag}: must be in [0, length - 2], length={length}; raise length")
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(vocab_size, (ROWS, length), generator=generator)
     code_V = torch.randn(vocab_size, generator=generator, dtype=torch.float64)
@@ -170,56 +142,26 @@ def memory_capacity(
 
 
 @torch.no_grad()
-def state_separation(
-    reservoirs: Reservoirs | Reservoir, input_ids_BT: torch.Tensor, position: int, seed: int
-) -> Separation:
+def state_separation(reservoir: Reservoir, input_ids_BT: torch.Tensor, position: int, seed: int) -> Separation:
     """How far apart one different token drives the features, and for how long (separation: Maass et al. 2002).
 
     In every row the token at `position` is replaced by another one; both runs begin with the zero state. The distance is
-    |f - f'| / |f| of the features f of all layers; a feature vector that is zero counts as 0.
-
-    Raises ValueError for ids that are no [B, T] of known tokens, a position outside them, or a vocabulary of one token.
+    |f - f'| / |f| of the features f; a feature vector that is zero counts as 0.
     """
-    _check(reservoirs, input_ids_BT)
-    (B, T), V = input_ids_BT.shape, _vocabulary(reservoirs)
-    if not 0 <= position < T:
-        raise ValueError(f"position={position}: must be in [0, {T - 1}], input_ids_BT has {T} tokens a row")
-    if V < 2:
-        raise ValueError("reservoirs: know one token only, so that no input differs from another")
+    B, V = len(input_ids_BT), len(reservoir.input_weight)
     shift_B = torch.randint(1, V, (B,), generator=torch.Generator().manual_seed(seed))
     other_BT = input_ids_BT.clone()
     other_BT[:, position] = (other_BT[:, position] + shift_B.to(other_BT.device)) % V
-    zero_BS = torch.zeros(2 * B, reservoirs.state_size)
-    features_BTF = _features(reservoirs, torch.cat((input_ids_BT, other_BT)), zero_BS)
+    zero_BS = torch.zeros(2 * B, reservoir.state_size)
+    features_BTF = _features(reservoir, torch.cat((input_ids_BT, other_BT)), zero_BS)
     norm_BT = features_BTF[:B].norm(dim=-1)
     distance_BT = (features_BTF[:B] - features_BTF[B:]).norm(dim=-1) / norm_BT.clamp_min(1e-30)
     return Separation((distance_BT * (norm_BT > 0)).mean(0).cpu().double().numpy(), position)
 
 
-def _features(reservoirs, input_ids_BT, state_BS):
-    """Of all layers side by side, [B, T, F]."""
-    weight = _input_weight(reservoirs)
-    features, _ = reservoirs(input_ids_BT.to(weight.device), state_BS.to(weight))
-    return torch.cat(features, dim=-1) if isinstance(features, list) else features
-
-
-def _input_weight(reservoirs):
-    """[vocabulary, N] of the first reservoir; its device and dtype are those of all."""
-    return (reservoirs.layers[0][0] if isinstance(reservoirs, Reservoirs) else reservoirs).input_weight
-
-
-def _vocabulary(reservoirs) -> int:
-    return _input_weight(reservoirs).shape[0]
-
-
-def _check(reservoirs, input_ids_BT) -> None:
-    if input_ids_BT.ndim != 2 or input_ids_BT.is_floating_point() or 0 in input_ids_BT.shape:
-        raise ValueError(
-            f"input_ids_BT: {input_ids_BT.dtype} of shape {list(input_ids_BT.shape)}; must be token ids [B, T]"
-        )
-    low, high, V = int(input_ids_BT.min()), int(input_ids_BT.max()), _vocabulary(reservoirs)
-    if low < 0 or high >= V:
-        raise ValueError(f"input_ids_BT: tokens from {low} to {high}; the reservoir knows 0 to {V - 1}")
+def _features(reservoir: Reservoir, input_ids_BT: torch.Tensor, state_BS: torch.Tensor) -> torch.Tensor:
+    weight = reservoir.input_weight
+    return reservoir(input_ids_BT.to(weight.device), state_BS.to(weight))[0]
 
 
 def _squared_correlation(left_RK, right_RK):

@@ -15,10 +15,6 @@ from helpers import tracking
 from helpers.arguments import training_arguments
 from helpers.cpu_copy import cpu_copy
 from helpers.plan import Plan
-from helpers.planning import forecast as forecasts
-from helpers.planning.architectures import tinystories_reservoir
-from helpers.planning.forecast import Forecast
-from helpers.planning.jobs import Job, Sizes
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
@@ -91,49 +87,9 @@ def new_model(params: ReservoirParameters, corpus: Corpus) -> ReservoirForCausal
         codes_VC = cooccurrence_codes(tokens, len(tokenizer), params.input_codes, params.seed)
     end = tokenizer.eos_token_id
     config = ReservoirConfig(
-        vocab_size=len(tokenizer),
-        reservoirs=params.reservoirs,
-        reservoir_seed=params.seed,
-        embedding_size=params.embedding_size,
-        readout_blocks=params.readout_blocks,
-        readout_size=params.readout_size,
-        attention_heads=params.attention_heads,
-        recall_tokens=params.recall_tokens,
-        dropout=params.dropout,
-        token_dropout=params.token_dropout,
-        tie_word_embeddings=params.tie_embeddings,
-        bos_token_id=end,
-        eos_token_id=end,
-        pad_token_id=end,
+        vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, pad_token_id=end, **params.architecture
     )
     return ReservoirForCausalLM.initialise(config, seed=params.seed, codes_VC=codes_VC)
-
-
-def training_job(model: ReservoirForCausalLM) -> Job:
-    """What a training step of this model is made of."""
-    config = model.config
-    sizes = Sizes(
-        family="reservoir",
-        vocab=config.vocab_size,
-        width=config.embedding_size,
-        layers=config.readout_blocks,
-        inner=config.readout_size,
-    )
-    return tinystories_reservoir(
-        sizes,
-        "",
-        layers=config.reservoirs,
-        recall_tokens=config.recall_tokens,
-        attention_heads=config.attention_heads,
-        tied=config.tie_word_embeddings,
-    )
-
-
-def forecast(model: ReservoirForCausalLM, plan: Plan, runtime: Runtime) -> Forecast:
-    """Time, memory and cost that the run is expected to take."""
-    frozen = sum(buffer.numel() for buffer in model.buffers() if buffer.is_floating_point())
-    weights = model.parameter_counts()["trainable"] + frozen
-    return forecasts.make(training_job(model), plan, runtime, architecture=model.config.model_type, parameters=weights)
 
 
 def new_trainer(
@@ -170,7 +126,7 @@ def new_trainer(
         processing_class=corpus.tokenizer,
         plan=plan,
         runtime=runtime,
-        flops_per_token=flops_per_token(model),
+        flops_per_token=plan.memory.count.flops / (plan.per_device_batch_size * plan.sequence_length),
         patience=params.patience,
         callbacks=[StoryAtEvaluation(corpus.tokenizer, params)],
     )
@@ -201,9 +157,8 @@ def tell(
     params: ReservoirParameters,
     *,
     max_new_tokens: int | None = None,
-    seed: int | None = None,
 ) -> str:
-    """A story that begins with `params.prompt`, sampled with the seed; the caller's generators stay as they were.
+    """A story that begins with `params.prompt`, sampled with `params.seed`; the caller's generators stay as they were.
 
     Generation changes length at every token, which XLA would compile anew: there a copy of the model tells it on the CPU.
     """
@@ -213,7 +168,7 @@ def tell(
     # As `write_tokens` does: a tokeniser's own special tokens were never trained on.
     prompt = tokenizer(params.prompt, return_tensors="pt", add_special_tokens=False)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), torch.no_grad():
-        torch.manual_seed(params.seed if seed is None else seed)
+        torch.manual_seed(params.seed)
         output = model.eval().generate(
             prompt["input_ids"].to(model.device),
             max_new_tokens=max_new_tokens or params.max_new_tokens,
@@ -300,10 +255,3 @@ def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path)
         for name in first
     }
     return numbers, figure
-
-
-def flops_per_token(model: PreTrainedModel) -> float:
-    """Floating-point operations of a training step a token: the model's own count, or 6 a trained weight."""
-    if isinstance(model, ReservoirForCausalLM):
-        return model.flops_per_token()
-    return 6.0 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

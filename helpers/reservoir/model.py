@@ -16,7 +16,7 @@ from transformers.modeling_outputs import ModelOutput
 from helpers.reservoir.architecture import from_json, parse, to_json
 from helpers.reservoir.readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
 from helpers.reservoir.recall import Recall, proposals
-from helpers.reservoir.reservoirs import Reservoirs, TanhReservoir
+from helpers.reservoir.reservoirs import Reservoirs
 
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
 
@@ -229,7 +229,6 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         state: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | None = None,
-        return_dict: bool | None = None,
         **kwargs,
     ) -> ReservoirOutput:
         """Logits for the token after each position; `labels` [B, T] are `input_ids` (shifted here, -100 ignored)."""
@@ -271,27 +270,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(self, *args, **kwargs):
         """A reservoir keeps its own state; there is no key-value cache to make."""
 
-    # -- what it costs --
-
     def parameter_counts(self) -> dict[str, int]:
         """Trained parameters and frozen weights, counted apart."""
         return {
             "trainable": sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad),
             "frozen": sum(buffer.numel() for buffer in self.buffers()),
         }
-
-    def flops_per_token(self) -> float:
-        """Floating-point operations of a training step a token: 6 a trained weight, 2 a frozen one that is multiplied.
-
-        Looking up a row of an embedding or of token input weights is none.
-        """
-        looked_up = 0 if self.config.tie_word_embeddings else self.embedding.weight.numel()
-        flops = 6.0 * (self.parameter_counts()["trainable"] - looked_up)
-        for depth, layer in enumerate(self.reservoirs.layers):
-            for reservoir in layer:
-                flops += 2.0 * reservoir.input_weight.numel() if depth else 0.0
-                flops += 2.0 * reservoir.weight.numel() if isinstance(reservoir, TanhReservoir) else 0.0
-        return flops
 
 
 def _of_these(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:

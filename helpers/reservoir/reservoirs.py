@@ -141,8 +141,8 @@ class LinearReservoir(Reservoir):
 
     def forward(self, inputs, state_BS, mask_BT=None):
         drive_BTN = self.drive(inputs, mask_BT)
-        method = "doubling" if drive_BTN.device.type == "xla" else "chunked"
-        states_BT2N = scans.linear(drive_BTN, self.multiplier, state_BS.unflatten(1, (2, -1)), method)
+        scan = scans.doubling if drive_BTN.device.type == "xla" else scans.chunked
+        states_BT2N = scans.linear(drive_BTN, self.multiplier, state_BS.unflatten(1, (2, -1)), scan)
         return states_BT2N.flatten(2), states_BT2N[:, -1].flatten(1)
 
 

@@ -10,7 +10,6 @@ LeVeque 1983): sums about zero cancel where a mean is large, and merging centred
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -22,47 +21,32 @@ from helpers.reservoir.baselines import SMOOTHING
 
 ROWS = 1024  # scored or accumulated at once: at V = 50,000 a slice of fp32 scores is 0.2 GB
 HELD_OUT_EVERY = 10  # the second of every ten batches
-HELD_OUT_TOKENS = 16_384  # enough for one scalar; bounds what is kept, at F = 4,096 in fp32 to 0.27 GB
 LOG2_CALIBRATIONS = np.arange(-10, 4.5, 0.5)
 
 
 class RidgeAccumulator:
     """Sums over rows from which ridge regression is solved; chunks of any size give what one chunk gives.
 
-    Features may have any floating dtype and device; sums and solution are on the CPU, in `dtype`. They take
-    F (F + Y) numbers and `solve` another F (2 F + Y): at F = 4,096 and Y = 50,000 in fp64 1.8 GB and 1.9 GB.
+    Features may have any floating dtype and device; sums and solution are in fp64 on the CPU. They take F (F + Y) numbers
+    and `solve` another F (2 F + Y): at F = 4,096 and Y = 50,000 1.8 GB and 1.9 GB.
 
     Args:
         features: F.
         targets: Y, for tokens the vocabulary size.
-        dtype: torch.float64, or torch.float32 for half the memory and half the digits.
-
-    Raises:
-        ValueError: a size below 1, or another dtype.
     """
 
-    def __init__(self, features: int, targets: int, dtype: torch.dtype = torch.float64) -> None:
-        if features < 1 or targets < 1:
-            raise ValueError(f"features={features}, targets={targets}: must be at least 1")
-        if dtype not in (torch.float64, torch.float32):
-            raise ValueError(f"dtype={dtype}: use torch.float64 or torch.float32")
-        self.dtype = dtype
+    def __init__(self, features: int, targets: int) -> None:
         self.rows = 0
-        self.origin_F = torch.zeros(features, dtype=dtype)  # subtracted from features before they are summed
-        self.sum_F = torch.zeros(features, dtype=dtype)
-        self.sum_Y = torch.zeros(targets, dtype=dtype)
-        self.gram_FF = torch.zeros(features, features, dtype=dtype)
-        self.cross_YF = torch.zeros(targets, features, dtype=dtype)  # a token adds to one contiguous row
+        self.origin_F = torch.zeros(features, dtype=torch.float64)  # subtracted from features before they are summed
+        self.sum_F = torch.zeros(features, dtype=torch.float64)
+        self.sum_Y = torch.zeros(targets, dtype=torch.float64)
+        self.gram_FF = torch.zeros(features, features, dtype=torch.float64)
+        self.cross_YF = torch.zeros(targets, features, dtype=torch.float64)  # a token adds to one contiguous row
 
     @torch.no_grad()
     def add(self, features_BF: torch.Tensor, targets_BY: torch.Tensor) -> None:
-        """Adds rows with real targets. Raises ValueError for shapes that do not fit or a value that is not finite."""
-        features_BF = self._checked("features_BF", features_BF, len(self.sum_F))
-        targets_BY = self._checked("targets_BY", targets_BY, len(self.sum_Y))
-        if len(features_BF) != len(targets_BY):
-            raise ValueError(
-                f"features_BF has {len(features_BF)} rows, targets_BY {len(targets_BY)}: give one target a row"
-            )
+        """Adds rows with real targets. Raises ValueError for a value that is not finite."""
+        features_BF, targets_BY = _finite("features_BF", features_BF), _finite("targets_BY", targets_BY)
         self.cross_YF += _product(targets_BY, self._add_features(features_BF))
         self.sum_Y += targets_BY.sum(0)
 
@@ -70,14 +54,9 @@ class RidgeAccumulator:
     def add_tokens(self, features_BF: torch.Tensor, tokens_B: torch.Tensor) -> None:
         """Adds rows whose target is 1 for their token and 0 for the others; the one-hot matrix [B, V] is never built.
 
-        Raises ValueError as `add`, and for a token outside 0 .. V - 1.
+        Raises ValueError for a feature that is not finite.
         """
-        features_BF = self._checked("features_BF", features_BF, len(self.sum_F))
-        tokens_B = _checked_tokens(tokens_B.detach().cpu(), len(self.sum_Y))
-        if tokens_B.shape != features_BF.shape[:1]:
-            raise ValueError(
-                f"tokens_B has shape {list(tokens_B.shape)}: give one token to each of {len(features_BF)} rows"
-            )
+        features_BF, tokens_B = _finite("features_BF", features_BF), tokens_B.cpu()
         self.cross_YF.index_add_(0, tokens_B, self._add_features(features_BF))
         self.sum_Y += torch.bincount(tokens_B, minlength=len(self.sum_Y))
 
@@ -85,30 +64,15 @@ class RidgeAccumulator:
     def solve(self, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight [F, Y] and bias [Y] that minimise |Y - X W - b|^2 + ridge |W|^2, summed (not averaged) over rows.
 
-        Rows may be added afterwards, and another ridge tried.
-
-        Raises:
-            ValueError: no rows, a negative ridge, or one so small that the matrix to invert is not positive definite
-                beyond its rounding error.
+        Rows may be added afterwards, and another ridge tried. Raises ValueError where there are no rows, and
+        torch.linalg.LinAlgError where the ridge is too small for features that depend on each other.
         """
-        if not (0 <= ridge < math.inf):
-            raise ValueError(f"ridge={ridge}: must be at least 0 and finite")
         if self.rows == 0:
             raise ValueError("ridge regression has no rows; call add or add_tokens first")
         self._move_origin_to_mean()
         gram_FF = self.gram_FF.clone()
         gram_FF.diagonal().add_(ridge)
-        factor_FF, failed = torch.linalg.cholesky_ex(gram_FF)
-        # Rounding: F eps in the factorisation, sqrt(rows) eps in sums. A repeated feature leaves a pivot of that size,
-        # as often positive as negative, and weights that are noise.
-        rounding = (len(gram_FF) + math.sqrt(self.rows)) * torch.finfo(self.dtype).eps * float(gram_FF.diagonal().max())
-        if failed or not factor_FF.diagonal().min() ** 2 > rounding:
-            remedy = f"use {2 * rounding:.1e} or more" if rounding else "use a positive ridge"
-            raise ValueError(
-                f"ridge={ridge}: features of {self.rows} rows are constant or linearly dependent to the precision of "
-                f"{self.dtype}, so the weights are not determined; {remedy}"
-            )
-        weight_FY = torch.cholesky_solve(self.cross_YF.T, factor_FF)
+        weight_FY = torch.cholesky_solve(self.cross_YF.T, torch.linalg.cholesky(gram_FF))
         return weight_FY, self.sum_Y / self.rows - self.origin_F @ weight_FY
 
     def _add_features(self, features_BF: torch.Tensor) -> torch.Tensor:
@@ -127,17 +91,16 @@ class RidgeAccumulator:
         self.origin_F = self.origin_F + shift_F
         self.sum_F.zero_()
 
-    def _checked(self, name: str, values: torch.Tensor, columns: int) -> torch.Tensor:
-        if values.ndim != 2 or values.shape[1] != columns:
-            raise ValueError(f"{name} has shape {list(values.shape)}: must be [rows, {columns}]")
-        values = values.detach().cpu().to(self.dtype)  # first the device: a TPU has no fp64
-        finite_B = values.isfinite().all(1)
-        if not finite_B.all():
-            raise ValueError(
-                f"{name} is not finite in {int((~finite_B).sum())} of {len(values)} rows, the first is row "
-                f"{int((~finite_B).nonzero()[0])}; drop them, or lower the spectral radius where states overflow"
-            )
-        return values
+
+def _finite(name: str, values: torch.Tensor) -> torch.Tensor:
+    values = values.detach().cpu().double()  # first the device: a TPU has no fp64
+    finite_B = values.isfinite().all(1)
+    if not finite_B.all():
+        raise ValueError(
+            f"{name} is not finite in {int((~finite_B).sum())} of {len(values)} rows, the first is row "
+            f"{int((~finite_B).nonzero()[0])}; drop them, or lower the spectral radius where states overflow"
+        )
+    return values
 
 
 def _product(left_BN: torch.Tensor, right_BM: torch.Tensor) -> torch.Tensor:
@@ -156,14 +119,12 @@ class RidgeReadout(torch.nn.Module):
     Args: weight_FV, bias_V as solved, kept in fp32 (F = 4,096 and V = 50,000: 0.8 GB); prior_V: p, positive.
     """
 
-    def __init__(
-        self, weight_FV: torch.Tensor, bias_V: torch.Tensor, prior_V: torch.Tensor, calibration: float
-    ) -> None:
+    def __init__(self, weight_FV: torch.Tensor, bias_V: torch.Tensor, prior_V: torch.Tensor) -> None:
         super().__init__()
         self.register_buffer("weight_FV", weight_FV.float())
         self.register_buffer("bias_V", bias_V.float())
         self.register_buffer("log_prior_V", prior_V.log().float())
-        self.register_buffer("calibration", torch.tensor(calibration))
+        self.register_buffer("calibration", torch.tensor(1.0))  # c
 
     def scores(self, features: torch.Tensor) -> torch.Tensor:
         """Linear estimates of P(v | x), [..., F] to [..., V], in fp32. Their sum over V is one."""
@@ -180,45 +141,36 @@ def fit_readout(
 ) -> RidgeReadout:
     """Fits token t + 1 of each sequence on its features at t, in one pass over batches (features_BTF, input_ids_BT).
 
-    The second of every ten batches is not fitted but chooses c, until 16,384 tokens are held out. Memory:
-    F (F + V) numbers of fp64 twice, those tokens' features and one batch. ridge: in units of summed squares, as in
-    `RidgeAccumulator.solve`.
+    The second of every ten batches is not fitted but chooses c. Memory: F (F + V) numbers of fp64 twice, the features of
+    those batches and of one more. ridge: in units of summed squares, as in `RidgeAccumulator.solve`.
 
-    Raises:
-        ValueError: fewer than two batches, and what `RidgeAccumulator` refuses.
+    Raises ValueError for fewer than two batches.
     """
     sums = RidgeAccumulator(features, vocab_size)
-    held_out, held_out_tokens = [], 0
+    held_out = []
     for index, (features_BTF, ids_BT) in enumerate(batches):
         batch = (features_BTF.detach().cpu(), ids_BT.cpu())
-        if index % HELD_OUT_EVERY == 1 and held_out_tokens < HELD_OUT_TOKENS:
+        if index % HELD_OUT_EVERY == 1:
             held_out.append(batch)
-            held_out_tokens += ids_BT[:, 1:].numel()
             continue
         for features_RF, tokens_R in _predictions([batch]):
             sums.add_tokens(features_RF, tokens_R)
     if not held_out:
         raise ValueError("batches: fewer than two; one is fitted and the next chooses the share of the unigram")
     prior_V = (sums.sum_Y + SMOOTHING) / (sums.rows + SMOOTHING * vocab_size)
-    readout = RidgeReadout(*sums.solve(ridge), prior_V, calibration=1.0)
+    readout = RidgeReadout(*sums.solve(ridge), prior_V)
     readout.calibration.fill_(_best_calibration(readout, held_out))
     return readout
 
 
 @torch.no_grad()
 def readout_nats(readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Mean nats per predicted token (all but the first of each sequence) of batches (features_BTF, input_ids_BT).
-
-    Raises ValueError for no batches, or a token outside the readout's vocabulary.
-    """
+    """Mean nats per predicted token (all but the first of each sequence) of batches (features_BTF, input_ids_BT)."""
     total, count = 0.0, 0
     for features_RF, tokens_R in _predictions(batches):
         features_RF, tokens_R = features_RF.to(readout.weight_FV.device), tokens_R.to(readout.weight_FV.device)
-        _checked_tokens(tokens_R, len(readout.bias_V))
         total += float(torch.nn.functional.cross_entropy(readout(features_RF), tokens_R, reduction="sum"))
         count += len(tokens_R)
-    if count == 0:
-        raise ValueError("batches: no token to predict; give at least one sequence of two tokens")
     return total / count
 
 
@@ -227,7 +179,6 @@ def _best_calibration(readout: RidgeReadout, batches: Iterable[tuple[torch.Tenso
     nats = np.zeros(len(LOG2_CALIBRATIONS))
     for features_RF, tokens_R in _predictions(batches):
         scores_RV = readout.scores(features_RF)
-        _checked_tokens(tokens_R, scores_RV.shape[1])
         for index, log2 in enumerate(LOG2_CALIBRATIONS):
             logits_RV = _floored(scores_RV, readout.log_prior_V, float(2**log2))
             nats[index] += float(torch.nn.functional.cross_entropy(logits_RV, tokens_R, reduction="sum"))
@@ -249,18 +200,6 @@ def _predictions(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Slices of at most ROWS rows: features and the token that follows each."""
     for features_BTF, ids_BT in batches:
-        if features_BTF.ndim != 3 or features_BTF.shape[:2] != ids_BT.shape:
-            raise ValueError(
-                f"batches: features have shape {list(features_BTF.shape)}, input_ids {list(ids_BT.shape)}; "
-                "must be [B, T, F] and [B, T]"
-            )
         yield from zip(
             features_BTF[:, :-1].flatten(0, 1).split(ROWS), ids_BT[:, 1:].flatten().long().split(ROWS), strict=True
         )
-
-
-def _checked_tokens(tokens_R: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    outside_R = tokens_R[(tokens_R < 0) | (tokens_R >= vocab_size)]
-    if len(outside_R):
-        raise ValueError(f"token {int(outside_R[0])} is outside the {vocab_size} of the vocabulary; use len(tokenizer)")
-    return tokens_R

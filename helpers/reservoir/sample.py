@@ -33,12 +33,7 @@ CHILDREN = _characters(" ".join(f"{name}:girl" for name in _GIRLS.split()), _SHE
 ANIMALS = _characters(
     "Pip:rabbit Dot:duck Hazel:squirrel Pearl:mouse Bella:bear Minnow:otter Poppy:pig Luna:cat Clover:goat", _SHE
 ) + _characters("Bruno:bear Ollie:owl Fuzz:hedgehog Chip:squirrel Rex:dog Moss:frog Buck:deer Ziggy:fox Toby:mole", _HE)
-RELATIVES = (
-    Character("mom", "mother", *_SHE),
-    Character("dad", "father", *_HE),
-    Character("grandma", "grandmother", *_SHE),
-    Character("grandpa", "grandfather", *_HE),
-)
+RELATIVES = _characters("mom:mother grandma:grandmother", _SHE) + _characters("dad:father grandpa:grandfather", _HE)
 
 # One entry is drawn from each pool for each story; several words in one entry belong together.
 POOLS = {
@@ -62,33 +57,17 @@ POOLS = {
     "|whistle a tune:only air came out:Make your lips round and blow softly"
     "|jump rope:the rope got tangled:Listen to the rope and jump when it clicks"
     "|skip stones:the stone sank with a plop:Use a flat stone and throw it low"
-    "|bake bread:the bread came out flat:Give the dough time to rest"
-    "|tie a bow:the bow came apart:Make two loops and cross them slowly"
     "|build a tall tower:the tower fell down:Put the biggest block at the bottom"
     "|juggle:the balls rolled away:Start with two and keep your eyes up",
     "fear trial cure": "the dark:sleep without a light:The dark is only the day taking a nap"
     "|thunder:listen to a whole storm:Thunder is only the clouds clapping their hands"
     "|deep water:step into the pond:Stay near the edge and hold my hand"
-    "|the tall slide:go down the tall slide:The slide is only a very smooth hill"
     "|the big dog next door:say hello to the big dog:That dog barks because he wants a friend"
-    "|the attic:walk up to the attic:The attic is only a room full of old stories"
     "|high places:climb to the top of the hill:Take one step at a time and look ahead"
     "|singing for others:sing one short song:Sing to one friend and forget the rest",
     "found trap tool": "kitten:was stuck high in a tree:a ladder|puppy:had fallen into a deep hole:a long board"
     "|baby bird:had fallen out of its nest:a soft scarf|lamb:was caught in a thorny bush:a pair of thick gloves"
-    "|duckling:was stuck behind a fence:a small shovel|beetle:had fallen into a bucket of water:a leaf"
-    "|turtle:was lying on its back:a flat stick|baby goat:was tangled in an old net:a pair of scissors",
-    "gift need": "a cake:flour|a card:glue|a scarf:wool|a pot of soup:salt|a necklace:string|a picture:paint"
-    "|a crown of flowers:ribbon|an apple pie:butter|a paper lantern:paper|a pillow:cloth",
-    "plan": "have a picnic|fly kites|look for treasure|have a race|plant flowers|put on a show|pick berries|play ball",
-    "weather": "rain began to fall|a thick fog came in|a cold wind began to blow|big gray clouds covered the sun"
-    "|hail began to tap on the roof|a storm rolled in",
-    "indoor indoors": "build a fort out of blankets:built a fort out of blankets|put on a puppet show:put on a puppet show"
-    "|bake a pan of cookies:baked a pan of cookies|make paper boats:made paper boats"
-    "|paint a big picture:painted a big picture|have a tea party:had a tea party",
-    "treasure owner reward": "key:gnome:a cup of sweet berries|bell:fairy:a song to sing on sad days"
-    "|feather:dragon:a ride through the clouds|stone:wizard:a flower that never faded"
-    "|ring:mermaid:a shell that sounded like the sea|lamp:giant:a bag of star dust",
+    "|duckling:was stuck behind a fence:a small shovel|beetle:had fallen into a bucket of water:a leaf",
 }
 
 # A line is one sentence slot, " | " parts its alternatives (an empty one may be left out), a blank line is a new paragraph.
@@ -152,20 +131,6 @@ The next day, {hero} held {his} {adj} {toy} and took a deep breath. | The next d
 "I did it!" shouted {hero}. "I am not afraid of {fear} anymore!" | "You were so brave," said {friend}. {hero} was {glad}.
 From that day on, {hero} knew that being brave means trying even when you are scared. | Now, when {hero} thinks of {fear}, {he} only smiles. |
 """,
-    "gift": """
-
-Soon it would be the birthday of {hero}'s {relative}. {hero} wanted to make {gift}. | "Tomorrow is a special day for my {relative}," thought {hero}. "I will make {gift}."
-{day}, {he} got everything ready, but there was no {need} left. | {day}, {he} began to work. Then {he} saw that there was no more {need}.
-"What can I do without {need}?" {hero} said. {He} felt {sad}. | {hero} looked {empty} and {spot}, but there was no {need} anywhere. {He} was {sad}.
-
-Just then, {friend_intro} came by with {a_adj} {toy}. "What is wrong?" asked {friend}. | {hero} went to see {friend_intro}, who was busy with {a_adj} {toy}.
-{hero} told {friend} all about it. "I have some {need} at home," said {friend}. "You can have it." | "Do you have any {need}?" asked {hero}. "Yes, I do," said {friend}. "Let's make {gift} together!"
-So the two friends worked all afternoon, and when they were done, it was perfect. | They worked side by side and made up a song about {need}. Soon it was done.
-
-When {his} {relative} saw it, {rhe} clapped {rhis} hands. "Did you make this for me?" {rhe} asked. | The next morning, {hero} gave {his} {relative} the present. "It is the best gift ever!" {rhe} said.
-"{friend} helped me," said {hero}. {He} was {glad}. | {hero} smiled at {friend}. "We made it together," {he} said.
-Then they all sat down to talk and laugh. | And {hero} never forgot how {friend} had helped. |
-""",
     "truth": """
 
 {day}, {hero} was playing with {his} {adj} {toy} inside the house. | {day}, it was too wet to go to {place}, so {hero} played in the kitchen with {a_adj} {toy}.
@@ -179,20 +144,6 @@ So {hero} went to {his} {relative}. "I broke the {fragile}. I am sorry," {he} sa
 {His} {relative} looked at the {fragile} and then at {hero}. "Thank you for telling me," {rhe} said. | "I am not angry," said {his} {relative}. "You were honest, and that matters more than a {fragile}."
 Together they picked up the pieces and fixed the {fragile} with glue. | They cleaned the floor, and {hero} helped to glue the {fragile} back together.
 {hero} was {glad}. After that, {he} played with the {toy} outside. | {hero} put the {adj} {toy} away and gave {his} {relative} a big hug.
-""",
-    "weather": """
-
-{day}, {hero} and {friend_intro} wanted to {plan} {at} {place}. | {hero} had a plan. {He} wanted to {plan} {at} {place} with {friend_intro}.
-{hero} packed {his} {adj} {toy}, and {friend} brought some bread and cheese. | "I will bring my {adj} {toy}," said {hero}. "And I will bring some apples," said {friend}.
-But before they could begin, {weather}. | They had just left the house when {weather}.
-
-"Now we can't {plan}," said {hero}. {He} felt {sad}. | {friend} looked up. "Our day is ruined," {fhe} said. Both friends were {sad}.
-They went back inside and looked out of the window. | They ran back to the house as fast as they could.
-"You can still have fun," said {his} {relative}. "Why don't you {indoor}?" | Then {his} {relative} had an idea. "We could {indoor}!" {rhe} said.
-
-So they {indoors}, and even the {toy} had a part in it. | They {indoors}, and {friend} laughed so much that {fhe} fell over.
-They were so busy that they did not see the sun come out again. | When it was over, they shared the food {friend} had brought.
-"This was better than my plan," said {hero}. {He} was {glad}. | "Let's {plan} tomorrow," said {friend}. "And today was fun too," said {hero}.
 """,
     "learning": """
 {day}, {he} saw {friend_intro} {at} {place}. {friend} could {skill}. | {His} friend {friend} knew how to {skill}, and {hero} wanted to learn it too.
@@ -209,45 +160,14 @@ They were so busy that they did not see the sun come out again. | When it was ov
 That evening, {hero} showed {his} {relative}, who was proud of {him}. | {friend} cheered, and then they played {game} together.
 {hero} had learned that nobody is good at something the first time. | Now {hero} likes to {hobby} and to {skill}. |
 """,
-    "newcomer": """
-{day}, {hero} went to play {game} {at} {place}. | {day}, {hero} was {at} {place} with {his} {adj} {toy}.
-
-There {he} saw somebody new. {FHe} was sitting {spot}, all alone. | Somebody new was there. {FHe} stood {spot} and looked at the ground.
-{hero} walked over. "Hello, I am {hero}. What is your name?" {he} asked. | "Why are you alone?" asked {hero}. "My name is {hero}."
-"My name is {friend}," {fhe} said quietly. "I do not know anyone here." | "I am {friend}. We moved here last week, and I have no friends yet," {fhe} said.
-
-{hero} remembered how it feels to be {sad}. "You can play with me," {he} said. | {hero} smiled. "Now you have a friend. Do you like to {hobby}?" {he} asked.
-{friend} looked up. "Really? Will you show me how?" {fhe} asked. | "I would like that," said {friend}, and {fhe} began to smile.
-{hero} shared {his} {adj} {toy}, and they played {game} until it was late. | First they played {game}. Then {hero} let {friend} hold the {adj} {toy}.
-
-At home, {his} {relative} asked, "How was your day?" "I made a friend named {friend}!" said {hero}. | When {his} {relative} came, {hero} said, "This is {friend}. Can {fhe} come to our house?"
-{His} {relative} was {glad}. | "A new friend is better than a new {toy}," said {his} {relative}.
-After that, {hero} and {friend} met {at} {place} every day. |
-""",
-    "treasure": """
-
-{day}, {hero} found {a_adj} {treasure} {spot}. It glowed with a soft light. | {day}, {hero} was {at} {place} and saw something bright {spot}. It was {a_adj} {treasure}.
-"It must be magic!" {he} said. {He} showed it to {friend_intro}. | {He} ran to {friend_intro}. "Look at this {treasure}!" {he} said.
-"You could keep it," said {friend}, "but maybe somebody is looking for it." | {friend} looked at it closely. "Somebody must have lost it," {fhe} said.
-
-That night, {hero} could not sleep, because the {treasure} hummed a sad song. | {hero} wanted to keep the {adj} {treasure}, but it did not feel right.
-The next day, the two friends walked a long way and met a lonely {owner}. | So they went from door to door, until they came to the home of a {owner}.
-"Have you seen my {adj} {treasure}?" asked the {owner}. "I am {sad} without it." | The {owner} was {sad}. "I lost my {treasure}, and I can't find it," the {owner} said.
-
-{hero} held out the {treasure}. "Here it is. I found it {spot}," {he} said. | "Is this yours?" asked {hero}, and {he} gave back the {adj} {treasure}.
-The {owner} danced for joy and gave them {reward}. | "You are honest, {hero}," said the {owner}. "Please take {reward}."
-{hero} and {friend} went home and told {his} {relative} everything. They were {glad}. | On the way home, {hero} was {glad}. Doing the right thing felt better than keeping the {treasure}.
-""",
 }
 
 
 def sample_stories(count: int, seed: int) -> list[str]:
     """`count` different stories of 60 to 150 words; the first n are the same for every `count` >= n.
 
-    Paragraphs are parted by one newline. Raises ValueError when `count` is negative or more than one seed can give.
+    Paragraphs are parted by one newline. Raises ValueError when `count` is more than one seed can give.
     """
-    if count < 0:
-        raise ValueError(f"count={count}: must be 0 or more")
     generator = random.Random(seed)
     stories: dict[str, None] = {}
     for _ in range(20 * count + 100):

@@ -1,9 +1,9 @@
 """Recurrences over time without autograd: leaky tanh (dense or block-diagonal) and complex-diagonal linear.
 
-The tanh recurrence is sequential: one matrix product a token, and on XLA a While loop (`scan`). The linear one has three
-orders of the same sum, which agree to rounding: token by token, all chunks of tokens at once, and in log2(T) doublings.
-None divides by powers of the multiplier: the prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after
-128 tokens of |lambda| = 0.5.
+The tanh recurrence is sequential: one matrix product a token, and on XLA a While loop (`scan`). The linear one has two
+orders of the same sum, which agree to rounding: all chunks of tokens at once, and log2(T) doublings. Neither divides by
+powers of the multiplier: the prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after 128 tokens of
+|lambda| = 0.5.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None):
 
 def _dense_product(weight_NN, rows: int):
     """s [B, N] -> s W^T for that many rows in all. In oneDNN's own layout of W an fp32 product takes half the time on an AMD
-    CPU, from about 256 rows on, which pay for the copy."""
-    if weight_NN.device.type == "cpu" and weight_NN.dtype == torch.float32 and rows >= 256 and mkldnn.is_available():
+    CPU, from about 256 rows on, which pay for the copy. (The planner's fake tensors are a subclass without that layout.)"""
+    on_cpu = type(weight_NN) is torch.Tensor and weight_NN.device.type == "cpu" and mkldnn.is_available()
+    if on_cpu and weight_NN.dtype == torch.float32 and rows >= 256:
         blocked_NN = weight_NN.to_mkldnn()
         return lambda state_BN: linear_layer(state_BN.to_mkldnn(), blocked_NN).to_dense()
     return lambda state_BN: state_BN @ weight_NN.T
@@ -102,7 +103,7 @@ def compute_dtype(tensor) -> torch.dtype:
 
 
 @torch.no_grad()
-def linear(drive_BTN, multiplier_2N, state_B2N, method: str = "chunked"):
+def linear(drive_BTN, multiplier_2N, state_B2N, scan):
     """States s_t = lambda s_{t-1} + u_t of a complex-diagonal linear recurrence (LRU, Orvieto et al. 2023, eq. 1).
 
     Complex numbers travel as pairs of real tensors, which every backend supports. Sums are at least fp32, since lambda^t
@@ -112,36 +113,21 @@ def linear(drive_BTN, multiplier_2N, state_B2N, method: str = "chunked"):
         drive_BTN: u, real.
         multiplier_2N: real and imaginary part of lambda, |lambda| < 1, [2, N].
         state_B2N: real and imaginary part before the first token, [B, 2, N].
-        method: "sequential" (a Python loop), "chunked" (a loop over the 32 tokens of a chunk, all chunks at once, then one
-            over chunks) or "doubling" (log2(T) elementwise steps, Hillis and Steele 1986; static shapes and no loop over
-            tokens: XLA).
+        scan: `chunked` or `doubling`.
 
     Returns:
         [B, T, 2, N], in the wider dtype of drive and multiplier.
-
-    Raises:
-        ValueError: an unknown method.
     """
-    if method not in _METHODS:
-        raise ValueError(f"method={method!r}: choose one of {sorted(_METHODS)}")
     dtype = torch.promote_types(drive_BTN.dtype, multiplier_2N.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast(drive_BTN.device.type, enabled=False):
-        return _METHODS[method](drive_BTN.to(wide), multiplier_2N.to(wide), state_B2N.to(wide)).to(dtype)
+        return scan(drive_BTN.to(wide), multiplier_2N.to(wide), state_B2N.to(wide)).to(dtype)
 
 
-def _sequential(drive_BTN, multiplier_2N, state_B2N):
-    multiplier_N, state_BN = _complex(multiplier_2N), _complex(state_B2N)
-    states_BTN = torch.empty(drive_BTN.shape, dtype=multiplier_N.dtype, device=drive_BTN.device)
-    for t, drive_BN in enumerate(drive_BTN.unbind(1)):
-        state_BN = torch.addcmul(drive_BN, multiplier_N, state_BN)
-        states_BTN[:, t] = state_BN
-    return _pairs(states_BTN)
-
-
-def _chunked(drive_BTN, multiplier_2N, state_B2N, length: int = 32):
+def chunked(drive_BTN, multiplier_2N, state_B2N, length: int = 32):
+    """A loop over the tokens of a chunk, all chunks at once, then one over chunks."""
     B, T, N = drive_BTN.shape
-    multiplier_N, state_BN = _complex(multiplier_2N), _complex(state_B2N)
+    multiplier_N, state_BN = torch.complex(*multiplier_2N), torch.complex(*state_B2N.unbind(1))
     length = min(length, T)
     chunks = -(-T // length)
     powers_LN = multiplier_N[None]  # lambda, lambda^2, ...
@@ -153,16 +139,16 @@ def _chunked(drive_BTN, multiplier_2N, state_B2N, length: int = 32):
     states_BTN[:, T:] = 0
     states_BCLN = states_BTN.view(B, chunks, length, N)
     # All chunks at once from zero, token by token; then what was there before each, decayed, is added.
-    steps = states_BCLN.unbind(2)
-    for before_BCN, state_BCN in itertools.pairwise(steps):
+    for before_BCN, state_BCN in itertools.pairwise(states_BCLN.unbind(2)):
         state_BCN.addcmul_(multiplier_N, before_BCN)
     for chunk_BLN in states_BCLN.unbind(1):
         chunk_BLN.addcmul_(powers_LN[:length], state_BN[:, None])
         state_BN = chunk_BLN[:, -1]
-    return _pairs(states_BTN[:, :T])
+    return torch.view_as_real(states_BTN[:, :T]).transpose(-1, -2)
 
 
-def _doubling(drive_BTN, multiplier_2N, state_B2N):
+def doubling(drive_BTN, multiplier_2N, state_B2N):
+    """log2(T) elementwise steps (Hillis and Steele 1986): static shapes and no loop over tokens, for XLA."""
     T = drive_BTN.shape[1]
     (factor_re, factor_im), (state_re, state_im) = multiplier_2N.unbind(-2), state_B2N.unbind(-2)
     # What was there before enters with the first token. Parts apart: stacked, the graph is three times as large.
@@ -179,16 +165,3 @@ def _doubling(drive_BTN, multiplier_2N, state_B2N):
         factor_re, factor_im = factor_re * factor_re - factor_im * factor_im, 2 * factor_re * factor_im
         shift *= 2
     return torch.stack((re, im), dim=2)
-
-
-_METHODS = {"sequential": _sequential, "chunked": _chunked, "doubling": _doubling}
-
-
-def _complex(pairs):
-    """[..., 2, N] real and imaginary parts as complex [..., N]."""
-    return torch.complex(pairs[..., 0, :].contiguous(), pairs[..., 1, :].contiguous())
-
-
-def _pairs(states_BTN):
-    """Complex [..., N] as real and imaginary parts [..., 2, N], a view."""
-    return torch.view_as_real(states_BTN).transpose(-1, -2)

@@ -1,44 +1,41 @@
-"""Tokeniser, and the tokens of all stories in one memory-mapped file.
+"""Tokeniser, and the tokens of all stories in one memory-mapped file."""
 
-# V vocabulary
-"""
-
-import contextlib
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from helpers import hub
+from helpers import hub, run_folder
 from helpers.reservoir.stories import END_OF_TEXT, batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# V vocabulary
+
 GPT2 = "openai-community/gpt2"
 GPT2_REVISION = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 TRAINING_STORIES = 50_000  # merges hardly change with more, and training takes seconds
-MIN_VOCAB_SIZE = 257  # 256 bytes and END_OF_TEXT
 
 
 def load_tokenizer(
-    source: str, stories: Iterable[str], vocab_size: int, trim: bool = False
+    source: str, stories: Sequence[str], vocab_size: int, trim: bool = False
 ) -> tuple["PreTrainedTokenizerFast", str]:
     """A byte-level BPE tokeniser and the reason for it.
 
     source: "gpt2" is GPT-2's at a pinned revision, or one trained on `stories` where that cannot be had; "train" trains
-        one of `vocab_size` entries on the first 50,000 stories, the same each time; anything else is a local path or
-        hub id for `AutoTokenizer` (no remote code).
-    trim: restrict it to what `stories` use (see `trim`). One trained on them has nothing else.
+        one of `vocab_size` entries (256 bytes and the end of text at least) on the first 50,000 stories, the same each
+        time; anything else is a local path or hub id for `AutoTokenizer` (no remote code).
+    trim: restrict it to what `stories` use (see `trim_vocabulary`). One trained on them has nothing else.
 
-    Raises ValueError where vocab_size < 257, or where the tokeniser has no end-of-text token or is to be trimmed and is
-    not byte-level BPE, and OSError where a path or id cannot be loaded.
+    Raises ValueError where the tokeniser has no end-of-text token or is to be trimmed and is not byte-level BPE, and OSError
+    where a path or id cannot be loaded.
     """
     if source == "train":
         tokenizer = _train(stories, vocab_size)
@@ -57,12 +54,14 @@ def load_tokenizer(
         tokenizer = _pretrained(source, None, local_files_only=False)
         reason = f"tokenizer={source!r}: {len(tokenizer)} entries"
     if trim:
-        tokenizer, trimmed = _trim(tokenizer, stories)
+        tokenizer, trimmed = trim_vocabulary(tokenizer, stories)
         reason = f"{reason}; {trimmed}"
     return tokenizer, reason
 
 
-def trim(tokenizer: "PreTrainedTokenizerFast", stories: Iterable[str]) -> tuple["PreTrainedTokenizerFast", str]:
+def trim_vocabulary(
+    tokenizer: "PreTrainedTokenizerFast", stories: Sequence[str]
+) -> tuple["PreTrainedTokenizerFast", str]:
     """`tokenizer` without the entries that `stories` never use, and a line on what is left; one pass over `stories`.
 
     Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order
@@ -89,7 +88,9 @@ def trim(tokenizer: "PreTrainedTokenizerFast", stories: Iterable[str]) -> tuple[
     old_ids = tokenizer.get_vocab()
     kept = {token for token, index in old_ids.items() if used_V[index]}
     kept |= alphabet | {added["content"] for added in definition["added_tokens"] if added["special"]}
-    kept = _with_ancestors(kept, model["merges"])
+    for left, right in reversed(model["merges"]):  # a merge comes after those that make its parts
+        if left + right in kept:
+            kept |= {left, right}
     ids = {token: index for index, token in enumerate(sorted(kept, key=old_ids.__getitem__))}
     _restrict(definition, ids)
     trimmed = PreTrainedTokenizerFast(
@@ -101,22 +102,6 @@ def trim(tokenizer: "PreTrainedTokenizerFast", stories: Iterable[str]) -> tuple[
     )
     assert trimmed.get_vocab() == ids
     return trimmed, f"trimmed to {len(trimmed)}: what the stories use, its merges and the 256 bytes"
-
-
-_trim = trim  # `load_tokenizer` has a parameter of that name
-
-
-def _with_ancestors(tokens: set[str], merges: list[list[str]]) -> set[str]:
-    """`tokens`, what they are merged from, and so on; all ways to make a token count."""
-    parts: dict[str, set[str]] = {}
-    for left, right in merges:
-        parts.setdefault(left + right, set()).update((left, right))
-    known, unvisited = set(tokens), list(tokens)
-    while unvisited:
-        new = parts.get(unvisited.pop(), set()) - known
-        known |= new
-        unvisited.extend(new)
-    return known
 
 
 def _restrict(definition: dict[str, Any], ids: dict[str, int]) -> None:
@@ -166,26 +151,22 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     return lengths
 
 
-def _train(stories: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def _train(stories: Sequence[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(
-            f"vocab_size={vocab_size}: must be at least {MIN_VOCAB_SIZE} (256 bytes and {END_OF_TEXT}) to train a tokenizer"
-        )
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        itertools.islice(stories, TRAINING_STORIES),
+        vocab_size,
+        min_frequency=0,
         show_progress=False,
+        special_tokens=[END_OF_TEXT],
     )
-    backend.train_from_iterator(itertools.islice(stories, TRAINING_STORIES), trainer)
     tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)  # GPT-2's habit
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **tokens)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(bpe.to_str()), clean_up_tokenization_spaces=False, **tokens
+    )
 
 
 def _pretrained(name: str, revision: str | None, *, local_files_only: bool) -> "PreTrainedTokenizerFast":
@@ -209,15 +190,12 @@ class TokenFile:
 
     path: Path
     tokens: int
-    stories: int
-    text_bytes: int  # UTF-8 bytes of the stories
     dtype: str  # "uint16" or "uint32"
-    tokenizer: str  # sha256 of the tokeniser's definition
-    source: str | None  # sha256 of the caller's description of the stories
+    origin: str | None  # sha256 of the tokeniser's definition and of the caller's description of the stories
 
 
 def write_tokens(
-    stories: Iterable[str], tokenizer: "PreTrainedTokenizerFast", path: Path, *, source: str | None = None
+    stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast", path: Path, *, source: str | None = None
 ) -> TokenFile:
     """Tokenise `stories` into `path`, streaming; skipped when the file is there already, whole and of the same origin.
 
@@ -225,33 +203,30 @@ def write_tokens(
 
     A story that spells out a special token is tokenised as the text it is. Raises ValueError when there is no story.
     """
-    digests = {
-        "tokenizer": _tokenizer_digest(tokenizer),
-        "source": None if source is None else hashlib.sha256(source.encode()).hexdigest(),
-    }
     path = Path(path)
-    present = _read_metadata(path)
-    if present and source is not None and digests.items() <= asdict(present).items():
+    origin = None if source is None else _origin(tokenizer, source)
+    present = _token_file(path)
+    if present and origin is not None and present.origin == origin:
         return present
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = "uint16" if len(tokenizer) <= 65536 else "uint32"
-    counts = dict.fromkeys(("tokens", "stories", "text_bytes"), 0)
-    with _replacing(path) as partial, partial.open("wb") as file:
-        for batch in batches(stories):
-            ids = [token for row in _encode(tokenizer, batch) for token in (*row, tokenizer.eos_token_id)]
-            np.asarray(ids, dtype=dtype).tofile(file)
-            counts["tokens"] += len(ids)
-            counts["stories"] += len(batch)
-            counts["text_bytes"] += sum(len(story.encode()) for story in batch)
-        if not counts["stories"]:
+    partial, tokens = path.with_name(f"{path.name}.{os.getpid()}.partial"), 0
+    try:
+        with partial.open("wb") as file:
+            for batch in batches(stories):
+                ids = [token for row in _encode(tokenizer, batch) for token in (*row, tokenizer.eos_token_id)]
+                np.asarray(ids, dtype=dtype).tofile(file)
+                tokens += len(ids)
+            file.flush()
+            os.fsync(file.fileno())
+        if not tokens:
             raise ValueError(f"stories: none to write to {path}")
-        file.flush()
-        os.fsync(file.fileno())
-        # Old facts must not outlive the tokens that they describe.
-        _metadata_path(path).unlink(missing_ok=True)
-    written = TokenFile(path=path, dtype=dtype, **counts, **digests)
-    with _replacing(_metadata_path(path)) as partial:
-        partial.write_text(json.dumps(asdict(written) | {"path": path.name}, indent=2) + "\n", encoding="utf-8")
+        _facts(path).unlink(missing_ok=True)  # old facts must not outlive the tokens that they describe
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    written = TokenFile(path, tokens, dtype, origin)
+    run_folder.write_json(_facts(path), asdict(written) | {"path": path.name})
     return written
 
 
@@ -260,43 +235,28 @@ def open_tokens(path: Path) -> np.memmap:
 
     Raises FileNotFoundError where there is no whole token file.
     """
-    token_file = _read_metadata(Path(path))
+    token_file = _token_file(Path(path))
     if token_file is None:
         raise FileNotFoundError(f"{path}: no whole token file here; run write_tokens again")
     return np.memmap(token_file.path, dtype=token_file.dtype, mode="r", shape=(token_file.tokens,))
 
 
-def _metadata_path(path: Path) -> Path:
+def _facts(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def _read_metadata(path: Path) -> TokenFile | None:
-    """Facts of the token file at `path`, or None where it is absent, unreadable or not of the stated size."""
+def _token_file(path: Path) -> TokenFile | None:
+    """The token file at `path`, or None where it is absent, unreadable or not of the stated size."""
     try:
-        facts = json.loads(_metadata_path(path).read_text(encoding="utf-8"))
-        token_file = TokenFile(**(facts | {"path": path}))
-        whole = token_file.dtype in ("uint16", "uint32") and (
-            path.stat().st_size == token_file.tokens * np.dtype(token_file.dtype).itemsize > 0
-        )
+        found = TokenFile(**json.loads(_facts(path).read_text(encoding="utf-8")) | {"path": path})
+        return found if path.stat().st_size == found.tokens * np.dtype(found.dtype).itemsize else None
     except (FileNotFoundError, ValueError, TypeError):
         return None
-    return token_file if whole else None
 
 
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes `path` when the block ends well, and vanishes when it does not."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
+def _origin(tokenizer: "PreTrainedTokenizerFast", source: str) -> str:
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
     # Left behind by earlier calls of the tokeniser; they do not change the ids written here.
     del definition["truncation"], definition["padding"]
-    definition["end_of_text"] = tokenizer.eos_token_id
-    return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
+    described = [definition, tokenizer.eos_token_id, source]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

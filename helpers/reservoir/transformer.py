@@ -50,6 +50,7 @@ def equal_transformer(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = LlamaForCausalLM(config)
+    model.config.pad_token_id = eos_token_id  # as the tokenizer has it
     model.generation_config.update(use_cache=True, pad_token_id=eos_token_id)
     return model
 

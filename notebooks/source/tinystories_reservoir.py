@@ -18,10 +18,6 @@
 # what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
 # `tinystories_reservoir_tpu.ipynb`; it has the same cells.
 #
-# **Time and memory**: measured so far on one thread of a shared CPU only, where 1,000 steps on 2,000 stories took 6 to 9
-# minutes for the reservoir, 7 to 18 for the transformer beside it, and 1.7 GB (`docs/results`). The notebook prints its own
-# figures at the end.
-#
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% [markdown] tags=["tpu"]
@@ -36,14 +32,10 @@
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
 # twin is `tinystories_reservoir.ipynb`; it has the same cells.
 #
-# **Time and memory**: measured so far on one thread of a shared CPU only, where 1,000 steps on 2,000 stories took 6 to 9
-# minutes for the reservoir, 7 to 18 for the transformer beside it, and 1.7 GB (`docs/results`). The notebook prints its own
-# figures at the end.
-#
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
@@ -53,45 +45,7 @@
 # Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
-# @title Parameters
-data_source: str = "roneneldan/TinyStories"  # @param {type:"string"}
-num_stories: int = 0  # @param {type:"integer"}
-tokenizer: str = "gpt2"  # @param {type:"string"}
-trim_vocabulary: bool = True  # @param {type:"boolean"}
-vocab_size: int = 4096  # @param {type:"integer"}
-output_dir: str = "outputs/tinystories_reservoir"  # @param {type:"string"} # gpu only
-output_dir: str = "outputs/tinystories_reservoir_tpu"  # @param {type:"string"} # tpu only
-resume: bool = True  # @param {type:"boolean"}
-use_tpu: bool = False  # @param {type:"boolean"} # gpu only
-use_tpu: bool = True  # @param {type:"boolean"} # tpu only
-precision: str = "auto"  # @param ["auto", "fp32", "bf16", "fp16"]
-seed: int = 0  # @param {type:"integer"}
-max_steps: int = 0  # @param {type:"integer"}
-batch_size: int = 0  # @param {type:"integer"}
-learning_rate: float = 0.0  # @param {type:"number"}
-sequence_length: int = 128  # @param {type:"integer"}
-reservoirs: str = "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linear:512"  # @param {type:"string"}
-input_codes: int = 256  # @param {type:"integer"}
-embedding_size: int = 256  # @param {type:"integer"}
-readout_blocks: int = 3  # @param {type:"integer"}
-readout_size: int = 688  # @param {type:"integer"}
-attention_heads: int = 0  # @param {type:"integer"}
-recall_tokens: int = 128  # @param {type:"integer"}
-tie_embeddings: bool = True  # @param {type:"boolean"}
-dropout: float = 0.1  # @param {type:"number"}
-token_dropout: float = 0.15  # @param {type:"number"}
-compare_transformer: bool = True  # @param {type:"boolean"}
-further_seeds: int = 0  # @param {type:"integer"}
-patience: int = 5  # @param {type:"integer"}
-logging_steps: int = 10  # @param {type:"integer"}
-eval_steps: int = 100  # @param {type:"integer"}
-save_steps: int = 100  # @param {type:"integer"}
-prompt: str = "Once upon a time"  # @param {type:"string"}
-max_new_tokens: int = 120  # @param {type:"integer"}
-temperature: float = 0.8  # @param {type:"number"}
-top_k: int = 50  # @param {type:"integer"}
-top_p: float = 0.95  # @param {type:"number"}
-report_to: str = "none"  # @param ["none", "wandb"]
+# parameters: helpers.reservoir.parameters.ReservoirParameters
 
 # %% [markdown]
 # ## Check and look around
@@ -100,14 +54,14 @@ report_to: str = "none"  # @param ["none", "wandb"]
 # reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, runtime, secrets
+from helpers import parameters, run_folder, runtime, secrets, tables
 from helpers.reservoir.parameters import ReservoirParameters
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(ReservoirParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
-folder = run_folder.claim(params.output_dir, "tinystories_reservoir", parameters.identity(params), resume=params.resume)
+folder = run_folder.claim("tinystories_reservoir", params)
 print(f"output     {folder.resolve()}")
 
 # %% [markdown]
@@ -120,22 +74,22 @@ from helpers.reservoir.stories import load_stories
 
 splits = load_stories(params.data_source, num_stories=params.stories_wanted, seed=params.seed)
 run_folder.same_data(folder, splits.source)
-print(f"{len(splits.train)} training and {len(splits.validation)} validation stories from {splits.source}")
-print(f"{splits.duplicates_removed} duplicates removed\n")
+counts = {"training stories": len(splits.train), "validation stories": len(splits.validation)}
+tables.show([counts | {"duplicates removed": splits.duplicates_removed}], splits.source)
 print(splits.train[0])
 
 # %% [markdown]
-# The same story as the model sees it: byte-level tokens, with an end-of-text token after every story. All of them go into
-# one memory-mapped file, so that the full set trains on a machine with little RAM.
+# The same story as the model sees it: byte-level tokens, with an end-of-text token after every story. All go into one
+# memory-mapped file, so that the full set trains on a machine with little RAM.
 
 # %%
 from helpers.reservoir import experiment
 from helpers.reservoir.tokens import load_tokenizer
 
 story_tokenizer, reason = load_tokenizer(params.tokenizer, splits.train, params.vocab_size, params.trim_vocabulary)
-print(reason)
 corpus = experiment.tokenise(splits, story_tokenizer, folder / "data")
-print(f"{corpus.train.tokens:,} training and {corpus.validation.tokens:,} validation tokens\n")
+counts = {"training tokens": corpus.train.tokens, "validation tokens": corpus.validation.tokens}
+tables.show([counts], reason)
 print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["input_ids"][:24]))
 
 # %% [markdown]
@@ -151,7 +105,7 @@ print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["in
 # %%
 model = experiment.new_model(params, corpus)
 print(model)
-print({name: f"{count:,}" for name, count in model.parameter_counts().items()})
+tables.show([model.parameter_counts()], "Weights")
 
 # %% [markdown]
 # ## What the reservoirs do before any training
@@ -163,53 +117,54 @@ print({name: f"{count:,}" for name, count in model.parameter_counts().items()})
 
 # %%
 diagnostics, figure = experiment.diagnose(model, corpus, params.seed, folder / "figures" / "diagnostics.png")
-print("\n".join(f"{name:<12}{values}" for name, values in diagnostics.items()))
+tables.show([{"reservoir": name, **values} for name, values in diagnostics.items()])
 
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
-# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
-# same table with what was measured comes after training.
+# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
+# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is
+# a datasheet's bound, on a CPU it is not known. The same table with what was measured comes after training.
 
 # %%
 from helpers import plan as planner
-from helpers.reservoir.parameters import model_size, recipe
+from helpers.planning import forecast as forecasts
+from helpers.reservoir.parameters import recipe
+from helpers.reservoir.workload import workload
 
+step = workload(model, params.reservoirs, params.sequence_length)
 plan = planner.plan(
     recipe(params.sequence_length, corpus.train.tokens),
-    model_size(model, params.sequence_length),
+    step,
     machine,
     batch_size=params.batch_size,
     learning_rate=params.learning_rate,
     max_steps=params.max_steps,
 )
-print(plan)
+tables.show(plan.rows())
 
 # %%
-forecast = experiment.forecast(model, plan, machine)
-print(forecast)
+forecast = forecasts.here(step, plan, machine)
+tables.show(forecast.rows())
 
 # %% [markdown]
 # ## Before training
 #
-# The untrained model must be about as bad as a uniform guess. The Kneser-Ney trigram is the bar: a model that ends above it
-# has learned no more than which token follows which two. `ridge` is the same reservoirs with the classic readout, linear
-# regression in closed form: deterministic, no gradient, and limited.
+# The Kneser-Ney trigram is the bar: a model that ends above it has learned no more than which token follows which two.
+# `ridge` is the same reservoirs with the classic readout, linear regression in closed form: no gradient, and limited.
 
 # %%
 trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
 before = experiment.evaluate(trainer, corpus)
 baselines = experiment.baselines(corpus, trainer.eval_dataset)
 baselines["ridge readout"] = experiment.ridge(model, corpus, trainer)
-for name, values in {"untrained": before, **baselines}.items():
-    print(f"{name:<20}" + "   ".join(f"{metric} {value:.3f}" for metric, value in values.items()))
+tables.show([{"model": name, **values} for name, values in {"untrained": before, **baselines}.items()])
 
 # %% [markdown]
 # ## Train
 #
-# The loss should fall below the trigram's about half way. The best weights by validation loss are kept and are the ones
-# loaded at the end; `patience` evaluations without improvement end the run.
+# The best weights by validation loss are kept and are the ones loaded at the end; `patience` evaluations without
+# improvement end the run.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
@@ -224,9 +179,8 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 
 # %%
 measured = trainer.results()
-print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
-print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
-print(forecast.beside(measured["train"]))
+tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
+tables.show(forecast.beside(measured["train"]))
 
 # %% [markdown]
 # ## A transformer beside it
@@ -254,7 +208,9 @@ rows |= comparison.further_seeds(params, corpus, plan, machine, folder)
 # other people's. Then a story from each model, with the same prompt, seed and sampling.
 
 # %%
-print(comparison.table({"untrained": before, **baselines}, rows))
+tables.show(comparison.table({"untrained": before, **baselines}, rows))
+caveats = comparison.caveats(params.data_source, baselines, rows[params.seed])
+print(caveats)
 after = rows[params.seed]["reservoir"]
 story = after["story"]
 for name, values in rows[params.seed].items():
@@ -274,8 +230,8 @@ figure = comparison.plot(
 # %% [markdown]
 # ## Save, reload, compare
 #
-# The saved model must tell the same story as the one in memory: same weights, same tokeniser, same seed. (In half precision
-# it may not: the one in memory rounds its products, the reloaded one computes in fp32.)
+# The saved model must tell the same story as the one in memory. (In half precision it may not: the one in memory rounds
+# its products, the reloaded one computes in fp32.)
 
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -290,26 +246,24 @@ if machine.kind == "cpu" and machine.precision == "fp32" and not same_story:
 
 # %%
 results_file = run_folder.write_results(
-    folder,
-    {
-        "notebook": "tinystories_reservoir",
-        "seed": params.seed,
-        "runtime": machine.results(),
-        **measured,
-        "forecast": forecast.results(),
-        "data": {
-            "source": splits.source,
-            "train_examples": len(trainer.train_dataset),
-            "eval_examples": len(trainer.eval_dataset),
-            "train_tokens": corpus.train.tokens,
-            "vocab_size": len(story_tokenizer),
-        },
-        "model": model.parameter_counts(),
-        "diagnostics": diagnostics,
-        "eval": {"before": before, "after": {name: after[name] for name in before}, "baselines": baselines},
-        "comparison": rows,
-        "artifacts": {"model": "model", "figures": "figures", "same_story": same_story},
+    "tinystories_reservoir",
+    params,
+    machine,
+    **measured,
+    forecast=forecast.results(),
+    data={
+        **splits.provenance,
+        "train_examples": len(trainer.train_dataset),
+        "eval_examples": len(trainer.eval_dataset),
+        "train_tokens": corpus.train.tokens,
+        "vocab_size": len(story_tokenizer),
     },
+    model=model.parameter_counts(),
+    diagnostics=diagnostics,
+    eval={"before": before, "after": {name: after[name] for name in before}, "baselines": baselines},
+    comparison=rows,
+    caveats=caveats,
+    artifacts={"model": "model", "figures": "figures", "same_story": same_story},
 )
 print(results_file.resolve())
 
