@@ -14,7 +14,7 @@ TPU := .venv-tpu
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test test-gpu test-tpu notebooks lint clean
+.PHONY: help demo test test-gpu test-tpu notebooks docs lint versions clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -37,14 +37,22 @@ test-tpu: $(TPU)/.installed ## what torch_xla has a part in, with requirements-t
 notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
 	$(GPU)/bin/python notebooks/build.py
 
-lint: $(GPU)/.installed ## ruff on modules, sources and notebooks; removed library arguments; notebooks up to date
+docs: $(GPU)/.installed ## write the tables and figures of README.md and docs/ from docs/results
+	$(GPU)/bin/python docs/build.py
+
+lint: $(GPU)/.installed ## ruff; removed library arguments; notebooks and docs are what their sources give
 	$(GPU)/bin/ruff check .
 	$(GPU)/bin/ruff format --check .
 	$(GPU)/bin/python tests/removed_api.py helpers notebooks tests
 	$(GPU)/bin/python notebooks/build.py --check
+	$(GPU)/bin/python docs/build.py --check
 
-clean: ## remove both environments (outputs stay)
-	rm -rf $(GPU) $(TPU)
+versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
+	$(GPU)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) uv
+	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tests/versions.py $(SETS)
+
+clean: ## remove all environments (outputs stay)
+	rm -rf $(GPU) $(TPU) .versions
 
 # A stamp, so that the second call reuses the environment and a changed requirement renews it.
 .venv-%/.installed: requirements-%.txt tests/requirements.txt

@@ -34,7 +34,8 @@ from helpers.lejepa.model import freeze
 from helpers.lejepa.sample import docstrings, documents
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.training import new_trainer
-from helpers.plan import ModelSize, Recipe, plan
+from helpers.lejepa.workload import workload
+from helpers.plan import Recipe, plan
 
 STEPS = 5
 
@@ -107,10 +108,8 @@ def measure(setting: Setting, device: str) -> tuple[float, int]:
         recipe = Recipe(
             batch_size=setting.batch_size, learning_rate=2e-6, max_steps=STEPS, sequence_length=setting.train_length
         )
-        planned = replace(
-            plan(recipe, ModelSize(trainable=1, frozen=0, activations=1), machine),
-            gradient_checkpointing=setting.gradient_checkpointing,
-        )
+        step = workload(loss, "MiniLM", setting.train_length, views=2)
+        planned = plan(recipe, step, machine, gradient_checkpointing=setting.gradient_checkpointing)
         times, kept = StepTimes(), []
         trainer = new_trainer(
             model,

@@ -39,7 +39,8 @@ from helpers.lejepa.model import _train_tokenizer
 from helpers.lejepa.sample import docstrings, documents
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.training import new_trainer
-from helpers.plan import ModelSize, Recipe, plan
+from helpers.lejepa.workload import workload
+from helpers.plan import Recipe, plan
 
 TEXTS, BATCH, LENGTH, STEPS = 2048, 32, 64, 12
 SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
@@ -98,7 +99,6 @@ def lejepa_seconds(rows: Dataset, machine) -> float:
             contrastive_weight=1.0,
         )
         recipe = Recipe(batch_size=BATCH, learning_rate=2e-5, max_steps=STEPS, sequence_length=LENGTH)
-        size = ModelSize(trainable=1, frozen=0, activations=1)
         times = StepTimes()
         trainer = new_trainer(
             model,
@@ -106,7 +106,7 @@ def lejepa_seconds(rows: Dataset, machine) -> float:
             rows,
             rows.select(range(BATCH)),
             None,
-            plan(recipe, size, machine),
+            plan(recipe, workload(loss, "MiniLM", LENGTH, views=2), machine),
             machine,
             Path(folder) / "run",
             seed=0,

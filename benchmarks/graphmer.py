@@ -26,7 +26,7 @@ from benchmarks import report  # before torch, which it gives huge pages
 import torch
 
 from benchmarks.timing import taking_turns
-from helpers.graphmer.architecture import GraphMERConfig, parameter_count
+from helpers.graphmer.architecture import GraphMERConfig
 from helpers.graphmer.batches import check_batch
 from helpers.graphmer.model import GraphMERForPreTraining
 
@@ -154,7 +154,7 @@ def sizes(model, batch: dict) -> dict:
         "B": len(batch["root_ids"]),
         "D": config.hidden_size,
         "layers": config.num_hidden_layers,
-        "parameters": parameter_count(config),
+        "parameters": model.num_parameters(),
     }
 
 

@@ -31,9 +31,11 @@ from benchmarks.timing import StepTimes
 from helpers import runtime
 from helpers.legal.layout import Layout
 from helpers.legal.model import sample_tokenizer
+from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import load_records
 from helpers.legal.training import new_trainer
-from helpers.plan import ModelSize, Recipe, plan
+from helpers.legal.workload import workload
+from helpers.plan import Recipe, plan
 
 RECORDS, GUIDES_LENGTH, GUIDES_BATCH, LENGTH = 240, 1000, 4, 1024
 STEPS = 8
@@ -122,20 +124,11 @@ def packed_speed(rows, tokenizer, machine, device: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe(batch_size=GUIDES_BATCH, learning_rate=2e-5, max_steps=STEPS, sequence_length=LENGTH)
         times = Clocks()
-        trainer = new_trainer(
-            model(device, tokenizer),
-            tokenizer,
-            rows,
-            rows[:8],
-            plan(recipe, ModelSize(trainable=1, frozen=0, activations=1), machine),
-            machine,
-            Path(folder),
-            max_length=LENGTH,
-            seed=0,
-            logging_steps=STEPS,
-            eval_steps=STEPS,
-            save_steps=STEPS,
-        )
+        params = LegalParameters(logging_steps=STEPS, eval_steps=STEPS, save_steps=STEPS)
+        trained = model(device, tokenizer)
+        step = workload(trained, "random Qwen2", LENGTH)
+        planned = plan(recipe, step, machine, gradient_checkpointing=False, micro_batch_size=GUIDES_BATCH)
+        trainer = new_trainer(trained, tokenizer, rows, rows[:8], LENGTH, params, planned, machine, Path(folder))
         trainer.add_callback(times)
         trainer.train(resume_from_checkpoint=False)
         return times.speeds(GUIDES_BATCH * LENGTH * trainer.packing.fill)

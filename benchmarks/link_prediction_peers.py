@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from helpers.graphmer.baselines import Frequency
+from helpers.graphmer.extraction import load_graph
 from helpers.graphmer.kge import MODELS, train_embeddings
-from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph
+from helpers.graphmer.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.ontology import read_ontology
 from helpers.graphmer.ranking import evaluate
 from helpers.graphmer.splits import Splits

@@ -7,8 +7,10 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from helpers import provenance
+from helpers.hardware import cpu_name
 
 # Huge pages for torch on a CPU, as in the notebooks (helpers/runtime.py); torch reads it when it is loaded.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -55,14 +57,8 @@ def machine(device: str, packages: Sequence[str] = ()) -> dict:
         found["device"] = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
         found["threads"] = torch.get_num_threads()
         found |= {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")}
-    versions = {name: _version(name) for name in packages}
+    versions = {name: provenance.version(name) for name in packages}
     return found | {"load_average_before": load_average(), "python": platform.python_version(), **versions}
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def load_average() -> float | None:
@@ -71,14 +67,12 @@ def load_average() -> float | None:
 
 
 def write(output: Path, machine: dict, **parts) -> None:
-    """`machine`, with how busy it is now, and the parts, as JSON."""
-    report = {"machine": machine | {"load_average_after": load_average()}, **parts}
+    """`machine`, with how busy it is now, code and versions, and the parts, as JSON."""
+    report = {
+        "machine": machine | {"load_average_after": load_average()},
+        "code": provenance.code(),
+        "versions": provenance.versions(),
+        **parts,
+    }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

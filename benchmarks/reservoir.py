@@ -135,7 +135,7 @@ def diagonal_scan(device: torch.device, repetitions: int):
         multiplier_2N = torch.stack((radius_N * phase_N.cos(), radius_N * phase_N.sin())).to(device)
         drive_BTN = torch.randn(B, T, N).to(device)
         state_B2N = torch.randn(B, 2, N).to(device)
-        ours = partial(scans.linear, drive_BTN, multiplier_2N, state_B2N, "chunked")
+        ours = partial(scans.linear, drive_BTN, multiplier_2N, state_B2N, scans.chunked)
         numbers = (drive_BTN, torch.complex(*multiplier_2N), torch.complex(*state_B2N.unbind(1)))
         options = {"drive as fp32": loop, "drive as complex64": lambda u, *rest: loop(u.to(torch.complex64), *rest)}
         name, speeds = fastest(options, numbers, B * T, device)

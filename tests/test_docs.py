@@ -1,0 +1,137 @@
+"""docs/build.py on a small tree of its own: what it writes, and what it names. And every link of the real pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVIDENCE = """
+from build import result, spread
+
+def sentence():
+    return f"It reached {spread(result('run_seed0.json')['values'])} F1."
+"""
+BLOCK = "# Page\n\n<!-- evidence: probe.sentence -->\n<!-- end -->\n\nAnd so on.\n"
+
+
+class Tree:
+    """A repository with build.py, one page, one result and one function of evidence."""
+
+    def __init__(self, root: Path):
+        self.root, self.page = root, root / "docs/page.md"
+        (root / "docs/evidence").mkdir(parents=True)
+        (root / "docs/results").mkdir()
+        (root / "README.md").write_text("# Nothing\n")
+        (root / "docs/evidence/probe.py").write_text(EVIDENCE)
+        shutil.copy(ROOT / "docs/build.py", root / "docs/build.py")
+
+    def results(self, **found) -> None:
+        (self.root / "docs/results/run_seed0.json").write_text(json.dumps(found))
+
+    def build(self, *arguments: str) -> tuple[int, list[str]]:
+        """Exit status and lines."""
+        command = [sys.executable, "-B", str(self.root / "docs/build.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert not done.stderr
+        return done.returncode, done.stdout.splitlines()
+
+
+@pytest.fixture
+def tree(tmp_path) -> Tree:
+    return Tree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("prose", "figures"),
+    [
+        ("nDCG is 0.404 ± 0.003.", ["0.404", "±", "0.003"]),
+        ("It grew from 1.5 to 2.5.", ["1.5", "2.5"]),
+        ("It takes 4 % of the memory.", ["4 %"]),
+        ("It has 4,835 weights.", ["4,835"]),
+        ("It is 3 times as fast.", ["3 times as"]),
+        ("| all sections | 300 of 300 |", ["300 of 300"]),
+    ],
+)
+def test_a_figure_that_was_typed_by_hand_is_named_with_its_line(tree, prose, figures):
+    tree.page.write_text(f"# A heading\n\nWords.\n\n```\n0.5\n```\n\n{prose}\n")
+    status, lines = tree.build("--check")
+    assert status == 1
+    assert [line.split(": ")[:2] for line in lines] == [["docs/page.md:9", figure] for figure in figures]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`learning_rate=0.005` and `0.5`",
+        "```bash\nmake 0.5  # 40 %\n```",
+        "[what it gave](results/0.5.json) and https://example.org/0.5",
+        "## Torch 2.5 and 40 %",
+        "<!-- 0.5 -->",
+        "Python 3.11 to 3.13, torch 2.9 and torch_xla 2.9.0, after arXiv 2510.09580.",
+        "512 tokens and 16 GB, 3 seeds",
+    ],
+)
+def test_code_links_headings_comments_versions_and_sizes_are_no_figures(tree, text):
+    tree.page.write_text(f"# A heading\n\n{text}\n\nWords.\n")
+    assert tree.build("--check") == (0, [])
+
+
+def test_a_block_is_written_anew_from_the_results_and_the_rest_of_the_page_stays(tree):
+    tree.page.write_text(BLOCK)
+    tree.results(values=[0.25, 0.75], code={}, versions={})
+    status, lines = tree.build("--check")
+    assert status == 1 and lines == ["docs/page.md: not what docs/results say; run `make docs`"]
+    assert tree.page.read_text() == BLOCK
+    tree.build()
+    written = BLOCK.replace(" -->\n<", " -->\n\nIt reached 0.500 ± 0.354 F1.\n\n<")
+    assert tree.page.read_text() == written
+    assert tree.build("--check") == (0, [])
+    tree.results(values=[0.25], code={}, versions={})
+    tree.build()
+    assert tree.page.read_text() == written.replace("0.500 ± 0.354", "0.250")
+
+
+@pytest.mark.parametrize(
+    ("known", "old"),
+    [({}, True), ({"code": {}}, True), ({"versions": {}}, True), ({"code": {}, "versions": {}}, False)],
+)
+def test_a_result_without_code_and_versions_is_named_as_before_schema_2(tree, known, old):
+    tree.page.write_text(BLOCK)
+    tree.results(values=[0.25], **known)
+    tree.build()
+    text = tree.page.read_text()
+    assert ("*Before schema 2" in text) == ("[run_seed0.json](results/run_seed0.json)" in text) == old
+
+
+def links(page: Path) -> list[str]:
+    """Targets of a page's relative links and pictures, those in code left out."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
+    broken = []
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
