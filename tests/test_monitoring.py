@@ -9,8 +9,9 @@ import time
 import pytest
 import torch
 
-from helpers import meter, monitoring
-from helpers.monitoring import Monitor, Sample
+from helpers import meter
+from helpers.tuning import monitoring
+from helpers.tuning.monitoring import Monitor, Sample
 
 from .xla_process import answers_on_xla, cpu_here
 
@@ -118,7 +119,7 @@ def test_xla_on_the_cpu_says_what_it_does_not_know():
     found = answers_on_xla(
         "import json\n"
         "from helpers import runtime\n"
-        "from helpers.monitoring import Monitor\n"
+        "from helpers.tuning.monitoring import Monitor\n"
         "with Monitor(runtime.detect(use_tpu=True)) as monitor:\n"
         "    sum(range(10**6))\n"
         "print('ANSWERS ' + json.dumps(monitor.results()))"

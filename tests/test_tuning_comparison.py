@@ -8,10 +8,13 @@ import itertools
 import pytest
 import torch
 
-from helpers.tuning import comparison, experiment
+from helpers.tuning import comparison
 from helpers.tuning.comparison import START, TUNED
+from helpers.tuning.data import load_labelled
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
+from helpers.tuning.task import load_task
+from helpers.tuning.training import new_trainer
 
 from .test_tuning_training import parameters
 from .tuning_run import WORDS, rows
@@ -79,14 +82,13 @@ def compared(tmp_path):
     (tmp_path / "texts.csv").write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
     asked = {"data_source": str(tmp_path / "texts.csv"), "max_length": 16, "max_steps": 60, "learning_rate": 1e-3}
     params = TuningParameters(**parameters(further_seeds=1, evaluations=1, patience=0, **asked))
-    machine = cpu_here()
-    task = experiment.load_task(params, experiment.load_texts(params))
+    task = load_task(params, load_labelled(params.data_source), cpu_here())
 
     def run(**changes):
-        settings = dataclasses.replace(task.start(params, machine), **changes)
-        trainer = experiment.new_run(task, settings, params, machine, tmp_path / "tuned-0", 0)
+        settings = dataclasses.replace(task.start, **changes)
+        trainer = new_trainer(task, settings, tmp_path / "tuned-0", seed=0)
         trainer.train()
-        return comparison.compare(trainer, task, params, machine, tmp_path)
+        return comparison.compare(trainer, task, tmp_path)
 
     return run
 

@@ -37,11 +37,16 @@ def test_a_folder_with_splits_loses_what_is_in_two_of_them_and_says_how_many(tmp
     write(tmp_path / "test.csv", [*numbered(4, start=200), ("in  Test", "a"), ("torn", "a"), ("Torn", "b")])
     found = load_labelled(str(tmp_path), seed=0)
     assert (len(found.train), len(found.validation), len(found.test)) == (20, 5, 5)
-    assert (found.empty_removed, found.duplicates_removed, found.conflicts_removed) == (1, 1, 2)
-    assert found.overlaps_removed == {"train": 2, "validation": 1}
+    assert found.removed == {
+        "empty": 1,
+        "repeated in a split": 1,
+        "several labels in a split": 2,
+        "train rows that are in a later split, too": 2,
+        "validation rows that are in a later split, too": 1,
+    }
     assert "in  Test" in texts(found.test) and "IN valid" in texts(found.validation)
     assert found.labels == ("a", "b")
-    assert "2 of train, 1 of validation" in str(found)
+    assert str(found).startswith("20 training, 5 validation and 5 test rows of 2 labels from ")
 
 
 def test_one_file_is_split_label_by_label_without_a_common_text(tmp_path):
@@ -58,7 +63,7 @@ def test_a_text_with_two_labels_is_left_out_and_counted(tmp_path):
     found = load_labelled(
         write(tmp_path / "d.csv", [*numbered(40), ("both", "a"), ("Both", "b"), ("both", "a")]), seed=0
     )
-    assert found.conflicts_removed == 3
+    assert found.removed["several labels in a split"] == 3
     assert "both" not in {
         text.casefold() for part in (found.train, found.validation, found.test) for text in texts(part)
     }
@@ -93,7 +98,7 @@ def test_the_sample_is_real_text_of_this_python_by_package():
     found = load_labelled("sample", seed=0)
     assert set(found.labels) <= set(SAMPLE_PACKAGES) and len(found.labels) >= 6
     assert len(found.train) > 500
-    assert found.duplicates_removed > 0  # the library repeats itself
+    assert found.removed["repeated in a split"] > 0  # the library repeats itself
     assert max(len(text.split()) for text in texts(found.train)) > 100
 
 

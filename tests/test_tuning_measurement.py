@@ -5,21 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from helpers import xla
+from helpers import tables, xla
 from helpers.runtime import Runtime
-from helpers.tuning import experiment
-from helpers.tuning.measurement import Rung, Window, climb, judge
+from helpers.tuning import experiment, measurement
+from helpers.tuning.climb import Climb, Rung, climb, judge, plot, tune
+from helpers.tuning.measurement import Window
 from helpers.tuning.optimisations import Optimisation, optimisations
+from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
+from helpers.tuning.task import Task
 
-from .tuning_run import BATCH, WORDS, bench_of, tiny, trainer_of
+from .tuning_run import BATCH, WORDS, bench_of, task_of, trainer_of
 from .xla_process import LIMIT, ROOT, cpu_here
 
 START = Settings(batch_size=8, length=192)
@@ -46,15 +54,12 @@ CPU = machine("cpu", "x86_64")
 TPU = machine("xla", "TPU v5 lite", None, "bf16")
 
 
-def ladder(runtime: Runtime, **changed) -> dict[str, Optimisation]:
-    given = {
-        "largest_batch": 32,
-        "enough_length": 64,
-        "supports_sdpa": True,
-        "supports_checkpointing": True,
-        "try_compile": True,
-    }
-    return {each.name: each for each in optimisations(runtime, START, **{**given, **changed})}
+def ladder(runtime: Runtime, *, largest_batch: int = 32, enough_length: int = 64, supported: bool = True, **parameters):
+    """Optimisations by name, for a model that supports what can be asked of it, or nothing of it."""
+    model = SimpleNamespace(_supports_sdpa=supported, supports_gradient_checkpointing=supported)
+    task = Task(None, model, None, None, TuningParameters.defaults().model_copy(update=parameters), runtime)
+    found = optimisations(task, largest_batch=largest_batch, enough_length=enough_length)
+    return {each.name: each for each in found}
 
 
 def test_a_t4_gets_fp16_and_no_tf32():
@@ -94,7 +99,7 @@ def test_batches_double_up_to_what_fits_or_are_the_one_that_is_asked_for():
 
 
 def test_what_the_user_or_the_model_rules_out_is_not_tried():
-    found = ladder(CPU, precision="fp32", supports_sdpa=False, supports_checkpointing=False, try_compile=False)
+    found = ladder(CPU, precision="fp32", supported=False, try_compile=False)
     whys = [
         found[name].why_not for name in ("mixed precision", "SDPA attention", "gradient checkpointing", "torch.compile")
     ]
@@ -112,7 +117,6 @@ def windows(*seconds: float, loss: float = 1.0, memory: int | None = None) -> li
             seconds=s,
             warm_up_seconds=0.0,
             compile_seconds=0.0,
-            tokens=320,
             loss=loss,
             peak_memory=memory,
             utilisation=None,
@@ -168,7 +172,7 @@ def test_every_setting_is_timed_in_turn_with_what_was_kept_before_it(climbed):
     assert attention == ["eager", "sdpa"] * 2
     kept = rungs[1].settings if rungs[1].kept else rungs[0].settings
     after = [settings for settings in ran[6:] if settings.padding == "fixed"]
-    assert [settings.attention for settings in after] == [kept["attention"]] * len(after)
+    assert [settings.attention for settings in after] == [kept.attention] * len(after)
     assert [settings.padding for settings in ran[-4:]] == ["fixed", "grouped"] * 2
 
 
@@ -191,18 +195,18 @@ def test_every_rung_has_its_numbers_or_its_reason(climbed):
 
 def test_settings_survive_json_and_the_last_that_was_kept_is_the_tuned_one(climbed, tmp_path):
     rungs, _ = climbed
-    found = experiment.Climb(None, tuple(rungs))
-    file = tmp_path / "ladder.json"
-    file.write_text(json.dumps(dataclasses.asdict(found)))
-    assert experiment._read_climb(file) == found
-    assert dataclasses.asdict(found.tuned) == [rung for rung in rungs if rung.kept][-1].settings
+    found = Climb(None, tuple(rungs))
+    (tmp_path / "ladder.json").write_text(json.dumps(dataclasses.asdict(found)))
+    task = task_of(cpu_here(), resume=True)
+    assert tune(task, tmp_path) == found
+    assert found.top == [rung for rung in rungs if rung.kept][-1] and isinstance(found.top.settings, Settings)
 
 
 def test_the_table_and_the_picture_show_every_rung(climbed, tmp_path):
     rungs, _ = climbed
-    table = experiment.table(rungs)
+    table = tables.text([rung.row() for rung in rungs])
     assert [line.split("  ")[0] for line in table.splitlines()[1:]] == [rung.name for rung in rungs]
-    figure = experiment.plot_climb(rungs, tmp_path / "bars.png", title="t")
+    figure = plot(rungs, tmp_path / "bars.png", title="t")
     labels = [label.get_text().removesuffix(" (not kept)") for label in figure.axes[0].get_yticklabels()]
     assert labels == ["start", "SDPA attention", "length-grouped batches"]
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
@@ -223,13 +227,41 @@ def test_a_larger_batch_is_not_tried_where_a_smaller_one_did_not_help():
 
     sizes = [Optimisation(f"batch size {size}", {"batch_size": size}) for size in (16, 32)]
     rungs = list(climb(Slower(), START, sizes, repetitions=2))
-    assert [rung.verdict.split(":")[0] for rung in rungs] == ["the start", "did not help here", "not tried"]
+    assert [rung.verdict.split(":")[0] for rung in rungs] == ["32 examples a second", "did not help here", "not tried"]
+
+
+def test_a_setting_that_is_hopelessly_slow_is_given_up_in_its_warm_up_and_the_climb_goes_on(monkeypatch):
+    """A layer that takes a quarter of a second in bf16, as on a CPU that emulates it, and next to nothing in fp32."""
+    ran = []
+
+    class Emulated(torch.nn.Linear):
+        def forward(self, states):
+            if torch.is_autocast_enabled("cpu") and not isinstance(states, FakeTensor):
+                ran.append(time.sleep(0.25))
+            return super().forward(states)
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr(measurement, "GRACE", 0.4)
+    bench, start = bench_of(cpu_here())
+    bench.task.model.bert.encoder.layer[1].output.dense.__class__ = Emulated
+    steps = [
+        Optimisation("bf16 autocast", {"precision": "bf16"}),
+        Optimisation("SDPA attention", {"attention": "sdpa"}),
+    ]
+    _, bf16, sdpa = climb(bench, start, steps, repetitions=2)
+    times = re.fullmatch(r"gave up: more than (\d+) times as slow as the start", bf16.verdict)
+    assert times and int(times[1]) > measurement.HOPELESS
+    assert not bf16.kept and bf16.settings.precision == "bf16" and bf16.speed_up is None
+    assert 1 <= len(ran) <= 2  # of six steps: after 0.4 seconds of warm-up the next module is the last
+    assert sdpa.settings.precision == "fp32" and len(sdpa.gains) == 2
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
 
 
 def test_the_search_on_a_real_model_ends_at_its_limit():
     torch.set_num_threads(1)
-    bench, start = bench_of(cpu_here())
-    found = bench.largest_batch(start, 2 * BATCH)
+    bench, _ = bench_of(cpu_here())
+    found = bench.largest_batch(2 * BATCH)
     assert (found.batch_size, found.reason) == (16, "the limit of the search is 16")
 
 
@@ -239,8 +271,7 @@ def test_the_search_on_a_real_model_ends_at_its_limit():
 def test_a_model_trained_in_bf16_is_saved_as_safetensors_alone_and_reloads_to_the_same_logits(tmp_path):
     torch.set_num_threads(1)
     trainer = trainer_of(cpu_here(), tmp_path / "run", {"precision": "bf16"}, steps=2)
-    model, tokenizer = tiny()
-    task = experiment.Task(texts=None, model=model, tokenizer=tokenizer, weights=None)
+    task = task_of(cpu_here())
     trainer.train()
     reloaded, tokenizer, difference = experiment.save_and_reload(
         trainer, task, tmp_path / "model", ["red", "azure sea"]
@@ -250,7 +281,7 @@ def test_a_model_trained_in_bf16_is_saved_as_safetensors_alone_and_reloads_to_th
     assert "model.safetensors" in files and not [name for name in files if name.endswith((".bin", ".pt"))]
     trained = {name: tensor for name, tensor in trainer.model.state_dict().items()}
     assert all(torch.equal(tensor, trained[name]) for name, tensor in reloaded.state_dict().items())
-    assert not all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
+    assert not all(torch.equal(tensor, trained[name]) for name, tensor in task.model.state_dict().items())
     label, probability = experiment.classify(reloaded, tokenizer, "crimson", 16)
     assert label in WORDS and 1 / 3 <= probability <= 1
 

@@ -55,54 +55,34 @@ def machine(kind: str, devices: int = 8):
     return runtime.detect(kind == "xla")
 
 
-def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: int = 64, weights=None, **options):
-    """A trainer as `experiment.new_run` makes it, on the rows above."""
-    from helpers.tuning.parameters import model_size, recipe
-    from helpers.tuning.settings import Settings, make_plan
-    from helpers.tuning.training import encode, new_trainer
+def task_of(runtime, *, count: int = 64, weights=None, **parameters):
+    """The rows above and the sample model as a task with these parameters."""
+    from helpers.tuning.data import LabelledTexts
+    from helpers.tuning.parameters import TuningParameters
+    from helpers.tuning.task import Task
 
-    model, tokenizer = tiny()
+    splits = {"train": rows(count), "validation": rows(19, seed=1), "test": rows(19, seed=2)}
+    texts = LabelledTexts(**splits, labels=tuple(WORDS), source="colours", provenance={}, removed={})
+    given = {"max_length": LENGTH, "start_batch_size": BATCH, "learning_rate": 1e-3, "patience": 0, **parameters}
+    return Task(texts, *tiny(), weights, TuningParameters.defaults().model_copy(update=given), runtime)
+
+
+def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: int = 64, weights=None):
+    """A trainer of a run with these settings, on the rows above."""
+    from helpers.tuning.settings import Settings
+    from helpers.tuning.training import new_trainer
+
+    task = task_of(runtime, count=count, weights=weights, evaluations=2, logging_steps=2)
     chosen = Settings(**{"batch_size": BATCH, "length": LENGTH, **settings})
-    plan = make_plan(
-        chosen, recipe(count, BATCH, LENGTH), model_size(model), runtime, learning_rate=1e-3, max_steps=steps
-    )
-    return new_trainer(
-        model,
-        tokenizer,
-        encode(rows(count), tokenizer, LENGTH),
-        encode(rows(19, seed=1), tokenizer, LENGTH),
-        chosen,
-        plan,
-        runtime,
-        Path(output_dir),
-        class_weights=weights,
-        seed=0,
-        logging_steps=2,
-        **{"evaluations": 2, **options},
-    )
+    return new_trainer(task, chosen, Path(output_dir), seed=0, steps=steps)
 
 
-def bench_of(runtime, count: int = 64):
+def bench_of(runtime, **parameters):
     """A bench on the rows above, and its start."""
     from helpers.tuning.measurement import Bench
-    from helpers.tuning.parameters import model_size, recipe
-    from helpers.tuning.settings import Settings
 
-    model, tokenizer = tiny()
-    start = Settings(batch_size=BATCH, length=LENGTH)
-    bench = Bench(
-        model,
-        tokenizer,
-        rows(count),
-        rows(19, seed=1),
-        recipe(count, BATCH, LENGTH),
-        model_size(model),
-        runtime,
-        window_examples=2 * BATCH,
-        seed=0,
-        learning_rate=1e-3,
-    )
-    return bench, start
+    bench = Bench(task_of(runtime, window_examples=2 * BATCH, **parameters))
+    return bench, bench.task.start
 
 
 def digest(model) -> str:
@@ -143,20 +123,12 @@ def main(output_dir: str, options: dict) -> dict:
 def climbed(runtime, names: list[str]) -> dict:
     from dataclasses import asdict
 
-    from helpers.tuning.measurement import climb
+    from helpers.tuning.climb import climb
     from helpers.tuning.optimisations import optimisations
 
-    bench, start = bench_of(runtime)
-    search = bench.largest_batch(start, 2 * BATCH)
-    ladder = optimisations(
-        runtime,
-        start,
-        largest_batch=search.batch_size,
-        enough_length=8,
-        supports_sdpa=True,
-        supports_checkpointing=True,
-        try_compile=False,
-    )
+    bench, start = bench_of(runtime, try_compile=False)
+    search = bench.largest_batch(2 * BATCH)
+    ladder = optimisations(bench.task, largest_batch=search.batch_size, enough_length=8)
     chosen = [each for each in ladder if names == ["all"] or each.name in names]
     rungs = list(climb(bench, start, chosen, repetitions=2))
     return {"rungs": [asdict(rung) for rung in rungs], "trials": [vars(trial) for trial in search.trials]}

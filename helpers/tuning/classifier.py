@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
-from helpers import hub, secrets
+from helpers import hub
 from helpers.parameters import SAMPLE, source_path
 
-BERT = "google-bert/bert-base-uncased"
 REVISIONS = {
-    BERT: "86b5e0934494bd15c9632b12f734a8a67f723594",
+    "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
     "sentence-transformers/all-MiniLM-L6-v2": "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
 }
 SAMPLE_VOCAB, SAMPLE_POSITIONS = 2048, 512
@@ -35,8 +34,6 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
         return _sample_model(len(tokenizer), tokenizer.pad_token_id, config), tokenizer
     path = source_path("base_model", base_model)
     unreachable = path is None and not hub.answers()
-    if path is None:
-        secrets.provide("HF_TOKEN")
     options = {"revision": None if path else REVISIONS.get(base_model), "local_files_only": unreachable}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path or base_model), **options)
@@ -51,6 +48,7 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     if tokenizer.pad_token is None:  # decoders
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.use_cache = False  # nothing is generated, and with gradient checkpointing transformers would complain
     return model, tokenizer
 
 
@@ -75,7 +73,7 @@ def longest(model: PreTrainedModel, tokenizer) -> int:
 def _sample_model(vocab_size: int, pad_token_id: int, config: dict) -> PreTrainedModel:
     from transformers import BertConfig, BertForSequenceClassification
 
-    return BertForSequenceClassification._from_config(
+    return BertForSequenceClassification(
         BertConfig(
             vocab_size=vocab_size,
             hidden_size=64,
@@ -84,33 +82,24 @@ def _sample_model(vocab_size: int, pad_token_id: int, config: dict) -> PreTraine
             intermediate_size=256,
             max_position_embeddings=SAMPLE_POSITIONS,
             pad_token_id=pad_token_id,
+            attn_implementation=START_ATTENTION,
+            use_cache=False,
             **config,
-        ),
-        attn_implementation=START_ATTENTION,
+        )
     )
 
 
 def _sample_tokenizer(texts: Iterable[str]):
     """Byte-level BPE of at most 2,048 entries, the same each time for the same texts."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    texts = list(texts)
-    if not texts:
-        raise ValueError("texts is empty: base_model='sample' trains its tokeniser on them, so give the training texts")
-    backend = Tokenizer(models.BPE())
-    backend.normalizer = normalizers.Lowercase()
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.decoder = decoders.ByteLevel()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    trainer = trainers.BpeTrainer(
-        vocab_size=SAMPLE_VOCAB,
-        special_tokens=list(special.values()),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+    backend = ByteLevelBPETokenizer(lowercase=True, add_prefix_space=True)
+    backend.train_from_iterator(
+        texts, SAMPLE_VOCAB, min_frequency=0, show_progress=False, special_tokens=list(special.values())
     )
-    backend.train_from_iterator(texts, trainer)
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=SAMPLE_POSITIONS, **special)
+    ends = [(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    trained = Tokenizer.from_str(backend.to_str())
+    return PreTrainedTokenizerFast(tokenizer_object=trained, model_max_length=SAMPLE_POSITIONS, **special)

@@ -8,14 +8,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from helpers import tracking
-from helpers.runtime import Runtime
+from helpers import tables, tracking
 
-from .experiment import Task, new_run, row
-from .parameters import TuningParameters
+from .experiment import row
 from .settings import Settings
-from .training import ClassifierTrainer
+from .task import Task
+from .training import ClassifierTrainer, new_trainer
 
 START, TUNED = "start", "tuned"
 
@@ -27,18 +27,21 @@ class Verdict:
     """Start and chosen settings at equal quality."""
 
     f1: dict[str, list[float]]  # of the test, a value a seed
-    speed_up: list[
-        float
-    ]  # training time of the start over that of the chosen, a seed each; evaluation, compilation apart
+    speed_up: list[float]  # training time of the start over that of the chosen, a seed each
     quality_kept: bool | None  # None with one seed: the spread is not known
     why: str
 
-    def __str__(self) -> str:
-        width = max(map(len, self.f1)) + 2
-        lines = [f"{name:<{width}}test F1 {_spread(values, '.4f')}" for name, values in self.f1.items()]
-        if self.speed_up:
-            lines.append(f"training is {_spread(self.speed_up, '.2f')} times as fast")
-        return "\n".join([*lines, self.why])
+    def rows(self) -> list[dict[str, str]]:
+        """For `tables.show`; evaluation and compilation are left out of the time."""
+        speed_ups = {START: [1.0], **dict.fromkeys(self.f1.keys() - {START}, self.speed_up)}
+        return [
+            {
+                "settings": name,
+                "test F1": _spread(f1, ".4f"),
+                "training, times as fast": _spread(speed_ups[name], ".2f"),
+            }
+            for name, f1 in self.f1.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -51,28 +54,29 @@ class Comparison:
     trainer: ClassifierTrainer  # of the first seed, trained with them
     verdict: Verdict
 
+    def table(self) -> list[dict[str, Any]]:
+        """Every run, for `tables.show`."""
+        shown = {"steps": "steps", "test F1": "f1", "accuracy": "accuracy", "validation F1": "validation_f1"}
+        return [
+            {"settings": name, "seed": seed, **{column: found[key] for column, key in shown.items()}}
+            | {"training": tables.seconds(found["training_seconds"])}
+            for seed, models in self.rows.items()
+            for name, found in models.items()
+        ]
 
-def compare(
-    trainer: ClassifierTrainer,
-    task: Task,
-    params: TuningParameters,
-    runtime: Runtime,
-    folder: Path,
-) -> Comparison:
+
+def compare(trainer: ClassifierTrainer, task: Task, folder: Path) -> Comparison:
     """Trains the start and the tuned settings with every seed; where quality is lost, steps back until it is not.
 
-    Args:
-        trainer: the tuned run of the first seed, trained.
-        task, params, runtime: what it was made with.
-        folder: the run's; every further run gets a folder in it.
+    trainer: the tuned run of the first seed, trained. folder: in which every further run gets one.
     """
-    start, tuned = task.start(params, runtime), trainer.settings
+    params, start, tuned = task.params, task.start, trainer.settings
     seeds = range(params.seed, params.seed + 1 + params.further_seeds)
     rows: dict[int, dict[str, dict]] = {seed: {} for seed in seeds}
 
     def run(name: str, settings: Settings, seed: int) -> ClassifierTrainer:
         tracking.say(f"\n{name}, seed {seed}")
-        made = new_run(task, settings, params, runtime, folder / f"{name.replace(' ', '-')}-{seed}", seed)
+        made = new_trainer(task, settings, folder / f"{name.replace(' ', '-')}-{seed}", seed=seed)
         made.train(resume_from_checkpoint=params.resume)
         rows[seed][name] = row(made, task)
         return made
@@ -85,8 +89,7 @@ def compare(
         if params.compare_start:
             run(START, start, seed)
     for name, settings in steps_back(tuned, start) if params.compare_start else ():
-        lost = quality_lost(rows, chosen[0])
-        if not lost:
+        if not (lost := quality_lost(rows, chosen[0])):
             break
         tracking.say(f"\n{lost}: once more, {name}")
         chosen = name, settings
@@ -136,25 +139,20 @@ def verdict(rows: Rows, chosen: str = TUNED) -> Verdict:
     chosen of a seed share their data, order and first weights, so what differs between seeds alone is left out.
     """
     f1 = {name: [found[name]["f1"] for found in rows.values() if name in found] for name in (START, chosen)}
-    f1 = {name: values for name, values in f1.items() if values}
-    if START not in f1:
-        return Verdict(f1, [], None, "compare_start=False: nothing to compare with")
+    if not f1[START]:
+        return Verdict({chosen: f1[chosen]}, [], None, "compare_start=False: nothing to compare with")
     speed_up = [found[START]["training_seconds"] / found[chosen]["training_seconds"] for found in rows.values()]
-    difference = statistics.mean(f1[chosen]) - statistics.mean(f1[START])
+    differences = [after - before for after, before in zip(f1[chosen], f1[START], strict=True)]
+    mean = statistics.mean(differences)
     if len(rows) == 1:
-        return Verdict(f1, speed_up, None, f"F1 {difference:+.4f}; one seed has no spread: set further_seeds=2")
-    spread = statistics.stdev(after - before for after, before in zip(f1[chosen], f1[START], strict=True))
-    kept = difference >= -spread
-    said = (
-        "within the spread of"
-        if abs(difference) <= spread
-        else "above"
-        if difference > 0
-        else "BELOW the start by more than"
-    )
-    return Verdict(f1, speed_up, kept, f"F1 {difference:+.4f}: {said} {spread:.4f} over {len(rows)} seeds")
+        return Verdict(f1, speed_up, None, f"F1 {mean:+.4f}; one seed has no spread: set further_seeds=2")
+    spread = statistics.stdev(differences)
+    said = "within the spread of" if abs(mean) <= spread else "above" if mean > 0 else "BELOW the start by more than"
+    return Verdict(f1, speed_up, mean >= -spread, f"F1 {mean:+.4f}: {said} {spread:.4f} over {len(rows)} seeds")
 
 
 def _spread(values: Sequence[float], form: str) -> str:
-    mean = format(statistics.mean(values), form)
-    return mean if len(values) == 1 else f"{mean} ± {format(statistics.stdev(values), form)}"
+    """Mean and standard deviation; nothing where there are no values."""
+    if len(values) < 2:
+        return "".join(format(value, form) for value in values)
+    return f"{format(statistics.mean(values), form)} ± {format(statistics.stdev(values), form)}"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import hashlib
-import io
 import json
 import random
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from helpers import hub
 from helpers.parameters import SAMPLE, source_path
 
 TEXT_COLUMNS = ("text", "sentence", "content", "comment", "texts")
@@ -37,33 +38,27 @@ class LabelledTexts:
     validation: list[tuple[str, int]]
     test: list[tuple[str, int]]
     labels: tuple[str, ...]  # of two, the second is the positive one
-    source: str  # data source, rows, seed and a digest of the texts
-    empty_removed: int
-    duplicates_removed: int  # rows that repeat another of their split
-    conflicts_removed: int  # rows whose text has several labels in their split
-    overlaps_removed: dict[str, int]  # rows of a split whose text is in a later one, too
+    source: str  # data source, seed and a digest of the texts: the same string means the same data
+    provenance: dict[str, str | None]  # the `data` part of results.json: source, revision and sha256 of the texts
+    removed: dict[str, int]  # rows, by why they were removed
 
     def __str__(self) -> str:
-        overlaps = ", ".join(f"{count} of {split}" for split, count in self.overlaps_removed.items())
         return (
             f"{len(self.train)} training, {len(self.validation)} validation and {len(self.test)} test rows of "
-            f"{len(self.labels)} labels from {self.source}\n"
-            f"removed: {self.empty_removed} empty, {self.duplicates_removed} duplicates, {self.conflicts_removed} with "
-            f"contradicting labels, and because their text is in a later split, too: {overlaps}"
+            f"{len(self.labels)} labels from {self.source}"
         )
 
 
 def load_labelled(
     data_source: str, *, num_rows: int = 0, eval_rows: int = 0, positive_label: str = "", seed: int = 0
 ) -> LabelledTexts:
-    """Labelled texts from `data_source`.
+    """Labelled texts, of which `num_rows` to train on and `eval_rows` each to validate and test on are drawn; 0: all.
 
     data_source: one of
         "sample": docstrings of the installed Python's standard library, the label is the package;
         a .csv or .jsonl with a text and a label column, of which a tenth each is held out to validate and to test on,
             label by label; or a folder with train.csv and perhaps validation.csv and test.csv (or .jsonl);
         a hub id with such splits and columns.
-    num_rows: of training, drawn with the seed; 0: all. eval_rows: the same of validation and of test.
     positive_label: this label against all others; "": as they are.
 
     A text that is in several splits stays in the last of train, validation, test. A text with several labels is left out.
@@ -79,32 +74,30 @@ def load_labelled(
     else:
         splits = _read_hub(data_source)
     if positive_label:
-        splits = {name: _against_others(rows, positive_label) for name, rows in splits.items()}
-        if all(label != positive_label for _, label in splits["train"]):
+        other = f"not {positive_label}"
+        for name, rows in splits.items():
+            splits[name] = [(text, label if label == positive_label else other) for text, label in rows]
+        if all(label == other for _, label in splits["train"]):
             raise ValueError(
                 f"positive_label={positive_label!r}: no training row has it; give one of the labels or '' for all"
             )
-    counts = Counter()
-    cleaned = {name: _clean(rows, counts) for name, rows in splits.items()}
+    removed = Counter()
+    cleaned = {name: _clean(rows, removed) for name, rows in splits.items()}
     _hold_out(cleaned, seed)
-    overlaps = _remove_overlaps(cleaned)
+    _remove_overlaps(cleaned, removed)
     for name, limit in (("train", num_rows), ("validation", eval_rows), ("test", eval_rows)):
         random.Random(seed).shuffle(cleaned[name])
         cleaned[name] = cleaned[name][: limit or None]
     labels = _labels(data_source, cleaned, positive_label)
     positions = {label: position for position, label in enumerate(labels)}
     digest = hashlib.sha256(json.dumps(cleaned, ensure_ascii=True).encode()).hexdigest()
-    named = (
-        path.name if path else f"{data_source}@{REVISIONS[data_source]}" if data_source in REVISIONS else data_source
-    )
+    name, revision = (path.name, None) if path else (data_source, REVISIONS.get(data_source))
     return LabelledTexts(
         **{name: [(text, positions[label]) for text, label in rows] for name, rows in cleaned.items()},
         labels=labels,
-        source=f"{named}, seed {seed}, sha256 {digest[:16]}",
-        empty_removed=counts["empty"],
-        duplicates_removed=counts["duplicates"],
-        conflicts_removed=counts["conflicts"],
-        overlaps_removed=overlaps,
+        source=f"{name}{f'@{revision}' if revision else ''}, seed {seed}, sha256 {digest[:16]}",
+        provenance={"source": name, "revision": revision, "sha256": digest},
+        removed=dict(removed),
     )
 
 
@@ -112,12 +105,21 @@ def load_labelled(
 
 
 def _sample() -> Iterator[Row]:
-    from helpers.docstrings import docstrings
-
     library = Path(sysconfig.get_paths()["stdlib"])
     for package in SAMPLE_PACKAGES:
-        if (library / package).is_dir():
-            yield from ((docstring.text, package) for docstring in docstrings(library / package))
+        files = (file.relative_to(library) for file in (library / package).rglob("*.py"))
+        for file in sorted(files, key=lambda file: (file.parent.parts, file.name)):
+            if not {"test", "tests"} & set(file.parts):
+                texts = _docstrings(ast.parse((library / file).read_bytes()))
+                yield from ((text.strip(), package) for text in texts if text and text.strip())
+
+
+def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str | None]:
+    """Of a module or class and all that is public in it."""
+    yield ast.get_docstring(node)
+    for child in node.body if isinstance(node, ast.Module | ast.ClassDef) else ():
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name[0] != "_":
+            yield from _docstrings(child)
 
 
 def _read_folder(path: Path) -> dict[str, list[Row]]:
@@ -134,22 +136,21 @@ def _read_folder(path: Path) -> dict[str, list[Row]]:
 
 
 def _read_file(path: Path) -> Iterator[Row]:
-    where = f"data_source={str(path)!r}"
-    readers = {".csv": _csv, ".jsonl": _jsonl}
-    if path.suffix.lower() not in readers:
+    where, columns = f"data_source={str(path)!r}", None
+    reader = {".csv": _csv, ".jsonl": _jsonl}.get(path.suffix.lower())
+    if reader is None:
         raise ValueError(f"{where}: cannot read this; give a .csv or .jsonl with a text and a label column")
     try:
-        content = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, values in reader(where, file):
+                columns = columns or _columns(where, list(values))
+                yield _row(f"{where}: line {number}", values, columns)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from error
-    columns = None
-    for number, values in readers[path.suffix.lower()](where, content):
-        columns = columns or _columns(where, list(values))
-        yield _row(f"{where}: line {number}", values, columns)
 
 
-def _csv(where: str, content: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(content, newline=""), strict=True)
+def _csv(where: str, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(file, strict=True)
     try:
         for values in reader:
             if None in values or None in values.values():
@@ -162,17 +163,16 @@ def _csv(where: str, content: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise ValueError(f"{where}: line {reader.line_num} is not CSV ({error})") from error
 
 
-def _jsonl(where: str, content: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(content.split("\n"), 1):
-        if not line.strip():
-            continue
+def _jsonl(where: str, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(file, 1):
         try:
-            values = json.loads(line)
+            values = json.loads(line) if line.strip() else None
         except json.JSONDecodeError as error:
             raise ValueError(f"{where}: line {number} is not JSON ({error})") from error
-        if not isinstance(values, dict):
+        if isinstance(values, dict):
+            yield number, values
+        elif line.strip():
             raise ValueError(f"{where}: line {number} is not a JSON object")
-        yield number, values
 
 
 def _columns(where: str, found: Sequence[str]) -> tuple[str, str]:
@@ -197,21 +197,12 @@ def _row(where: str, values: Mapping[str, Any], columns: tuple[str, str]) -> Row
 
 def _read_hub(data_source: str) -> dict[str, list[Row]]:
     import datasets
-    import huggingface_hub.errors
 
-    where = f"data_source={data_source!r}"
-    try:
+    with hub.reading(data_source):
         loaded = datasets.load_dataset(data_source, SUBSETS.get(data_source), revision=REVISIONS.get(data_source))
-    except (ConnectionError, huggingface_hub.errors.LocalEntryNotFoundError) as error:
-        raise ConnectionError(
-            f"{where}: the Hugging Face hub cannot be reached ({error}). Use data_source='sample' or a local file"
-        ) from error
-    except FileNotFoundError as error:  # also what datasets raises for an id that is not on the hub
-        raise FileNotFoundError(f"{where}: cannot be read ({error})") from error
-    found = {split: next((n for n in names if n in loaded), None) for split, names in SPLITS.items()}
-    if found["train"] is None:
-        raise ValueError(f"{where}: no split 'train'; splits found: {', '.join(loaded)}")
-    return {split: _rows_of(where, loaded[name]) for split, name in found.items() if name}
+    hub.train_split(data_source, loaded)  # or an error
+    named = {split: next((name for name in names if name in loaded), None) for split, names in SPLITS.items()}
+    return {split: _rows_of(f"data_source={data_source!r}", loaded[name]) for split, name in named.items() if name}
 
 
 def _rows_of(where: str, part) -> list[Row]:
@@ -226,25 +217,21 @@ def _rows_of(where: str, part) -> list[Row]:
 # ---- splits
 
 
-def _against_others(rows: list[Row], positive: str) -> list[Row]:
-    return [(text, label if label == positive else f"not {positive}") for text, label in rows]
-
-
 def _key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _clean(rows: list[Row], counts: Counter) -> list[Row]:
+def _clean(rows: list[Row], removed: Counter) -> list[Row]:
     """Rows of one split without empty, repeated and contradicting ones."""
     filled = [row for row in rows if row[0]]
-    counts["empty"] += len(rows) - len(filled)
+    removed["empty"] += len(rows) - len(filled)
     labels = defaultdict(set)
     for text, label in filled:
         labels[_key(text)].add(label)
     agreed = [row for row in filled if len(labels[_key(row[0])]) == 1]
-    counts["conflicts"] += len(filled) - len(agreed)
+    removed["several labels in a split"] += len(filled) - len(agreed)
     unique = {_key(text): (text, label) for text, label in reversed(agreed)}
-    counts["duplicates"] += len(agreed) - len(unique)
+    removed["repeated in a split"] += len(agreed) - len(unique)
     return list(reversed(unique.values()))
 
 
@@ -268,23 +255,22 @@ def _hold_out(splits: dict[str, list[Row]], seed: int) -> None:
         splits["train"] += rows
 
 
-def _remove_overlaps(splits: dict[str, list[Row]]) -> dict[str, int]:
-    removed, later = {}, {_key(text) for text, _ in splits["test"]}
+def _remove_overlaps(splits: dict[str, list[Row]], removed: Counter) -> None:
+    later = {_key(text) for text, _ in splits["test"]}
     for name in ("validation", "train"):
         kept = [row for row in splits[name] if _key(row[0]) not in later]
-        removed[name] = len(splits[name]) - len(kept)
+        removed[f"{name} rows that are in a later split, too"] = len(splits[name]) - len(kept)
         splits[name] = kept
         later |= {_key(text) for text, _ in kept}
-    return dict(reversed(removed.items()))
 
 
 def _labels(data_source: str, splits: dict[str, list[Row]], positive: str) -> tuple[str, ...]:
-    trained = {label for _, label in splits["train"]}
-    unknown = {label for name in ("validation", "test") for _, label in splits[name]} - trained
+    trained = sorted({label for _, label in splits["train"]})
+    unknown = sorted({label for name in ("validation", "test") for _, label in splits[name]}.difference(trained))
     if unknown:
         raise ValueError(
-            f"data_source={data_source!r}: labels {sorted(unknown)[:5]} are not among the {len(splits['train'])} training "
-            "rows; add such rows, or raise num_rows"
+            f"data_source={data_source!r}: labels {unknown[:5]} are not among the {len(splits['train'])} training rows; add "
+            "such rows, or raise num_rows"
         )
     short = [name for name in SPLITS if len(splits[name]) < 2]
     if len(trained) < 2 or short:
@@ -292,6 +278,6 @@ def _labels(data_source: str, splits: dict[str, list[Row]], positive: str) -> tu
             f"data_source={data_source!r}: {len(trained)} labels, and {', '.join(short) or 'no split'} with fewer than two "
             "rows; at least two labels and two rows a split are needed"
         )
-    numbers = all(label.lstrip("-").isdecimal() for label in trained)
-    ordered = sorted(trained, key=int if numbers else str)
-    return (f"not {positive}", positive) if positive else tuple(ordered)
+    if positive:
+        return f"not {positive}", positive
+    return tuple(sorted(trained, key=int if all(label.lstrip("-").isdecimal() for label in trained) else str))

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import functools
+import itertools
 import random
-import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
-from helpers import meter, monitoring, tracking, xla
-from helpers.batch_search import BatchSearch, CompiledMemory, device_memory, largest_batch
-from helpers.interruption import Preempted, is_out_of_memory
-from helpers.plan import ModelSize, Recipe
-from helpers.runtime import Runtime
+from helpers import meter
+from helpers.progress import Progress
 
+from . import monitoring
+from .batch_search import BatchSearch, CompiledMemory, largest_batch
 from .evaluation import scores
-from .optimisations import Optimisation
-from .settings import Settings, make_plan
+from .settings import Settings
+from .task import Task
 from .training import ClassifierTrainer, Encoded, encode, grouped_order, new_trainer
 
 WARM_UP = 4  # steps before the clock starts: allocations, compilation, and on XLA what follows the first log
 FLUSH = 2  # the step after which the first loss is read
-NOISE = 1.02  # a median gain below this is none
+HOPELESS = 5  # times the start's seconds an example, over the warm-up: bf16 that a CPU emulates takes 40 times as long
+GRACE = 30  # seconds of warm-up that are never too many: libraries load kernels, workers start
 F1_ROWS = 128  # of validation, after a window
-STARTED = "start"
+
+
+class TooSlow(RuntimeError):
+    """A setting is so slow that timing it is not worth the wait."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,6 @@ class Window:
     seconds: float
     warm_up_seconds: float
     compile_seconds: float  # XLA's
-    tokens: int  # padding included
     loss: float  # mean over the window
     peak_memory: int | None  # bytes
     utilisation: float | None
@@ -56,37 +54,14 @@ class Window:
         return self.examples / self.seconds
 
 
-@dataclass(frozen=True)
-class Rung:
-    """One optimisation on top of everything kept before it."""
-
-    name: str
-    settings: dict  # fields of Settings
-    kept: bool
-    verdict: str
-    gains: tuple[float, ...] = ()  # examples/s over what was kept before, a value a repetition
-    speed_up: float | None = None  # examples/s over the start: median
-    speed_up_low: float | None = None  # of the repetitions
-    speed_up_high: float | None = None
-    steps_per_second: float | None = None
-    examples_per_second: float | None = None
-    tokens_per_second: float | None = None
-    compile_seconds: float | None = None
-    peak_memory_bytes: int | None = None
-    utilisation: float | None = None
-    loss: float | None = None
-    f1: float | None = None
-
-
 class WindowTrainer(ClassifierTrainer):
     """Leaves nothing behind, takes examples in the order given, and says nothing."""
 
-    def __init__(self, *args, clock: Clock, **kwargs):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.remove_callback(tracking.Progress)
-        self.clock = clock
-        clock.trainer = self
-        self.add_callback(clock)
+        self.remove_callback(Progress)
+        self.clock = Clock(self)
+        self.add_callback(self.clock)
 
     def _get_train_sampler(self, train_dataset=None):
         return SequentialSampler(self.train_dataset)
@@ -100,286 +75,150 @@ class WindowTrainer(ClassifierTrainer):
 
 
 class Clock(TrainerCallback):
-    """Runs from the end of the warm-up to the last step, with the device waited for at both."""
+    """Reads the trainer's meter, which leaves compilation out, at the end of the warm-up and after the last step.
 
-    def __init__(self, runtime: Runtime, monitor: monitoring.Monitor | None):
-        self.runtime, self.monitor = runtime, monitor
-        self.trainer: WindowTrainer | None = None
-        self.can_reset = False
-        self.began = self.ended = self.first = 0.0
-        self.tokens = 0
-        self.compiled = 0.0
-        self._running = contextlib.ExitStack()
+    Where `start_seconds`, those of an example at the start, are given, it stops a warm-up that is hopelessly slow: also in
+    the middle of a step, which can take an hour where a CPU emulates a number format.
+    """
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.first = time.perf_counter()
+    def __init__(self, trainer: WindowTrainer):
+        self.trainer, self.runtime = trainer, trainer.runtime
+        self.monitor = monitoring.Monitor(self.runtime, interval=0.2)
+        self.start_seconds, self.begun, self.can_reset = 0.0, 0, False  # `begun` counts steps
+        self.first = self.began = self.ended = 0.0  # begin of the warm-up, begin and end of the window
+        self._open = contextlib.ExitStack()
+        self.close = self._open.close
 
     def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            self.first = self._now()
+            if self.start_seconds:
+                self._open.callback(register_module_forward_pre_hook(self._stop_if_hopeless).remove)
         if state.global_step == WARM_UP:
-            self._wait()
+            self.runtime.wait()
+            self._stop_if_hopeless()
+            self.close()
             self.can_reset = monitoring.reset_peak(self.runtime)
-            if self.monitor:
-                self._running.enter_context(self.monitor)
-            self.tokens, self.compiled = self.trainer.meter.tokens, self._compile_seconds()
-            self.began = time.perf_counter()
+            self._open.enter_context(self.monitor)
+            self.began = self._now()
+        self.begun += 1
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_log = state.global_step in (FLUSH, WARM_UP, state.max_steps)
         control.should_evaluate = control.should_save = False
         if state.global_step == state.max_steps:
-            self._wait()
-            self.ended = time.perf_counter()
-            self.tokens = self.trainer.meter.tokens - self.tokens
-            self.compiled = self._compile_seconds() - self.compiled
-            self._running.close()
+            self.ended = self._now()
+            self.close()
 
-    def _compile_seconds(self) -> float:
-        return xla.counters()["compile_seconds"] if self.runtime.kind == "xla" else 0.0
+    def _now(self) -> float:
+        self.runtime.wait()
+        return self.trainer.meter.training_seconds()
 
-    def _wait(self) -> None:
-        if self.runtime.kind == "xla":
-            xla.wait()
-        elif self.runtime.kind == "cuda":
-            torch.cuda.synchronize()
+    def _stop_if_hopeless(self, *_) -> None:
+        expected = self.start_seconds * self.begun * self.trainer.settings.batch_size
+        taken = self.trainer.meter.training_seconds() - self.first
+        if expected and taken > max(GRACE, HOPELESS * expected):
+            raise TooSlow(f"gave up: more than {taken / expected:.0f} times as slow as the start")
 
 
 class Bench:
-    """One model and one set of examples, on which every setting is timed from the same weights."""
+    """One task's model and examples, on which every setting is timed from the same weights."""
 
-    def __init__(
-        self,
-        model,
-        tokenizer,
-        train: Sequence[tuple[str, int]],
-        validation: Sequence[tuple[str, int]],
-        recipe: Recipe,
-        size: ModelSize,
-        runtime: Runtime,
-        *,
-        window_examples: int,
-        seed: int,
-        class_weights: np.ndarray | None = None,
-        learning_rate: float = 0.0,
-    ):
-        self.model, self.tokenizer, self.runtime, self.seed = model, tokenizer, runtime, seed
-        self.recipe, self.size, self.learning_rate, self.class_weights = recipe, size, learning_rate, class_weights
-        self.validation = list(validation)[:F1_ROWS]
-        self.window_examples = window_examples
-        self._rows = list(train)
-        random.Random(seed).shuffle(self._rows)
-        self._encoded: dict[int, Encoded] = {}
-        self.compiled_memory = CompiledMemory() if runtime.kind == "xla" else None
+    def __init__(self, task: Task):
+        quiet = {"patience": 0, "report_to": "none", "logging_steps": 10**9}
+        texts = dataclasses.replace(task.texts, validation=task.texts.validation[:F1_ROWS])
+        self.task = dataclasses.replace(task, texts=texts, params=task.params.model_copy(update=quiet))
+        self.runtime, self._rows = task.runtime, list(task.texts.train)
+        random.Random(task.params.seed).shuffle(self._rows)
+        self.compiled_memory = CompiledMemory() if self.runtime.kind == "xla" else None
         self.f1: dict[Settings, float] = {}
         self.peaks: dict[Settings, int] = {}
 
-    def run(self, settings: Settings, *, steps: int, measure_f1: bool = False, rows: Encoded | None = None) -> Window:
-        """One window of `steps` steps after the warm-up.
+    def run(
+        self,
+        settings: Settings,
+        *,
+        steps: int,
+        measure_f1: bool = False,
+        rows: Encoded | None = None,
+        start_seconds: float = 0.0,
+    ) -> Window:
+        """One window of so many steps after the warm-up, on `rows` or else the task's; with `measure_f1` more is in `f1` then.
 
-        Raises what the trainer raises: out of memory above all.
+        Raises TooSlow where `start_seconds`, those of an example at the start, are given, and what the trainer raises.
         """
-        total = WARM_UP + steps
-        plan = make_plan(
-            settings, self.recipe, self.size, self.runtime, learning_rate=self.learning_rate, max_steps=total
-        )
-        # What the memory holds is to be found out here, not estimated.
-        plan = dataclasses.replace(
-            plan, per_device_batch_size=settings.batch_size // plan.device_count, gradient_accumulation_steps=1
-        )
         mark = self.compiled_memory.mark() if self.compiled_memory else 0
-        clock = Clock(self.runtime, monitoring.Monitor(self.runtime, interval=0.2))
         with tempfile.TemporaryDirectory() as folder:
             trainer = new_trainer(
-                copy.deepcopy(
-                    self.model
-                ),  # accelerate wraps what it gets; and every window starts from the same weights
-                self.tokenizer,
-                rows or self._examples(settings, steps),
-                [],
+                self.task,
                 settings,
-                plan,
-                self.runtime,
                 Path(folder),
-                class_weights=self.class_weights,
-                seed=self.seed,
-                cls=functools.partial(WindowTrainer, clock=clock),
+                seed=self.task.params.seed,
+                steps=WARM_UP + steps,
+                train=rows or self._examples(settings, steps),
+                cls=WindowTrainer,
                 eval_strategy="no",
                 save_strategy="no",
                 logging_first_step=False,
-                logging_steps=10**9,
-                per_device_eval_batch_size=2
-                * (plan.micro_batch_size if self.runtime.kind == "xla" else plan.per_device_batch_size),
             )
-            trainer.train(resume_from_checkpoint=False)
+            trainer.clock.start_seconds = 0.0 if settings.compiled else start_seconds  # compilers may take their time
+            with contextlib.closing(trainer.clock):
+                trainer.train(resume_from_checkpoint=False)
             if measure_f1:
-                rows = encode(self.validation, self.tokenizer, settings.length)
-                self.f1[settings] = scores(trainer.logits(rows), [label for _, label in self.validation])["f1"]
-        return self._window(trainer, clock, settings, steps, mark)
+                logits = trainer.logits(self.task.encoded("validation", settings.length))
+                self.f1[settings] = scores(logits, self.task.labels("validation"))["f1"]
+        return self._window(trainer, settings, steps, mark)
 
-    def _window(self, trainer, clock: Clock, settings: Settings, steps: int, mark: int) -> Window:
+    def _window(self, trainer: WindowTrainer, settings: Settings, steps: int, mark: int) -> Window:
+        clock = trainer.clock
+        peak = meter.peak_memory(self.runtime) if clock.can_reset or self.compiled_memory else None
         if self.compiled_memory:
-            compiled = self.compiled_memory.peak(mark)
-            if compiled:
-                self.peaks[settings] = max(compiled, self.peaks.get(settings, 0))
-            peak = meter.peak_memory(self.runtime) or self.peaks.get(settings)
-        else:
-            peak = meter.peak_memory(self.runtime) if clock.can_reset else None
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            self.peaks[settings] = max(self.compiled_memory.peak(mark) or 0, self.peaks.get(settings, 0))
+            peak = peak or self.peaks[settings] or None
         return Window(
             steps=steps,
             examples=steps * settings.batch_size,
-            seconds=max(clock.ended - clock.began - clock.compiled, 1e-9),
+            seconds=max(clock.ended - clock.began, 1e-9),
             warm_up_seconds=clock.began - clock.first,
             compile_seconds=trainer.meter.compile_seconds,
-            tokens=clock.tokens,
-            loss=losses[-1],
+            loss=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1],
             peak_memory=peak,
             utilisation=clock.monitor.results()["utilisation"],
         )
 
     def steps(self, settings: Settings) -> int:
         """Steps of a window: as many examples whatever the batch."""
-        return max(1, self.window_examples // settings.batch_size)
+        return max(1, self.task.params.window_examples // settings.batch_size)
 
     def _examples(self, settings: Settings, steps: int) -> Encoded:
         """Warm-up examples, then the window's, the same for every setting but for their order."""
-        rows = self._encoded.setdefault(settings.length, encode(self._rows, self.tokenizer, settings.length))
         count = steps * settings.batch_size
-        window = [rows[i % len(rows)] for i in range(count)]
-        warm = [rows[(count + i) % len(rows)] for i in range(WARM_UP * settings.batch_size)]
+        rows = itertools.islice(itertools.cycle(self._rows), count + WARM_UP * settings.batch_size)
+        rows = encode(list(rows), self.task.tokenizer, settings.length)
+        window, warm = rows[:count], rows[count:]
         if settings.padding == "grouped":
-            generator = torch.Generator().manual_seed(self.seed)
+            generator = torch.Generator().manual_seed(self.task.params.seed)
             order = grouped_order([len(row["input_ids"]) for row in window], settings.batch_size, generator)
             window = [window[i] for i in order]
         return warm + window
 
-    def largest_batch(self, start: Settings, limit: int) -> BatchSearch:
+    def largest_batch(self, limit: int) -> BatchSearch:
         """The largest batch that fits at full length, see `batch_search.largest_batch`."""
-        devices = self.runtime.device_count
+        import psutil
+
+        start, devices = self.task.start, self.runtime.device_count
+        full = max(self.task.encoded("train", start.length), key=lambda row: len(row["input_ids"]))
 
         def try_step(batch: int) -> int | None:
             settings = dataclasses.replace(start, batch_size=batch)
-            full = max(
-                self._encoded.setdefault(start.length, encode(self._rows, self.tokenizer, start.length)), key=_tokens
-            )
             window = self.run(settings, steps=1, rows=[full] * batch * (WARM_UP + 1))
             return torch.cuda.max_memory_reserved() if self.runtime.kind == "cuda" else window.peak_memory
 
-        memory = device_memory(self.runtime)
         return largest_batch(
             try_step,
             first=start.batch_size,
             limit=max(limit, start.batch_size) // devices * devices,
-            memory=memory,
+            memory=self.runtime.memory or psutil.virtual_memory().total // devices,  # XLA on the CPU: its share
             multiple_of=devices,
             look_ahead=self.runtime.kind == "cpu",
         )
-
-
-def _tokens(row: dict) -> int:
-    return len(row["input_ids"])
-
-
-def climb(
-    bench: Bench,
-    start: Settings,
-    ladder: Sequence[Optimisation],
-    *,
-    repetitions: int,
-) -> Iterator[Rung]:
-    """Tries one optimisation after the other on top of what was kept; yields the start first.
-
-    A setting and the one before are timed in turn, `repetitions` times each, so that a machine that grows slower or faster
-    does so for both. It is kept where it was faster every time, by more than 2 % in the median.
-    """
-    kept, base, gave_up = start, 1.0, ""
-    first = [bench.run(start, steps=bench.steps(start), measure_f1=i == 0) for i in range(repetitions)]
-    middle = statistics.median(window.examples_per_second for window in first)
-    yield _rung(STARTED, start, first, [w.examples_per_second / middle for w in first], 1.0, bench, True, "the start")
-    for optimisation in ladder:
-        kind = optimisation.name.rstrip("0123456789 ")
-        if optimisation.why_not or kind == gave_up:
-            why = optimisation.why_not or f"a smaller {kind} did not help"
-            yield Rung(optimisation.name, asdict(kept), False, f"not tried: {why}")
-            continue
-        candidate = dataclasses.replace(
-            kept, **optimisation.changes, start_batch_size=kept.start_batch_size or start.batch_size
-        )
-        try:
-            before, after = _in_turn(bench, kept, candidate, repetitions)
-        except Preempted:
-            raise
-        except (RuntimeError, MemoryError) as error:
-            reason = "does not fit into memory" if is_out_of_memory(error) else f"failed: {_first_line(error)}"
-            yield Rung(optimisation.name, asdict(candidate), False, reason)
-            continue
-        gains = [a.examples_per_second / b.examples_per_second for b, a in zip(before, after, strict=True)]
-        good, verdict = judge(gains, before, after)
-        yield _rung(optimisation.name, candidate, after, gains, base, bench, good, verdict)
-        if good:
-            kept, base = candidate, base * statistics.median(gains)
-        else:
-            gave_up = kind
-
-
-def _in_turn(bench: Bench, kept: Settings, candidate: Settings, repetitions: int) -> tuple[list[Window], list[Window]]:
-    before, after = [], []
-    for repetition in range(repetitions):
-        before.append(bench.run(kept, steps=bench.steps(kept)))
-        after.append(bench.run(candidate, steps=bench.steps(candidate), measure_f1=repetition == 0))
-    return before, after
-
-
-def judge(gains: Sequence[float], before: Sequence[Window], after: Sequence[Window]) -> tuple[bool, str]:
-    """Whether a gain is one, and what to say about it."""
-    if not all(np.isfinite(window.loss) for window in after):
-        return False, "the loss is no longer a number"
-    gain = f"{statistics.median(gains):.2f} x ({min(gains):.2f} to {max(gains):.2f})"
-    memory = ""
-    peaks = [[w.peak_memory for w in windows if w.peak_memory] for windows in (before, after)]
-    if all(peaks):
-        share = max(peaks[1]) / max(peaks[0])
-        memory = f", memory x {share:.2f}" if abs(share - 1) > 0.03 else ""
-    if min(gains) > 1 and statistics.median(gains) > NOISE:
-        return True, f"kept: {gain}{memory}"
-    return False, f"did not help here: {gain}{memory}"
-
-
-def _rung(
-    name: str,
-    settings: Settings,
-    windows: Sequence[Window],
-    gains: Sequence[float],
-    base: float,
-    bench: Bench,
-    kept: bool,
-    verdict: str,
-) -> Rung:
-    def median(values) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
-
-    first = windows[0]
-    steady = median(w.seconds / w.steps for w in windows)
-    compiling = first.warm_up_seconds - WARM_UP * steady if settings.compiled else first.compile_seconds
-    return Rung(
-        name=name,
-        settings=asdict(settings),
-        kept=kept,
-        verdict=verdict,
-        gains=tuple(gains),
-        speed_up=base * statistics.median(gains),
-        speed_up_low=base * min(gains),
-        speed_up_high=base * max(gains),
-        steps_per_second=1 / steady,
-        examples_per_second=median(w.examples_per_second for w in windows),
-        tokens_per_second=median(w.tokens / w.seconds for w in windows),
-        compile_seconds=max(0.0, compiling),
-        peak_memory_bytes=max((w.peak_memory for w in windows if w.peak_memory), default=None),
-        utilisation=median(w.utilisation for w in windows),
-        loss=median(w.loss for w in windows),
-        f1=bench.f1.get(settings),
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error).strip() else ''}"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-
-from helpers import plan as planner
-from helpers.plan import ModelSize, Plan, Recipe
-from helpers.runtime import Runtime
+from dataclasses import asdict, dataclass
 
 PADDINGS = ("fixed", "dynamic", "grouped")
 
@@ -42,37 +38,3 @@ class Settings:
         """Field -> (here, there)."""
         there = asdict(other)
         return {name: (value, there[name]) for name, value in asdict(self).items() if value != there[name]}
-
-
-def make_plan(
-    settings: Settings,
-    recipe: Recipe,
-    size: ModelSize,
-    runtime: Runtime,
-    *,
-    learning_rate: float = 0.0,
-    max_steps: int = 0,
-) -> Plan:
-    """The plan of a run with these settings.
-
-    Args:
-        settings: of the run.
-        recipe: for the batch before tuning; a larger batch takes as many fewer steps.
-        size: of the model.
-        runtime: the machine.
-        learning_rate: for the batch before tuning; 0 takes the recipe's.
-        max_steps: exactly so many.
-    """
-    planned = planner.plan(
-        recipe,
-        size,
-        runtime,
-        batch_size=settings.batch_size,
-        learning_rate=(learning_rate or recipe.learning_rate) * settings.learning_rate_factor,
-        max_steps=max_steps,
-        gradient_checkpointing=settings.gradient_checkpointing,
-    )
-    own = {name: getattr(settings, name) for name in ("precision", "optimizer", "dataloader_workers", "pin_memory")}
-    reasons = planned.reasons | dict.fromkeys([*own, "gradient_checkpointing", "batch_size"], "what is being measured")
-    reasons["learning_rate"] = f"x {settings.learning_rate_factor:.3g}, the square root of how the batch has grown"
-    return replace(planned, sequence_length=settings.length, reasons=reasons, **own)

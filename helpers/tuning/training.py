@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,12 +16,13 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from helpers import tracking
 from helpers.arguments import training_arguments
-from helpers.plan import Plan
-from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
 from .evaluation import IGNORED, scores
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .task import Task
 
 # B batch · C labels
 POOL = 50  # batches whose texts are sorted by length together
@@ -33,12 +35,8 @@ def encode(rows: Sequence[tuple[str, int]], tokenizer, length: int) -> Encoded:
     """Rows as token ids, cut to `length` tokens, not padded."""
     if not rows:
         return []
-    names = [name for name in tokenizer.model_input_names if name in ("input_ids", "attention_mask", "token_type_ids")]
     found = tokenizer([text for text, _ in rows], truncation=True, max_length=length)
-    return [
-        {**{name: found[name][i] for name in names if name in found}, "labels": label}
-        for i, (_, label) in enumerate(rows)
-    ]
+    return [{**{name: ids[i] for name, ids in found.items()}, "labels": label} for i, (_, label) in enumerate(rows)]
 
 
 def whole_batches(rows: Encoded, batch: int) -> Encoded:
@@ -73,12 +71,7 @@ def grouped_order(lengths: Sequence[int], batch_size: int, generator: torch.Gene
 
 
 class ClassifierTrainer(TrainerMixin, Trainer):
-    """Trainer of a classifier. The loss is the mean over examples of weight x cross entropy, however a step is cut.
-
-    Args:
-        settings: padding, compilation; what the arguments hold is already there.
-        class_weights: [C], or None.
-    """
+    """Trainer of a classifier. The loss is the mean over examples of weight x cross entropy, however a step is cut."""
 
     def __init__(self, *args, settings: Settings, class_weights: np.ndarray | None = None, **kwargs):
         super().__init__(*args, **kwargs)
@@ -120,53 +113,44 @@ def flops_per_token(model) -> float:
 
 
 def new_trainer(
-    model,
-    tokenizer,
-    train: Encoded,
-    validation: Encoded,
+    task: Task,
     settings: Settings,
-    plan: Plan,
-    runtime: Runtime,
     output_dir: Path,
     *,
-    class_weights: np.ndarray | None = None,
     seed: int,
-    evaluations: int = 3,
-    logging_steps: int = 50,
-    patience: int = 0,
-    report_to: str = "none",
+    steps: int = 0,
+    train: Encoded | None = None,
     cls: type[ClassifierTrainer] = ClassifierTrainer,
     **overrides,
 ) -> ClassifierTrainer:
-    """The trainer of a run.
+    """The trainer of a run, from the first weights.
 
     Args:
-        model, tokenizer: what `load_classifier` returned.
-        train, validation: what `encode` returned, none longer than `settings.length`.
-        settings, plan, runtime: `plan` is `make_plan` of the settings.
+        task, settings: what is trained, and how.
         output_dir: the run's folder.
-        class_weights: [C], or None.
-        seed: of data order and dropout.
-        evaluations: over the run, evenly spaced; the best F1 is kept.
-        patience: evaluations without improvement before the run stops; 0: never.
-        cls: a trainer of this kind.
+        seed: of the new head, data order and dropout.
+        steps: exactly so many; 0: as many as see the examples that the recipe or `max_steps` asks for.
+        train: rows instead of the task's, none longer than `settings.length`.
         **overrides: fields of `TrainingArguments`.
 
-    Raises:
-        ValueError: fewer training rows than a batch has.
+    Raises ValueError for fewer training rows than a batch has.
     """
+    params, runtime, plan = task.params, task.runtime, task.plan(settings, steps)
+    train = task.encoded("train", settings.length) if train is None else train
+    validation = task.encoded("validation", settings.length)
     if len(train) < plan.micro_batch_size:
         raise ValueError(
             f"batch_size={plan.batch_size}: a batch of {plan.micro_batch_size} needs as many training rows, and there are "
             f"{len(train)}; lower batch_size or give more rows"
         )
+    model = task.untrained(seed)
     if hasattr(model, "set_attn_implementation") and model.config._attn_implementation != settings.attention:
         model.set_attn_implementation(settings.attention)
-    logger, why = tracking.report_to(report_to)
-    if logger != report_to:
+    logger, why = tracking.report_to(params.report_to)
+    if logger != params.report_to:
         tracking.say(why)
     eval_batch = min(2 * plan.micro_batch_size, -(-max(len(validation), 1) // plan.device_count) * plan.device_count)
-    every = max(1, plan.max_steps // evaluations)
+    every = max(1, plan.max_steps // params.evaluations)
     fixed = settings.padding == "fixed"
     has_tf32 = runtime.kind == "cuda" and runtime.compute_capability >= (8, 0)
     arguments = training_arguments(
@@ -180,38 +164,37 @@ def new_trainer(
             "lr_scheduler_type": "linear",
             "eval_steps": every,
             "save_steps": every,
-            "logging_steps": logging_steps,
+            "logging_steps": params.logging_steps,
             "report_to": logger,
             "metric_for_best_model": "eval_f1",
             "greater_is_better": True,
             "prediction_loss_only": False,
             "remove_unused_columns": False,
             "eval_accumulation_steps": 1 if runtime.kind == "xla" else None,  # else logits grow on the device
-            "include_num_input_tokens_seen": "no",
             **overrides,
         },
     )
-    if runtime.kind == "xla" and validation:
+    if runtime.kind == "xla":
         validation = whole_batches(validation, arguments.eval_batch_size)
     return cls(
         model=model,
         args=arguments,
         train_dataset=train,
-        eval_dataset=validation or None,
+        eval_dataset=validation,
         data_collator=DataCollatorWithPadding(
-            tokenizer,
+            task.tokenizer,
             padding="max_length" if fixed else "longest",
             max_length=settings.length if fixed else None,
             pad_to_multiple_of=None if fixed else MULTIPLE,
         ),
-        processing_class=tokenizer,
+        processing_class=task.tokenizer,
         compute_metrics=_metrics,
         settings=settings,
-        class_weights=class_weights,
+        class_weights=task.weights,
         plan=plan,
         runtime=dataclasses.replace(runtime, precision=plan.precision),
         flops_per_token=flops_per_token(model),
-        patience=patience,
+        patience=params.patience,
     )
 
 

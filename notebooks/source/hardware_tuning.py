@@ -38,7 +38,7 @@
 # checkpoint.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets sentence-transformers wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic sentence-transformers wandb nvidia-ml-py matplotlib
 
 # %% [markdown]
 # ## Parameters
@@ -49,37 +49,7 @@
 # `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
-# @title Parameters
-data_source: str = "dair-ai/emotion"  # @param {type:"string"}
-num_rows: int = 0  # @param {type:"integer"}
-eval_rows: int = 0  # @param {type:"integer"}
-positive_label: str = ""  # @param {type:"string"}
-class_weights: bool = True  # @param {type:"boolean"}
-base_model: str = "google-bert/bert-base-uncased"  # @param ["google-bert/bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2", "sample"] {allow-input: true}
-max_length: int = 192  # @param {type:"integer"}
-output_dir: str = "outputs/hardware_tuning"  # @param {type:"string"} # gpu only
-output_dir: str = "outputs/hardware_tuning_tpu"  # @param {type:"string"} # tpu only
-resume: bool = True  # @param {type:"boolean"}
-use_tpu: bool = False  # @param {type:"boolean"} # gpu only
-use_tpu: bool = True  # @param {type:"boolean"} # tpu only
-precision: str = "auto"  # @param ["auto", "fp32", "bf16", "fp16"]
-seed: int = 0  # @param {type:"integer"}
-max_steps: int = 0  # @param {type:"integer"}
-start_batch_size: int = 8  # @param {type:"integer"}
-batch_size: int = 0  # @param {type:"integer"}
-largest_batch_size: int = 64  # @param {type:"integer"}
-learning_rate: float = 0.0  # @param {type:"number"}
-window_examples: int = 256  # @param {type:"integer"}
-repetitions: int = 3  # @param {type:"integer"}
-try_compile: bool = True  # @param {type:"boolean"}
-calibrate: bool = True  # @param {type:"boolean"}
-compare_start: bool = True  # @param {type:"boolean"}
-further_seeds: int = 0  # @param {type:"integer"}
-patience: int = 2  # @param {type:"integer"}
-evaluations: int = 6  # @param {type:"integer"}
-logging_steps: int = 50  # @param {type:"integer"}
-text: str = "i feel like nobody listens to me"  # @param {type:"string"}
-report_to: str = "none"  # @param ["none", "wandb"]
+# parameters: helpers.tuning.parameters.TuningParameters
 
 # %% [markdown]
 # ## Check and look around
@@ -88,13 +58,14 @@ report_to: str = "none"  # @param ["none", "wandb"]
 # reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, runtime
+from helpers import parameters, run_folder, runtime, secrets, tables
 from helpers.tuning.parameters import TuningParameters
 
+secrets.provide("HF_TOKEN")
 params = parameters.check(TuningParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
-folder = run_folder.claim(params.output_dir, "hardware_tuning", parameters.identity(params), resume=params.resume)
+folder = run_folder.claim("hardware_tuning", params)
 print(f"output     {folder.resolve()}")
 
 # %% [markdown]
@@ -104,11 +75,18 @@ print(f"output     {folder.resolve()}")
 # and test only, and what was removed is counted.
 
 # %%
-from helpers.tuning import experiment
+from helpers.tuning.data import load_labelled
 
-texts = experiment.load_texts(params)
+texts = load_labelled(
+    params.data_source,
+    num_rows=params.num_rows,
+    eval_rows=params.eval_rows,
+    positive_label=params.positive_label,
+    seed=params.seed,
+)
 run_folder.same_data(folder, texts.source)
 print(texts)
+tables.show([{"rows removed": why, "": count} for why, count in texts.removed.items()])
 for row, label in texts.train[:3]:
     print(f"\n{texts.labels[label]}: {row[:300]}")
 
@@ -119,41 +97,49 @@ for row, label in texts.train[:3]:
 # `max_length`, most of what a fixed length computes is padding.
 
 # %%
-task = experiment.load_task(params, texts)
+from helpers.tuning.task import load_task
+
+task = load_task(params, texts, machine)
 trained = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
 print(f"{type(task.model).__name__}, {trained:,} parameters, {len(texts.labels)} labels")
-print("tokens a text:", ", ".join(f"{name} {count}" for name, count in experiment.lengths(task, params).items()))
+tables.show([task.lengths()], "Tokens of a training text")
 if task.weights is not None:
-    print("class weights:", dict(zip(texts.labels, task.weights.round(2).tolist(), strict=True)))
+    weights = zip(texts.labels, task.weights.tolist(), strict=True)
+    tables.show([{"label": name, "weight in the loss": weight} for name, weight in weights])
 
 # %% [markdown]
 # ## Plan
 #
-# Where tuning starts: nothing switched on. The memory figure is an estimate from shapes; what is measured comes next.
+# Where tuning starts: nothing switched on. The memory is counted, and what is measured comes next.
 
 # %%
-start = task.start(params, machine)
-print(experiment.run_plan(task, start, params, machine))
+start = task.start
+tables.show(task.plan(start).rows())
 
 # %% [markdown]
 # ## One optimisation at a time
 #
 # First the largest batch that fits (up to `largest_batch_size`: beyond it too few steps are left to learn from), found by
 # trying. Then every optimisation on top of what was kept: `repetitions` timings, each in turn with the setting before it, on
-# the same examples from the same weights. Kept is what was faster every time and by more than 2 % in the median.
+# the same examples from the same weights. Kept is what was faster every time and by more than 2 % in the median. What is
+# more than five times as slow as the start is given up while it warms up: a CPU that only emulates bf16, say.
 
 # %%
-climb = experiment.tune(task, params, machine, folder)
-tuned = climb.tuned
+from helpers.tuning import climb
+
+climbed = climb.tune(task, folder)
+tuned = climbed.top.settings
 
 # %% [markdown]
 # **speed-up** is over the start, in examples a second. **loss** and **F1** are those of the short timing: they say that
 # nothing broke, no more; quality is judged by the whole runs below. **busy** is the device's utilisation.
 
 # %%
-print(experiment.table(climb.rungs))
-figure = experiment.plot_climb(
-    climb.rungs, folder / "figures" / "optimisations.png", title=f"What helps on {machine.device_name}"
+if climbed.search:
+    tables.show(climbed.search.rows(), "Batches that were tried")
+tables.show([rung.row() for rung in climbed.rungs], "Optimisations, each on top of what was kept")
+figure = climb.plot(
+    climbed.rungs, folder / "figures" / "optimisations.png", title=f"What helps on {machine.device_name}"
 )
 
 # %% [markdown]
@@ -161,35 +147,42 @@ figure = experiment.plot_climb(
 #
 # As many examples as the start would see; a larger batch takes fewer steps, at a learning rate that grows with the square
 # root of the batch. The best weights by F1 on validation are kept. What it is expected to take follows from the timings
-# above.
+# above, whose clock starts after four steps: a run of few steps takes longer.
 
 # %%
-trainer = experiment.new_run(task, tuned, params, machine, folder / f"tuned-{params.seed}", params.seed)
-print("changed:", {name: change[0] for name, change in tuned.differences(start).items()})
-print(trainer.plan)
-forecast = experiment.forecast(climb, trainer.plan, task, machine)
-print(f"\n{forecast}")
+from helpers.tuning.training import new_trainer
+
+trainer = new_trainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
+changed = [{"changed": name, "from": there, "to": here} for name, (here, there) in tuned.differences(start).items()]
+tables.show(changed or [{"changed": "nothing"}])
+tables.show(trainer.plan.rows())
+
+# %%
+from helpers.tuning import experiment
+
+forecast = experiment.forecast(climbed, trainer.plan, task)
+tables.show(forecast.rows())
 before = experiment.examine(trainer, task)
+tables.show([{"model": "untrained", **before}])
 
 # %%
-from helpers.monitoring import Monitor
+from helpers.tuning.monitoring import Monitor
 
 with Monitor(machine) as monitor:
     output = trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown] tags=["gpu"]
-# What the run cost, measured. `mfu` is the share of the named datasheet peak that was used. Utilisation below it in the plot
-# means waiting: for the loader, for Python, for a larger batch.
+# What the run cost, measured. `mfu`, the model FLOPs utilisation, is the share of the named datasheet peak that was used.
+# Where the plot below shows low utilisation, the device waits: for the loader, for Python, for a larger batch.
 
 # %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything
-# else means that shapes change or that values leave the chip at every step.
+# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs a step must be 0: anything else
+# means that shapes change or that values leave the chip at every step.
 
 # %%
 measured = trainer.results()
-print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
-print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
-print(forecast.beside(measured["train"]))
+tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
+tables.show(forecast.beside(measured["train"]))
 figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned run")
 
 # %% [markdown]
@@ -203,14 +196,13 @@ figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned r
 # %%
 from helpers.tuning import comparison
 
-compared = comparison.compare(trainer, task, params, machine, folder)
+compared = comparison.compare(trainer, task, folder)
 after = compared.rows[params.seed][compared.chosen]
-print()
-for seed, models in compared.rows.items():
-    for name, values in models.items():
-        scored = f"F1 {values['f1']:.4f}  accuracy {values['accuracy']:.4f}  {values['training_seconds']} s"
-        print(f"seed {seed}  {name:<18}{scored}")
-print(f"{compared.verdict}\nkept: {compared.chosen}")
+
+# %%
+tables.show(compared.table())
+tables.show(compared.verdict.rows())
+print(f"{compared.verdict.why}\nkept: {compared.chosen}")
 
 # %% [markdown]
 # ## Save, reload, classify
@@ -228,43 +220,41 @@ print(f"{params.text!r}: {label} ({probability:.0%})")
 # %% [markdown]
 # ## Calibrate the planner
 #
-# A few real steps of each notebook's model on this machine, so that the other notebooks can say before training how long
-# it will take (`calibrate=False` leaves it out; on a CPU small models stand in for the real ones).
+# A few real steps of this model in three sizes. With the file in the folder that a notebook runs in, this model's time is
+# forecast from it before anything is tuned, and that of another notebook's model is scaled from it (`calibrate=False`
+# leaves it out).
 
 # %%
 if params.calibrate:
-    print(experiment.calibrate(params, machine, folder))
+    tables.show(experiment.calibrate(task, folder))
+    file = (folder / "calibration.json").resolve()
+    print(f"Put {file} into the working directory of the other notebooks: their forecasts then rest on it.")
 
 # %%
 results_file = run_folder.write_results(
-    folder,
-    {
-        "notebook": "hardware_tuning",
-        "seed": params.seed,
-        "runtime": machine.results(),
-        **measured,
-        "forecast": forecast.results(),
-        "data": {
-            "source": texts.source,
-            "train_examples": len(texts.train),
-            "eval_examples": len(texts.validation),
-            "test_examples": len(texts.test),
-            "labels": len(texts.labels),
-            "duplicates_removed": texts.duplicates_removed,
-            "overlaps_removed": texts.overlaps_removed,
-        },
-        "model": {"base_model": params.base_model, "trainable": trained},
-        "settings": {"start": vars(start), "tuned": vars(tuned), "chosen": vars(compared.settings)},
-        "batch_search": climb.search and vars(climb.search) | {"trials": [vars(each) for each in climb.search.trials]},
-        "start": experiment.start_results(climb.rungs),
-        "optimisations": experiment.optimisation_results(climb.rungs),
-        "monitoring": monitor.results(),
-        "eval": {"before": before, "after": after, "baselines": {"start": compared.rows[params.seed].get("start")}},
-        "comparison": compared.rows,
-        "chosen": compared.chosen,
-        "verdict": vars(compared.verdict),
-        "artifacts": {"model": "model", "figures": "figures"},
+    "hardware_tuning",
+    params,
+    machine,
+    **measured,
+    **climbed.results(),
+    sessions=run_folder.sessions(trainer.args.output_dir),
+    forecast=forecast.results(),
+    data={
+        **texts.provenance,
+        "train_examples": len(texts.train),
+        "eval_examples": len(texts.validation),
+        "test_examples": len(texts.test),
+        "labels": len(texts.labels),
+        "removed": texts.removed,
     },
+    model={"base_model": params.base_model, "trainable": trained},
+    settings={"start": vars(start), "tuned": vars(tuned), "chosen": vars(compared.settings)},
+    monitoring=monitor.results(),
+    eval={"before": before, "after": after, "baselines": {"start": compared.rows[params.seed].get("start")}},
+    comparison=compared.rows,
+    chosen=compared.chosen,
+    verdict=vars(compared.verdict),
+    artifacts={"model": "model", "figures": "figures"},
 )
 print(results_file.resolve())
 

@@ -9,16 +9,20 @@ A reading asks the driver or the kernel for two numbers; it never waits for the 
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import statistics
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .runtime import Runtime
+from helpers.runtime import Runtime
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")  # Linux: 5 written here resets the process's peak (man 5 proc)
+DUTY_CYCLE = "duty_cycle_pct"  # libtpu's own metric
+
+Reader = tuple[Callable[[], tuple[float | None, int | None]], str]  # of utilisation and bytes, and what they are
 
 
 @dataclass(frozen=True)
@@ -31,22 +35,14 @@ class Sample:
 
 
 class Monitor:
-    """Samples from `with` to its end; `why` says what the numbers are, and why there are none where there are none."""
+    """Samples from `with` to its end, every `interval` seconds; `why` says what the numbers are and why some are missing."""
 
     def __init__(self, runtime: Runtime, interval: float = 1.0):
-        """
-        Args:
-            runtime: the device to watch.
-            interval: seconds between two readings.
-        """
         if interval <= 0:
             raise ValueError(f"interval={interval}: must be more than 0 seconds")
-        self.runtime, self.interval = runtime, interval
-        self.samples: list[Sample] = []
-        self._read, self.why = _reader(runtime)
+        self.interval, self.samples, self._began = interval, [], 0.0
+        self._read, self.why = {"cuda": _cuda, "xla": _xla, "cpu": _cpu}[runtime.kind]()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._began = 0.0
 
     def __enter__(self) -> Monitor:
         self.samples, self._began = [], time.perf_counter()
@@ -70,16 +66,14 @@ class Monitor:
 
     def results(self) -> dict:
         """Mean utilisation, weighted with time, most memory, how many readings, and of what."""
-        busy = known = begin = 0.0
-        for sample in self.samples:
-            if sample.utilisation is not None:
-                busy += sample.utilisation * (sample.seconds - begin)
-                known += sample.seconds - begin
-            begin = sample.seconds
-        memory = [sample.memory for sample in self.samples if sample.memory is not None]
+        begins = [0.0, *(sample.seconds for sample in self.samples)]
+        spans = [sample.seconds - begin for sample, begin in zip(self.samples, begins, strict=False)]
+        known = [
+            (s.utilisation, span) for s, span in zip(self.samples, spans, strict=True) if s.utilisation is not None
+        ]
         return {
-            "utilisation": round(busy / known, 4) if known else None,
-            "memory_bytes": max(memory, default=None),
+            "utilisation": round(statistics.fmean(*zip(*known, strict=True)), 4) if known else None,
+            "memory_bytes": max((s.memory for s in self.samples if s.memory is not None), default=None),
             "samples": len(self.samples),
             "source": self.why,
         }
@@ -97,83 +91,59 @@ class Monitor:
                 axes.text(0.5, 0.5, "not told here", ha="center", va="center", transform=axes.transAxes)
         above.set(title=title, ylabel="utilisation (%)", ylim=(0, 105))
         below.set(xlabel=f"seconds\n{self.why}", ylabel="memory (GiB)")
-        below.set_ylim(bottom=0)
+        below.set_xlim(left=0)
+        below.set_ylim(0, 1.1 * below.get_ylim()[1])
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
         return figure
 
 
-def _reader(runtime: Runtime):
-    """A function that returns (utilisation, bytes), and what they are."""
-    return {"cuda": _cuda_reader, "xla": _xla_reader, "cpu": _cpu_reader}[runtime.kind](runtime)
-
-
-def _cuda_reader(runtime: Runtime):
+def _cuda() -> Reader:
+    import pynvml
     import torch
 
     memory = "PyTorch's reserved memory"
     try:
-        import pynvml
-
         torch.cuda.utilization()
-    except ImportError:
-        return lambda: (None, torch.cuda.memory_reserved()), f"no utilisation (pynvml is not installed); {memory}"
     except (RuntimeError, pynvml.NVMLError) as error:  # a slice of a board, or a driver that does not tell
         return lambda: (None, torch.cuda.memory_reserved()), f"no utilisation (NVML: {error}); {memory}"
 
-    def read():
+    def read() -> tuple[float, int]:
         return torch.cuda.utilization() / 100, torch.cuda.memory_reserved()
 
     return read, f"NVML: share of the time in which a kernel ran; {memory}"
 
 
-def _xla_reader(runtime: Runtime):
-    from . import xla
+def _xla() -> Reader:
+    from helpers import xla
 
-    duty = _tpu_duty()
-    cpu, _ = _cpu_reader(runtime)
+    def memory() -> int | None:
+        return (xla.memory_info() or {}).get("bytes_used")
 
-    def memory():
-        info = xla.memory_info()
-        return info.get("bytes_used") if info else None
+    def duty() -> float | None:
+        chips = [float(value) for value in tpumonitoring.get_metric(DUTY_CYCLE).data()]
+        return statistics.mean(chips) / 100 if chips else None
 
-    if duty is None:
-        return lambda: (
-            cpu()[0],
-            memory(),
-        ), "the host's cores by this process (no duty cycle is told here); device memory"
-    return lambda: (duty(), memory()), "TPU duty cycle, mean over chips; memory of the first chip"
-
-
-def _tpu_duty():
-    """libtpu's own metric, or None where libtpu does not have it."""
-    if importlib.util.find_spec("libtpu") is None:
-        return None
     try:
         from libtpu.sdk import tpumonitoring
 
-        metric = "duty_cycle_pct"
-        if metric not in tpumonitoring.list_supported_metrics():
-            return None
-    except (ImportError, AttributeError):
-        return None
-
-    def read():
-        chips = [float(value) for value in tpumonitoring.get_metric(metric).data()]
-        return sum(chips) / len(chips) / 100 if chips else None
-
-    return read
+        told = DUTY_CYCLE in tpumonitoring.list_supported_metrics()
+    except (ImportError, AttributeError):  # another libtpu, or none
+        told = False
+    if told:
+        return lambda: (duty(), memory()), "TPU duty cycle, mean over chips; memory of the first chip"
+    host, _ = _cpu()
+    told = "the host's cores by this process (no duty cycle is told here); device memory"
+    return lambda: (host()[0], memory()), told
 
 
-def _cpu_reader(runtime: Runtime):
+def _cpu() -> Reader:
     import psutil
 
-    process, cores = (
-        psutil.Process(),
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-    )
+    process = psutil.Process()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
-    def read():
+    def read() -> tuple[float, int]:
         return min(1.0, process.cpu_percent() / 100 / cores), process.memory_info().rss
 
     return read, f"this process's share of {cores} cores and its resident memory"
@@ -181,21 +151,19 @@ def _cpu_reader(runtime: Runtime):
 
 def reset_peak(runtime: Runtime) -> bool:
     """Starts `meter.peak_memory` afresh and gives freed memory back; False where the peak cannot be reset."""
-    import gc
+    from accelerate.utils.memory import clear_device_cache
 
-    gc.collect()
+    clear_device_cache(garbage_collection=True)
     if runtime.kind == "cuda":
         import torch
 
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return True
     if runtime.kind == "xla" or not CLEAR_PEAK.exists():
         return False
     import ctypes
 
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
-    if trim:
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's alone
         trim(0)
     try:
         CLEAR_PEAK.write_text("5")

@@ -1,0 +1,114 @@
+"""What is trained, on which machine, and the plan of a run with given settings."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from helpers import plan as planner
+from helpers.plan import Plan
+from helpers.planning.workloads import Workload
+from helpers.runtime import Runtime
+
+from .classifier import load_classifier, longest
+from .data import LabelledTexts
+from .evaluation import class_weights
+from .parameters import TuningParameters, recipe
+from .settings import Settings
+from .training import Encoded, encode
+from .workload import workload
+
+ENOUGH = 0.99  # share of the texts that a shorter padding length must hold
+
+
+@dataclass(frozen=True)
+class Task:
+    """Texts, a model with its tokeniser, the parameters and the machine."""
+
+    texts: LabelledTexts
+    model: object  # the first weights; every run trains a copy
+    tokenizer: object
+    weights: np.ndarray | None  # of the labels
+    params: TuningParameters
+    runtime: Runtime
+
+    @functools.cached_property
+    def step(self) -> Workload:
+        """One training step, for the planner."""
+        return workload(self.model, self.params.base_model, self.params.max_length)
+
+    @property
+    def start(self) -> Settings:
+        """Nothing switched on; at least one example a device."""
+        devices = self.runtime.device_count
+        batch = -(-self.params.start_batch_size // devices) * devices
+        return Settings(batch_size=batch, length=self.params.max_length, start_batch_size=batch)
+
+    def encoded(self, split: str, length: int) -> Encoded:
+        """The rows of "train", "validation" or "test", cut to `length` tokens."""
+        return encode(getattr(self.texts, split), self.tokenizer, length)
+
+    def labels(self, split: str) -> list[int]:
+        return [label for _, label in getattr(self.texts, split)]
+
+    def lengths(self) -> dict[str, int]:
+        """Tokens of the training texts, cut to `max_length`: median, 95th and 99th percentile, longest."""
+        found = [len(row["input_ids"]) for row in self.encoded("train", self.params.max_length)]
+        percentiles = np.percentile(found, (50, 95, 100 * ENOUGH, 100)).astype(int).tolist()
+        return dict(zip(("median", "95 %", "99 %", "longest"), percentiles, strict=True))
+
+    def untrained(self, seed: int):
+        """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
+        if seed == self.params.seed:
+            return copy.deepcopy(self.model)
+        texts = (text for text, _ in self.texts.train)
+        return load_classifier(self.params.base_model, self.texts.labels, texts=texts, seed=seed)[0]
+
+    def plan(self, settings: Settings, steps: int = 0) -> Plan:
+        """The plan of a run with these settings: as many examples whatever the batch, or exactly so many steps.
+
+        A step is one forward pass: which batch the memory holds is found out by trying.
+        """
+        params = self.params
+        asked = dataclasses.replace(
+            recipe(len(self.texts.train), self.start.batch_size, params.max_length, params.max_steps),
+            micro_batch_size=settings.batch_size // self.runtime.device_count,
+            gradient_checkpointing=settings.gradient_checkpointing,
+        )
+        factor, learning_rate = settings.learning_rate_factor, params.learning_rate or asked.learning_rate
+        planned = planner.plan(
+            asked,
+            self.step,
+            dataclasses.replace(self.runtime, precision=settings.precision),
+            batch_size=settings.batch_size,
+            learning_rate=learning_rate * factor,
+            max_steps=steps,
+        )
+        own = {name: getattr(settings, name) for name in ("precision", "optimizer", "dataloader_workers", "pin_memory")}
+        tuned = (*own, "batch_size", "per_device_batch_size", "gradient_checkpointing")
+        why = dict.fromkeys(tuned, "a setting that is tuned") | {
+            "max_steps": f"as many examples as {asked.max_steps:,} steps of {asked.batch_size}",
+            "learning_rate": f"{learning_rate:.3g} for a batch of {asked.batch_size}, x {factor:.3g}: the square root of its growth",
+        }
+        return dataclasses.replace(planned, sequence_length=settings.length, reasons=planned.reasons | why, **own)
+
+
+def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) -> Task:
+    """The model for these labels.
+
+    Raises:
+        ValueError: more tokens than the model has positions for, or a label without a training row.
+    """
+    train = (text for text, _ in texts.train)
+    model, tokenizer = load_classifier(params.base_model, texts.labels, texts=train, seed=params.seed)
+    if params.max_length > longest(model, tokenizer):
+        raise ValueError(
+            f"max_length={params.max_length}: {params.base_model!r} reads {longest(model, tokenizer)} tokens at most"
+        )
+    labels = [label for _, label in texts.train]
+    weights = class_weights(labels, len(texts.labels)) if params.class_weights else None
+    return Task(texts, model, tokenizer, weights, params, runtime)
