@@ -122,12 +122,19 @@ def model(device: str, tokenizer) -> Qwen2ForCausalLM:
 def packed_speed(rows, tokenizer, machine, device: str) -> dict[str, float]:
     """Useful tokens a second as the notebook trains: packed blocks, loss on completions, no checkpointing."""
     with tempfile.TemporaryDirectory() as folder:
-        recipe = Recipe(batch_size=GUIDES_BATCH, learning_rate=2e-5, max_steps=STEPS, sequence_length=LENGTH)
+        recipe = Recipe(
+            batch_size=GUIDES_BATCH,
+            micro_batch_size=GUIDES_BATCH,
+            learning_rate=2e-5,
+            max_steps=STEPS,
+            sequence_length=LENGTH,
+            gradient_checkpointing=False,
+        )
         times = Clocks()
         params = LegalParameters(logging_steps=STEPS, eval_steps=STEPS, save_steps=STEPS)
         trained = model(device, tokenizer)
         step = workload(trained, "random Qwen2", LENGTH)
-        planned = plan(recipe, step, machine, gradient_checkpointing=False, micro_batch_size=GUIDES_BATCH)
+        planned = plan(recipe, step, machine)
         trainer = new_trainer(trained, tokenizer, rows, rows[:8], LENGTH, params, planned, machine, Path(folder))
         trainer.add_callback(times)
         trainer.train(resume_from_checkpoint=False)

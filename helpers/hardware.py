@@ -13,8 +13,6 @@ from typing import Literal
 
 from pydantic import BaseModel, TypeAdapter
 
-CATALOGUE_FILE = Path(__file__).with_name("hardware.json")
-
 
 class Accelerator(BaseModel, frozen=True, extra="forbid"):
     """One device as its datasheet states it. A TPU entry is what torch_xla counts as one device: a chip, v2 and v3 a core."""
@@ -50,7 +48,7 @@ class Accelerator(BaseModel, frozen=True, extra="forbid"):
 # Order matters where one name contains another (A100 80GB before A100). GeForce bf16/fp16 rates are those with fp32
 # accumulation, the only mode that training uses. All rates are dense; sparsity marketing figures are halved. Siblings
 # of a GeForce of the same name have less memory, a narrower bus or another chip; the driver tells only some of them apart.
-CATALOGUE = TypeAdapter(tuple[Accelerator, ...]).validate_json(CATALOGUE_FILE.read_bytes())
+CATALOGUE = TypeAdapter(tuple[Accelerator, ...]).validate_json(Path(__file__).with_name("hardware.json").read_bytes())
 
 
 def find(device_name: str) -> Accelerator | None:

@@ -78,9 +78,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if not isinstance(error, Exception):
         return False
-    return (
-        should_reduce_batch_size(error) or "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
-    )
+    said = str(error)
+    return should_reduce_batch_size(error) or "RESOURCE_EXHAUSTED" in said or "out of memory" in said.lower()
 
 
 def smaller_micro_batch(micro_batch: int, accumulation: int, multiple_of: int = 1) -> tuple[int, int] | None:

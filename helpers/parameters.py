@@ -257,13 +257,9 @@ def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
     if field is not None and error["type"].startswith(("greater", "less")):
         limits = {type(limit).__name__: limit for limit in field.metadata}
         low, high = (getattr(limits.get(each), each.lower(), None) for each in ("Ge", "Le"))
-        wanted = (
-            f"more than {limits['Gt'].gt:g}"
-            if "Gt" in limits
-            else f"{low} or more"
-            if high is None
-            else f"{low} to {high}"
-        )
+        wanted = f"{low} or more" if high is None else f"{low} to {high}"
+        if "Gt" in limits:
+            wanted = f"more than {limits['Gt'].gt:g}"
         return f"{name}={value!r} is out of range: give {wanted}. {field.description or ''}".strip()
     return f"{name}={value!r}: {error['msg']}"
 

@@ -12,8 +12,7 @@ def provide(name: str) -> bool:
         name: HF_TOKEN or WANDB_API_KEY.
     """
     if not os.environ.get(name):
-        value = _from_colab(name) or _from_kaggle(name)
-        if value:
+        if value := _from_colab(name) or _from_kaggle(name):
             os.environ[name] = value
     return bool(os.environ.get(name))
 

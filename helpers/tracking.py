@@ -41,6 +41,8 @@ CHATTER = (
     "Using EarlyStoppingCallback without load_best_model_at_end",  # the trainer loads the best weights itself
     "The tied weights mapping and config for this model specifies to tie",
     "`is_gradient_checkpointing` is deprecated",  # peft asks for it
+    "`gradient_checkpointing` is deprecated",  # trl sets it
+    "The tokenizer has new PAD/BOS/EOS tokens",  # as meant
 )
 
 
@@ -48,8 +50,8 @@ def silence_chatter() -> None:
     """Keeps CHATTER from warnings and from the loggers of the Hugging Face libraries."""
     for words in CHATTER:
         warnings.filterwarnings("ignore", message=re.escape(words))
-    for name in ("transformers.trainer_callback", "transformers.modeling_utils"):
-        logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith(CHATTER))
+    for name in ("trainer_callback", "modeling_utils", "trainer_utils", "training_args"):
+        logging.getLogger(f"transformers.{name}").addFilter(lambda record: not record.getMessage().startswith(CHATTER))
 
 
 def _wandb_logged_in() -> bool:

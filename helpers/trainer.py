@@ -124,11 +124,7 @@ class TrainerMixin:
                 self._forget_failed_step()
                 source, _ = checkpoint.newest_whole(self.args.output_dir)
         run_folder.note_step(self.args.output_dir, self.state.global_step)
-        if (
-            self.preemption.requested
-            and not self._lost_patience(self.state)
-            and self.state.global_step < self.args.max_steps
-        ):
+        if self.preemption.requested and not self._is_finished(self.state):
             raise Preempted(
                 f"SIGTERM at step {self.state.global_step}: checkpoint-{self.state.global_step} is written and whole. "
                 "Run the notebook again with the same output_dir and resume=True to go on from there."
@@ -139,7 +135,7 @@ class TrainerMixin:
     def _train_from(self, source: Path | None, **kwargs):
         if source is not None:
             state = TrainerState.load_from_json(str(source / transformers.trainer.TRAINER_STATE_NAME))
-            if self._lost_patience(state) or state.global_step >= self.args.max_steps:
+            if self._is_finished(state):
                 # Stock Trainer would train one step too many.
                 self._load_from_checkpoint(str(source))
                 self.state = state
@@ -153,10 +149,11 @@ class TrainerMixin:
                 self._say(changed)
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
 
-    def _lost_patience(self, state: TrainerState) -> bool:
-        """Whether the run of this state was stopped early, and is at its end."""
+    def _is_finished(self, state: TrainerState) -> bool:
+        """Whether the run of this state is at its end: all steps are done, or patience was lost."""
         stopping = state.stateful_callbacks.get(EarlyStoppingCallback.__name__) if self.patience else None
-        return bool(stopping) and stopping["attributes"]["early_stopping_patience_counter"] >= self.patience
+        lost = bool(stopping) and stopping["attributes"]["early_stopping_patience_counter"] >= self.patience
+        return lost or state.global_step >= self.args.max_steps
 
     def _checkpoint_to_resume(self, wanted: bool | str | Path | None) -> Path | None:
         if wanted is None or wanted is False:

@@ -6,7 +6,6 @@ a run. All runs of a process are of one kind.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -63,35 +62,35 @@ def main(output_dir: str, options: dict) -> dict:
 
     from helpers import xla
     from helpers.legal.model import load_model
+    from helpers.legal.packing import pack
+    from helpers.legal.parameters import LegalParameters
     from helpers.legal.training import LegalTrainer, new_trainer
-    from helpers.plan import ModelSize, Recipe, plan
+    from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)
-    model, tokenizer = load_model(
-        "sample", runtime=machine, method=options["method"], rank=4, alpha=8, dropout=options["dropout"], seed=1
+    params = LegalParameters(
+        base_model="sample",
+        method=options["method"],
+        lora_rank=4,
+        lora_alpha=8,
+        packing=options["packing"],
+        patience=options["patience"],
+        logging_steps=options["logging_steps"],
+        eval_steps=options["save_steps"],
+        save_steps=options["save_steps"],
+        seed=1,
     )
+    model, tokenizer = load_model(params, machine, dropout=options["dropout"])
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-    recipe = Recipe(
-        batch_size=8,
-        learning_rate=1e-3,
-        max_steps=1,
-        sequence_length=options["length"],
-        warmup_fraction=options["warmup_fraction"],
-    )
-    planned = plan(
-        recipe,
-        ModelSize(trainable=1, frozen=0, activations=1),
+    planned = plan_by_hand(
         machine,
-        batch_size=options["batch_size"] * options["accumulation"],
+        batch_size=options["batch_size"],
+        accumulation=options["accumulation"],
+        steps=options["steps"],
+        length=options["length"],
         learning_rate=options["learning_rate"],
-        max_steps=options["steps"],
+        warmup_steps=round(options["steps"] * options["warmup_fraction"]),
         gradient_checkpointing=options["checkpointing"],
-    )
-    planned = dataclasses.replace(
-        planned,
-        per_device_batch_size=options["batch_size"] // planned.device_count,
-        gradient_accumulation_steps=options["accumulation"],
     )
     evaluated = rows(40, options["length"], seed=1, alphabet=options["eval_alphabet"])
     transfers: list[int] = []
@@ -111,20 +110,17 @@ def main(output_dir: str, options: dict) -> dict:
         tokenizer,
         rows(options["rows"], options["length"], seed=0, alphabet=options["alphabet"]),
         evaluated,
+        options["length"],
+        params.model_copy(update={"seed": 5}),
         planned,
         machine,
         Path(output_dir),
-        max_length=options["length"],
-        packing=options["packing"],
-        seed=5,
-        logging_steps=options["logging_steps"],
-        eval_steps=options["save_steps"],
-        save_steps=options["save_steps"],
-        patience=options["patience"],
     )
     trainer.add_callback(Watch())
     trainer.train(resume_from_checkpoint=options["resume"])
     held_out = rows(13, options["length"], seed=2)
+    batches = {"pad_token_id": tokenizer.pad_token_id, "multiple_of": trainer.args.eval_batch_size}
+    blocks = pack(held_out, options["length"], **batches)
     moved = {
         name: float((p.detach().cpu() - before[name]).abs().max())
         for name, p in trainer.model.named_parameters()
@@ -140,7 +136,7 @@ def main(output_dir: str, options: dict) -> dict:
         "moved": moved,
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
         "loss_by_hand": loss_by_hand(trainer, evaluated),
-        "held_out_loss": trainer.evaluate(trainer.blocks(held_out))["eval_loss"],
+        "held_out_loss": trainer.evaluate(blocks)["eval_loss"],
         "held_out_loss_by_hand": loss_by_hand(trainer, held_out),
     }
 

@@ -1,16 +1,19 @@
-"""The plan of a legal run and what its time costs."""
+"""The plan of a legal run, its floating-point operations, and what its time costs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from trl.trainer.utils import compute_flops_per_token
 
+from helpers import plan as planner
 from helpers.legal import experiment
-from helpers.legal.parameters import model_size
+from helpers.legal.model import load_model
 from helpers.legal.records import split_records
+from helpers.legal.workload import workload
 
-from .test_legal_model import runtime
+from .test_legal_model import loaded, runtime
 from .test_legal_processes import PARAMS
 
 pytestmark = pytest.mark.once
@@ -18,9 +21,9 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture(scope="module")
 def prepared():
-    params = replace(PARAMS, num_processes=1)
+    params = PARAMS.model_copy(update={"num_processes": 1})
     data = experiment.load_data(params)
-    model, tokenizer = experiment.load_model(params, runtime())
+    model, tokenizer = load_model(params, runtime())
     return params, model, experiment.encode(data.splits, tokenizer, params), data
 
 
@@ -34,30 +37,54 @@ def test_short_examples_share_longer_blocks_unless_a_length_is_set(prepared):
     params, _, encoded, data = prepared
     assert (encoded.max_length, encoded.block_length) == (384, 384)
     tokenizer = encoded.layout.tokenizer
-    free = experiment.encode(data.splits, tokenizer, replace(params, max_length=0))
+    free = experiment.encode(data.splits, tokenizer, params.model_copy(update={"max_length": 0}))
     assert free.max_length < free.block_length == 1024
     assert free.why.endswith("in blocks of 1,024")
     assert 1.5 * free.blocks < len(free.train)
-    padded = experiment.encode(data.splits, tokenizer, replace(params, max_length=0, packing="padded"))
+    padded = experiment.encode(data.splits, tokenizer, params.model_copy(update={"max_length": 0, "packing": "padded"}))
     assert (padded.block_length, padded.blocks) == (free.max_length, len(padded.train))
 
 
 def test_activations_are_recomputed_only_where_one_block_does_not_fit_otherwise(prepared):
     params, model, encoded, _ = prepared
-    size = model_size(model)
-    one_block = size.bytes_fixed() + encoded.block_length * size.bytes_per_token()
-    roomy, tight, none = (replace(runtime(), memory=int(share * one_block / 0.8)) for share in (8, 0.9, 0.01))
-    assert not experiment.plan(model, encoded, params, roomy).gradient_checkpointing
-    plan = experiment.plan(model, encoded, params, tight)
+    _, step = experiment.plan(model, encoded, params, runtime())
+    with_all, without = (planner.memory_of(step, runtime(), 1, 4, checkpointing) for checkpointing in (False, True))
+    middle = (with_all.peak.low + without.peak.high) / 2 / 0.8
+    roomy, tight, none = (replace(runtime(), memory=int(memory)) for memory in (8 * middle, middle, 0.3 * middle))
+    assert without.peak.high < with_all.peak.low
+    assert not experiment.plan(model, encoded, params, roomy)[0].gradient_checkpointing
+    plan, _ = experiment.plan(model, encoded, params, tight)
     assert plan.gradient_checkpointing
     assert plan.batch_size == PARAMS.batch_size
-    assert "one block does not fit without" in str(plan)
-    with pytest.raises(ValueError, match="needs about"):
+    assert "does not fit without" in str(plan)
+    with pytest.raises(planner.DoesNotFit, match="need at least"):
         experiment.plan(model, encoded, params, none)
 
 
+def test_flops_of_full_fine_tuning_are_those_of_trl():
+    model, _ = loaded(method="full")
+    on_xla = replace(runtime(), kind="xla")  # whose attention is not fused: TRL counts no recomputed scores either
+    counted = planner.memory_of(workload(model, "sample", 1024), on_xla, 2, 2, False).count
+    assert counted.flops / (2 * 1024) == pytest.approx(compute_flops_per_token(model.config, 1024), rel=1e-3)
+
+
+def test_the_trainers_flops_leave_recomputation_out(prepared, tmp_path):
+    params, model, encoded, _ = prepared
+    found = []
+    for checkpointing in (False, True):
+        asked = params.model_copy(update={"gradient_checkpointing": checkpointing})
+        plan, step = experiment.plan(model, encoded, asked, runtime())
+        trainer = experiment.legal_trainer(model, encoded, asked, plan, step, runtime(), tmp_path)
+        assert plan.gradient_checkpointing == checkpointing
+        found.append(trainer.meter.flops_per_token)
+    assert found[0] == found[1] > 6 * sum(p.numel() for p in model.parameters())
+
+
 def test_cost_counts_the_steps_and_seconds_of_all_sessions():
-    measured = {"seconds": 130.0, "compile_seconds": 20.0, "evaluate_and_save_seconds": 10.0, "steps": 50}
-    assert experiment.cost(measured | {"resumed_from_step": 40}, price_an_hour=1.8) == (
-        "1,000 steps at the measured 0.50 steps/s: 0.56 hours, 1.00 at 1.8 an hour"
-    )
+    train = {"seconds": 130.0, "compile_seconds": 20.0, "evaluate_and_save_seconds": 10.0, "steps": 50}
+    train |= {"fill": 0.9, "useful_tokens_per_second": 10.0, "resumed_from_step": 40, "mfu": None}
+    train |= dict.fromkeys(("loss_first", "loss_last", "examples_per_second", "tokens_per_second"), 1.0)
+    rows = {row["measured"]: row[""] for row in experiment.cost({"train": train | {"peak_memory_bytes": None}})}
+    assert rows["time of 1,000 more steps"] == "33 min"  # 100 seconds of training for 50 steps
+    assert rows["packing efficiency"] == "90.0%"
+    assert rows["resumed from step"] == 40

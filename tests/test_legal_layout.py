@@ -335,7 +335,7 @@ def test_a_model_without_chat_template_is_refused_with_the_remedy(with_bos):
 
 
 def test_an_unknown_layout_is_refused(instruct):
-    with pytest.raises(ValueError, match="layout='alpaca': must be one of chat, instruction"):
+    with pytest.raises(ValueError, match="layout='alpaca' is unknown: give one of 'chat', 'instruction'"):
         Layout(instruct, "alpaca")
 
 
@@ -416,7 +416,6 @@ def test_headings_alone_are_no_answer(instruct):
         ([128] * 10, {}, 128),
         ([129] * 10, {}, 256),
         ([3000] * 10, {}, 1024),
-        ([3000] * 10, {"cap": 4096}, 3072),
         ([1000] * 10, {}, 1024),
         ([100] * 10, {"wanted": 1000}, 1024),
         ([100] * 10, {"wanted": 2048}, 2048),
@@ -431,15 +430,6 @@ def test_the_reason_for_max_length_counts_what_is_longer():
     _, reason = choose_max_length([100] * 98 + [3000, 4000])
     assert "at most 3,000 tokens" in reason
     assert "capped at 1,024; 2 are longer (longest 4,000)" in reason
-
-
-@pytest.mark.parametrize(
-    ("lengths", "options", "message"),
-    [([1], {"wanted": -1}, "max_length=-1"), ([1], {"cap": 1000}, "cap=1000"), ([], {}, "no record")],
-)
-def test_an_impossible_max_length_is_refused(lengths, options, message):
-    with pytest.raises(ValueError, match=message):
-        choose_max_length(lengths, **options)
 
 
 # ---- reading back

@@ -10,9 +10,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForC
 
 from helpers.legal.layout import IGNORED
 from helpers.legal.loss import add_tiled_loss, tiled_nll
-from helpers.legal.model import load_model
 
-from .test_legal_model import runtime
+from .test_legal_model import loaded
 from .xla_process import cpu_here
 
 # B blocks · T tokens · D hidden size · V vocabulary
@@ -136,7 +135,7 @@ def test_the_tiled_loss_is_that_which_trl_computes_in_chunks(tmp_path):
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    model, tokenizer = load_model("sample", runtime=runtime(), method="full")
+    model, tokenizer = loaded(method="full")
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(3, 2000, (B, T), generator=generator)
     labels = ids.clone()

@@ -16,7 +16,16 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from helpers.legal.layout import IGNORED, Layout
-from helpers.legal.model import CHATML, END_OF_TEXT, apply_lora, load_model, sample_model, sample_tokenizer
+from helpers.legal.model import (
+    CHATML,
+    END_OF_TEXT,
+    apply_lora,
+    frozen_dtype,
+    load_model,
+    sample_model,
+    sample_tokenizer,
+)
+from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import load_records
 from helpers.runtime import Runtime
 
@@ -31,8 +40,13 @@ def runtime(precision: str = "fp32") -> Runtime:
     )  # fmt: skip
 
 
+def loaded(precision: str = "fp32", **parameters):
+    """Model and tokeniser of a run with these parameters on a CPU."""
+    return load_model(LegalParameters(**{"base_model": "sample"} | parameters), runtime(precision))
+
+
 def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
-    model, tokenizer = load_model("sample", runtime=runtime(), method="full")
+    model, tokenizer = loaded(method="full")
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert len(tokenizer) == model.config.vocab_size == 2000
     layout = Layout(tokenizer, "chat")
@@ -53,14 +67,14 @@ def test_the_same_seed_gives_the_same_sample_model_and_another_seed_another():
 
 def test_generation_stops_at_the_token_that_a_record_ends_with():
     for layout in ("chat", "instruction"):
-        model, tokenizer = load_model("sample", runtime=runtime(), method="full", layout=layout)
+        model, tokenizer = loaded(method="full", layout=layout)
         row = Layout(tokenizer, layout).encode(RECORDS[:1], 1024)[0][0]
         last = [label for label in row["labels"] if label != IGNORED][-2 if layout == "chat" else -1]
         assert last in model.generation_config.eos_token_id
 
 
 def test_lora_trains_every_projection_and_nothing_else():
-    model, _ = load_model("sample", runtime=runtime(), rank=4, alpha=8)
+    model, _ = loaded(lora_rank=4, lora_alpha=8)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     projections = {re.search(r"(\w+_proj)\.lora_", name)[1] for name in trained}
     assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -69,16 +83,23 @@ def test_lora_trains_every_projection_and_nothing_else():
     assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 8, 0.05)
 
 
-def test_lora_in_bf16_keeps_its_adapter_in_fp32_beside_a_frozen_bf16_base():
-    model, _ = load_model("sample", runtime=runtime("bf16"))
+@pytest.mark.parametrize(("precision", "frozen"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_lora_in_half_precision_keeps_its_adapter_in_fp32_beside_a_frozen_base_in_half(precision, frozen):
+    model, _ = loaded(precision)
     dtypes = {p.requires_grad: set() for p in model.parameters()}
     for parameter in model.parameters():
         dtypes[parameter.requires_grad].add(parameter.dtype)
-    assert dtypes == {True: {torch.float32}, False: {torch.bfloat16}}
+    assert dtypes == {True: {torch.float32}, False: {frozen}}
+
+
+def test_only_frozen_weights_are_ever_in_half_precision():
+    kinds = {(method, precision) for method in ("lora", "qlora", "full") for precision in ("fp32", "bf16", "fp16")}
+    half = {each for each in kinds if frozen_dtype(*each) != torch.float32}
+    assert half == {(method, precision) for method, precision in kinds if method != "full" and precision != "fp32"}
 
 
 def test_full_fine_tuning_in_bf16_keeps_fp32_weights():
-    model, _ = load_model("sample", runtime=runtime("bf16"), method="full")
+    model, _ = loaded("bf16", method="full")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
@@ -93,7 +114,7 @@ def base_model(tmp_path) -> Path:
 
 
 def test_the_stop_token_of_a_base_model_gets_an_embedding_that_is_trained(base_model, tmp_path):
-    model, tokenizer = load_model(str(base_model), runtime=runtime(), rank=2, alpha=4)
+    model, tokenizer = loaded(base_model=str(base_model), lora_rank=2, lora_alpha=4)
     stop = Layout(tokenizer, "chat").stop_token_id
     assert stop != tokenizer.eos_token_id
     assert model.peft_config["default"].trainable_token_indices == {"model.embed_tokens": [stop]}
@@ -113,7 +134,7 @@ def test_the_stop_token_of_a_base_model_gets_an_embedding_that_is_trained(base_m
 
 
 def test_the_instruction_layout_of_a_base_model_needs_no_trained_token(base_model):
-    model, _ = load_model(str(base_model), runtime=runtime(), layout="instruction")
+    model, _ = loaded(base_model=str(base_model), layout="instruction")
     assert not model.peft_config["default"].trainable_token_indices
 
 
@@ -127,20 +148,6 @@ def test_an_untied_head_gets_its_own_row_trained():
     assert shapes == {"base_model.model.model.embed_tokens": (1, 64), "base_model.model.lm_head": (1, 64)}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "qlora"}, "method='qlora': must be one of lora, full"),
-        ({"layout": "alpaca"}, "layout='alpaca': must be one of chat, instruction"),
-        ({"rank": 0}, "lora_rank=0: must be at least 1"),
-        ({"dropout": 1.0}, r"lora_dropout=1.0: must be at least 0 and below 1"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        load_model("sample", runtime=runtime(), **options)
-
-
 def test_a_model_without_chat_template_is_refused_before_its_weights_are_read(tmp_path):
     tokenizer = sample_tokenizer()
     tokenizer.chat_template = None
@@ -149,14 +156,9 @@ def test_a_model_without_chat_template_is_refused_before_its_weights_are_read(tm
     with pytest.raises(
         ValueError, match=r"has no chat template. Use layout='instruction', or a chat model such as Qwen"
     ):
-        load_model(str(tmp_path), runtime=runtime())
+        loaded(base_model=str(tmp_path))
     with pytest.raises(FileNotFoundError, match="the folder holds no model that can be read"):
-        load_model(str(tmp_path), runtime=runtime(), layout="instruction")
-
-
-def test_a_path_that_does_not_exist_is_named():
-    with pytest.raises(FileNotFoundError, match=r"base_model='./nowhere': no such folder"):
-        load_model("./nowhere", runtime=runtime())
+        loaded(base_model=str(tmp_path), layout="instruction")
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -179,9 +181,10 @@ class Hub(BaseHTTPRequestHandler):
 LOAD = """
 import sys
 from helpers.legal.model import load_model
+from helpers.legal.parameters import LegalParameters
 from helpers.runtime import detect
 try:
-    load_model("owner/model", runtime=detect(False))
+    load_model(LegalParameters(base_model="owner/model"), detect(False))
 except Exception as error:
     print(type(error).__name__, error)
 """

@@ -17,11 +17,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from helpers import checkpoint, xla
-from helpers.legal.model import apply_lora, load_model, sample_model
-from helpers.legal.training import flops_per_token
 
 from .legal_run import rows
-from .test_legal_model import runtime
+from .test_legal_model import loaded
 
 DRIVER = Path(__file__).with_name("legal_run.py")
 METHODS = ("lora", "full")
@@ -163,7 +161,7 @@ def test_the_adapter_of_a_checkpoint_loads_with_peft_alone(kind, finished, tmp_p
     last = checkpoint.folder(folder, DROPOUT["steps"])
     assert [path.name for path in last.glob("*.bin")] == ["training_args.bin"]
     assert not (last / "model.safetensors").exists()
-    base, _ = load_model("sample", runtime=runtime(), method="full", seed=1)
+    base, _ = loaded(method="full", seed=1)
     model = PeftModel.from_pretrained(base, last).eval()
     assert loss_of_examples(model) == pytest.approx(outcome["eval_losses"][-1], rel=1e-4)
     model.merge_and_unload().save_pretrained(tmp_path)
@@ -238,25 +236,3 @@ def test_a_bf16_base_under_an_fp32_adapter_trains_with_checkpointing_as_on_a_cpu
     assert on_xla["dtypes"] == on_cpu["dtypes"] == ["torch.bfloat16", "torch.float32"]
     assert relative(on_xla["losses"], on_cpu["losses"]) < 1e-2
     assert all(moved > 0 for moved in on_xla["moved"].values())
-
-
-# ---- floating-point operations
-
-
-def test_flops_of_full_fine_tuning_are_those_of_trl_but_for_the_causal_half():
-    from trl.trainer.utils import compute_flops_per_token
-
-    model = sample_model(2000, 2, seed=0)
-    counted, theirs = flops_per_token(model, 1024), compute_flops_per_token(model.config, 1024)
-    square = 12 * 2 * 64 * 1024  # layers, heads x size, T
-    small = 6 * sum(p.numel() for name, p in model.named_parameters() if "bias" in name or "norm" in name)
-    assert counted == theirs - square / 2 + small
-
-
-def test_flops_of_lora_are_four_a_frozen_weight_and_six_a_trained_one():
-    model = sample_model(2000, 2, seed=0)
-    frozen = sum(parameter.numel() for parameter in model.parameters())
-    attention = flops_per_token(model, 1024) - 6 * frozen
-    adapted = apply_lora(model, 4, 8)
-    trained = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
-    assert flops_per_token(adapted, 1024) == 4 * frozen + 6 * trained + attention

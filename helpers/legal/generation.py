@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from helpers.cpu_copy import cpu_copy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Rows = Sequence[Sequence[int]]  # token ids of several texts
 MULTIPLE = 128  # XLA: prompts and new tokens take room in multiples of this, so that others seldom compile anew
 LOOK_EVERY = 16  # XLA: tokens between two looks at whether all rows have stopped; a look waits for the device
 
@@ -31,25 +33,24 @@ class Generated:
     tokens: tuple[int, ...]  # up to the stop token, which is left out
     stopped: bool  # the model ended it; False: max_new_tokens did
 
+    def __str__(self) -> str:
+        return self.text.strip() or "(nothing but white space)"
+
 
 def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts_ids: Sequence[Sequence[int]],
+    prompts_ids: Rows,
     *,
     max_new_tokens: int,
     stop_token_ids: Collection[int],
     batch_size: int = 8,
-    greedy: bool = True,
-    temperature: float = 1.0,
-    seed: int = 0,
 ) -> list[Generated]:
-    """What `model` writes after each prompt, in the order of the prompts.
+    """What `model` writes after each prompt, in the order of the prompts: the likeliest token at every step.
 
-    Batches are of prompts of similar length. Greedy is the plain argmax; else tokens are drawn from the whole softmax
-    at `temperature`, seeded. Penalties and filters of the model's generation_config do not count: before and after
-    training are compared, and a chat model's own sampling would be part of the difference. The caller's random numbers
-    and the model's train mode stay as they were. Mixed precision is the caller's `torch.autocast`.
+    Batches are of prompts of similar length. Sampling, penalties and filters of the model's generation_config do not
+    count: before and after training are compared, and a chat model's own would be part of the difference. The model's
+    train mode stays as it was. Mixed precision is the caller's `torch.autocast`.
 
     On XLA the model decodes where it is: all prompts of a call have one padded length, the last batch is filled up,
     keys and values are a `StaticCache`, and the place of the next token is a tensor. So three graphs are compiled
@@ -57,55 +58,26 @@ def generate(
     they pass another multiple of 128. Under SPMD the batch (rounded up to the devices) is split and the weights are
     whole on each. A model whose cache has other layers (sliding window, recurrent) has no step of one shape there: a
     copy of it on the CPU generates.
-
-    Raises ValueError for an empty prompt, a number out of range, or no stop token.
     """
-    _check(prompts_ids, max_new_tokens, batch_size, temperature, stop_token_ids)
     stops = list(dict.fromkeys(stop_token_ids))
-    settings = _Settings(
-        max_new_tokens=max_new_tokens,
-        stops=stops,
-        pad=stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-        temperature=None if greedy else temperature,
-    )
+    pad = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     decode = _generate_batch
     if model.device.type == "xla":
         if static_cache(model, 1) is None:
             model = cpu_copy(model)
         else:
             batch_size = _round_up(batch_size, xla.device_count())
-            decode = _XlaDecoder(_round_up(max(map(len, prompts_ids), default=1), MULTIPLE), batch_size)
+            length = _round_up(max(map(len, prompts_ids), default=1), MULTIPLE)
+            decode = functools.partial(_generate_on_xla, length=length, batch_size=batch_size)
     longest_first = sorted(range(len(prompts_ids)), key=lambda row: -len(prompts_ids[row]))
     outcomes: dict[int, Generated] = {}
-    cuda = [model.device] if model.device.type == "cuda" else []
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(prompts_ids), batch_size):
             rows = longest_first[start : start + batch_size]
-            written = decode(model, [prompts_ids[row] for row in rows], settings)
+            written = decode(model, [prompts_ids[row] for row in rows], max_new_tokens, stops, pad)
             for row, tokens in zip(rows, written, strict=True):
                 outcomes[row] = _until_stop(tokenizer, tokens, stops)
     return [outcomes[row] for row in range(len(prompts_ids))]
-
-
-@dataclass(frozen=True)
-class _Settings:
-    max_new_tokens: int
-    stops: list[int]
-    pad: int
-    temperature: float | None  # None: the likeliest token
-
-
-def _check(prompts_ids, max_new_tokens: int, batch_size: int, temperature: float, stop_token_ids) -> None:
-    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1")
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be above 0; for the likeliest token set greedy=True")
-    if not stop_token_ids:
-        raise ValueError("stop_token_ids=(): nothing would end a text; pass Layout.stop_token_ids")
-    if empty := [row for row, ids in enumerate(prompts_ids) if not len(ids)]:
-        raise ValueError(f"prompts_ids: prompt {empty[0]} is empty; it must have at least one token")
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -118,25 +90,22 @@ def _until_stop(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops
     return Generated(tokenizer.decode(kept, skip_special_tokens=True), kept, stopped=end is not None)
 
 
-def _generate_batch(model, prompts: Sequence[Sequence[int]], settings: _Settings) -> list[list[int]]:
+def _generate_batch(model, prompts: Rows, max_new_tokens: int, stops: list[int], pad: int) -> Rows:
     """New tokens of each prompt by transformers' own `generate`."""
     from transformers import GenerationConfig
 
-    ids_BP, first_B = _left_padded(prompts, max(map(len, prompts)), settings.pad)
+    ids_BP, first_B = _left_padded(prompts, max(map(len, prompts)), pad)
     real_BP = (torch.arange(ids_BP.shape[1]) >= first_B[:, None]).long()
-    # A value that is None here would come from the model's own generation_config.
-    drawn = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "temperature": settings.temperature}
-    config = GenerationConfig(
-        max_new_tokens=settings.max_new_tokens,
+    config = GenerationConfig(  # a value that is None here would come from the model's own
+        max_new_tokens=max_new_tokens,
         min_new_tokens=0,
-        eos_token_id=settings.stops,
-        pad_token_id=settings.pad,
+        eos_token_id=stops,
+        pad_token_id=pad,
         num_beams=1,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
         use_cache=True,
-        do_sample=settings.temperature is not None,
-        **(drawn if settings.temperature else {}),
+        do_sample=False,
     )
     output = model.generate(
         input_ids=ids_BP.to(model.device), attention_mask=real_BP.to(model.device), generation_config=config
@@ -144,7 +113,7 @@ def _generate_batch(model, prompts: Sequence[Sequence[int]], settings: _Settings
     return output[:, ids_BP.shape[1] :].tolist()
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], length: int, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _left_padded(prompts: Rows, length: int, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """ids [B, length] with each prompt at the end, and the place of its first token [B]."""
     ids_BP = torch.full((len(prompts), length), pad)
     for row, ids in enumerate(prompts):
@@ -168,72 +137,57 @@ def static_cache(model: PreTrainedModel, length: int):
     return cache if all(type(layer) is StaticLayer for layer in cache.layers) else None
 
 
-@dataclass(frozen=True)
-class _XlaDecoder:
-    """Decodes batches of one shape: a graph for the prompts, one for every further token."""
+def _generate_on_xla(
+    model, prompts: Rows, max_new_tokens: int, stop_ids: list[int], pad: int, *, length: int, batch_size: int
+) -> Rows:
+    """The same in batches of one shape: a graph for prompts of `length` tokens, one for every further token."""
+    rows, prompts = len(prompts), [*prompts, *[prompts[-1]] * (batch_size - len(prompts))]
+    P, N = length, _round_up(max_new_tokens, MULTIPLE)
 
-    length: int  # of a padded prompt
-    batch_size: int
+    def split(tensor_B: torch.Tensor) -> torch.Tensor:
+        return xla.shard_batch(tensor_B.to(model.device))
 
-    def __call__(self, model, prompts: Sequence[Sequence[int]], settings: _Settings) -> list[list[int]]:
-        rows, prompts = len(prompts), [*prompts, *[prompts[-1]] * (self.batch_size - len(prompts))]
-        P, N = self.length, _round_up(settings.max_new_tokens, MULTIPLE)
+    ids_BP, first_B = map(split, _left_padded(prompts, P, pad))
+    tokens_BN = split(torch.full((batch_size, N), pad))
+    ended_B = split(torch.zeros(batch_size, dtype=torch.bool))
+    stops, place = torch.tensor(stop_ids).to(model.device), torch.tensor(P).to(model.device)
+    column_L, cache = torch.arange(P + N).to(model.device), static_cache(model, P + N)
 
-        def split(tensor_B: torch.Tensor) -> torch.Tensor:
-            return xla.shard_batch(tensor_B.to(model.device))
-
-        ids_BP, first_B = map(split, _left_padded(prompts, P, settings.pad))
-        tokens_BN = split(torch.full((self.batch_size, N), settings.pad))
-        ended_B = split(torch.zeros(self.batch_size, dtype=torch.bool))
-        # One number a token and row decides a draw: nothing is asked of XLA's generator, which is the caller's.
-        draws_BN = split(torch.rand(self.batch_size, N))
-        stops, place = torch.tensor(settings.stops).to(model.device), torch.tensor(P).to(model.device)
-        column_L, cache = torch.arange(P + N).to(model.device), static_cache(model, P + N)
-
-        row_P1 = column_L[:P, None]
-        # A pad sees itself: the softmax of a row that sees nothing is NaN.
-        seen_BTL = (column_L <= row_P1) & (column_L >= first_B[:, None, None]) | (column_L == row_P1)
-        ids_BT, position_BT = ids_BP, (column_L[:P] - first_B[:, None]).clamp(min=0)
-        for step in range(settings.max_new_tokens):
-            if step and step % LOOK_EVERY == 0 and bool(ended_B.all()):
-                break
-            logits_BV = model(
-                input_ids=ids_BT,
-                attention_mask=_attention_mask(model, seen_BTL[:, None]),
-                position_ids=position_BT,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            here_N = column_L[:N] == place - P
-            token_B = _choose(logits_BV, settings.temperature, (draws_BN * here_N).sum(1))
-            token_B = torch.where(ended_B, settings.pad, token_B)
-            tokens_BN = torch.where(here_N, token_B[:, None], tokens_BN)
-            ended_B = ended_B | (token_B[:, None] == stops).any(1)  # isin would wait for the device
-            ids_BT, position_BT = token_B[:, None], (place - first_B)[:, None]
-            seen_BTL = ((column_L <= place) & (column_L >= first_B[:, None]))[:, None]
-            place = place + 1
-            for tensor in (ids_BT, position_BT, seen_BTL, tokens_BN, ended_B):
-                xla.shard_batch(tensor)
-            for layer in cache.layers:
-                xla.shard_batch(layer.keys)
-                xla.shard_batch(layer.values)
-            xla.sync()
-        return tokens_BN.cpu()[:rows, : settings.max_new_tokens].tolist()
+    row_P1 = column_L[:P, None]
+    # A pad sees itself: the softmax of a row that sees nothing is NaN.
+    seen_BTL = (column_L <= row_P1) & (column_L >= first_B[:, None, None]) | (column_L == row_P1)
+    ids_BT, position_BT = ids_BP, (column_L[:P] - first_B[:, None]).clamp(min=0)
+    for step in range(max_new_tokens):
+        if step and step % LOOK_EVERY == 0 and bool(ended_B.all()):
+            break
+        logits_BV = model(
+            input_ids=ids_BT,
+            attention_mask=_attention_mask(model, seen_BTL[:, None]),
+            position_ids=position_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        here_N = column_L[:N] == place - P
+        token_B = torch.where(ended_B, pad, logits_BV.argmax(-1))
+        tokens_BN = torch.where(here_N, token_B[:, None], tokens_BN)
+        ended_B = ended_B | (token_B[:, None] == stops).any(1)  # isin would wait for the device
+        ids_BT, position_BT = token_B[:, None], (place - first_B)[:, None]
+        seen_BTL = ((column_L <= place) & (column_L >= first_B[:, None]))[:, None]
+        place = place + 1
+        for tensor in (ids_BT, position_BT, seen_BTL, tokens_BN, ended_B):
+            xla.shard_batch(tensor)
+        for layer in cache.layers:
+            xla.shard_batch(layer.keys)
+            xla.shard_batch(layer.values)
+        xla.sync()
+    return tokens_BN.cpu()[:rows, :max_new_tokens].tolist()
 
 
 def _attention_mask(model, seen_B1TL: torch.Tensor) -> torch.Tensor:
     if model.config._attn_implementation != "eager":
         return seen_B1TL
     return torch.where(seen_B1TL, 0.0, torch.finfo(model.dtype).min).to(model.dtype)  # which eager attention adds
-
-
-def _choose(logits_BV: torch.Tensor, temperature: float | None, draw_B: torch.Tensor) -> torch.Tensor:
-    """The likeliest token, or the one in whose share of the cumulated softmax the draw from [0, 1) falls."""
-    if temperature is None:
-        return logits_BV.argmax(-1)
-    share_BV = torch.cumsum(torch.softmax(logits_BV.float() / temperature, dim=-1), dim=-1)
-    return (share_BV <= draw_B[:, None] * share_BV[:, -1:]).sum(-1).clamp(max=logits_BV.shape[-1] - 1)
 
 
 # ---- the model as it was

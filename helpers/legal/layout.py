@@ -3,6 +3,7 @@
 # T tokens
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from helpers.legal.records import Record
+from helpers.parameters import one_of
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -140,8 +142,7 @@ class Layout:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", name: str = "chat"):
-        if name not in LAYOUTS:
-            raise ValueError(f"layout={name!r}: must be one of {', '.join(LAYOUTS)}")
+        one_of("layout", name, LAYOUTS)
         if name == "chat" and not tokenizer.chat_template:
             raise ValueError(
                 f"layout='chat': the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template. "
@@ -228,8 +229,7 @@ class Layout:
         wholes = self._encode([self._text(example) for example in examples])
         rows = []
         for prompt, whole in zip(prompts, wholes, strict=True):
-            start = next((t for t, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), None)
-            start = min(len(prompt), len(whole)) if start is None else start
+            start = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False))])
             rows.append({"input_ids": whole, "labels": [IGNORED] * start + whole[start:]})
         return rows
 
@@ -301,28 +301,21 @@ class Layout:
         return self.tokenizer(texts, add_special_tokens=plain, return_attention_mask=False, verbose=False)["input_ids"]
 
 
-def choose_max_length(lengths: Sequence[int], *, wanted: int = 0, cap: int = MAX_LENGTH) -> tuple[int, str]:
+def choose_max_length(lengths: Sequence[int], wanted: int = 0) -> tuple[int, str]:
     """Tokens a training sequence may have, a multiple of 128, and the reason for it.
 
     lengths: tokens of each record (`Layout.lengths`).
-    wanted: rounded up to a multiple of 128 (1,000 gives 1,024); 0 takes the length that 99 % of the records do not exceed.
-    cap: the most that is chosen for them, for the memory's sake; a wanted length is not capped.
+    wanted: rounded up to a multiple of 128 (1,000 gives 1,024); 0 takes the length that 99 % of the records do not exceed,
+        and for the memory's sake no more than MAX_LENGTH.
 
-    128 is what a TPU's matrix unit and fused attention kernels tile by. Raises ValueError for a negative `wanted`, no
-    records, or a cap that is no multiple of 128.
+    128 is what a TPU's matrix unit and fused attention kernels tile by.
     """
-    if wanted < 0:
-        raise ValueError(f"max_length={wanted}: must be positive, or 0 to take it from the data")
-    if cap < 128 or cap % 128:
-        raise ValueError(f"cap={cap}: must be a multiple of 128")
     if wanted:
         return _round_up(wanted), f"max_length={wanted:,}, rounded up to a multiple of 128: {_round_up(wanted):,}"
-    if not lengths:
-        raise ValueError("lengths: no record to take max_length from")
     percentile = sorted(lengths)[math.ceil(0.99 * len(lengths)) - 1]
-    chosen = min(_round_up(percentile), cap)
+    chosen = min(_round_up(percentile), MAX_LENGTH)
     longer = sum(length > chosen for length in lengths)
-    capped = f", capped at {cap:,}" if _round_up(percentile) > cap else ""
+    capped = f", capped at {chosen:,}" if _round_up(percentile) > chosen else ""
     return chosen, (
         f"max_length={chosen:,}: 99 % of {len(lengths):,} records have at most {percentile:,} tokens, rounded up to a "
         f"multiple of 128{capped}; {longer:,} are longer (longest {max(lengths):,})"

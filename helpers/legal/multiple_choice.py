@@ -5,23 +5,24 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from .evaluation import Rate, row_nats
+from .evaluation import rate, row_nats
+from .files import read_rows
 from .generation import generate
 from .layout import IGNORED, SECTIONS, Layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SUFFIXES = (".tsv", ".jsonl")
+SUFFIXES = (".tsv", ".jsonl")
 _SPLIT_NAMES = ("train", "test", "validation", "dev")  # LegalBench keeps tasks/<task>/test.tsv
 ANSWER = f"### {SECTIONS['answer']}:\n"
 
@@ -50,7 +51,6 @@ def load_questions(
     text_columns: Sequence[str] = ("text",),
     tasks: Collection[str] | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
-    set_aside_single: bool = False,
 ) -> Questions:
     """Labelled questions in the style of LegalBench (Guha et al. 2023, arXiv 2308.11462).
 
@@ -59,112 +59,66 @@ def load_questions(
         `task` parts tasks; without it the file is one, named after it or (train.tsv, test.tsv) its folder.
     tasks: only these.
     labels: the label set of a task; of the others it is every answer that occurs in it (case does not count). A task
-        whose answers are open, all different, therefore becomes a choice among them.
-    set_aside_single: leave out tasks with one label, listed in `Questions.set_aside`, instead of refusing the file.
+        whose answers are open, all different, therefore becomes a choice among them; one with a single label leaves
+        nothing to choose and is set aside.
 
     Raises FileNotFoundError, and ValueError with file and line: another suffix, no row, no such column, an empty field,
-    a row that cannot be parsed, an unknown task, a task with a single label, an answer that is not of its labels.
+    a row that cannot be parsed, an unknown task, no task with more than one label, an answer that is not of its labels.
     """
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"path={str(path)!r}: no such file; give a {' or '.join(_SUFFIXES)} file")
-    if path.suffix not in _SUFFIXES:
-        raise ValueError(f"path={str(path)!r}: cannot read {path.suffix or 'no suffix'}; use {' or '.join(_SUFFIXES)}")
-    try:
-        rows = list(_tsv(path) if path.suffix == ".tsv" else _jsonl(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"path={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
+    rows = read_rows("path", path, SUFFIXES)
     if not rows:
         raise ValueError(f"path={str(path)!r}: line 1: no row; the file is empty or has only a header")
     own_name = path.parent.name if path.stem in _SPLIT_NAMES else path.stem
     found: dict[str, list[Question]] = {}
     for line, values in rows:
-        task = _field(path, line, values, "task") if "task" in values else own_name
-        question = Question(
-            task=task,
-            text=_text(path, line, values, text_columns),
-            answer=_field(path, line, values, "answer"),
-            labels=(),
-            line=line,
-        )
+        where = f"path={str(path)!r}: line {line}"
+        task = _field(where, values, "task") if "task" in values else own_name
+        text, answer = _text(where, values, text_columns), _field(where, values, "answer")
         if tasks is None or task in tasks:
-            found.setdefault(task, []).append(question)
+            found.setdefault(task, []).append(Question(task, text, answer, (), line))
     if missing := sorted(({*(tasks or ())} | {*(labels or {})}) - found.keys()):
         raise ValueError(f"path={str(path)!r}: line {rows[-1][0]}: read to the end and found no task {missing[0]!r}")
-    labelled, set_aside = {}, {}
+    asked, set_aside = [], {}
     for task, questions in found.items():
         names = _label_set(path, questions, (labels or {}).get(task))
-        if len(names) > 1:
-            labelled[task] = names
+        if len(names) == 1:
+            set_aside[task] = f"all {len(questions)} rows have the answer {questions[0].answer!r}"
             continue
-        reason = f"all {len(questions)} rows have the answer {questions[0].answer!r}"
-        if not set_aside_single:
-            raise ValueError(
-                f"path={str(path)!r}: line {questions[0].line}: task {task!r} has a single label: {reason}, so there "
-                f"is nothing to choose. Give labels={{{task!r}: [...]}}, or set_aside_single=True to leave it out"
-            )
-        set_aside[task] = reason
-    asked = tuple(
-        replace(question, answer=names[question.answer.casefold()], labels=tuple(sorted(names.values())))
-        for task, names in labelled.items()
-        for question in found[task]
-    )
+        choices = tuple(sorted(names.values()))
+        asked += [replace(each, answer=names[each.answer.casefold()], labels=choices) for each in questions]
     if not asked:
-        raise ValueError(f"path={str(path)!r}: line {rows[0][0]}: every task has a single label; give labels={{...}}")
+        task, reason = next(iter(set_aside.items()))
+        raise ValueError(
+            f"path={str(path)!r}: line {found[task][0].line}: every task has a single label, such as {task!r}: {reason}, so "
+            f"there is nothing to choose. Give labels={{{task!r}: [...]}}"
+        )
     return Questions(
         tuple(sorted(asked, key=lambda question: question.line)),
         set_aside,
-        f"{path.name}, {len(asked):,} questions of {len(labelled):,} tasks",
+        f"{path.name}, {len(asked):,} questions of {len(found) - len(set_aside):,} tasks",
     )
 
 
-def _tsv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t", strict=True)
-        try:
-            for values in reader:
-                if None in values:
-                    raise ValueError(f"path={str(path)!r}: line {reader.line_num} has more fields than the header")
-                yield reader.line_num, values
-        except csv.Error as error:
-            raise ValueError(f"path={str(path)!r}: line {reader.line_num} is not TSV ({error})") from error
-
-
-def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                values = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"path={str(path)!r}: line {line} is not JSON ({error})") from error
-            if not isinstance(values, dict):
-                raise ValueError(f"path={str(path)!r}: line {line} is not a JSON object")
-            yield line, values
-
-
-def _field(path: Path, line: int, values: Mapping[str, Any], column: str) -> str:
+def _field(where: str, values: Mapping[str, Any], column: str) -> str:
     if column not in values:
-        raise ValueError(
-            f"path={str(path)!r}: line {line}: no column `{column}`; columns found: {', '.join(map(str, values))}"
-        )
+        raise ValueError(f"{where}: no column `{column}`; columns found: {', '.join(map(str, values))}")
     value = values[column]
     if not isinstance(value, str | int | float | None):
-        raise ValueError(f"path={str(path)!r}: line {line}: `{column}` holds a {type(value).__name__}, not text")
+        raise ValueError(f"{where}: `{column}` holds a {type(value).__name__}, not text")
     text = "" if value is None else str(value).strip()
     if not text:
-        raise ValueError(f"path={str(path)!r}: line {line}: `{column}` is empty; fill it or remove the row")
+        raise ValueError(f"{where}: `{column}` is empty; fill it or remove the row")
     return text
 
 
-def _text(path: Path, line: int, values: Mapping[str, Any], columns: Sequence[str]) -> str:
+def _text(where: str, values: Mapping[str, Any], columns: Sequence[str]) -> str:
     inputs = values.get("inputs")
     if isinstance(inputs, dict) and inputs:
         values, columns = inputs, tuple(inputs)
     if len(columns) == 1:
-        return _field(path, line, values, columns[0])
-    return "\n".join(f"{column}: {_field(path, line, values, column)}" for column in columns)
+        return _field(where, values, columns[0])
+    return "\n".join(f"{column}: {_field(where, values, column)}" for column in columns)
 
 
 def _label_set(path: Path, questions: Sequence[Question], given: Sequence[str] | None) -> dict[str, str]:
@@ -231,11 +185,8 @@ def score_labels(
 
     instructions: what to do, by task. Raises ValueError where even without its text a question does not fit.
     """
-    contexts, cut = [], []
-    for question in questions:
-        ids, shorter = _fitted(layout, question, max_length - reasoning_tokens, instructions)
-        contexts.append(ids)
-        cut.append(shorter)
+    fitted = [_fitted(layout, question, max_length - reasoning_tokens, instructions) for question in questions]
+    contexts = [ids for ids, _ in fitted]
     tails = [ANSWER] * len(questions)
     if reasoning_tokens:
         written = generate(
@@ -254,16 +205,15 @@ def score_labels(
     ]
     nats = iter(row_nats(model, rows, batch_size=batch_size))
     return [
-        Scored(question, tuple(next(nats)[0] for _ in question.labels), shorter)
-        for question, shorter in zip(questions, cut, strict=True)
+        Scored(question, tuple(next(nats)[0] for _ in question.labels), cut)
+        for question, (_, cut) in zip(questions, fitted, strict=True)
     ]
 
 
 def _before_answer(text: str) -> str:
     """What was written before the answer, with room after it."""
-    reasoning = re.split(r"^[ \t]*#{1,6}[ \t]*Answer\b", text, maxsplit=1, flags=re.MULTILINE | re.IGNORECASE)[
-        0
-    ].strip()
+    reasoning, *_ = re.split(r"^[ \t]*#{1,6}[ \t]*Answer\b", text, maxsplit=1, flags=re.MULTILINE | re.IGNORECASE)
+    reasoning = reasoning.strip()
     return f"{reasoning}\n\n" if reasoning else ""
 
 
@@ -272,11 +222,8 @@ def _rows(layout: Layout, question: Question, context: list[int], tail: str) -> 
     encode = layout.tokenizer
     options = [encode(tail + label, add_special_tokens=False)["input_ids"] for label in question.labels]
     before = len(encode(tail, add_special_tokens=False)["input_ids"])
-    shared = next(
-        (place for place, tokens in enumerate(zip(*options, strict=False)) if len({*tokens}) > 1),
-        min(map(len, options)),
-    )
-    start = len(context) + min(before, shared)
+    shared = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*options, strict=False))
+    start = len(context) + min(before, len([*shared]))
     return [{"input_ids": context + ids, "labels": [IGNORED] * start + (context + ids)[start:]} for ids in options]
 
 
@@ -307,31 +254,26 @@ def _fitted(
 def accuracy(scored: Sequence[Scored]) -> dict[str, Any]:
     """Accuracy by plain and by length-normalised likelihood, and what an answer without reading would reach.
 
-    accuracy, accuracy_normalised: `Rate.as_dict` over all questions.
+    accuracy, accuracy_normalised: `rate` over all questions.
     macro, balanced (and _normalised): mean over tasks of accuracy, and of recall averaged over the labels that occur.
     baselines: uniform_chance; majority_of_others, the label most frequent in the rest of the task (ties share), which
         in a balanced task is always the wrong one; best_constant, each task's most frequent label, which nobody can
         know beforehand and a useful model should pass.
     tasks: questions, labels, right answers by task.
-
-    Raises ValueError for no question.
     """
-    if not scored:
-        raise ValueError("questions: none were asked; load at least one")
     by_task: dict[str, list[Scored]] = {}
     for one in scored:
         by_task.setdefault(one.question.task, []).append(one)
     results: dict[str, Any] = {}
     for name, choice in (("", "plain"), ("_normalised", "normalised")):
         hits = {t: [getattr(s, choice) == s.question.answer for s in ones] for t, ones in by_task.items()}
-        recalls = {t: _balanced(ones, hits[t]) for t, ones in by_task.items()}
-        results[f"accuracy{name}"] = Rate(sum(map(sum, hits.values())), len(scored)).as_dict()
-        results[f"macro{name}"] = _average([sum(h) / len(h) for h in hits.values()])
-        results[f"balanced{name}"] = _average(list(recalls.values()))
+        results[f"accuracy{name}"] = rate(sum(map(sum, hits.values())), len(scored))
+        results[f"macro{name}"] = fmean(map(fmean, hits.values()))
+        results[f"balanced{name}"] = fmean(_balanced(ones, hits[t]) for t, ones in by_task.items())
     counts = {task: Counter(one.question.answer for one in ones) for task, ones in by_task.items()}
     results["baselines"] = {
-        "uniform_chance": _average([1 / len(one.question.labels) for one in scored]),
-        "majority_of_others": _average([_majority_of_others(one.question, counts) for one in scored]),
+        "uniform_chance": fmean(1 / len(one.question.labels) for one in scored),
+        "majority_of_others": fmean(_majority_of_others(one.question, counts) for one in scored),
         "best_constant": sum(max(count.values()) for count in counts.values()) / len(scored),
     }
     results["cut"] = sum(one.cut for one in scored)
@@ -351,7 +293,7 @@ def _balanced(ones: Sequence[Scored], hits: Sequence[bool]) -> float:
     by_label: dict[str, list[bool]] = {}
     for one, hit in zip(ones, hits, strict=True):
         by_label.setdefault(one.question.answer, []).append(hit)
-    return _average([sum(found) / len(found) for found in by_label.values()])
+    return fmean(fmean(found) for found in by_label.values())
 
 
 def _majority_of_others(question: Question, counts: Mapping[str, Counter[str]]) -> float:
@@ -359,7 +301,3 @@ def _majority_of_others(question: Question, counts: Mapping[str, Counter[str]]) 
     most = max(others.values())
     likeliest = [label for label, count in others.items() if count == most]
     return (question.answer in likeliest) / len(likeliest)
-
-
-def _average(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

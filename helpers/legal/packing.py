@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import bisect
-import inspect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from helpers.legal.layout import IGNORED
+from helpers.parameters import one_of
 from helpers.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("bfd", "wrapped", "padded")
 COLUMNS = ("input_ids", "labels", "position_ids", "segment_ids")
-VARLEN, SEGMENTWISE = "packed_varlen", "packed_segments"  # names under which transformers finds the attentions below
+SEGMENTWISE = "packed_segments"  # name under which transformers finds the attention below
 
 
 def pack(
@@ -40,24 +40,18 @@ def pack(
 
     Args:
         rows: `input_ids` and `labels` of each example (`Layout.encode`), none longer than `max_length`.
-        max_length: tokens of a block.
         strategy: "bfd" puts each example whole into the fullest block that has room for it, longest first (best-fit
             decreasing); "wrapped" cuts the stream of all examples every `max_length` tokens, so that only the last block
             has padding and some examples go on in the next block without what came before; "padded" is one example a block.
-        pad_token_id: what fills a block.
         multiple_of: empty blocks are added until their number is a multiple of this, so that no batch is cut off.
         seed: of the order of examples where it matters ("wrapped").
 
-    Raises:
-        ValueError: an unknown strategy, no row, or rows that are longer than a block.
+    Raises ValueError for an unknown strategy, and rows that are longer than a block.
     """
     import numpy as np
     from datasets import Dataset
 
-    if strategy not in STRATEGIES:
-        raise ValueError(f"packing={strategy!r}: must be one of {', '.join(STRATEGIES)}")
-    if not rows:
-        raise ValueError("rows: no example to pack")
+    one_of("packing", strategy, STRATEGIES)
     lengths = [len(row["input_ids"]) for row in rows]
     if max(lengths) > max_length:
         raise ValueError(
@@ -70,8 +64,8 @@ def pack(
         bins = _wrap(np.random.default_rng(seed).permutation(len(rows)).tolist(), lengths, max_length)
     else:
         bins = [[(row, 0, length)] for row, length in enumerate(lengths)]
-    count = -(-len(bins) // multiple_of) * multiple_of
-    blocks = {name: np.zeros((count, max_length), np.int32) for name in COLUMNS}
+    bins += [[]] * (-len(bins) % multiple_of)
+    blocks = {name: np.zeros((len(bins), max_length), np.int32) for name in COLUMNS}
     blocks["input_ids"][:] = pad_token_id
     blocks["labels"][:] = IGNORED
     for n, pieces in enumerate(bins):
@@ -85,8 +79,6 @@ def pack(
             blocks["segment_ids"][n, here] = segment
             at = here.stop
         blocks["position_ids"][n, at:] = np.arange(max_length - at)
-    for n in range(len(bins), count):
-        blocks["position_ids"][n] = np.arange(max_length)
     return Dataset.from_dict({name: list(values) for name, values in blocks.items()}).with_format("numpy")
 
 
@@ -109,19 +101,14 @@ def _best_fit(lengths: Sequence[int], max_length: int) -> list[list[int]]:
 
 def _wrap(order: Sequence[int], lengths: Sequence[int], max_length: int) -> list[list[tuple[int, int, int]]]:
     """(row, first token, end) of each piece of each block."""
-    bins: list[list[tuple[int, int, int]]] = [[]]
-    room = max_length
+    bins: dict[int, list[tuple[int, int, int]]] = {}
+    at = 0  # in the stream of all tokens
     for row in order:
-        start = 0
-        while start < lengths[row]:
-            if room == 0:
-                bins.append([])
-                room = max_length
-            stop = min(lengths[row], start + room)
-            bins[-1].append((row, start, stop))
-            room -= stop - start
-            start = stop
-    return bins
+        cuts = range(max_length - at % max_length, lengths[row], max_length)
+        for start, stop in itertools.pairwise([0, *cuts, lengths[row]]):
+            bins.setdefault((at + start) // max_length, []).append((row, start, stop))
+        at += lengths[row]
+    return [*bins.values()]
 
 
 @dataclass(frozen=True)
@@ -204,13 +191,9 @@ def attention_arguments(batch: dict[str, torch.Tensor], implementation: str) -> 
     import torch
 
     if "segment_starts" in batch:
+        starts = batch["segment_starts"]
         longest = batch["input_ids"].shape[1]  # an upper bound: the exact one would have to be read from the device
-        return {
-            "cu_seq_lens_q": batch["segment_starts"],
-            "cu_seq_lens_k": batch["segment_starts"],
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
+        return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
     mask = segment_mask(batch["segment_ids"])
     if implementation == "eager":  # adds its mask
         mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
@@ -241,60 +224,26 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
 
 def uses_segment_starts(implementation: str) -> bool:
     """Whether an attention takes where segments begin, not a mask."""
-    return implementation in (VARLEN, SEGMENTWISE) or implementation.startswith("flash_attention")
+    return implementation == SEGMENTWISE or implementation.startswith("flash_attention")
 
 
 def _attention(model, runtime: Runtime) -> tuple[str, str]:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.utils import is_flash_attn_2_available
+
     present = model.config._attn_implementation
     if runtime.kind == "cpu" and present == "sdpa":
-        _register(SEGMENTWISE, _segmentwise)
+        AttentionInterface.register(SEGMENTWISE, _segmentwise)
+        AttentionMaskInterface.register(SEGMENTWISE, sdpa_mask)
         return SEGMENTWISE, "one segment after the other: nothing is computed that a mask would hide"
     if runtime.kind != "cuda":
         return present, "a mask from segment ids: no fused kernel for segments off CUDA"
     if runtime.precision == "fp32" or runtime.compute_capability < (8, 0):
-        return (
-            present,
-            f"a mask from segment ids: fused kernels need bf16 or fp16 on sm_80, not {runtime.precision} here",
-        )
-    if not getattr(model.config, "attention_dropout", 0.0):
-        failure = _register_varlen(runtime.precision)
-        if failure is None:
-            return VARLEN, "torch's varlen_attn: one fused kernel over all segments, no mask"
-    else:
-        failure = "attention dropout"
-    from transformers.utils import is_flash_attn_2_available
-
+        return present, f"a mask from segment ids: fused kernels need sm_80 and half precision, not {runtime.precision}"
     if is_flash_attn_2_available():
-        return "flash_attention_2", f"flash-attn is installed (torch's own kernel: {failure})"
-    return present, f"a mask from segment ids (torch's varlen_attn: {failure}; flash-attn: not installed)"
-
-
-def _register_varlen(precision: str) -> str | None:
-    """Makes VARLEN known to transformers; the reason why it cannot be used here, or None. The kernel is tried, not assumed."""
-    import torch
-
-    try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
-    except ImportError:
-        return f"not in torch {torch.__version__}"
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    heads = [torch.ones(1, n, 8, 64, dtype=dtype, device="cuda", requires_grad=True) for n in (2, 1, 1)]
-    starts = torch.tensor([0, 3, 8], dtype=torch.int32, device="cuda")
-    try:
-        _varlen(None, *heads, None, cu_seq_lens_q=starts, max_length_q=8)[0].sum().backward()
-        torch.cuda.synchronize()
-    except (RuntimeError, TypeError, ValueError) as error:
-        return f"failed here: {error}"
-    _register(VARLEN, _varlen)
-    return None
-
-
-def _register(name: str, attention) -> None:
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, sdpa_mask)
+        return "flash_attention_2", "flash-attn is installed: one fused kernel over all segments, no mask"
+    return present, "a mask from segment ids: flash-attn, which needs none, is not installed"
 
 
 def _segmentwise(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs):
@@ -312,29 +261,3 @@ def _segmentwise(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwa
         segment = [t[block : block + 1, :, first : first + end - start] for t in (query_BHTD, key_BHTD, value_BHTD)]
         outputs.append(sdpa_attention_forward(module, *segment, None, **kwargs)[0])
     return torch.cat(outputs, dim=1).unflatten(1, (batch, length))[0], None
-
-
-def _varlen(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs):
-    """Causal attention inside each segment of the flattened batch; without segments, as in generation, SDPA."""
-    starts = kwargs.get("cu_seq_lens_q")
-    if starts is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs)
-    from torch.nn.attention.varlen import varlen_attn
-
-    batch, heads, length, _ = query_BHTD.shape
-    known = inspect.signature(varlen_attn).parameters
-    options: dict[str, Any] = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
-    groups = heads // key_BHTD.shape[1]
-    if groups > 1 and "enable_gqa" in known:
-        options["enable_gqa"] = True
-    elif groups > 1:
-        key_BHTD, value_BHTD = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_BHTD, value_BHTD))
-    if kwargs.get("scaling") is not None and "scale" in known:
-        options["scale"] = kwargs["scaling"]
-    # Rotary embeddings leave queries and keys in fp32 under autocast.
-    flat = [t.to(value_BHTD.dtype).transpose(1, 2).flatten(0, 1) for t in (query_BHTD, key_BHTD, value_BHTD)]
-    longest = kwargs["max_length_q"]
-    output = varlen_attn(*flat, starts, starts, longest, longest, **options)
-    return output.unflatten(0, (batch, length)), None

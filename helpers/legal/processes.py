@@ -9,7 +9,6 @@ kernel keeps its GPU and loads the weights when all is done. On more machines:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -17,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +64,8 @@ def detect(params: LegalParameters) -> tuple[Runtime, Processes]:
         count = wanted or gpus
         reason = "asked for" if wanted else f"one for each of {gpus} visible GPU(s)"
     else:
-        count, reason = (
-            wanted or 1,
-            "asked for; they share the cores" if wanted > 1 else "there is no GPU to share with",
-        )
+        count = wanted or 1
+        reason = "asked for; they share the cores" if wanted > 1 else "there is no GPU to share with"
     if machine.kind != "xla":
         machine = replace(machine, device_count=count)
     return machine, Processes(count, reason, visible)
@@ -98,7 +95,7 @@ def train(trainer: LegalTrainer, params: LegalParameters, processes: Processes) 
     trainer.model.to("cpu")  # the first process needs the memory
     if trainer.runtime.kind == "cuda":
         torch.cuda.empty_cache()
-    run_folder.write_json(folder / JOB_FILE, {"num_processes": processes.count, "parameters": asdict(params)})
+    run_folder.write_json(folder / JOB_FILE, {"num_processes": processes.count, "parameters": params.model_dump()})
     _launch(folder / JOB_FILE, processes)
     trainer.model.to(trainer.args.device)
     trainer.train(resume_from_checkpoint=True)
@@ -121,33 +118,24 @@ def _launch(job: Path, processes: Processes) -> None:
         environment["CUDA_VISIBLE_DEVICES"] = processes.visible_gpus
     tracking.say(f"training in {processes.count} processes ({processes.reason})")
     said: deque[str] = deque(maxlen=1)
-    with _ended(
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, str(job)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__, str(job)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     ) as launcher:
-        for line in launcher.stdout:
-            if not line.startswith(NOISE):
-                tracking.say(line.rstrip("\n"))
-                said.append(line.strip())
+        try:
+            for line in launcher.stdout:
+                if not line.startswith(NOISE):
+                    tracking.say(line.rstrip("\n"))
+                    said.append(line.strip())
+        except BaseException:  # no process outlives an interrupted cell
+            launcher.terminate()  # which ends its workers too
+            raise
     if launcher.returncode:
         raise RuntimeError(f"training in {processes.count} processes failed: {''.join(said)}")
-
-
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen):
-    """No process outlives an interrupted cell."""
-    with process:
-        try:
-            yield process
-        except BaseException:
-            process.terminate()  # which ends its workers too
-            raise
 
 
 # ---- in the launched processes
@@ -181,15 +169,16 @@ def train_one(job: str) -> None:
     if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # or the first GPU would hold something of every process
     from . import experiment
+    from .model import load_model
 
     told = json.loads(Path(job).read_text(encoding="utf-8"))
     params = LegalParameters(**told["parameters"])
     machine = runtime.detect(False, params.precision)
     data = experiment.load_data(params)
-    model, tokenizer = experiment.load_model(params, machine)
+    model, tokenizer = load_model(params, machine)
     encoded = experiment.encode(data.splits, tokenizer, params)
-    plan = experiment.plan(model, encoded, params, machine)
-    trainer = experiment.legal_trainer(model, encoded, params, plan, machine, Path(params.output_dir))
+    plan, step = experiment.plan(model, encoded, params, machine)
+    trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, Path(params.output_dir))
     trainer.train(resume_from_checkpoint=params.resume)
     if trainer.is_world_process_zero():
         run_folder.write_json(Path(params.output_dir) / MEASURED_FILE, trainer.results())

@@ -3,20 +3,19 @@
 # R records · S shingles
 """
 
-import csv
 import hashlib
 import json
-import math
 import random
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from helpers import hub_data
+from helpers import hub
+from helpers.legal.files import Row, read_rows
 from helpers.legal.sample import sample_records
+from helpers.parameters import SAMPLE, source_path
 
 LAW = "rzeraat/law"
 LAW_REVISION: str | None = None  # not pinned: no commit of it is known here; None reads the newest
@@ -24,7 +23,8 @@ SAMPLE_RECORDS = 600
 VALIDATION_SHARE = TEST_SHARE = 0.1
 NEAR_DUPLICATE = 0.5  # Jaccard of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended one
 SHINGLE = 5
-_SUFFIXES = (".jsonl", ".csv", ".parquet")
+PAIRED_ROWS = 256  # at a time, for the memory's sake
+SUFFIXES = (".jsonl", ".csv", ".parquet")
 _PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # how other tools write an empty cell
 _ONE_LINE = ("id", "topic", "difficulty", "case_citation")
 
@@ -48,7 +48,21 @@ COLUMNS = tuple(field.name for field in fields(Record))
 @dataclass(frozen=True)
 class Records:
     records: tuple[Record, ...]  # in the order of the source
-    source: str  # data source, number of records, seed and a digest of the texts: the same string means the same data
+    name: str  # of the source: "sample", a file's name or a hub id
+    revision: str | None  # of a hub id, where it is pinned
+    draw: str  # how many records, and the seed that chose them
+    sha256: str  # of the texts
+
+    @property
+    def source(self) -> str:
+        """The same string means the same data."""
+        pinned = f"@{self.revision}" if self.revision else ""
+        return f"{self.name}{pinned}, {self.draw}, sha256 {self.sha256[:16]}"
+
+    @property
+    def provenance(self) -> dict[str, str | None]:
+        """The `data` part of results.json: source, revision and digest."""
+        return {"source": self.name, "revision": self.revision, "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
@@ -58,8 +72,6 @@ class RecordSplits:
     train: tuple[Record, ...]
     validation: tuple[Record, ...]
     test: tuple[Record, ...]
-    groups: int  # sets of near-duplicate questions, single ones included
-    grouped: int  # records that share a group with another
 
 
 def load_records(data_source: str, *, num_records: int = 0, seed: int, revision: str | None = LAW_REVISION) -> Records:
@@ -74,108 +86,50 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int, revision:
     Raises ValueError (a missing column, a value that is no text, a file that cannot be parsed, no record),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
-    if num_records < 0:
-        raise ValueError(f"num_records={num_records}: must be 0 (all) or more")
-    path, named = Path(data_source).expanduser(), data_source
-    if data_source == "sample":
+    path = source_path("data_source", data_source)
+    if data_source == SAMPLE:
         records = [Record(**texts) for texts in sample_records(num_records or SAMPLE_RECORDS, seed)]
-    elif path.is_dir():
-        records = _from_hub(data_source, str(path), None)
-    elif path.is_file():
-        records = _read_file(path)
-    elif path.suffix in _SUFFIXES or data_source.count("/") != 1 or data_source.startswith((".", "/", "~")):
+    elif path is not None and path.is_file():
+        unit = "row" if path.suffix == ".parquet" else "line"
+        records = _records(data_source, unit, read_rows("data_source", path, SUFFIXES))
+    elif path is None and "/" not in data_source:
         raise FileNotFoundError(
-            f'data_source={data_source!r}: no such file. Use "sample", a path to a {", ".join(_SUFFIXES)} file '
+            f'data_source={data_source!r}: no such file. Use "sample", a path to a {", ".join(SUFFIXES)} file '
             f'or a hub id "owner/name" such as "{LAW}"'
         )
     else:
-        records = _from_hub(data_source, data_source, revision)
-        named = f"{data_source}@{revision}" if revision else data_source
+        records = _from_hub(data_source, str(path or data_source), None if path else revision)
     if not records:
         raise ValueError(f"data_source={data_source!r}: holds no record")
     if 0 < num_records < len(records):
         kept = sorted(random.Random(seed).sample(range(len(records)), num_records))
         records = [records[row] for row in kept]
-    return Records(tuple(records), _describe(named, num_records, seed, records))
-
-
-def _describe(data_source: str, num_records: int, seed: int, records: Sequence[Record]) -> str:
-    digest = hashlib.sha256(json.dumps([astuple(record) for record in records]).encode()).hexdigest()
-    # The name alone of a local file: results are shared, and the digest says which file it was.
-    name = Path(data_source).name if Path(data_source).expanduser().exists() else data_source
-    return f"{name}, {num_records or 'all'} records, seed {seed}, sha256 {digest[:16]}"
-
-
-# ---- reading
+    return Records(
+        records=tuple(records),
+        # The name alone of a local file: results are shared, and the digest says which file it was.
+        name=path.name if path else data_source,
+        revision=None if path or data_source == SAMPLE else revision,
+        draw=f"{num_records or 'all'} records, seed {seed}",
+        sha256=hashlib.sha256(json.dumps([astuple(record) for record in records]).encode()).hexdigest(),
+    )
 
 
 def _from_hub(data_source: str, name: str, revision: str | None) -> list[Record]:
     import datasets
 
-    with hub_data.reading(data_source):
+    with hub.reading(data_source):
         splits = datasets.load_dataset(name, revision=revision)
-    train = hub_data.train_split(data_source, splits)
+    train = hub.train_split(data_source, splits)
     _check_columns(data_source, train.column_names)
-    return [_record(data_source, f"row {row}", values) for row, values in enumerate(train.select_columns(COLUMNS), 1)]
+    return _records(data_source, "row", enumerate(train.select_columns(COLUMNS), 1))
 
 
-def _read_file(path: Path) -> list[Record]:
-    read = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}.get(path.suffix)
-    if read is None:
-        suffix = path.suffix or "no suffix"
-        raise ValueError(f"data_source={str(path)!r}: cannot read {suffix}; use {', '.join(_SUFFIXES)}")
-    try:
-        return read(path)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
-
-
-def _read_jsonl(path: Path) -> list[Record]:
-    rows: list[tuple[str, dict[str, Any]]] = []
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"data_source={str(path)!r}: line {number} is not JSON ({error})") from error
-            if not isinstance(values, dict):
-                raise ValueError(f"data_source={str(path)!r}: line {number} is not a JSON object")
-            rows.append((f"line {number}", values))
-    if rows:  # a key that some lines leave out is an empty field; one that all leave out is a missing column
-        _check_columns(str(path), dict.fromkeys(key for _, values in rows for key in values))
-    return [_record(str(path), where, values) for where, values in rows]
-
-
-def _read_csv(path: Path) -> list[Record]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            _check_columns(str(path), reader.fieldnames or ())
-            records = []
-            for values in reader:
-                if None in values:
-                    raise ValueError(
-                        f"data_source={str(path)!r}: line {reader.line_num} has more fields than the header; "
-                        "put fields that hold a comma in double quotes"
-                    )
-                records.append(_record(str(path), f"line {reader.line_num}", values))
-        except csv.Error as error:
-            raise ValueError(f"data_source={str(path)!r}: line {reader.line_num} is not CSV ({error})") from error
-    return records
-
-
-def _read_parquet(path: Path) -> list[Record]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        _check_columns(str(path), pyarrow.parquet.read_schema(path).names)
-        rows = pyarrow.parquet.read_table(path, columns=list(COLUMNS)).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"data_source={str(path)!r}: not a readable parquet file ({error})") from error
-    return [_record(str(path), f"row {row}", values) for row, values in enumerate(rows, 1)]
+def _records(data_source: str, unit: str, rows: Iterable[Row]) -> list[Record]:
+    """A record of each row. A key that some rows leave out is an empty field, one that all leave out a missing column."""
+    rows = list(rows)
+    if rows:
+        _check_columns(data_source, dict.fromkeys(key for _, values in rows for key in values))
+    return [_record(f"data_source={data_source!r}: {unit} {number}", values) for number, values in rows]
 
 
 def _check_columns(data_source: str, found: Iterable[str]) -> None:
@@ -187,14 +141,12 @@ def _check_columns(data_source: str, found: Iterable[str]) -> None:
         )
 
 
-def _record(data_source: str, where: str, values: Mapping[str, Any]) -> Record:
+def _record(where: str, values: Mapping[str, Any]) -> Record:
     texts = {}
     for column in COLUMNS:
         value = values.get(column)
         if not isinstance(value, str | int | float | None):
-            raise ValueError(
-                f"data_source={data_source!r}: {where}, column `{column}` holds a {type(value).__name__}, not text"
-            )
+            raise ValueError(f"{where}, column `{column}` holds a {type(value).__name__}, not text")
         text = str(value).replace("\r\n", "\n").strip()
         text = "" if text.lower() in _PLACEHOLDERS else text
         texts[column] = " ".join(text.split()) if column in _ONE_LINE else text
@@ -208,46 +160,25 @@ def near_duplicates(texts: Sequence[str], threshold: float = NEAR_DUPLICATE) -> 
     """All pairs (i, j, Jaccard), i < j, whose sets of 5-character shingles have a Jaccard index of `threshold` or more.
 
     Case, punctuation and white space do not count; a text without a letter or digit is like no other. Exact, not
-    estimated: sets this similar must share one of their rarest shingles, and enough of them (prefix and positional
-    filtering; Xiao et al. 2008, "Efficient similarity joins for near duplicate detection"); pairs that do are counted out.
+    estimated: every pair is counted, in a product of sparse matrices.
     """
     import numpy as np
     from scipy import sparse
 
-    if not 0 < threshold <= 1:
-        raise ValueError(f"threshold={threshold}: must be above 0 and at most 1")
     ids: dict[str, int] = {}
-    rows = [np.array([ids.setdefault(s, len(ids)) for s in _shingles(text)], dtype=np.int64) for text in texts]
-    sizes_R = np.array([len(row) for row in rows], dtype=np.int64)
-    frequency_S = np.bincount(np.concatenate(rows), minlength=len(ids)) if ids else np.zeros(0, int)
-    rank_S = np.empty(len(ids), dtype=np.int64)
-    rank_S[np.argsort(frequency_S, kind="stable")] = np.arange(len(ids))
-    rows = [np.sort(rank_S[row]) for row in rows]  # rarest first
-
-    def matrix(sets):
-        ends = np.cumsum([0, *map(len, sets)])
-        columns = np.concatenate(sets) if sets else np.zeros(0, int)
-        return sparse.csr_matrix((np.ones(len(columns), np.int32), columns, ends), shape=(len(sets), max(1, len(ids))))
-
-    # J >= t makes the intersection at least t|x|: all but |x| - ceil(t|x|) of x, so one of any |x| - ceil(t|x|) + 1.
-    prefixes = [row[: len(row) - math.ceil(threshold * len(row) - 1e-9) + 1] for row in rows]
-    suffix_R = sizes_R - np.array([len(row) for row in prefixes], dtype=np.int64)
-    last_R = np.array([row[-1] if len(row) else -1 for row in prefixes], dtype=np.int64)
-    whole_RS, prefix_RS = matrix(rows), matrix(prefixes)
-    prefix_SR = prefix_RS.T.tocsr()
+    sets = [[ids.setdefault(shingle, len(ids)) for shingle in _shingles(text)] for text in texts]
+    sizes_R = np.array([len(each) for each in sets])
+    columns = np.array([shingle for each in sets for shingle in each], int)
+    member_RS = sparse.csr_matrix(
+        (np.ones(len(columns), np.int32), columns, np.cumsum([0, *sizes_R])), shape=(len(sets), max(1, len(ids)))
+    )
     pairs = []
-    for start in range(0, len(rows), 256):
-        candidates = sparse.coo_matrix(prefix_RS[start : start + 256] @ prefix_SR)
-        i, j, shared = candidates.row + start, candidates.col, candidates.data
-        # Where i's prefix ends first, all that j shares with it is in j's prefix: the rest is at most i's suffix.
-        most = shared + np.where(last_R[i] <= last_R[j], suffix_R[i], suffix_R[j])
-        likely = np.flatnonzero((i < j) & (most >= threshold / (1 + threshold) * (sizes_R[i] + sizes_R[j]) - 1e-9))
-        for part in range(0, len(likely), 20_000):
-            first, second = i[likely[part : part + 20_000]], j[likely[part : part + 20_000]]
-            shared = np.asarray(whole_RS[first].multiply(whole_RS[second]).sum(axis=1)).ravel()
-            jaccard = shared / (sizes_R[first] + sizes_R[second] - shared)
-            found = jaccard >= threshold
-            pairs += zip(first[found].tolist(), second[found].tolist(), jaccard[found].tolist(), strict=True)
+    for start in range(0, len(sets), PAIRED_ROWS):
+        shared = sparse.triu(member_RS[start : start + PAIRED_ROWS] @ member_RS.T, k=start + 1).tocoo()
+        i, j = shared.row + start, shared.col
+        jaccard = shared.data / (sizes_R[i] + sizes_R[j] - shared.data)
+        found = jaccard >= threshold
+        pairs += zip(i[found].tolist(), j[found].tolist(), jaccard[found].tolist(), strict=True)
     return sorted(pairs)
 
 
@@ -285,11 +216,8 @@ def split_records(records: Sequence[Record], seed: int) -> RecordSplits:
             f"records: {len(records)} with {len(groups)} different questions cannot be split into training, validation and "
             "test; give more records, or questions that are less alike"
         )
-    return RecordSplits(
-        *(tuple(records[row] for row in sorted(rows)) for rows in (train, held_out["validation"], held_out["test"])),
-        groups=len(groups),
-        grouped=sum(len(group) for group in groups if len(group) > 1),
-    )
+    parts = (train, held_out["validation"], held_out["test"])
+    return RecordSplits(*(tuple(records[row] for row in sorted(rows)) for rows in parts))
 
 
 def _groups(records: Sequence[Record]) -> Iterator[list[int]]:

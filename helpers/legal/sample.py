@@ -7,68 +7,30 @@ dispute is shown, and the facts in the question decide which are. The text is ou
 
 import random
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class _Element:
+class _Element(NamedTuple):
     name: str
-    met: tuple[str, ...]  # what the claimant did, past tense, so that "I" fits as well as a name
-    unmet: tuple[str, ...]
+    met: list[str]  # what the claimant did, past tense, so that "I" fits as well as a name
+    unmet: list[str]
 
 
-@dataclass(frozen=True)
-class _Area:
+class _Area(NamedTuple):
     topic: str
     act: str
-    section: int
-    event: tuple[str, ...]  # what happened, before the other party's name
-    things: tuple[str, ...]
+    section: str
+    event: list[str]  # what happened, before the other party's name
+    things: list[str]
     remedy: str
     purpose: str
-    cases: tuple[str, ...]
-    elements: tuple[_Element, ...]  # four
+    cases: list[str]
+    elements: list[_Element]  # four
 
 
 # A block is one area: topic; Act, section; events with {thing}; things; remedy; purpose; cases; then one line an element,
 # "name: met | met / unmet | unmet". " | " parts alternatives.
 _AREAS = """
-Contract Law - Kettle Hire
-Kettle Hire Act 2084, 6
-hired {thing} from | took {thing} on hire from | agreed to rent {thing} from
-a copper kettle | a whistling kettle | a steam urn | a ship's samovar | a brass teapot warmer | a camping boiler
-a refund of the hire charge
-hirers can trust that what they pay for will boil
-Farrow v Pellham Kettles Ltd [2091] UKSC 14 | Re Brindle Urns [2088] 2 QB 114
-prompt notice: reported the trouble within two days | wrote to the hire desk on the same evening / said nothing for eleven weeks | mentioned the trouble only after the season had ended
-a latent fault: found a crack that no inspection could have shown | met a fault hidden inside the heating coil / had seen the leak before signing | was shown the broken lid at the counter
-careful use: followed the printed instructions throughout | kept to clean water and a low flame / boiled sea water in it against the label | left it on the fire overnight
-payment: paid the whole charge in advance | settled the bill on the day of collection / still owed three instalments | never paid more than the deposit
-
-Property Law - Balcony Gardens
-Balcony Gardens Act 2079, 12
-planted {thing} on a balcony let by | kept {thing} on a terrace owned by | installed {thing} above the courtyard of
-a dwarf pear tree | two beehives | a bed of runner beans | a climbing rose | a rain barrel | a row of tomato frames
-a declaration that the garden may stay
-tenants can grow food without harm to the building
-Okoro v Latchford Terraces Ltd [2086] EWCA Civ 1203 | Hythe v Marrow [2090] 1 WLR 455
-consent: obtained a signed consent beforehand | asked by letter and was told yes / never asked anybody | went ahead although consent had been refused
-a safe load: stayed below the weight limit of the slab | had an engineer certify the floor / exceeded the weight limit twofold | ignored the cracks that opened in the slab
-drainage: fitted trays that caught all the water | led the overflow into the gutter / let the water run down the facade | flooded the flat below on three occasions
-reasonable hours: worked in the garden by daylight only | used tools between ten and noon / drilled after midnight | ran a pump every night until dawn
-
-Tort Law - Drone Deliveries
-Parcel Drones (Liability) Act 2081, 3
-ordered {thing} by drone from | was hit by {thing} dropped by | waited below for {thing} flown in by
-a crate of lemons | a set of encyclopaedias | a wedding cake | a box of roof tiles | a cello | a sack of barley
-damages for the harm done
-flying parcels carry their own risk and bystanders do not
-Ashworth v Skylark Parcels plc [2085] UKSC 31 | Teller v Gale (2089) 4 DLR 77
-damage: suffered a broken wrist | lost a greenhouse and all that grew in it / suffered nothing but a fright | could point to no loss at all
-causation: showed by film that the parcel fell straight down | had two neighbours who saw the drop / could not exclude that a gull had caused it | admitted that the wind had moved the parcel first
-lawful presence: stood on a public footpath | was standing at the front door of home / had climbed over a locked fence | stood inside a marked landing zone
-lack of warning: heard no siren before the drop | was given no message at all / ignored three spoken warnings | had switched the warning tone off
-
 Employment Law - Night Bakers
 Night Bakers' Rest Act 2077, 21
 worked nights among {thing} for | was employed to mind {thing} by | tended {thing} on the late shift for
@@ -235,7 +197,10 @@ def _draw(generator: random.Random) -> dict[str, str]:
     who = generator.choice(CLAIMANTS.split())
     names = _series([element.name for element in elements])
     case = generator.choice(area.cases)
-    findings = [f"{e.name} is {'shown' if met else 'not shown'}" for e, met in zip(elements, shown, strict=True)]
+    findings = [
+        f"{fact}, so {e.name} is {'shown' if met else 'not shown'}."
+        for fact, e, met in zip(facts, elements, shown, strict=True)
+    ]
     missing = [element.name for element, met in zip(elements, shown, strict=True) if not met]
     conclusion = (
         f"Not shown: {_series(missing)}. The claim fails." if missing else "All is shown, so the claim succeeds."
@@ -243,24 +208,18 @@ def _draw(generator: random.Random) -> dict[str, str]:
     event = generator.choice(area.event).format(thing=generator.choice(area.things))
     rule = f"Section {area.section} of the {area.act} requires {names}; nothing else is in dispute."
     first = elements[0]
-    words = {
+    words = area._asdict() | {
         "who": who,
         "other": generator.choice(OPPONENTS.split()),
         "town": generator.choice(TOWNS.split("|")),
-        "act": area.act,
-        "section": area.section,
-        "remedy": area.remedy,
-        "purpose": area.purpose,
         "case": case,
         "elements": names,
         "event": event,
         "your_event": _second_person(event),
         "facts": _series(facts),
         "rule": rule,
-        "application": " ".join(f"{who} {fact}, so {finding}." for fact, finding in zip(facts, findings, strict=True)),
-        "your_application": " ".join(
-            f"You {_second_person(fact)}, so {finding}." for fact, finding in zip(facts, findings, strict=True)
-        ),
+        "application": " ".join(f"{who} {finding}" for finding in findings),
+        "your_application": " ".join(f"You {_second_person(finding)}" for finding in findings),
         "conclusion": conclusion,
         "advice": "Settle if you can." if missing else "Bring the claim.",
         "opposite": generator.choice(first.unmet if shown[0] else first.met),
@@ -273,7 +232,7 @@ def _draw(generator: random.Random) -> dict[str, str]:
     steps = [
         f"The question is whether section {area.section} of the {area.act} gives {area.remedy}.",
         f"The section asks for {names}.",
-        *(f"The claimant {fact}, so {finding}." for fact, finding in zip(facts, findings, strict=True)),
+        *(f"The claimant {finding}" for finding in findings),
         conclusion,
     ]
     return {
@@ -286,28 +245,19 @@ def _draw(generator: random.Random) -> dict[str, str]:
     }
 
 
-def _areas(text: str) -> tuple[_Area, ...]:
-    return tuple(_area(*block.strip().split("\n")) for block in text.strip().split("\n\n"))
-
-
-def _area(
-    topic: str, act: str, event: str, things: str, remedy: str, purpose: str, cases: str, *elements: str
-) -> _Area:
-    name, section = act.rsplit(", ", 1)
+def _area(block: str) -> _Area:
+    topic, act, event, things, remedy, purpose, cases, *elements = block.split("\n")
+    parted = [re.split(": | / ", line) for line in elements]
     return _Area(
-        topic, name, int(section), _parts(event), _parts(things), remedy, purpose, _parts(cases),
-        tuple(_element(line) for line in elements),
-    )  # fmt: skip
-
-
-def _element(line: str) -> _Element:
-    name, facts = line.split(": ", 1)
-    met, unmet = facts.split(" / ")
-    return _Element(name, _parts(met), _parts(unmet))
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(text.split(" | "))
+        topic,
+        *act.rsplit(", ", 1),
+        event.split(" | "),
+        things.split(" | "),
+        remedy,
+        purpose,
+        cases.split(" | "),
+        [_Element(name, met.split(" | "), unmet.split(" | ")) for name, met, unmet in parted],
+    )
 
 
 def _series(phrases: list[str]) -> str:
@@ -318,4 +268,4 @@ def _second_person(phrase: str) -> str:
     return re.sub(r"^was |(?<= and )was ", "were ", phrase)
 
 
-AREAS = _areas(_AREAS)
+AREAS = [_area(block) for block in _AREAS.strip().split("\n\n")]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
@@ -20,6 +19,7 @@ from helpers.trainer import TrainerMixin
 from .layout import IGNORED
 from .loss import add_tiled_loss
 from .packing import BlockCollator, attention_arguments, choose_attention, count, pack, uses_segment_starts
+from .parameters import LegalParameters
 
 
 class LegalTrainer(TrainerMixin, SFTTrainer):
@@ -30,9 +30,8 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
     the host for its metrics, which stalls a TPU; this one brings none.
     """
 
-    def __init__(self, *args, runtime: Runtime, eval_packing: str = "bfd", **kwargs):
+    def __init__(self, *args, runtime: Runtime, **kwargs):
         super().__init__(*args, runtime=runtime, **kwargs)
-        self.eval_packing = eval_packing
         model = self._language_model()
         vars(model).pop("forward", None)  # TRL's extended forward, whose place the tiled loss takes
         add_tiled_loss(model, groups=runtime.device_count if runtime.kind == "xla" else 1)
@@ -74,16 +73,6 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
             loss = self._summed_loss(model, inputs)
         return loss / (len(inputs["input_ids"]) * self._labels_per_block), None, None
 
-    def blocks(self, rows: Sequence[dict[str, list[int]]]) -> Dataset:
-        """Encoded examples as `evaluate` takes them, in whole batches: `trainer.evaluate(trainer.blocks(test_rows))`."""
-        return pack(
-            rows,
-            self.args.max_length,
-            strategy=self.eval_packing,
-            pad_token_id=self.processing_class.pad_token_id,
-            multiple_of=self.args.eval_batch_size,
-        )
-
     # -- saving --
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -118,60 +107,51 @@ def new_trainer(
     tokenizer: PreTrainedTokenizerBase,
     train_rows: Sequence[dict[str, list[int]]],
     eval_rows: Sequence[dict[str, list[int]]],
+    max_length: int,
+    params: LegalParameters,
     plan: Plan,
     runtime: Runtime,
     output_dir: Path,
     *,
-    max_length: int,
-    packing: str = "bfd",
-    seed: int,
-    logging_steps: int = 5,
-    eval_steps: int = 50,
-    save_steps: int = 50,
-    report_to: str = "none",
-    patience: int = 0,
+    flops_per_token: float | None = None,
     **overrides,
 ) -> LegalTrainer:
     """The trainer of a run.
 
     Args:
-        model, tokenizer: what `load_model` returned.
         train_rows, eval_rows: encoded examples (`Layout.encode`), none longer than `max_length`.
-        plan, runtime: the settings and the machine; the plan's examples are blocks.
         max_length: tokens of a block.
-        packing: "bfd", "wrapped" or "padded" (see `pack`); evaluation never cuts an example.
-        seed: of data order and dropout.
-        patience: evaluations without improvement before the run stops; 0 never stops early.
+        params: packing (evaluation never cuts an example), seed of data order and dropout, when to log, evaluate and save.
+        plan: its examples are blocks.
+        flops_per_token: of a training step, for MFU.
         **overrides: fields of `SFTConfig`.
 
-    Raises:
-        ValueError: rows longer than `max_length`, an unknown packing, or a model whose attention cannot keep packed
-            examples apart.
+    Raises ValueError where rows are longer than `max_length`, or a model's attention cannot keep packed examples apart.
     """
     implementation, reason = choose_attention(model, runtime, max_length)
     tracking.say(f"attention {implementation}: {reason}")
-    filler = {"pad_token_id": tokenizer.pad_token_id, "seed": seed}
+    filler = {"pad_token_id": tokenizer.pad_token_id, "seed": params.seed}
     # Whole optimizer steps and whole batches: no shape ever varies, and no example waits for another epoch.
-    train = pack(train_rows, max_length, strategy=packing, multiple_of=plan.batch_size, **filler)
-    whole = "bfd" if packing == "wrapped" else packing
+    train = pack(train_rows, max_length, strategy=params.packing, multiple_of=plan.batch_size, **filler)
+    whole = "bfd" if params.packing == "wrapped" else params.packing
     micro, devices = plan.micro_batch_size, plan.device_count
     needed = len(pack(eval_rows, max_length, strategy=whole))
     eval_batch = min(micro, -(-needed // devices) * devices)
     evaluation = pack(eval_rows, max_length, strategy=whole, multiple_of=eval_batch, **filler)
     tracking.say(f"training: {count(train)}\nevaluation: {count(evaluation)}")
-    logger, why = tracking.report_to(report_to)
-    if logger != report_to:
+    logger, why = tracking.report_to(params.report_to)
+    if logger != params.report_to:
         tracking.say(why)
     arguments = training_arguments(
         plan,
         runtime,
         output_dir,
-        seed=seed,
+        seed=params.seed,
         cls=SFTConfig,
         **{
-            "logging_steps": logging_steps,
-            "eval_steps": eval_steps,
-            "save_steps": save_steps,
+            "logging_steps": params.logging_steps,
+            "eval_steps": params.eval_steps,
+            "save_steps": params.save_steps,
             "report_to": logger,
             # Under SPMD this process feeds all devices, elsewhere one.
             "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // devices,
@@ -192,29 +172,6 @@ def new_trainer(
         data_collator=BlockCollator(varlen=uses_segment_starts(implementation)),
         plan=plan,
         runtime=runtime,
-        flops_per_token=flops_per_token(model, max_length),
-        patience=patience,
-        eval_packing=whole,
+        flops_per_token=flops_per_token,
+        patience=params.patience,
     )
-
-
-def flops_per_token(model, max_length: int) -> float:
-    """Floating-point operations of a training step a token, forward and backward; recomputation is not counted.
-
-    A weight costs 2 forward and 2 for the gradient of its input, and 2 more where it is trained: 6 a weight for full
-    fine-tuning, 4 a frozen and 6 a trained one with LoRA (the first layers' inputs need no gradient; that is neglected). An
-    input embedding is a look-up and counts only where the head shares it. Attention adds 6 x layers x heads x head size x
-    `max_length`: scores and weighted sum over the causal half of a block, three times (Chowdhery et al. 2022, appendix B,
-    counts the whole square). Packed segments attend over less, so that the count is an upper bound.
-    """
-    config = model.config.get_text_config()
-    embedding = model.get_input_embeddings().weight
-    looked_up = 0 if config.tie_word_embeddings else embedding.numel()
-    weights = {True: 0, False: 0}  # by whether they are trained
-    for parameter in model.parameters():
-        weights[parameter.requires_grad] += parameter.numel()
-    if looked_up:
-        weights[embedding.requires_grad] -= looked_up
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 6 * config.num_hidden_layers * config.num_attention_heads * size * max_length
-    return float(6 * weights[True] + 4 * weights[False] + attention)

@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from helpers.legal.layout import HEADING, STEP
@@ -86,9 +86,11 @@ class Report:
     def of(self, defect: str) -> list[Finding]:
         """Findings of one defect, the first of each row: all where it sets rows aside, else those of rows that are kept."""
         out = set() if defect in self.excluding else {f.row for f in self.findings if f.defect in self.excluding}
-        return list({f.row: f for f in reversed(self.findings) if f.defect == defect and f.row not in out}.values())[
-            ::-1
-        ]
+        first: dict[int, Finding] = {}
+        for finding in self.findings:
+            if finding.defect == defect and finding.row not in out:
+                first.setdefault(finding.row, finding)
+        return [*first.values()]
 
     def as_dict(self) -> dict[str, Any]:
         """Counts for results.json: records, rows by defect, and of the records kept steps by difficulty, answer words,
@@ -104,44 +106,41 @@ class Report:
         }
 
     def listed(self) -> list[dict[str, Any]]:
-        """A row of a table for each finding: row, id, defect, detail, and whether it sets the record aside."""
-        names = ("row", "id", "defect", "detail")
-        return [
-            dict(zip(names, astuple(f), strict=True)) | {"set_aside": f.defect in self.excluding} for f in self.findings
-        ]
+        """Each finding as a row of a table, and whether it sets the record aside."""
+        return [asdict(finding) | {"set_aside": finding.defect in self.excluding} for finding in self.findings]
 
-    def __str__(self) -> str:
+    def rows(self, examples: int = 3) -> list[dict[str, Any]]:
+        """What there is, what is set aside for which defect, and what is kept, for `tables.show`."""
         facts = self.as_dict()
-        lines = [f"{facts['records']:,} records: {len(self.kept):,} kept, {len(self.set_aside):,} set aside"]
-        for title, defects in (("set aside", facts["set_aside"]), ("kept, but look at", facts["warned"])):
-            lines += [f"{title}:", *(self._line(defect, rows) for defect, rows in defects.items() if rows)]
-            if not any(defects.values()):
-                lines.append("  nothing")
-        lines.append("reasoning steps of the records kept:")
+        found = [("all", facts["records"], "", ""), ("kept", facts["kept"], "", "")]
+        for defect, meaning in (SET_ASIDE | WARNED).items():
+            title = "set aside" if defect in self.excluding else "kept, but look at"
+            hits = self.of(defect)
+            details = "; ".join(f"row {f.row} {f.id!r}: {f.detail}".removesuffix(": ") for f in hits[:examples])
+            found += [(f"{title}: {defect}", len(hits), meaning, details)] if hits else []
         for difficulty, steps in facts["steps"].items():
-            shares = ", ".join(f"{rows:,} with {number}" for number, rows in steps.items())
-            lines.append(f"  {difficulty}, at least {STEPS.get(difficulty, 'any')} expected: {shares}")
-        lines.append("answer words: " + ", ".join(f"{name} {words:,}" for name, words in facts["answer_words"].items()))
-        for name in ("citations", "structure"):
-            lines.append(f"{name}: " + ", ".join(f"{kind} {rows:,}" for kind, rows in facts[name].items()))
-        return "\n".join(lines)
+            asked = f"at least {STEPS.get(difficulty, 0)} steps expected"
+            found += [(f"kept, {difficulty}", sum(steps.values()), asked, _listed(steps, "{1:,} with {0}"))]
+        for name, facet in {
+            "answer_words": "words of an answer",
+            "citations": "citations",
+            "structure": "answers",
+        }.items():
+            found += [(f"kept, {facet}", None, "", _listed(facts[name], "{0} {1:,}"))]
+        return [dict(zip(("records", "number", "meaning", "details"), each, strict=True)) for each in found]
 
-    def _line(self, defect: str, rows: int) -> str:
-        examples = [f"\n    row {f.row} {f.id!r}: {f.detail}".removesuffix(": ") for f in self.of(defect)[:3]]
-        return f"  {defect}: {rows:,} ({(SET_ASIDE | WARNED)[defect]})" + "".join(examples)
+
+def _listed(counts: Mapping[Any, int], form: str) -> str:
+    return ", ".join(form.format(*each) for each in counts.items())
 
 
 def validate(records: Sequence[Record], excluding: Collection[str] = frozenset(SET_ASIDE)) -> Report:
     """Checks every record; those with a defect of `excluding` are set aside, all others kept in their order.
 
     Nothing is dropped in silence: each defect of each row is a `Finding`. Near-duplicates are looked for among the
-    records that are kept. Raises ValueError for an unknown defect in `excluding`, and where no record is kept.
+    records that are kept, so that being one sets no row aside. Raises ValueError where no record is kept.
     """
     excluding = frozenset(excluding)
-    if unknown := sorted(excluding - SET_ASIDE.keys() - (WARNED.keys() - {"near-duplicate question"})):
-        raise ValueError(
-            f"excluding: {unknown[0]!r} cannot set a record aside; choose from {', '.join(SET_ASIDE | WARNED)}"
-        )
     findings: list[Finding] = []
     ids: dict[str, int] = {}
     texts: dict[tuple[str, str], int] = {}

@@ -64,13 +64,12 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 
 
 def _made(name: str, method: str, precision: str, length: int, weights: bool = True) -> Workload:
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
-
-    from helpers.planning.counting import weightless
 
     default = LegalParameters.defaults()
     config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name)
-    with weightless(weights):
+    with torch.device("cpu" if weights else "meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
         if method != "full":
             model = apply_lora(model, default.lora_rank, default.lora_alpha)

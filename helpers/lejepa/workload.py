@@ -62,11 +62,10 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 
 
 def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
+    import torch
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling
     from torch import nn
     from transformers import AutoConfig, AutoModel, Gemma3TextConfig
-
-    from helpers.planning.counting import weightless
 
     from .loss import new_loss
     from .model import freeze
@@ -74,7 +73,7 @@ def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
     default = EmbeddingParameters.defaults()
     is_default = name == default.base_model
     config = Gemma3TextConfig(**GEMMA) if is_default else AutoConfig.from_pretrained(name)
-    with weightless(weights):
+    with torch.device("cpu" if weights else "meta"):
         plain = {"bias": False, "activation_function": nn.Identity()}
         model = _encoder(
             _backbone(AutoModel.from_config(config)),

@@ -31,14 +31,7 @@ SIZES = {"cpu": ((2, 64), (4, 64), (2, 128)), "cuda": ((4, 128), (16, 128), (4, 
 
 
 def calibrate(workloads: Iterable[Workload], runtime: Runtime, repeats: int = REPEATS) -> Calibration:
-    """Takes a few real steps of each workload; one that does not fit is left out.
-
-    Args:
-        workloads: with real weights.
-        runtime: the machine.
-        repeats: timed steps of each size. On a CPU with one thread the clock is the process's own, which another
-            program on the machine does not disturb.
-    """
+    """Takes a few real steps of each workload, which has real weights; one that does not fit is left out."""
     import torch
 
     measured = []
@@ -70,6 +63,7 @@ def measure(workload: Workload, runtime: Runtime, sizes: Sequence[tuple[int, int
     for batch in batches * WARM_UP:
         stepper.step(batch)
     runtime.wait()
+    # The clock of the process is not disturbed by another one.
     alone = runtime.kind == "cpu" and torch.get_num_threads() == 1
     clock, times = time.process_time if alone else time.perf_counter, [[] for _ in sizes]
     for _ in range(repeats):

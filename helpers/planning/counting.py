@@ -252,11 +252,6 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self._sizes.pop(key)
 
 
-def weightless(weights: bool = False) -> contextlib.AbstractContextManager:
-    """Modules that are made inside have shapes and no numbers, and take no memory; with `weights` they are real."""
-    return contextlib.nullcontext() if weights else torch.device("meta")
-
-
 def can_checkpoint(model: nn.Module) -> bool:
     """Whether activations of this model can be recomputed."""
     transformer = _transformer(model)

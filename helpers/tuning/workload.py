@@ -45,14 +45,13 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 
 
 def _made(name: str, length: int, weights: bool = True) -> Workload:
+    import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
-
-    from helpers.planning.counting import weightless
 
     # bert-base-uncased has the values that BertConfig has by default.
     config = BertConfig() if name == TuningParameters.defaults().base_model else AutoConfig.from_pretrained(name)
     config.num_labels = LABELS
-    with weightless(weights):
+    with torch.device("cpu" if weights else "meta"):
         model = AutoModelForSequenceClassification.from_config(config)
     return workload(model, name, length)
 

@@ -38,7 +38,7 @@
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets peft trl wandb
+# requirements: torch transformers accelerate datasets pydantic peft trl wandb
 
 # %% [markdown]
 # ## Parameters
@@ -49,38 +49,7 @@
 # the runtime's secrets.
 
 # %% tags=["parameters"]
-# @title Parameters
-data_source: str = "rzeraat/law"  # @param {type:"string"}
-num_records: int = 0  # @param {type:"integer"}
-set_aside_broken: bool = True  # @param {type:"boolean"}
-base_model: str = "Qwen/Qwen2.5-0.5B-Instruct"  # @param {type:"string"}
-layout: str = "chat"  # @param ["chat", "instruction"]
-method: str = "lora"  # @param ["lora", "full"]
-lora_rank: int = 32  # @param {type:"integer"}
-lora_alpha: int = 64  # @param {type:"integer"}
-max_length: int = 0  # @param {type:"integer"}
-packing: str = "bfd"  # @param ["bfd", "wrapped", "padded"]
-gradient_checkpointing: bool = False  # @param {type:"boolean"}
-num_processes: int = 1  # @param {type:"integer"}
-output_dir: str = "outputs/legal_cot_sft"  # @param {type:"string"} # gpu only
-output_dir: str = "outputs/legal_cot_sft_tpu"  # @param {type:"string"} # tpu only
-resume: bool = True  # @param {type:"boolean"}
-use_tpu: bool = False  # @param {type:"boolean"} # gpu only
-use_tpu: bool = True  # @param {type:"boolean"} # tpu only
-precision: str = "auto"  # @param ["auto", "fp32", "bf16", "fp16"]
-seed: int = 0  # @param {type:"integer"}
-max_steps: int = 0  # @param {type:"integer"}
-batch_size: int = 0  # @param {type:"integer"}
-learning_rate: float = 0.0  # @param {type:"number"}
-questions: str = ""  # @param {type:"string"}
-test_records: int = 40  # @param {type:"integer"}
-max_new_tokens: int = 512  # @param {type:"integer"}
-prompt: str = "Can an employer withhold final pay until company property is returned?"  # @param {type:"string"}
-patience: int = 0  # @param {type:"integer"}
-logging_steps: int = 5  # @param {type:"integer"}
-eval_steps: int = 50  # @param {type:"integer"}
-save_steps: int = 50  # @param {type:"integer"}
-report_to: str = "none"  # @param ["none", "wandb"]
+# parameters: helpers.legal.parameters.LegalParameters
 
 # %% [markdown]
 # ## Check and look around
@@ -89,7 +58,7 @@ report_to: str = "none"  # @param ["none", "wandb"]
 # reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, secrets
+from helpers import parameters, run_folder, secrets, tables
 from helpers.legal import processes
 from helpers.legal.parameters import LegalParameters
 
@@ -97,24 +66,24 @@ secrets.provide("HF_TOKEN")
 params = parameters.check(LegalParameters, globals())
 machine, workers = processes.detect(params)
 print(f"{machine}\n{workers}")
-folder = run_folder.claim(params.output_dir, "legal_cot_sft", parameters.identity(params), resume=params.resume)
+folder = run_folder.claim("legal_cot_sft", params)
 print(f"output     {folder.resolve()}")
 
 # %% [markdown]
 # ## Data
 #
-# Every record is checked. What is set aside is listed by row and reason, nothing is dropped in silence. Near-duplicate
-# questions are on one side of the split.
+# Every record is checked. What is set aside is listed by row and reason, nothing is dropped in silence; `set_aside.json`
+# lists every row. Near-duplicate questions are on one side of the split.
 
 # %%
 from helpers.legal import experiment
 
 data = experiment.load_data(params)
-run_folder.same_data(folder, data.source)
+run_folder.same_data(folder, data.records.source)
 splits = data.splits
-print(data.report)
+tables.show(data.report.rows())
 run_folder.write_json(folder / "set_aside.json", data.report.listed())
-print(f"\n{len(splits.train)} to train on, {len(splits.validation)} to validate, {len(splits.test)} to test")
+print(f"{len(splits.train)} to train on, {len(splits.validation)} to validate, {len(splits.test)} to test")
 
 # %% [markdown]
 # ## Model
@@ -122,7 +91,9 @@ print(f"\n{len(splits.train)} to train on, {len(splits.validation)} to validate,
 # With LoRA the base model stays as it is and small matrices beside its projections are trained; their weights are fp32.
 
 # %%
-model, tokenizer = experiment.load_model(params, machine)
+from helpers.legal.model import load_model
+
+model, tokenizer = load_model(params, machine)
 trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} parameters are trained")
 
@@ -144,30 +115,32 @@ print(f"--- learned\n{tokenizer.decode(row['input_ids'][first:])}")
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
-# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
-# same table with what was measured comes after training.
+# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
+# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is
+# a datasheet's bound, on a CPU it is not known. The same table with what was measured comes after training.
 
 # %%
-plan = experiment.plan(model, encoded, params, machine)
-print(plan)
+from helpers.planning import forecast as forecasts
+
+plan, step = experiment.plan(model, encoded, params, machine)
+tables.show(plan.rows())
 
 # %%
-forecast = experiment.forecast(model, params, plan, machine)
-print(forecast)
+forecast = forecasts.here(step, plan, machine)
+tables.show(forecast.rows())
 
 # %% [markdown]
 # ## Before training
 #
-# The questions that will be asked again afterwards, the likeliest token at every step.
+# The questions that will be asked again afterwards, the likeliest token at every step. This is the first answer: a chat
+# model's own, or noise where the model is a random one.
 
 # %%
-trainer = experiment.legal_trainer(model, encoded, params, plan, machine, folder)
+trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
 
 # %%
-examination = experiment.examination(splits, encoded, params)
-before, samples_before = examination.take(trainer.model, encoded, params, machine)
-print(samples_before[0].generated.text)
+before, samples_before = experiment.examine(trainer.model, splits, encoded, params, machine)
+print(samples_before[0].generated)
 
 # %% [markdown]
 # ## Train
@@ -179,17 +152,16 @@ print(samples_before[0].generated.text)
 measured = processes.train(trainer, params, workers)
 
 # %% [markdown] tags=["gpu"]
-# What the run cost, measured. `useful_tokens_per_second` leaves padding out; `mfu` is the share of the named datasheet peak.
+# What the run cost, measured. `useful tokens` are those that are no padding; model FLOPs utilisation is the share of the
+# named datasheet peak, recomputation left out.
 
 # %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything
-# else means that shapes change or that values leave the chip at every step.
+# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: anything else
+# means that shapes change or that values leave the chip at every step.
 
 # %%
-print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
-print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
-print(forecast.beside(measured["train"]))
-print(experiment.cost(measured["train"], price_an_hour=0.0))
+tables.show(experiment.cost(measured))
+tables.show(forecast.beside(measured["train"]))
 
 # %% [markdown]
 # ## After training
@@ -199,11 +171,11 @@ print(experiment.cost(measured["train"], price_an_hour=0.0))
 # %%
 from helpers.legal import evaluation
 
-after, samples_after = examination.take(trainer.model, encoded, params, machine)
-print(evaluation.table(before, after))
+after, samples_after = experiment.examine(trainer.model, splits, encoded, params, machine)
+tables.show(evaluation.table(before, after))
 
 # %%
-print(evaluation.side_by_side(samples_before, samples_after, 2))
+print(evaluation.beside(samples_before, samples_after, 2))
 
 # %% [markdown]
 # ## Export and load back
@@ -214,15 +186,15 @@ print(evaluation.side_by_side(samples_before, samples_after, 2))
 # %%
 from helpers.legal.export import export, reload_check
 
-model_folder = export(
-    trainer.model,
-    tokenizer,
-    folder / "model",
-    base_model=params.base_model,
-    card={"data": data.report.as_dict(), "plan": plan.results(), "results": {"before": before, "after": after}},
-)
+card = {
+    "Data": [data.records.provenance],
+    "Records": data.report.rows(examples=0),
+    "Plan": plan.rows(),
+    "Results": evaluation.table(before, after),
+}
+model_folder = export(trainer.model, tokenizer, folder / "model", base_model=params.base_model, card=card)
 differences = reload_check(model_folder, trainer.model, encoded.layout.prompt_ids([params.prompt]))
-print(f"largest difference of logits after loading back: {differences}")
+tables.show([differences], "Largest difference of logits after loading back")
 
 # %%
 print(params.prompt)
@@ -230,26 +202,24 @@ print(experiment.ask(trainer.model, encoded, params.prompt, params, machine))
 
 # %%
 results_file = run_folder.write_results(
-    folder,
-    {
-        "notebook": "legal_cot_sft",
-        "seed": params.seed,
-        "runtime": machine.results(),
-        **measured,
-        "forecast": forecast.results(),
-        "data": {
-            "source": data.source,
-            "train_examples": len(splits.train),
-            "eval_examples": len(splits.validation),
-            "max_length": encoded.max_length,
-            "block_length": encoded.block_length,
-            "blocks": encoded.blocks,
-            "report": data.report.as_dict(),
-        },
-        "model": {"base_model": params.base_model, "method": params.method, "trainable": trained},
-        "eval": {"before": before, "after": after},
-        "artifacts": {"model": "model", "set_aside": "set_aside.json", "reload": differences},
+    "legal_cot_sft",
+    params,
+    machine,
+    **measured,
+    forecast=forecast.results(),
+    data={
+        **data.records.provenance,
+        "train_examples": len(splits.train),
+        "eval_examples": len(splits.validation),
+        "test_examples": len(splits.test),
+        "max_length": encoded.max_length,
+        "block_length": encoded.block_length,
+        "blocks": encoded.blocks,
+        "report": data.report.as_dict(),
     },
+    model={"base_model": params.base_model, "method": params.method, "trainable": trained},
+    eval={"before": before, "after": after},
+    artifacts={"model": "model", "set_aside": "set_aside.json", "reload": differences},
 )
 print(results_file.resolve())
 
@@ -258,6 +228,8 @@ print(results_file.resolve())
 #
 # - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model/merged")` (with LoRA), or the adapter
 #   with `peft.PeftModel.from_pretrained(base, "<output_dir>/model")`.
+# - **Share it**: `huggingface_hub.upload_folder(repo_id="owner/name", folder_path="<output_dir>/model")` after
+#   `huggingface_hub.create_repo("owner/name", private=True)`, with a token that may write in the secret `HF_TOKEN`.
 # - **Your own records**: the same columns in a `.jsonl`, `.csv` or `.parquet`; the report says which rows are set aside and why.
 # - **Out of memory**: the micro-batch is halved by itself; then `gradient_checkpointing=True`, then a shorter `max_length`.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.
