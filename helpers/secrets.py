@@ -11,9 +11,8 @@ def provide(name: str) -> bool:
     Args:
         name: HF_TOKEN or WANDB_API_KEY.
     """
-    if not os.environ.get(name):
-        if value := _from_colab(name) or _from_kaggle(name):
-            os.environ[name] = value
+    if not os.environ.get(name) and (value := _from_colab(name) or _from_kaggle(name)):
+        os.environ[name] = value
     return bool(os.environ.get(name))
 
 

@@ -115,14 +115,14 @@ def test_metadata_names_the_kernel_and_the_colab_runtime_and_nothing_else(tiny):
 
 def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
     gpu, tpu = ({cell.id: cell for cell in build.twin_cells(tiny, twin)} for twin in ("gpu", "tpu"))
-    assert list(gpu) == ["tiny-00", "tiny-02", "tiny-03", "tiny-04", "tiny-05"]
-    assert list(tpu) == ["tiny-00", "tiny-01", "tiny-02", "tiny-03", "tiny-05"]
-    assert gpu["tiny-04"].source == 'device = "cuda"'
-    assert tpu["tiny-01"].source == "For a TPU."
-    assert {cell_id for cell_id in gpu.keys() & tpu.keys() if gpu[cell_id] != tpu[cell_id]} == {"tiny-03", "tiny-05"}
-    assert gpu["tiny-05"].source.startswith('where = "a GPU"\nimport')
-    assert tpu["tiny-05"].source.startswith('where = "a TPU"\nimport')
-    lines = set(gpu["tiny-03"].source.splitlines()) ^ set(tpu["tiny-03"].source.splitlines())
+    assert list(gpu) == ["cell-00", "cell-02", "cell-03", "cell-04", "cell-05"]
+    assert list(tpu) == ["cell-00", "cell-01", "cell-02", "cell-03", "cell-05"]
+    assert gpu["cell-04"].source == 'device = "cuda"'
+    assert tpu["cell-01"].source == "For a TPU."
+    assert {cell_id for cell_id in gpu.keys() & tpu.keys() if gpu[cell_id] != tpu[cell_id]} == {"cell-03", "cell-05"}
+    assert gpu["cell-05"].source.startswith('where = "a GPU"\nimport')
+    assert tpu["cell-05"].source.startswith('where = "a TPU"\nimport')
+    lines = set(gpu["cell-03"].source.splitlines()) ^ set(tpu["cell-03"].source.splitlines())
     assert lines == {f'use_tpu: bool = {value}  # @param {{type:"boolean"}}' for value in (False, True)}
 
 
@@ -130,11 +130,11 @@ def test_tags_stay_and_only_the_setup_cell_is_folded_on_every_platform(tiny):
     metadata = {cell.id: cell.metadata for cell in build.twin_cells(tiny, "gpu")}
     folded = {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     assert metadata == {
-        "tiny-00": {},
-        "tiny-02": {"tags": ["setup"], **folded},
-        "tiny-03": {"tags": ["parameters"]},
-        "tiny-04": {"tags": ["gpu"]},
-        "tiny-05": {},
+        "cell-00": {},
+        "cell-02": {"tags": ["setup"], **folded},
+        "cell-03": {"tags": ["parameters"]},
+        "cell-04": {"tags": ["gpu"]},
+        "cell-05": {},
     }
 
 
@@ -225,14 +225,15 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
 
 def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
     files = carried(build.notebook(tiny, "gpu"))
-    assert {"helpers/__init__.py", "helpers/setup.py", "helpers/parameters.py"} == set(files)
+    needed = ("__init__", "setup", "provenance", "parameters")
+    assert {f"helpers/{name}.py" for name in needed} == set(files)
     assert all((ROOT / name).read_bytes() == content for name, content in files.items())
 
 
 def test_setup_cell_says_what_it_carries_before_the_payload(tiny):
     header = build.twin_cells(tiny, "gpu")[1].source.partition("PAYLOAD = ")[0]
     assert header.startswith("# @title Setup: unpack helpers, install what is missing")
-    assert "# PAYLOAD holds 3 files of the package helpers" in header
+    assert "# PAYLOAD holds 4 files of the package helpers" in header
     assert "`pip install helpers` would install a stranger's" in header
 
 
@@ -271,13 +272,14 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
     }
     files = set(carried(notebook))
     assert {name for name in files if name.endswith(".py")} == found
-    for name in files - found:  # data lie beside a module that names their folder
-        folder = Path(name).parent
-        assert any(
-            folder.name in (ROOT / module).read_text("utf-8")
+    for name in files - found:  # data, or their folder, lie beside a module that names them
+        beside = {path.parent: path.name for path in (Path(name), Path(name).parent)}
+        named = [
+            beside[Path(module).parent] in (ROOT / module).read_text("utf-8")
             for module in found
-            if Path(module).parent == folder.parent
-        )
+            if Path(module).parent in beside
+        ]
+        assert any(named), name
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
