@@ -406,3 +406,54 @@ def test_an_a100_of_another_size_does_not_borrow_figures(name):
 
 def test_gibibytes_are_binary():
     assert GIB == 1024**3
+
+
+def tiny_classifier(folder):
+    from helpers.tuning.classifier import load_classifier
+    from helpers.tuning.workload import workload
+
+    labels, texts = [str(label) for label in range(6)], ["a small text of some words", "and another"]
+    model, tokenizer = load_classifier("sample", labels, texts=texts, seed=0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    loaded, _ = load_classifier(str(folder), labels, seed=0)
+    return "hardware_tuning", workload(loaded, "notebook", 128)
+
+
+def tiny_language_model(folder):
+    from helpers.legal.model import load_model
+    from helpers.legal.parameters import LegalParameters
+    from helpers.legal.workload import workload
+
+    params = LegalParameters.defaults().model_copy(update={"base_model": "sample", "method": "full"})
+    model, tokenizer = load_model(params, cpu_here())
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    loaded, _ = load_model(params.model_copy(update={"base_model": str(folder), "method": "lora"}), cpu_here())
+    return "legal_cot_sft", workload(loaded, "notebook", 128)
+
+
+def tiny_embedder(folder):
+    from helpers.lejepa.loss import new_loss
+    from helpers.lejepa.model import GaussianEmbeddingGemma, freeze
+    from helpers.lejepa.parameters import EmbeddingParameters
+    from helpers.lejepa.workload import workload
+
+    params = EmbeddingParameters.defaults()
+    sizes = {"max_seq_length": 128, "seed": 0, "device": "cpu"}
+    GaussianEmbeddingGemma("sample", params.output_dim, texts=["some words", "of a text"], **sizes)[0].save(str(folder))
+    model = GaussianEmbeddingGemma(str(folder), params.output_dim, **sizes)
+    freeze(model, params.freeze_layers)
+    return "lejepa_training", workload(new_loss(model, params), "notebook", 128, params.views(documents=False))
+
+
+@pytest.mark.parametrize("made", [tiny_classifier, tiny_language_model, tiny_embedder])
+def test_the_command_line_counts_the_step_that_the_notebook_trains(made, tmp_path):
+    """Of a local model: the one loads its weights as the notebook does, the other knows its configuration alone."""
+    from helpers.planning.counting import count
+
+    notebook, ours = made(tmp_path)
+    _, step = rooms.room(notebook).planned(Asked(model=str(tmp_path), length=128, method="lora"), cpu_here())
+    for precision in ("fp32", "bf16"):
+        how = {"kind": "cuda", "precision": precision, "length": 128}
+        assert count(step, 4, **how) == count(ours, 4, **how)

@@ -111,7 +111,8 @@ def _backbone(transformer):
             self.auto_model = transformer
 
         def forward(self, features):
-            states = self.auto_model(**features).last_hidden_state
-            return {"token_embeddings": states, "attention_mask": features["attention_mask"]}
+            # Into the batch, as sentence-transformers writes it, where it stays until the step is done.
+            features["token_embeddings"] = self.auto_model(**features).last_hidden_state
+            return features
 
     return Backbone()

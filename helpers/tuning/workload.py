@@ -48,11 +48,13 @@ def _made(name: str, length: int, weights: bool = True) -> Workload:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
+    from .classifier import START_ATTENTION
+
     # bert-base-uncased has the values that BertConfig has by default.
     config = BertConfig() if name == TuningParameters.defaults().base_model else AutoConfig.from_pretrained(name)
     config.num_labels = LABELS
     with torch.device("cpu" if weights else "meta"):
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=START_ATTENTION)
     return workload(model, name, length)
 
 
