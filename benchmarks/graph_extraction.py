@@ -24,7 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph
+from helpers.graphmer.extraction import load_graph
+from helpers.graphmer.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.ontology import read_ontology
 from helpers.graphmer.sources import find_sources, standard_library
 from helpers.graphmer.validation import validate

@@ -1,4 +1,4 @@
-"""Held-out links by GraphMER-SE, by it and strings together, and by baselines, for several seeds on one split of the sample.
+"""Held-out links by GraphMER-SE, alone and with the lexical baseline, for several seeds on one split of the sample.
 
 python benchmarks/graph_links.py --seeds 0 1 2 --baselines --output links.json
 python benchmarks/graph_links.py --seeds 0 1 2 --ablation "without H-GAT" --output without_hgat.json
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers import runtime
+from helpers import runtime, tables
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.link_prediction import LinkPredictor
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--split", type=int, default=0, help="seed of the held-out packages")
     parser.add_argument("--profile", default="cpu")
-    parser.add_argument("--baselines", action="store_true", help="measure counts, strings and embeddings, too")
+    parser.add_argument("--baselines", action="store_true", help="measure counts and the lexical baseline, too")
     parser.add_argument(
         "--ablation", choices=[*evaluation.ABLATIONS], help="the encoder with this part left out instead of whole"
     )
@@ -43,7 +43,7 @@ def main() -> None:
     configuration = override(read_configuration(given.profile), {"run.seed": given.split})
     corpus = experiment.load_corpus("sample", configuration)
     found = {
-        "data": corpus.source,
+        "data": corpus.provenance,
         "split": given.split,
         "test_triples": len(corpus.splits.test),
         "test_packages": _packages(corpus),
@@ -64,14 +64,15 @@ def main() -> None:
             continue
         _write(found, {name: evaluation.links(scorer, corpus, configuration)}, given.output)
         if not given.ablation:
-            both = evaluation.with_strings(predictor, corpus, configuration)
-            _write(found, {f"encoder and strings, seed {seed}": both}, given.output)
+            both = evaluation.with_lexical_baseline(predictor, corpus, configuration)
+            _write(found, {f"encoder and lexical baseline, seed {seed}": both}, given.output)
     if given.baselines:
         _write(found, evaluation.baselines(corpus, configuration), given.output)
     if not found["rows"]:
         _write(found, {}, given.output)
     elif not given.tasks:
-        print(evaluation.table(found["rows"]), evaluation.by_relation(found["rows"]), sep="\n\n")
+        tables.show(evaluation.table(found["rows"]))
+        tables.show(evaluation.by_relation(found["rows"]))
 
 
 def _packages(corpus: experiment.Corpus) -> dict[str, int]:

@@ -6,6 +6,7 @@ import torch
 
 from helpers.graphmer.architecture import GraphMERConfig
 from helpers.graphmer.batches import check_batch
+from helpers.graphmer.model import GraphMERForPreTraining
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -114,3 +115,9 @@ def perturbed(model: torch.nn.Module, seed: int = 0, scale: float = 0.3) -> torc
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=draw) * scale)
     return model.eval()
+
+
+def weight_count(config: GraphMERConfig) -> int:
+    """Trained weights of the whole model; none is made."""
+    with torch.device("meta"):
+        return GraphMERForPreTraining(config).num_parameters()

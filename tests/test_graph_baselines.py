@@ -11,8 +11,8 @@ from helpers.graphmer.baselines import (
     Mixture,
     NameSimilarity,
     SourceWords,
+    lexical_baseline,
     owner_and_name,
-    strings,
 )
 from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
 from helpers.graphmer.ontology import read_ontology
@@ -180,8 +180,8 @@ def test_a_relation_that_validation_lacks_has_the_mean_of_the_others_weights():
 
 def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
     graph, splits, text = named_graph()
-    names = evaluate(strings(splits, graph, ONTOLOGY), splits, graph, ONTOLOGY)
-    sources = evaluate(strings(splits, graph, ONTOLOGY, text=text), splits, graph, ONTOLOGY)
+    names = evaluate(lexical_baseline(splits, graph, ONTOLOGY), splits, graph, ONTOLOGY)
+    sources = evaluate(lexical_baseline(splits, graph, ONTOLOGY, text=text), splits, graph, ONTOLOGY)
     frequency = evaluate(Frequency(splits.train), splits, graph, ONTOLOGY)
     assert names["relations"]["contains"]["both"]["mrr"] > 0.9
     assert names["beyond_names"]["both"]["mrr"] < 0.3

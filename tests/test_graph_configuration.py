@@ -11,7 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from helpers import runtime
 from helpers.graphmer.configuration import PROFILES, Configuration, Stage, override, read_configuration, to_yaml
+from helpers.graphmer.parameters import GraphParameters, in_precision
+from helpers.runtime import Runtime
 
 from .graph_batches import weight_count
 
@@ -459,3 +462,33 @@ def test_the_cpu_profile_is_small():
     configuration = read_configuration("cpu")
     assert configuration.shape(configuration.training_data.max_seq_len) == (96, 10)
     assert weight_count(configuration.graphmer_config(configuration.encoding.vocab_size, 22)) < 5e6
+
+
+# -- with the notebook's parameters --
+
+
+def on_a_cpu(**given) -> tuple[Configuration, Runtime]:
+    machine = runtime.detect(False)
+    configuration = GraphParameters(**given).configuration(machine)
+    return configuration, in_precision(machine, configuration)
+
+
+def test_a_run_computes_in_the_precision_of_its_configuration():
+    assert on_a_cpu()[1].precision == "fp32"
+    assert on_a_cpu(changes="run.mixed_precision=bf16")[1].precision == "bf16"
+    assert on_a_cpu(changes="run.mixed_precision=bf16", precision="fp32")[1].precision == "fp32"
+    with pytest.raises(ValueError, match="precision='fp16' needs a CUDA GPU"):
+        on_a_cpu(config="t4")
+
+
+def test_the_profile_of_a_machine_insists_on_no_device_and_changes_may():
+    assert on_a_cpu(config="cpu")[0].hardware.device == "cpu"
+    assert on_a_cpu()[0].hardware.device == "auto"
+    assert on_a_cpu(changes="hardware.device=cuda")[0].hardware.device == "cuda"
+
+
+def test_the_batch_size_is_shared_by_accumulation_and_devices():
+    changes = "run.gradient_accumulation_steps=3"
+    assert on_a_cpu(changes=changes, batch_size=12)[0].training_data.micro_batch_size == 4
+    with pytest.raises(ValueError, match="batch_size=10: must be a multiple of 3"):
+        on_a_cpu(changes=changes, batch_size=10)

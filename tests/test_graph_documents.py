@@ -13,7 +13,8 @@ import pytest
 
 from helpers.graphmer.documents import Documents, entity_text, header_and_source, leaf_texts, shown_name
 from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph, load_graph
+from helpers.graphmer.extraction import load_graph
+from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph
 from helpers.graphmer.tokenizer import PAD, SEP, encode, train_tokenizer
 
 pytestmark = pytest.mark.once
@@ -150,7 +151,6 @@ def test_a_java_definition_is_found_behind_its_annotations(tmp_path):
     assert documents.text("shop.Till.run") == "shop.Till.run\n@Override\npublic void run() { }"
     text = documents.text("shop.Till")
     assert [text[one.start : one.end] for one in documents.anchors("shop.Till")] == ["shop.Till", "run"]
-    assert Documents.read(graph, tmp_path, languages=["python"]).text("shop.Till") == "shop.Till"
 
 
 def test_header_and_source_are_the_text(graph, documents):
@@ -199,8 +199,6 @@ def test_a_changed_or_missing_source_is_refused(tmp_path):
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"m\.py"):
         Documents.read(graph, tmp_path)
-    with pytest.raises(ValueError, match="languages="):
-        Documents.read(graph, tmp_path, languages=["rust"])
 
 
 def test_names_of_leaves_and_of_candidates():

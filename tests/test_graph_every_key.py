@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import runtime
-from helpers.graphmer import evaluation, experiment, strict_yaml
-from helpers.graphmer.configuration import Configuration, override, read_configuration
+from helpers.graphmer import evaluation, experiment
+from helpers.graphmer.attention import Attention
+from helpers.graphmer.configuration import PROFILES, Configuration, override, read_configuration
 from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.memory import estimate_run
-from helpers.graphmer.profiles import PROFILES
 from helpers.graphmer.training import new_trainer
 
 from .xla_process import cpu_here
@@ -195,7 +195,7 @@ def sources(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def run(sources, tmp_path_factory):
-    """From changes to what a run of that configuration does, as plain numbers; each once. Ranks where they are asked for."""
+    """From changes to what a run of that configuration does, as plain numbers; each once. Ranks where asked for."""
     cpu_here()
     done: dict[str, dict] = {}
     read: dict[tuple, experiment.Corpus] = {}  # by what graph, splits and tokens depend on
@@ -227,6 +227,10 @@ def what_it_does(configuration: Configuration, corpus: experiment.Corpus, folder
         return compute_loss(*args, **kwargs)
 
     trainer.compute_loss = watched
+    computed: list[torch.nn.Module] = []  # attentions, and again in the backward pass where they are not kept
+    for module in trainer.model.modules():
+        if isinstance(module, Attention):
+            module.register_forward_pre_hook(lambda module, _: computed.append(module))
     try:
         trainer.train()
     finally:
@@ -239,16 +243,15 @@ def what_it_does(configuration: Configuration, corpus: experiment.Corpus, folder
         for entry in trainer.state.log_history
     ]
     found = evaluation.links(LinkPredictor(trainer.model, corpus.validation), corpus, configuration) if ranks else {}
-    sizes = (model.config.vocab_size, model.config.num_relations)
     return {
         "weights": weights.hexdigest(),
         "history": history,
         "checkpoints": sorted(path.name for path in folder.glob("checkpoint-*")),
         "workers": plan.dataloader_workers,
         "deterministic": deterministic[0],
+        "computed": len(computed),
         "evaluated": len(trainer.eval_dataset),
         "ranks": found,
-        "memory": estimate_run(configuration, *sizes, kind="cpu", precision="fp32").total,
     }
 
 
@@ -259,8 +262,14 @@ def test_an_ablation_is_another_configuration_that_can_be(profile, name):
     assert override(whole, evaluation.ABLATIONS[name]) != whole
 
 
+def values_in(tree: dict, path: str = "") -> Iterator[str]:
+    """Dotted paths of what is no mapping."""
+    for name, value in tree.items():
+        yield from values_in(value, f"{path}{name}.") if isinstance(value, dict) else (f"{path}{name}",)
+
+
 def test_every_key_is_flipped_here():
-    assert set(FLIPS) == set(strict_yaml.leaves(Configuration))
+    assert set(FLIPS) == set(values_in(Configuration().model_dump()))
 
 
 @pytest.mark.parametrize("key", sorted(set(FLIPS) - set(REFUSED)))

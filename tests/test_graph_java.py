@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.graphmer.extraction import load_graph
 from helpers.graphmer.java_source import java_graph
-from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, load_graph
+from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
 from helpers.graphmer.ontology import read_ontology
 from helpers.graphmer.validation import validate
 

@@ -66,7 +66,7 @@ def test_logs_hold_every_term_of_the_loss_and_their_weighted_sum_is_it(undisturb
     from .graph_run import SMALL
 
     _, outcome = undisturbed("cpu")
-    weights = override(read_configuration("cpu"), SMALL).model_config(600, 30).weights()
+    weights = override(read_configuration("cpu"), SMALL).graphmer_config(600, 30).weights()
     for entry in outcome["terms"]:
         total = sum(weight * entry[name] for name, weight in weights.items() if weight)
         assert entry["loss"] == pytest.approx(total, rel=1e-3)

@@ -4,16 +4,8 @@ import json
 
 import pytest
 
-from helpers.graphmer.knowledge_graph import (
-    DEFINED,
-    EXTERNAL,
-    UNRESOLVED,
-    Entity,
-    Triple,
-    build_graph,
-    load_graph,
-    read_graph,
-)
+from helpers.graphmer.extraction import load_graph
+from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, Entity, Triple, build_graph, read_graph
 
 pytestmark = pytest.mark.once
 

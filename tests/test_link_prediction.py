@@ -6,7 +6,7 @@ import torch
 
 from helpers.graphmer import link_prediction, ranking
 from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.asked import PARTS
+from helpers.graphmer.features import PARTS
 from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.tokenizer import break_tokens, separator_tokens
@@ -41,17 +41,18 @@ def model(request, world):
 
 def slow_score(model, chains, given: str, relation: int, name: str) -> float:
     """What the masked leaf at one document asks for against one name: the mean over windows, but the most of copies of a token."""
-    text, total, windows = chains.entity_texts([name]), 0.0, chains.window_count(given)
+    text_1C = torch.from_numpy(chains.encoded.text_ids_EC[[chains.encoded.number[name]]].astype(np.int64))
+    total, windows = 0.0, chains.window_count(given)
     copies: dict[int, list[float]] = {}
     for window in range(windows):
-        batch = chains.queries([given], [relation], windows=[window])
+        batch = chains.queries([given], [[relation]], windows=[window])
         with torch.no_grad():
-            dense = float(model.queries(**batch)[0, 0] @ model.entities(text)[0]) / model.config.temperature
+            dense = float(model.queries(**batch)[0, 0] @ model.entities(text_1C)[0]) / model.config.temperature
             if model.token_match is not None:
-                asked, ids, copied = model.asked(**batch)
-                offered, bias, tokens, weights = model.offered(text)
+                query, ids, copied = model.query_features(**batch)
+                entity, bias, tokens, weights = model.entity_features(text_1C)
                 size = model.config.embedding_size
-                dense += float(asked[0, 0, size:] @ offered[0, size:] + bias[0])
+                dense += float(query[0, 0, size:] @ entity[0, size:] + bias[0])
                 for place, (token, weight) in enumerate(zip(tokens[0].tolist(), weights[0].tolist(), strict=True)):
                     if weight:
                         copies.setdefault(place, []).append(weight * float(copied[0, 0][ids[0] == token].sum()))

@@ -82,14 +82,6 @@ def test_relations_admit_subtypes_and_nothing_else(head, relation, tail, fits):
     assert read_ontology().admits(head, relation, tail) is fits
 
 
-@pytest.mark.parametrize(
-    ("kind", "ancestor", "expected"),
-    [("constructor", "function", True), ("function", "constructor", False), ("unknown", "class", False)],
-)
-def test_types_know_what_they_are_kinds_of(kind, ancestor, expected):
-    assert read_ontology().is_a(kind, ancestor) is expected
-
-
 def test_every_property_is_used_by_the_ontology_of_software():
     relations = read_ontology().relations.values()
     for name in ("antisymmetric", "acyclic", "functional", "inverse_functional", "inverse"):

@@ -68,7 +68,7 @@ def check_training() -> str:
     from helpers.arguments import training_arguments
     from helpers.plan import Recipe, plan
     from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
-    from helpers.reservoir.parameters import model_size
+    from helpers.reservoir.workload import workload
     from helpers.trainer import TrainerMixin
 
     class Trainer(TrainerMixin, transformers.Trainer):
@@ -87,7 +87,7 @@ def check_training() -> str:
     )
     model = ReservoirForCausalLM.initialise(config)
     recipe = Recipe(batch_size=machine.device_count, learning_rate=1e-2, max_steps=2, sequence_length=16)
-    planned = plan(recipe, model_size(model, recipe.sequence_length), machine, max_steps=2)
+    planned = plan(recipe, workload(model, "small", recipe.sequence_length), machine, max_steps=2)
     ids = torch.randint(0, 64, (planned.batch_size * 4, 16), generator=torch.Generator().manual_seed(0))
     blocks = [{"input_ids": block, "labels": block} for block in ids]
     before = model.head.weight.detach().clone()

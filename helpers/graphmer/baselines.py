@@ -1,6 +1,6 @@
 """What links can be told without a trained encoder: from counts, from names, from words of the source, from all of them.
 
-Each is a scorer of `ranking.evaluate`. `strings` is the strongest of what reads names and sources only.
+Each is a scorer of `ranking.evaluate`. `lexical_baseline` is the strongest of what reads names and sources only.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ import numpy as np
 from helpers.graphmer.knowledge_graph import KnowledgeGraph, Triple
 from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.ontology import Ontology
-from helpers.graphmer.ranking import (
-    DIRECTIONS,
-    HEAD,
-    TAIL,
-    Scorer,
-    answer,
-)
+from helpers.graphmer.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer
 from helpers.graphmer.splits import Splits
 
 # Q queries · X candidates · F features (n-grams or words) · S scorers
@@ -170,7 +164,7 @@ class Mentions:
         return {"name": name, "owner": last, "pair": f"{last} {name}"}[self._what]
 
 
-def strings(
+def lexical_baseline(
     splits: Splits,
     graph: KnowledgeGraph,
     ontology: Ontology,
@@ -180,7 +174,7 @@ def strings(
     also: dict[str, Scorer] | None = None,
     seed: int = 0,
 ) -> Mixture:
-    """The strong string baseline: five likenesses of names, with `text` also the words of sources, weighed on validation.
+    """The strong lexical baseline: five likenesses of names, with `text` also the words of sources, weighed on validation.
 
     frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
     also: further scorers by name, such as a trained encoder: what it adds.

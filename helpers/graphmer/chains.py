@@ -9,24 +9,18 @@ from __future__ import annotations
 import copy
 import random
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from helpers.graphmer.documents import Documents
 from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.knowledge_graph import UNRESOLVED, KnowledgeGraph
+from helpers.graphmer.knowledge_graph import UNRESOLVED
 from helpers.graphmer.masking import IGNORED, mask_leaves, mask_roots
-from helpers.graphmer.negatives import KnownTails, Relations, WrongTails, numbered
+from helpers.graphmer.negatives import KnownTails, NegativeSampler, Relations, numbered
 from helpers.graphmer.tokenizer import MASK, PAD, identifier_tokens
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-LAYOUTS = ("compact", "full")
 _OPEN = 64  # sequences that documents are packed into at a time
 _Window = tuple[int, int]  # number of a document, and which window of it
 
@@ -47,46 +41,36 @@ class LeafyChains(torch.utils.data.Dataset):
 
     Every defined or external entity of `triples` is a document, shown in windows where its source is long; these are packed
     into sequences once, and an epoch is all of these in an order of its own, with leaves, masks and wrong tails of its own. A
-    leaf hangs where the head's name begins: at the document's own name (the document's triples, and with `both_directions`
-    those that it is the tail of, under the inverse relation), or at a definition that its text shows (that definition's
-    triples). Of a document with several windows a triple is asked for in those that mention its tail, or else in the first; a
-    window without any is left out. No pair of entities is in two leaves of a window, so that no leaf tells what a masked one
-    hides.
+    leaf hangs where the head's name begins: at the document's own name (the document's triples, and under the inverse relation
+    those that it is the tail of), or at a definition that its text shows (that definition's triples). Of a document with
+    several windows a triple is asked for in those that mention its tail, or else in the first; a window without any is left
+    out. No pair of entities is in two leaves of a window, so that no leaf tells what a masked one hides.
 
-    graph, triples: to train on; a triple with an unresolved end is refused.
-    documents: `Documents`, or `EncodedDocuments` made with `tokenizer`, to share them between several of these.
-    tokenizer: of `train_tokenizer`.
+    triples: to train on; a triple with an unresolved end is refused.
+    encoded: documents of the graph, to share them between several of these; they say leaf_tokens L and entity_tokens C.
     relations: ids of both directions.
-    roots, leaves, leaf_tokens, head_tokens, entity_tokens: S, G, L, H, C.
+    roots, leaves: S, G.
     mask_prob: of the roots, whole identifiers at a time with `span_mask_identifiers`.
     leaf_mask_prob: of the true leaves, each with all its slots.
     positives, negatives: leaves of an anchor, at most, that are true, and that show a wrong tail.
     type_consistent_negatives, hard_negatives: wrong tails for each masked leaf; U is their sum, and without any their fields are left out.
-    both_directions: also ask for heads.
-    inner_anchors: leaves at definitions inside a document, too.
-    windows: of a document, at most.
     pack: several windows a sequence; otherwise one.
     known: further true triples (of validation and test), never a wrong tail.
-    document_types: types of entities that are documents; None: all.
     layout: "full" chooses at most one leaf a root and makes room for one at each (`full_layout`).
     seed: of everything drawn.
 
-    Raises ValueError for a number out of range, an unknown layout, entity or relation, and where no document is left.
+    What the numbers may be is checked in `configuration.py`. Raises ValueError for an unknown or unresolved entity, an
+    unknown relation, more roots than the documents are encoded for, and where there is no triple.
     """
 
     def __init__(
         self,
-        graph: KnowledgeGraph,
         triples: Iterable[tuple[str, str, str]],
-        documents: Documents | EncodedDocuments,
-        tokenizer: PreTrainedTokenizerFast,
+        encoded: EncodedDocuments,
         relations: Relations,
         *,
         roots: int,
         leaves: int,
-        leaf_tokens: int = 7,
-        head_tokens: int = 8,
-        entity_tokens: int = 32,
         mask_prob: float = 0.15,
         span_mask_identifiers: bool = True,
         leaf_mask_prob: float = 0.2,
@@ -94,72 +78,33 @@ class LeafyChains(torch.utils.data.Dataset):
         negatives: int = 2,
         type_consistent_negatives: int = 2,
         hard_negatives: int = 2,
-        both_directions: bool = True,
-        inner_anchors: bool = True,
-        windows: int = 1,
         pack: bool = True,
         known: Iterable[tuple[str, str, str]] = (),
-        document_types: Collection[str] | None = None,
         layout: str = "compact",
         seed: int,
     ):
-        for name, value, least in (
-            ("roots", roots, 2),
-            ("leaves", leaves, 1),
-            ("positives", positives, 1),
-            ("negatives", negatives, 0),
-            ("type_consistent_negatives", type_consistent_negatives, 0),
-            ("hard_negatives", hard_negatives, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
-        for name, value in (("mask_prob", mask_prob), ("leaf_mask_prob", leaf_mask_prob)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value}: must be in [0, 1]")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
-        if layout == "compact" and positives + negatives > leaves:
-            raise ValueError(
-                f"leaves={leaves}: fewer than the {positives} positives and {negatives} negatives of one anchor; raise it"
-            )
-        if isinstance(documents, Documents):
-            documents = EncodedDocuments(
-                documents,
-                tokenizer,
-                roots=roots,
-                leaf_tokens=leaf_tokens,
-                head_tokens=head_tokens,
-                entity_tokens=entity_tokens,
-                windows=windows,
-            )
-        self.encoded, self.relations, self.graph = documents, relations, graph
-        self._check_encoded(documents, tokenizer, leaf_tokens, head_tokens, entity_tokens, windows)
-        self.leaves, self.seed, self.layout, self.epoch = leaves, seed, layout, 0
+        self.encoded, self.relations = encoded, relations
+        self.leaves, self.seed, self.layout, self._pack = leaves, seed, layout, pack
         self.mask_prob, self.leaf_mask_prob = mask_prob, leaf_mask_prob
         self.positives, self.negatives = positives, negatives
         self.type_consistent_negatives, self.hard_negatives = type_consistent_negatives, hard_negatives
-        self.inner_anchors, self._pack = inner_anchors, pack
-        self._identifiers_V = identifier_tokens(tokenizer) if span_mask_identifiers else None
-        self._vocab_size = len(tokenizer)
-        self._types_E = np.array([relations.type_number(entity.type) for entity in documents.entities], np.int64)
+        self._identifiers_V = identifier_tokens(encoded.tokenizer) if span_mask_identifiers else None
+        self._vocab_size = len(encoded.tokenizer)
+        self._types_E = np.array([relations.type_number(entity.type) for entity in encoded.entities], np.int64)
 
         true = self._numbered(triples)
         self.known = KnownTails([*true, *self._numbered(known)], relations)
-        self.wrong_tails = WrongTails(documents.entities, relations, self.known, documents.leaf_ids_EL)
+        self.sampler = NegativeSampler(encoded.entities, relations, self.known, encoded.leaf_ids_EL)
         self._leaves_of: dict[int, list[tuple[int, int]]] = defaultdict(list)  # forward (relation, tail) of a head
         self._inverse_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for head, relation, tail in true:
             self._leaves_of[head].append((relation, tail))
-            if both_directions and head != tail:
+            if head != tail:
                 self._inverse_of[tail].append((relations.inverse(relation), head))
         self._leaves_of, self._inverse_of = dict(self._leaves_of), dict(self._inverse_of)
-        self._documents = sorted(
-            number
-            for number in self._leaves_of.keys() | self._inverse_of.keys()
-            if document_types is None or documents.entities[number].type in document_types
-        )
+        self._documents = sorted(self._leaves_of.keys() | self._inverse_of.keys())
         if not self._documents:
-            raise ValueError("triples: no document in them; give resolved triples, or other document_types")
+            raise ValueError("triples: there are none; give those of a split")
         self._set_roots(roots)
 
     # ---- what there is
@@ -168,14 +113,11 @@ class LeafyChains(torch.utils.data.Dataset):
         """Sequences of an epoch."""
         return len(self._sequences)
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """`example` of the epoch set; an index behind its end goes on in the next ones."""
+        """`example` of epoch 0; an index behind its end goes on in the next ones."""
         if index < 0:
             raise IndexError(index)
-        return self.example(self.epoch + index // len(self), index % len(self))
+        return self.example(*divmod(index, len(self)))
 
     def with_roots(self, roots: int) -> LeafyChains:
         """The same data in sequences of another length; nothing is read or encoded again."""
@@ -213,27 +155,19 @@ class LeafyChains(torch.utils.data.Dataset):
     def queries(
         self,
         entity_ids: Sequence[str],
-        relations: Sequence,
-        *,
-        leaves: int | None = None,
+        relations: Sequence[Sequence[str | int]],
         windows: Sequence[int] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Evaluation batch: a row is a window of one document, leaf g is masked and asks for the tail of its relation g.
 
-        relations: names or ids, the same for every row, or a sequence of them for each row.
-        leaves: G; shorter rows have empty leaves behind. Default: the longest row.
+        relations: names or ids, for each row; the longest row is G, shorter ones have empty leaves behind.
         windows: of each row, less than `window_count` of its entity; the first by default.
 
-        Nothing else is masked and there is no label. Raises ValueError: an unknown entity or relation, more relations than
-        leaves, or a window that the document has not.
+        Nothing else is masked and there is no label. Raises ValueError: an unknown entity or relation, or a window that the
+        document has not.
         """
-        same = not len(relations) or isinstance(relations[0], str) or not hasattr(relations[0], "__len__")
-        per_row = [relations] * len(entity_ids) if same else relations
-        ids = [[self.relations.id(one) for one in row] for row in per_row]
-        G = max(map(len, ids), default=0) if leaves is None else leaves
-        if any(len(row) > G for row in ids):
-            raise ValueError(f"leaves={G}: a row has {max(map(len, ids))} relations; raise it or split the row")
-        rows = []
+        ids = [[self.relations.id(one) for one in row] for row in relations]
+        G, rows = max(map(len, ids), default=0), []
         for entity_id, row, window in zip(entity_ids, ids, windows or [0] * len(ids), strict=True):
             if entity_id not in self.encoded.number:
                 raise ValueError(f"entity_ids: {entity_id!r} is no entity of the graph")
@@ -254,11 +188,6 @@ class LeafyChains(torch.utils.data.Dataset):
     def window_count(self, entity_id: str) -> int:
         """Windows of an entity's document at this length, 1 where it is shown whole."""
         return self.encoded.count(self.encoded.number[entity_id], self.roots)
-
-    def entity_texts(self, entity_ids: Sequence[str]) -> torch.Tensor:
-        """Candidates for answers: tokens of type and qualified name, int64 [n, C]."""
-        numbers = [self.encoded.number[entity_id] for entity_id in entity_ids]
-        return torch.from_numpy(self.encoded.text_ids_EC[numbers].astype(np.int64))
 
     @property
     def leaf_tokens(self) -> int:
@@ -348,14 +277,13 @@ class LeafyChains(torch.utils.data.Dataset):
             (_, start, length), *others = self.encoded.anchors(window[0]).tolist()
             pairs: set[tuple[int, int]] = set()
             own.append((segment, begin, (window[0], start, length), pairs))
-            if self.inner_anchors:
-                tokens, shift = self._shown(window)
-                first = self.encoded.name_length(window[0]) if shift else 0
-                inner += [
-                    (segment, begin, (number, start - shift, length), pairs)
-                    for number, start, length in others
-                    if number in self._leaves_of and first <= start - shift < len(tokens)
-                ]
+            tokens, shift = self._shown(window)
+            first = self.encoded.name_length(window[0]) if shift else 0
+            inner += [
+                (segment, begin, (number, start - shift, length), pairs)
+                for number, start, length in others
+                if number in self._leaves_of and first <= start - shift < len(tokens)
+            ]
         draw.shuffle(own)
         draw.shuffle(inner)
         leaves: list[_Leaf] = []
@@ -396,7 +324,7 @@ class LeafyChains(torch.utils.data.Dataset):
         wrong = []
         for _ in range(self.negatives if true else 0):
             leaf = true[int(draw.random() * len(true))]
-            kind = self.wrong_tails.hard if draw.random() < 0.5 else self.wrong_tails.type_consistent
+            kind = self.sampler.hard if draw.random() < 0.5 else self.sampler.type_consistent
             tail = kind(draw, number, leaf.relation, leaf.tail)
             if tail is not None:
                 wrong.append(_Leaf(*place, number, leaf.relation, tail, False))
@@ -439,7 +367,7 @@ class LeafyChains(torch.utils.data.Dataset):
         for place in masked.tolist():
             leaf = leaves[place]
             for u in range(U):
-                kind = self.wrong_tails.type_consistent if u < self.type_consistent_negatives else self.wrong_tails.hard
+                kind = self.sampler.type_consistent if u < self.type_consistent_negatives else self.sampler.hard
                 tail = kind(draw, leaf.head, leaf.relation, leaf.tail)
                 if tail is not None:
                     wrong_ids[place, u] = self.encoded.leaf_ids_EL[tail]
@@ -458,23 +386,6 @@ class LeafyChains(torch.utils.data.Dataset):
                         "give those of `graph.resolved()` or of a split"
                     )
         return found
-
-    def _check_encoded(
-        self, encoded: EncodedDocuments, tokenizer, leaf_tokens, head_tokens, entity_tokens, windows
-    ) -> None:
-        there = {
-            "leaf_tokens": (leaf_tokens, encoded.leaf_ids_EL.shape[1]),
-            "head_tokens": (head_tokens, encoded.head_tokens),
-            "entity_tokens": (entity_tokens, encoded.text_ids_EC.shape[1]),
-            "windows": (windows, encoded.windows),
-        }
-        for name, (wanted, found) in there.items():
-            if wanted != found:
-                raise ValueError(f"{name}={wanted}: the documents are encoded with {found}; give both the same")
-        if encoded.tokenizer is not tokenizer:
-            raise ValueError("tokenizer: the documents are encoded with another one; give the same")
-        if encoded.documents.graph is not self.graph:
-            raise ValueError("documents: they are of another graph; read them for this one")
 
 
 def _first(room: list) -> int:

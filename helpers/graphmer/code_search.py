@@ -1,18 +1,16 @@
 """Functions found by the first sentence of their docstring: MRR@10 of any score of text pairs.
 
-# Q queries · N functions · E width of an embedding
+# N functions
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import random
 import re
 import textwrap
-import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,18 +18,6 @@ import numpy as np
 from helpers.graphmer.documents import header_and_source
 from helpers.graphmer.knowledge_graph import DEFINED, KnowledgeGraph
 from helpers.graphmer.ranking import bootstrap_interval, filtered_ranks
-
-TextScore = Callable[[list[str], list[str]], np.ndarray]  # queries, documents -> [Q, N], higher is likelier
-
-
-def by_embedding(embed: Callable[[list[str]], np.ndarray]) -> TextScore:
-    """Cosine of embeddings, texts -> [N, E], as a score of text pairs."""
-
-    def unit(vectors: np.ndarray) -> np.ndarray:
-        vectors = np.asarray(vectors, np.float32)
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-
-    return lambda queries, documents: unit(embed(queries)) @ unit(embed(documents)).T
 
 
 @dataclass(frozen=True)
@@ -76,18 +62,12 @@ def documented_functions(
     return sorted(random.Random(seed).sample(found, min(functions, len(found))), key=lambda function: function.entity)
 
 
-def code_search(functions: Sequence[Function], similarity: TextScore) -> dict:
-    """MRR@10 of docstring sentence -> function among all of `functions`; equal scores get their mean rank.
+def code_search(scores_NN: np.ndarray) -> dict:
+    """MRR@10 of docstring sentence -> function, from the score of each sentence and function; equal ones get their mean rank.
 
-    Returns {"mrr@10", "interval" (95 %, bootstrap), "functions", "chance"}. Raises ValueError: scores that are NaN or of
-    another shape than [N, N].
+    Returns {"mrr@10", "interval" (95 %, bootstrap), "functions", "chance"}. Raises ValueError: scores that are NaN.
     """
-    count = len(functions)
-    scores_NN = np.asarray(
-        similarity([function.sentence for function in functions], [function.code for function in functions])
-    )
-    if scores_NN.shape != (count, count):
-        raise ValueError(f"similarity: scores {list(scores_NN.shape)} for {count} functions; give [{count}, {count}]")
+    count = len(scores_NN)
     ranks_N = filtered_ranks(scores_NN, range(count), [[place] for place in range(count)])
     reciprocal_N = np.where(ranks_N <= 10, 1 / ranks_N, 0.0)
     return {
@@ -99,44 +79,21 @@ def code_search(functions: Sequence[Function], similarity: TextScore) -> dict:
 
 
 def split_docstring(source: str) -> tuple[str, str] | None:
-    """First sentence of a Python function's docstring, and the source without the docstring; None if it has none.
-
-    The source may be cut off after the docstring.
-    """
+    """First sentence of a Python function's docstring, and the source without the docstring; None if it has none."""
     source = textwrap.dedent(source)
-    depth, state = 0, "before"
     try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if state == "before" and token.string in ("def", "class"):
-                if token.string == "class":
-                    return None
-                state = "signature"
-            elif state == "signature" and token.type == tokenize.OP:
-                depth += (token.string in "([{") - (token.string in ")]}")
-                if token.string == ":" and not depth:
-                    state = "body"
-            elif state == "body" and token.type == tokenize.STRING:
-                return _cut(source, token)
-            elif state == "body" and token.type not in _BLANK:
-                return None
-    except (tokenize.TokenError, SyntaxError):  # not Python, or cut off before the docstring's end
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError):  # not Python
         return None
-    return None
-
-
-_BLANK = (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.COMMENT)
-
-
-def _cut(source: str, docstring: tokenize.TokenInfo) -> tuple[str, str] | None:
-    try:
-        value = ast.literal_eval(docstring.string)
-    except ValueError:  # an f-string
+    function = body[0] if len(body) == 1 else None  # a module has more
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
-    if not isinstance(value, str) or not value.strip():
+    text = (ast.get_docstring(function) or "").strip()
+    if not text:
         return None
-    lines = source.splitlines(keepends=True)
-    (first, start), (last, end) = docstring.start, docstring.end
-    rest = lines[first - 1][:start] + lines[last - 1][end:].lstrip("; \t")
-    code = "".join((*lines[: first - 1], rest if rest.strip() else "", *lines[last:]))
-    paragraph = " ".join(re.split(r"\n\s*\n", value.strip(), maxsplit=1)[0].split())
+    node, lines = function.body[0], source.encode().splitlines(keepends=True)  # columns of a tree are bytes
+    before = lines[node.lineno - 1][: node.col_offset]
+    rest = before + lines[node.end_lineno - 1][node.end_col_offset :].lstrip(b"; \t")
+    code = b"".join((*lines[: node.lineno - 1], rest if rest.strip() else b"", *lines[node.end_lineno :])).decode()
+    paragraph = " ".join(re.split(r"\n\s*\n", text, maxsplit=1)[0].split())
     return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0], code

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from helpers.graphmer.knowledge_graph import DEFINED, TRIPLES, Entity, KnowledgeGraph
 from helpers.graphmer.sources import standard_library
 
-LANGUAGES = ("python", "java")
 NAMES_ONLY = frozenset({"parameter", "variable", "field"})  # their lines are part of what they belong to
 _ANNOTATIONS = 3  # a Java definition begins with its annotations: lines in which its name is looked for
 
@@ -76,20 +75,14 @@ class Documents:
         cls,
         graph: KnowledgeGraph,
         data_source: str | Path | Sequence[str | Path] | None = None,
-        *,
-        languages: Collection[str] = LANGUAGES,
     ) -> Documents:
         """Documents of the sources that the graph was built from.
 
         data_source: what `load_graph` was given: "sample", a folder or several. A folder with a written graph, or None,
             has no sources: every document is a name.
-        languages: of these only; documents of others are names.
 
-        Raises FileNotFoundError (a source is not there), ValueError (a source changed since the graph was built, an
-        unknown language).
+        Raises FileNotFoundError (a source is not there), ValueError (a source changed since the graph was built).
         """
-        if unknown := set(languages) - set(LANGUAGES):
-            raise ValueError(f"languages={sorted(unknown)}: must be of {', '.join(LANGUAGES)}")
         if data_source is None:
             return cls(graph, {})
         given = [data_source] if isinstance(data_source, str | Path) else list(data_source)
@@ -99,10 +92,9 @@ class Documents:
         by_name = {folder.name: folder for folder in folders}
         sources = {}
         for file in graph.manifest.get("files", ()):
-            if file["language"] in languages:
-                repository, _, rest = file["path"].partition("/")
-                path = folders[0] / file["path"] if len(folders) == 1 else by_name.get(repository, Path()) / rest
-                sources[file["module"]] = _text(path, file)
+            repository, _, rest = file["path"].partition("/")
+            path = folders[0] / file["path"] if len(folders) == 1 else by_name.get(repository, Path()) / rest
+            sources[file["module"]] = _text(path, file)
         return cls(graph, sources)
 
     def sources(self, modules: Collection[str] | None = None) -> Iterator[str]:

@@ -51,6 +51,7 @@ class GraphMERPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False  # the loss is a mean: a trainer divides it by its accumulation steps
     _no_split_modules = ("Layer",)
+    _input_embed_layer = "embedding"
 
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
@@ -95,12 +96,6 @@ class GraphMERModel(GraphMERPreTrainedModel):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = new_norm(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embedding = value
 
     def forward(
         self,

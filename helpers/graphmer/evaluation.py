@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from helpers import tables
 from helpers.cpu_copy import cpu_copy
-from helpers.graphmer import code_search, experiment, kge, ranking, tasks
-from helpers.graphmer.baselines import Frequency, strings
+from helpers.graphmer import code_search, experiment, ranking, tasks
+from helpers.graphmer.baselines import Frequency, lexical_baseline
 from helpers.graphmer.batches import LeafyChainCollator
 from helpers.graphmer.configuration import Configuration, override
 from helpers.graphmer.experiment import Corpus
@@ -23,7 +24,6 @@ from helpers.runtime import Runtime
 
 SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
 SEARCHED, ASKED_PAIRS, VIOLATION_QUERIES = 500, 500, 200  # functions, heads, triples
-KNOWLEDGE_GRAPH_EMBEDDINGS = ("transe", "distmult", "rotate")
 
 
 def measure(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
@@ -40,9 +40,7 @@ def other_tasks(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus
     """Call graph, dependencies, names, code search, masked tokens and violations; `scorer` is that of both ends."""
     return {
         **_of_pairs(scorer, corpus, configuration),
-        "code_search": code_search.code_search(
-            _documented(corpus, configuration), code_search.by_embedding(_text_embedding(predictor.model, corpus))
-        ),
+        "code_search": _code_search(predictor.model, corpus, configuration),
         "masked": masked(predictor.model, corpus, configuration),
         "violations": violation_rates(
             predictor,
@@ -107,32 +105,33 @@ def _has(triples: Iterable, relations: tuple[str, ...]) -> bool:
     return any(triple.relation in relations for triple in triples)
 
 
-def _documented(corpus: Corpus, configuration: Configuration) -> list[code_search.Function]:
+def _code_search(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
+    from sklearn.metrics.pairwise import cosine_similarity
+
     heads = {triple.head for triple in corpus.splits.test}
-    return code_search.documented_functions(
+    functions = code_search.documented_functions(
         corpus.graph, corpus.documents.text, heads, functions=SEARCHED, seed=configuration.run.seed
     )
-
-
-def _text_embedding(model: GraphMERForPreTraining, corpus: Corpus) -> Callable[[list[str]], np.ndarray]:
     model = cpu_copy(model) if model.device.type == "xla" else model
+    sentences = _text_embeddings(model, corpus, [function.sentence for function in functions])
+    codes = _text_embeddings(model, corpus, [function.code for function in functions])
+    return code_search.code_search(cosine_similarity(sentences, codes))
 
-    @torch.no_grad()
-    def embed(texts: list[str]) -> np.ndarray:
-        found = []
-        for first in range(0, len(texts), 32):
-            ids = corpus.tokenizer(
-                texts[first : first + 32],
-                truncation=True,
-                max_length=corpus.train.roots,
-                padding=True,
-                add_special_tokens=False,
-                return_tensors="pt",
-            )["input_ids"]
-            found.append(model.eval().entities(ids.to(model.device)).float().cpu().numpy())
-        return np.concatenate(found)
 
-    return embed
+@torch.no_grad()
+def _text_embeddings(model: GraphMERForPreTraining, corpus: Corpus, texts: list[str]) -> np.ndarray:
+    found = []
+    for first in range(0, len(texts), 32):
+        ids = corpus.tokenizer(
+            texts[first : first + 32],
+            truncation=True,
+            max_length=corpus.train.roots,
+            padding=True,
+            add_special_tokens=False,
+            return_tensors="pt",
+        )["input_ids"]
+        found.append(model.eval().entities(ids.to(model.device)).float().cpu().numpy())
+    return np.concatenate(found)
 
 
 @torch.no_grad()
@@ -150,28 +149,20 @@ def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configu
     return {"mlm": roots.summary(), "mnm": leaves.summary()}
 
 
-def with_strings(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
-    """`links` of the encoder and the string baseline together, weighed on validation."""
-    return links(_strings(corpus, configuration, predictor.ends()), corpus, configuration)
-
-
-def _strings(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> ranking.Scorer:
-    options = {"text": corpus.documents.text, "frequency": True, "also": also, "seed": configuration.run.seed}
-    return strings(corpus.splits, corpus.graph, corpus.ontology, **options)
+def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
+    """`links` of the encoder and the lexical baseline together, weighed on validation."""
+    return links(_lexical(corpus, configuration, predictor.ends()), corpus, configuration)
 
 
 def baselines(corpus: Corpus, configuration: Configuration) -> dict[str, dict]:
-    """`links` of what any encoder must beat: counts, strings with the sources' words, and three embeddings of the graph."""
-    seed = configuration.run.seed
-    scorers: dict[str, Callable[[], ranking.Scorer]] = {
-        "frequency": lambda: Frequency(corpus.splits.train),
-        "strings": lambda: _strings(corpus, configuration, {}),
-        **{
-            name: (lambda name=name: kge.train_embeddings(corpus.splits.train, model=name, seed=seed))
-            for name in KNOWLEDGE_GRAPH_EMBEDDINGS
-        },
-    }
-    return {name: links(scorer(), corpus, configuration) for name, scorer in scorers.items()}
+    """`links` of what any encoder must beat: counts, and names with the sources' words."""
+    scorers = {"frequency": Frequency(corpus.splits.train), "lexical baseline": _lexical(corpus, configuration, {})}
+    return {name: links(scorer, corpus, configuration) for name, scorer in scorers.items()}
+
+
+def _lexical(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> ranking.Scorer:
+    options = {"text": corpus.documents.text, "frequency": True, "also": also, "seed": configuration.run.seed}
+    return lexical_baseline(corpus.splits, corpus.graph, corpus.ontology, **options)
 
 
 ABLATIONS = {
@@ -197,52 +188,55 @@ def ablations(configuration: Configuration, corpus: Corpus, machine: Runtime, fo
     return found
 
 
-def table(rows: dict[str, dict]) -> str:
-    """Name of each model beside its MRR and hits, of all triples and of those that names alone do not answer."""
-    lines = [f"{'':<28}{'MRR':>8}{'hits@1':>9}{'hits@10':>9}{'MRR beyond names':>19}"]
-    for name, found in rows.items():
-        both, beyond = found["both"], found["beyond_names"]
-        rest = f"{beyond['both']['mrr']:19.3f}" if beyond else f"{'-':>19}"
-        lines.append(f"{name:<28}{both['mrr']:8.3f}{both['hits@1']:9.3f}{both['hits@10']:9.3f}{rest}")
-    return "\n".join(lines)
+def table(rows: dict[str, dict]) -> list[dict]:
+    """MRR and hits of each model, of all triples and of those that names alone do not answer."""
+    return [
+        {"model": name}
+        | {metric: found["both"][metric] for metric in ("mrr", "hits@1", "hits@10")}
+        | {"mrr beyond names": found["beyond_names"] and found["beyond_names"]["both"]["mrr"]}
+        for name, found in rows.items()
+    ]
 
 
-def by_relation(rows: dict[str, dict]) -> str:
+def by_relation(rows: dict[str, dict]) -> list[dict]:
     """MRR of each relation, tails and heads together, the most frequent first."""
-    first = next(iter(rows.values()))["relations"]
-    names = sorted(first, key=lambda name: -first[name]["both"]["ranks"])
-    lines = [f"{'':<18}{'asked':>7}" + "".join(f"{row[:16]:>18}" for row in rows)]
-    for name in names:
-        values = "".join(f"{found['relations'][name]['both']['mrr']:18.3f}" for found in rows.values())
-        lines.append(f"{name:<18}{first[name]['both']['ranks']:7}{values}")
-    return "\n".join(lines)
+    asked = {name: found["both"]["ranks"] for name, found in next(iter(rows.values()))["relations"].items()}
+    return [
+        {"mrr": relation, "asked": asked[relation]}
+        | {name: found["relations"][relation]["both"]["mrr"] for name, found in rows.items()}
+        for relation in sorted(asked, key=lambda name: -asked[name])
+    ]
 
 
-def tasks_table(before: dict, after: dict) -> str:
-    """The other tasks, each with its 95 % interval and what chance or saying yes to all would give."""
-    lines = []
-    for name, value, chance in (
+def tasks_table(before: dict, after: dict) -> list[dict]:
+    """The other tasks, each with its 95 % interval and what costs nothing to reach."""
+    rows = []
+    for name, metric, free in (
         ("call_graph", "f1", "all_true"),
         ("dependencies", "f1", "all_true"),
         ("disambiguation", "top1", "chance"),
         ("code_search", "mrr@10", "chance"),
     ):
         if found := after.get(name):
-            low, high = found["interval"]
-            lines.append(
-                f"{name:<16}{value:<8}{found[value]:.3f} ({low:.3f} to {high:.3f}), {chance} {found[chance]:.3f}"
-            )
+            rows.append((name, metric, found[metric], found["interval"], f"{free} {tables.cell(found[free])}"))
     for name in ("mlm", "mnm"):
         was, now = before[name]["top1"], after["masked"][name]["top1"]
-        lines.append(f"{name:<16}{'top1':<8}{now['rate']:.3f}, untrained {was['rate']:.3f}, of {now['of']} tokens")
+        rows.append((name, f"top1 of {now['of']} tokens", *_rate(now), f"untrained {tables.cell(was['rate'])}"))
     found = after["violations"]["any"]
-    lines.append(f"{'violations':<16}{'rate':<8}{found['rate']:.3f} of {found['of']} first answers")
-    return "\n".join(lines)
+    rows.append(("violations", f"rate of {found['of']} first answers", *_rate(found), None))
+    return [
+        {"task": name, "metric": metric, "value": value, "95 %": "{:.3f} to {:.3f}".format(*interval), "beside": beside}
+        for name, metric, value, interval, beside in rows
+    ]
 
 
-def answers(predictor: LinkPredictor, corpus: Corpus, entity_id: str, *, most: int = 3) -> str:
+def _rate(found: dict) -> tuple[float | None, list[float]]:
+    return found["rate"], found["interval"]
+
+
+def answers(predictor: LinkPredictor, corpus: Corpus, entity_id: str, *, most: int = 3) -> list[dict]:
     """The likeliest tails of an entity for each relation that it may have; * marks what the graph says."""
-    entity, lines = corpus.graph.entities[entity_id], [entity_id]
+    entity, rows = corpus.graph.entities[entity_id], []
     true = ranking.true_answers(corpus.graph.resolved())
     for name, relation in corpus.ontology.relations.items():
         if not relation.canonical or entity.type not in relation.domain:
@@ -251,8 +245,10 @@ def answers(predictor: LinkPredictor, corpus: Corpus, entity_id: str, *, most: i
         scores_X = predictor.tails([entity_id], name, candidates)[0] if candidates else np.zeros(0)
         best = [candidates[place] for place in np.argsort(-scores_X, kind="stable")[:most]]
         known = true.get((ranking.TAIL, name, entity_id), set())
-        lines.append(f"  {name:<16}" + ", ".join(f"{one}{'*' if one in known else ''}" for one in best))
-    return "\n".join(lines)
+        rows.append(
+            {"relation": name} | {f"{rank}": f"{one}{'*' * (one in known)}" for rank, one in enumerate(best, 1)}
+        )
+    return rows
 
 
 @torch.no_grad()

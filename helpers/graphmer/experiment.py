@@ -10,13 +10,14 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
+from helpers import plan as planner
 from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import Configuration
-from helpers.graphmer.curriculum import Curriculum
+from helpers.graphmer.curriculum import phase_steps
 from helpers.graphmer.documents import Documents
 from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.knowledge_graph import KnowledgeGraph, load_graph
-from helpers.graphmer.memory import encoded_texts, estimate_run, run_options
+from helpers.graphmer.extraction import load_graph
+from helpers.graphmer.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.negatives import Relations
 from helpers.graphmer.ontology import Ontology, read_ontology
@@ -24,11 +25,9 @@ from helpers.graphmer.splits import Splits, split_by_entity, split_by_module
 from helpers.graphmer.tokenizer import break_tokens, separator_tokens, train_tokenizer
 from helpers.graphmer.training import GraphTrainer, new_trainer
 from helpers.graphmer.validation import Validation, validate
-from helpers.plan import GIB, Plan, choose_optimizer, choose_workers
-from helpers.planning import forecast as forecasts
-from helpers.planning.architectures import graphmer_se
-from helpers.planning.forecast import Forecast
-from helpers.planning.jobs import Job, Sizes
+from helpers.graphmer.workload import run_recipe, workload
+from helpers.parameters import SAMPLE
+from helpers.plan import Plan
 from helpers.runtime import Runtime
 
 
@@ -36,7 +35,8 @@ from helpers.runtime import Runtime
 class Corpus:
     """A graph, what of it is held out, and the sequences of both."""
 
-    source: str  # data source and a digest of graph and code: the same string means the same data
+    name: str  # of the data source; of a folder its last part alone, since results are shared
+    sha256: str  # of graph and code
     graph: KnowledgeGraph
     ontology: Ontology
     validity: Validation
@@ -49,6 +49,16 @@ class Corpus:
     @property
     def relations(self) -> Relations:
         return self.train.relations
+
+    @property
+    def source(self) -> str:
+        """Data source and a digest of graph and code: the same string means the same data."""
+        return f"{self.name}, sha256 {self.sha256[:16]}"
+
+    @property
+    def provenance(self) -> dict[str, str | None]:
+        """What results.json says of the data: source, revision and digest."""
+        return {"source": self.name, "revision": None, "sha256": self.sha256}
 
 
 def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
@@ -71,34 +81,43 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
         entity_tokens=encoding.entity_tokens,
         windows=encoding.windows_per_document,
     )
-    relations = Relations(ontology)
-
-    def chains(triples, known, **changed) -> LeafyChains:
-        return LeafyChains(
-            graph, triples, encoded, tokenizer, relations, known=known, **(_options(configuration) | changed)
-        )
-
+    train, validation = _chains(splits, encoded, Relations(ontology), configuration)
     return Corpus(
-        source=_source(data_source, graph, documents),
+        name=data_source if data_source == SAMPLE else Path(data_source).resolve().name,
+        sha256=_digest(graph, documents),
         graph=graph,
         ontology=ontology,
         validity=validate(graph, ontology),
         splits=splits,
         documents=documents,
         tokenizer=tokenizer,
-        # The held-out triples are no wrong tails in training, which would tell the model that they are false.
-        train=chains(splits.train, (*splits.validation, *splits.test)),
-        validation=chains(splits.validation, (*splits.train, *splits.test)),
+        train=train,
+        validation=validation,
     )
 
 
-def _source(data_source: str, graph: KnowledgeGraph, documents: Documents) -> str:
-    # The name alone of a folder: results are shared, and the digest says which it was.
-    name = data_source if data_source == "sample" else Path(data_source).resolve().name
+def with_options(corpus: Corpus, configuration: Configuration) -> Corpus:
+    """The same graph and tokens in sequences of another configuration."""
+    train, validation = _chains(corpus.splits, corpus.train.encoded, corpus.relations, configuration)
+    return dataclasses.replace(corpus, train=train, validation=validation)
+
+
+def _chains(
+    splits: Splits, encoded: EncodedDocuments, relations: Relations, configuration: Configuration
+) -> tuple[LeafyChains, LeafyChains]:
+    """Of training and of validation; all other triples are known, since as wrong tails they would be taught to be false."""
+    options = _options(configuration)
+    return (
+        LeafyChains(splits.train, encoded, relations, known=(*splits.validation, *splits.test), **options),
+        LeafyChains(splits.validation, encoded, relations, known=(*splits.train, *splits.test), **options),
+    )
+
+
+def _digest(graph: KnowledgeGraph, documents: Documents) -> str:
     digest = hashlib.sha256(graph.digest().encode())
     for text in documents.sources():
         digest.update(hashlib.sha256(text.encode()).digest())
-    return f"{name}, sha256 {digest.hexdigest()[:16]}"
+    return digest.hexdigest()
 
 
 def _training_texts(graph: KnowledgeGraph, splits: Splits, documents: Documents) -> Iterator[str]:
@@ -115,9 +134,6 @@ def _options(configuration: Configuration) -> dict:
     return {
         "roots": roots,
         "leaves": leaves,
-        "leaf_tokens": encoding.leaf_tokens,
-        "head_tokens": encoding.max_head_tokens,
-        "entity_tokens": encoding.entity_tokens,
         "mask_prob": objectives.mlm.mask_prob,
         "span_mask_identifiers": objectives.mlm.span_mask_identifiers,
         "leaf_mask_prob": objectives.mnm.mask_prob,
@@ -125,7 +141,6 @@ def _options(configuration: Configuration) -> dict:
         "negatives": encoding.leaves_per_anchor.negatives,
         "type_consistent_negatives": objectives.mnm.type_consistent_negatives,
         "hard_negatives": objectives.mnm.hard_negatives,
-        "windows": encoding.windows_per_document,
         "pack": configuration.training_data.pack_sequences,
         "layout": encoding.layout,
         "seed": configuration.run.seed,
@@ -139,7 +154,7 @@ def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTra
         "separator_ids": separator_tokens(corpus.tokenizer),
         "break_ids": break_tokens(corpus.tokenizer),
     }
-    config = configuration.model_config(len(corpus.tokenizer), properties.pop("num_relations"), **properties)
+    config = configuration.graphmer_config(len(corpus.tokenizer), properties.pop("num_relations"), **properties)
     return GraphMERForPreTraining(config)
 
 
@@ -148,7 +163,7 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
 
     Raises ValueError: the configuration asks for another device, or for chips that are not there.
     """
-    batch = configuration.batch_size(machine.device_count)
+    recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
     wanted = configuration.hardware.device
     kind = {"auto": machine.kind, "tpu": "xla"}.get(wanted, wanted)
     if kind != machine.kind:
@@ -156,103 +171,24 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
             f"hardware.device={wanted!r}: this run is on {machine.device_name} ({machine.kind}); choose that runtime, "
             "or give 'auto'"
         )
-    run, data = configuration.run, configuration.training_data
-    epochs = max(1, run.epochs * len(corpus.train) // batch)
-    steps = run.max_steps or epochs
-    optimizer, reason = choose_optimizer(machine)
-    workers, loader = choose_workers(machine, compute_bound_loader=False)
-    estimate = estimate_run(
-        configuration,
-        model.config.vocab_size,
-        model.config.num_relations,
-        kind=machine.kind,
-        precision=machine.precision,
-    ).total
-    reasons = dict.fromkeys(
-        ("batch_size", "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"), "asked for"
-    )
-    return Plan(
-        precision=machine.precision,
-        per_device_batch_size=data.micro_batch_size,
-        gradient_accumulation_steps=run.gradient_accumulation_steps,
-        device_count=machine.device_count,
-        learning_rate=configuration.optimizer.lr,
-        max_steps=steps,
-        sequence_length=data.max_seq_len,
-        warmup_steps=min(configuration.optimizer.scheduler.warmup_steps, steps),
-        weight_decay=configuration.optimizer.weight_decay,
-        max_grad_norm=configuration.optimizer.max_grad_norm,
-        optimizer=optimizer if configuration.optimizer.name == "adamw" else configuration.optimizer.name,
-        gradient_checkpointing=configuration.checkpointing.activation_checkpointing,
-        dataloader_workers=configuration.hardware.num_workers or workers,
-        pin_memory=machine.kind == "cuda",
-        memory_estimate=estimate,
-        reasons=reasons
-        | {
-            "precision": machine.precision_reason,
-            "max_steps": "asked for" if run.max_steps else f"{run.epochs} passes over {len(corpus.train)} sequences",
-            "optimizer": reason,
-            "dataloader_workers": loader,
-            "memory_estimate": _fits(estimate, machine),
-        },
-    )
+    plan = planner.plan(recipe, workload(configuration, model), machine)
+    own: dict[str, int | str] = {}
+    if configuration.hardware.num_workers:
+        own["dataloader_workers"] = configuration.hardware.num_workers
+    if configuration.optimizer.name != "adamw":
+        own["optimizer"] = configuration.optimizer.name
+    reasons = {name: reason.replace("the recipe's", "the configuration's") for name, reason in plan.reasons.items()}
+    reasons |= dict.fromkeys(own, "the configuration's")
+    if not configuration.run.max_steps:
+        reasons["max_steps"] = f"{configuration.run.epochs} passes over {len(corpus.train):,} sequences"
+    return dataclasses.replace(plan, **own, reasons=reasons)
 
 
-def _fits(estimate: int, machine: Runtime) -> str:
-    if not machine.memory:
-        return "from shapes, not measured"
-    share = f"from shapes; {machine.device_name} has {machine.memory / GIB:.1f} GiB"
-    return share if estimate < machine.memory else f"{share}: too little, lower training_data.micro_batch_size"
-
-
-def training_job(configuration: Configuration, model: GraphMERForPreTraining) -> Job:
-    """What a training step of this model is made of, at the configuration's longest sequences."""
-    config, options = model.config, run_options(configuration)
-    roots, leaves = configuration.shape(configuration.training_data.max_seq_len)
-    sizes = Sizes(
-        family="graphmer",
-        vocab=config.vocab_size,
-        width=config.hidden_size,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        inner=config.intermediate_size,
-    )
-    switches = ("activation", "norm", "hgat", "hgat_relation_bias", "relation_attention_bias", "leaf_positions")
-    return graphmer_se(
-        sizes,
-        "",
-        roots=roots,
-        leaves=leaves,
-        leaf_tokens=config.leaf_tokens,
-        head_tokens=config.max_head_tokens,
-        relations=config.num_relations,
-        embedding_size=config.embedding_size,
-        mlm_positions=options["masked_roots"],
-        texts=sum(encoded_texts(config, leaves, options["negatives"])),
-        texts_length=options["entity_tokens"],
-        decay=config.decay != "none",
-        token_match=config.token_match,
-        **{name: getattr(config, name) for name in switches},
-    )
-
-
-def forecast(configuration: Configuration, model: GraphMERForPreTraining, plan: Plan, machine: Runtime) -> Forecast:
-    """Time, memory and cost that the run is expected to take, length after length of its curriculum."""
-    encoding, stages = configuration.encoding, configuration.stages()
-    lengths = Curriculum.read(
-        stages, leaves=encoding.max_leaves_per_sequence, leaf_tokens=encoding.leaf_tokens, layout=encoding.layout
-    )
-    steps = lengths.phase_steps(plan.max_steps)
-    return forecasts.make(
-        training_job(configuration, model),
-        plan,
-        machine,
-        architecture=model.config.model_type,
-        parameters=sum(weight.numel() for weight in model.parameters()),
-        phases=[(count, length) for count, (_, length) in zip(steps, stages, strict=True) if count],
-        counted_bytes=plan.memory_estimate,
-        tokens=0,  # the meter counts roots
-    )
+def phases(configuration: Configuration, plan: Plan) -> list[tuple[int, int]]:
+    """Steps and tokens of a sequence of each length of the curriculum, for the forecast."""
+    begins, lengths = zip(*configuration.stages(), strict=True)
+    steps = phase_steps(begins, plan.max_steps)
+    return [(count, length) for count, length in zip(steps, lengths, strict=True) if count]
 
 
 def train(
@@ -280,25 +216,3 @@ def train(
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def with_options(corpus: Corpus, configuration: Configuration) -> Corpus:
-    """The same graph and tokens in sequences of another configuration."""
-
-    def chains(like: LeafyChains, triples, known) -> LeafyChains:
-        return LeafyChains(
-            corpus.graph,
-            triples,
-            like.encoded,
-            corpus.tokenizer,
-            like.relations,
-            known=known,
-            **_options(configuration),
-        )
-
-    splits = corpus.splits
-    return dataclasses.replace(
-        corpus,
-        train=chains(corpus.train, splits.train, (*splits.validation, *splits.test)),
-        validation=chains(corpus.validation, splits.validation, (*splits.train, *splits.test)),
-    )

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 import torch
 
-FULL_ROOTS, FULL_LEAF_TOKENS = 128, 7  # GraphMERT: 128 roots, a leaf of 7 at each, 1,024 tokens
-
 # What an empty leaf holds; every other tensor that has leaves holds 0 there.
 _EMPTY = {"mnm_labels": -100, "triple_labels": -100, "tail_entities": -1, "head_entities": -1, "tail_types": -1}
 

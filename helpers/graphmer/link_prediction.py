@@ -17,9 +17,9 @@ import torch
 from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
-from helpers.graphmer.asked import PARTS, Asked, Offered
 from helpers.graphmer.baselines import Frequency
 from helpers.graphmer.chains import LeafyChains
+from helpers.graphmer.features import PARTS, EntityFeatures, QueryFeatures
 from helpers.graphmer.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.model import GraphMERForPreTraining
@@ -48,19 +48,19 @@ class LinkPredictor:
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
         self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
         self._number = chains.encoded.number
-        self._names: Offered | None = None
-        self._asked: dict[int, Asked] = {}  # by relation id
+        self._entities: EntityFeatures | None = None
+        self._queries: dict[int, QueryFeatures] = {}  # by relation id
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
         self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         """[Q, X] of (head, relation, candidate)."""
-        return self.against(self.asked(heads, self.relations.id(relation)), candidates)
+        return self.against(self.query_features(heads, self.relations.id(relation)), candidates)
 
     def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         """[Q, X] of (candidate, relation, tail)."""
-        return self.against(self.asked(tails, self.relations.inverse(self.relations.id(relation))), candidates)
+        return self.against(self.query_features(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
     def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> Mixture:
         """The parts of the score at either end, the other end's total, and counts of training, weighed on validation.
@@ -78,14 +78,14 @@ class LinkPredictor:
             "other end: total": _OtherTotal(self),
         }
 
-    # ---- what leaves ask for
+    # ---- queries
 
-    def asked(self, names: Sequence[str], relation: int) -> Asked:
+    def query_features(self, names: Sequence[str], relation: int) -> QueryFeatures:
         """Of a masked leaf of `relation` at each document's own name."""
         row = self._row[relation]
         if new := [name for name in dict.fromkeys(names) if name not in row]:
             self._read(new, relation)
-        return self._asked[relation][[row[name] for name in names]]
+        return self._queries[relation][[row[name] for name in names]]
 
     @torch.no_grad()
     def _read(self, names: Sequence[str], relation: int) -> None:
@@ -95,7 +95,7 @@ class LinkPredictor:
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
         windows = {name: self.chains.window_count(name) for name in names}
         names = sorted(names, key=lambda name: (len(wanted[name]), length[name]))
-        found: dict[int, list[Asked]] = defaultdict(list)
+        found: dict[int, list[QueryFeatures]] = defaultdict(list)
         for part in _parts(names, windows, self.batch_size):
             rows = [(name, window) for name in part for window in range(windows[name])]
             batch = self.chains.queries(
@@ -105,17 +105,17 @@ class LinkPredictor:
             )
             longest = max(2, *(length[name] for name in part))
             batch |= {name: batch[name][:, :longest] for name in ROOT_FIELDS}
-            dense_BGF, *copies = self.model.asked(
+            dense_BGF, *copies = self.model.query_features(
                 **{name: value.to(self.model.device) for name, value in batch.items()}
             )
             G = dense_BGF.shape[1]
-            all_asked = Asked.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
+            queries = QueryFeatures.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
             for one, places in _by_relation(part, wanted, G, known=self._row).items():
-                found[one].append(all_asked[list(places.values())])
+                found[one].append(queries[list(places.values())])
                 self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
         for one, parts in found.items():
-            before = [self._asked[one]] if one in self._asked else []
-            self._asked[one] = Asked.joined(before + parts)
+            before = [self._queries[one]] if one in self._queries else []
+            self._queries[one] = QueryFeatures.joined(before + parts)
 
     def _may_have(self, entity_type: str) -> Iterable[int]:
         """Relations, inverses too, whose head an entity of this type may be; of an unknown type, all."""
@@ -131,10 +131,10 @@ class LinkPredictor:
         known = self._totals[relation]
         if new := [name for name in dict.fromkeys(names) if name not in known]:
             answers, scale = self._answers(relation)
-            asked, rows = self.asked(new, relation), max(1, SCORES_AT_ONCE // len(answers))
+            queries, rows = self.query_features(new, relation), max(1, SCORES_AT_ONCE // len(answers))
             for first in range(0, len(new), rows):
                 part = new[first : first + rows]
-                scores_QX = self.against(asked[first : first + rows], answers)
+                scores_QX = self.against(queries[first : first + rows], answers)
                 known |= zip(part, (logsumexp(scores_QX, axis=1) + scale).tolist(), strict=True)
         return np.array([known[name] for name in names], np.float32)
 
@@ -147,37 +147,37 @@ class LinkPredictor:
         drawn = np.random.default_rng(relation).choice(len(names), MOST_ANSWERS, replace=False)
         return [names[place] for place in np.sort(drawn)], float(np.log(len(names) / MOST_ANSWERS))
 
-    # ---- what names offer
+    # ---- entities
 
-    def against(self, asked: Asked, names: Sequence[str]) -> np.ndarray:
-        """[Q, X] of what leaves ask for and these names."""
-        return self._offered(names).scores(asked)
+    def against(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
+        """[Q, X] of queries and these names."""
+        return self._entity_features(names).scores(queries)
 
-    def parts(self, asked: Asked, names: Sequence[str]) -> np.ndarray:
+    def parts(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
         """[P, Q, X]: the addends of `against`, in the order of `PARTS`."""
-        return self._offered(names).parts(asked)
+        return self._entity_features(names).parts(queries)
 
     def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
         """`parts`, the last remembered: a mixture asks for one after the other."""
         last = self._last
         if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
-            self._last = last = (askers, relation, names, self.parts(self.asked(askers, relation), names))
+            self._last = last = (askers, relation, names, self.parts(self.query_features(askers, relation), names))
         return last[3]
 
     @torch.no_grad()
-    def _offered(self, names: Sequence[str]) -> Offered:
-        """What names offer; all entities' are read at the first call."""
-        if self._names is None:
+    def _entity_features(self, names: Sequence[str]) -> EntityFeatures:
+        """Features of these names; all entities' are computed at the first call."""
+        if self._entities is None:
             texts_XC = torch.from_numpy(self.chains.encoded.text_ids_EC.astype(np.int64))
             lengths = (texts_XC != self.model.config.pad_token_id).sum(1)
             order, found = torch.argsort(lengths, stable=True), []
             for first in range(0, len(order), 8 * self.batch_size):
                 places = order[first : first + 8 * self.batch_size]
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
-                offered = self.model.offered(ids_XC.to(self.model.device))
-                found.append(Offered.of_texts(*offered, match=self.model.token_match))
-            self._names = Offered.joined(found)[np.argsort(order.numpy(), kind="stable")]
-        return self._names[[self._number[name] for name in names]]
+                features = self.model.entity_features(ids_XC.to(self.model.device))
+                found.append(EntityFeatures.of_texts(*features, match=self.model.token_match))
+            self._entities = EntityFeatures.joined(found)[np.argsort(order.numpy(), kind="stable")]
+        return self._entities[[self._number[name] for name in names]]
 
     @property
     def _numbers(self) -> int:
@@ -185,7 +185,7 @@ class LinkPredictor:
 
 
 class _End:
-    """A scorer of one part of what leaves ask for at one end of the triples."""
+    """A scorer of one part of the score, at one end of the triples."""
 
     def __init__(self, predictor: LinkPredictor, part: int = 0):
         self._predictor, self._relations, self._part = predictor, predictor.relations, part

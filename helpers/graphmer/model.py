@@ -105,12 +105,6 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         else:
             super()._init_weights(module)
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.encoder.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.encoder.embedding = value
-
     def forward(
         self,
         root_ids: torch.Tensor,
@@ -175,8 +169,8 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         place_BMD = batch["mlm_positions"][..., None].expand(-1, -1, self.config.hidden_size)
         return self.token_logits(self._states(batch).root_states.gather(1, place_BMD))
 
-    def asked(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[torch.Tensor]:
-        """What each leaf asks for: features [B, G, ...] to multiply with `offered`, tokens [B, T] that it copies, weights [B, G, T].
+    def query_features(self, **batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of leaves: features [B, G, ...] to multiply with those of entities, tokens [B, T] that they copy, weights [B, G, T].
 
         Without `token_match` only the features. Numbers of tokens are those of `token_match.FIELDS`.
         """
@@ -187,7 +181,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         tokens = self._leaf_tokens(batch, states)
         return torch.cat((query_BGE, tokens.expected.float()), dim=-1), *self.token_match.all_copied(tokens)
 
-    def offered(self, text_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def entity_features(self, text_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of entities' texts [X, C]: features [X, ...], an addend [X], and tokens, pairs and paths with their weights, to match copies.
 
         Without `token_match` only features and addend.
@@ -196,7 +190,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if self.token_match is None:
             return entity_XE, entity_XE.new_zeros(len(entity_XE))
         names = self._name_tokens(text_ids)
-        return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, *self.token_match.all_offered(names)
+        return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, *self.token_match.all_of_names(names)
 
     def _leaf_tokens(self, batch: dict[str, torch.Tensor], states: GraphMEROutput) -> LeafTokens:
         return self.token_match.leaves(

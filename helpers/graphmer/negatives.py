@@ -111,7 +111,7 @@ class KnownTails:
         return self._tails.get(head * self._ids + relation, frozenset())
 
 
-class WrongTails:
+class NegativeSampler:
     """Draws tails that are not known to be true, of a type that the relation admits.
 
     entities: of the graph, in its order.

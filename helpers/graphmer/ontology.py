@@ -153,12 +153,6 @@ class Ontology:
         known = self.relations[relation]
         return head_type in known.domain and tail_type in known.range
 
-    def is_a(self, entity_type: str, ancestor: str) -> bool:
-        """Whether `entity_type` is `ancestor` or a kind of it; an unknown type is only itself."""
-        while entity_type and entity_type != ancestor:
-            entity_type = self.types.get(entity_type, "")
-        return entity_type == ancestor
-
 
 def read_ontology(path: str | Path | None = None) -> Ontology:
     """The ontology of software (default), or the one in a TOML file written like `SOFTWARE`.

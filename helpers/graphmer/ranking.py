@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -179,15 +179,12 @@ def evaluate(
     graph: KnowledgeGraph,
     ontology: Ontology,
     *,
-    part: str = "test",
-    max_queries: int = 0,
     seed: int = 0,
-    chunk: int = 2**22,
+    **options: Any,
 ) -> dict:
     """Filtered MRR and Hits@1, 3, 10 of the triples of a part, each asked for by its tail and by its head.
 
-    max_queries: triples asked for, drawn with `seed`; 0 is all of them.
-    chunk: scores held at a time (Q·X).
+    options: `part`, `max_queries` and `chunk` of `rank`.
 
     Returns {"triples", "queries", "both", "tail", "head", "beyond_names", "relations"}: means over the ranks of both
     directions or of one, as {"ranks", "mrr", "mrr_interval", "hits@1", ...}, with 95 % bootstrap intervals over modules;
@@ -196,9 +193,7 @@ def evaluate(
     Raises ValueError: an unknown part, a part without triples, a relation that the ontology lacks, scores that are NaN
     or of a wrong shape.
     """
-    return rank(scorer, splits, graph, ontology, part=part, max_queries=max_queries, seed=seed, chunk=chunk).summary(
-        graph, seed=seed
-    )
+    return rank(scorer, splits, graph, ontology, seed=seed, **options).summary(graph, seed=seed)
 
 
 def rank(
@@ -212,7 +207,11 @@ def rank(
     seed: int = 0,
     chunk: int = 2**22,
 ) -> Ranking:
-    """The ranks behind `evaluate`. Filtered by the triples of all parts and by those that a split dropped: true as well."""
+    """The ranks behind `evaluate`. Filtered by the triples of all parts and by those that a split dropped: true as well.
+
+    max_queries: triples asked for, drawn with `seed`; 0 is all of them.
+    chunk: scores held at a time (Q·X).
+    """
     triples = asked(splits, part, max_queries, seed)
     known = true_answers((*splits.train, *splits.validation, *splits.test, *graph.resolved()))
     places: dict[str, list[int]] = defaultdict(list)  # relation -> its triples
@@ -228,18 +227,25 @@ def rank(
             for place in places[relation]:
                 asked_by[given(triples[place], direction)].append(place)
             queries += len(asked_by)
-            for part_of_queries in _chunks(sorted(asked_by), chunk // max(1, len(column))):
-                scores_QX = score(scorer, part_of_queries, relation, candidates[direction], direction)
-                true_columns = [
-                    [column[name] for name in known[direction, relation, query] if name in column]
-                    for query in part_of_queries
-                ]
-                rows_N = [row for row, query in enumerate(part_of_queries) for _ in asked_by[query]]
-                places_N = [place for query in part_of_queries for place in asked_by[query]]
+            every = scores_of(scorer, sorted(asked_by), relation, candidates[direction], direction, chunk)
+            for query, scores_X in every:
+                true_columns = [column[name] for name in known[direction, relation, query] if name in column]
+                places_N = asked_by[query]
                 answers_N = [column[answer(triples[place], direction)] for place in places_N]
-                ranks[direction][places_N] = filtered_ranks(scores_QX, answers_N, true_columns, rows_N)
+                rows_N = np.zeros(len(answers_N), np.int64)
+                ranks[direction][places_N] = filtered_ranks(scores_X[None], answers_N, [true_columns], rows_N)
     counts = {name: {d: len(found) for d, found in candidates.items()} for name, candidates in all_candidates.items()}
     return Ranking(triples, ranks, counts, queries)
+
+
+def scores_of(
+    scorer: Scorer, queries: Sequence[str], relation: str, candidates: list[str], direction: str, chunk: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each query with its scores [X]; so many are computed at a time that `chunk` holds them."""
+    size = max(1, chunk // max(1, len(candidates)))
+    for first in range(0, len(queries), size):
+        part = list(queries[first : first + size])
+        yield from zip(part, score(scorer, part, relation, candidates, direction), strict=True)
 
 
 def score(scorer: Scorer, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
@@ -286,11 +292,6 @@ def given(triple: Triple, direction: str) -> str:
 
 def answer(triple: Triple, direction: str) -> str:
     return triple.tail if direction == TAIL else triple.head
-
-
-def _chunks(queries: list[str], size: int) -> Iterable[list[str]]:
-    size = max(1, size)
-    return (queries[first : first + size] for first in range(0, len(queries), size))
 
 
 def _summary(ranks_N: np.ndarray, groups_N: np.ndarray, seed: int) -> dict:

@@ -16,6 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import networkx
+
 from helpers.graphmer.knowledge_graph import DEFINED, KnowledgeGraph, Triple
 
 UNITS = ("module", "package", "repository")
@@ -121,20 +123,14 @@ def _units(graph: KnowledgeGraph, unit: str) -> Callable[[str], str]:
 
 def _same_content(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str]:
     """Unit -> the first of all units that share a file with it, directly or through others."""
-    first = {name: name for name in names.values()}
-
-    def find(name: str) -> str:
-        while first[name] != name:
-            name = first[name]
-        return name
-
+    shared = networkx.Graph()
+    shared.add_nodes_from(names.values())
     seen: dict[str, str] = {}
     for file in graph.manifest.get("files", ()):
         name = names.get(file["module"])
         if name is not None and file["sha256"] != _EMPTY:
-            one, other = sorted((find(name), find(seen.setdefault(file["sha256"], name))))
-            first[other] = one
-    return {name: find(name) for name in first}
+            shared.add_edge(name, seen.setdefault(file["sha256"], name))
+    return {name: min(units) for units in networkx.connected_components(shared) for name in units}
 
 
 def _draw(sizes: Counter, held_out: float, seed: int, unit: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ import numpy as np
 from helpers.graphmer.documents import header_and_source
 from helpers.graphmer.knowledge_graph import KnowledgeGraph, Triple
 from helpers.graphmer.ontology import Ontology
-from helpers.graphmer.ranking import PARTS, TAIL, Scorer, admitted, bootstrap_interval, score, true_answers
+from helpers.graphmer.ranking import PARTS, TAIL, Scorer, admitted, bootstrap_interval, scores_of, true_answers
 from helpers.graphmer.splits import Splits
 
 CALLS, IMPORTS = ("calls",), ("imports", "imports_name")
@@ -104,12 +104,8 @@ def pair_scores(scorer: Scorer, pairs: Pairs, *, chunk: int = 2**22) -> np.ndarr
     for relation, by_head in places.items():
         tails = sorted({pairs.triples[place].tail for found in by_head.values() for place in found})
         column = {name: number for number, name in enumerate(tails)}
-        heads, size = sorted(by_head), max(1, chunk // len(tails))
-        for first in range(0, len(heads), size):
-            block = heads[first : first + size]
-            scores_QX = score(scorer, block, relation, tails, TAIL)
-            for row, head in enumerate(block):
-                scores_P[by_head[head]] = scores_QX[row, [column[pairs.triples[place].tail] for place in by_head[head]]]
+        for head, scores_X in scores_of(scorer, sorted(by_head), relation, tails, TAIL, chunk):
+            scores_P[by_head[head]] = scores_X[[column[pairs.triples[place].tail] for place in by_head[head]]]
     return scores_P
 
 
@@ -213,15 +209,12 @@ def disambiguation(scorer: Scorer, mentions: Sequence[Mention], *, chunk: int = 
         groups[mention.relation, tuple(sorted((mention.tail, *mention.others)))].append(place)
     right_P = np.empty(len(mentions))
     for (relation, names), places in groups.items():
-        candidates, size = list(names), max(1, chunk // len(names))
-        for first in range(0, len(places), size):
-            block = places[first : first + size]
-            heads = sorted({mentions[place].head for place in block})
-            scores_QX = score(scorer, heads, relation, candidates, TAIL)
-            for place in block:
-                scores_X = scores_QX[heads.index(mentions[place].head)]
-                best_X = scores_X == scores_X.max()
-                right_P[place] = best_X[candidates.index(mentions[place].tail)] / best_X.sum()
+        heads = sorted({mentions[place].head for place in places})
+        scores = dict(scores_of(scorer, heads, relation, list(names), TAIL, chunk))
+        for place in places:
+            scores_X = scores[mentions[place].head]
+            best_X = scores_X == scores_X.max()
+            right_P[place] = best_X[names.index(mentions[place].tail)] / best_X.sum()
     counts = [1 + len(mention.others) for mention in mentions]
     return {
         "top1": float(right_P.mean()),

@@ -19,12 +19,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from helpers.graphmer.architecture import MATCH_KEY, MATCH_PAIRS
-
 # B batch · S roots · G leaves · C tokens of an entity's text · D width · V vocabulary · K key · P queries · X entities
 # F fields · T tokens and pairs of a document
 
 FIELDS = 3  # own part, owner, rest: token v of field f is number v + f V; then come pairs
+MATCH_KEY = 64  # width in which a leaf finds the roots that it copies
+MATCH_PAIRS = 2**14  # numbers that pairs of neighbouring tokens are hashed into
 PATHS = 2**20  # numbers that paths are hashed into
 PATH_TOKENS = 12  # the last of a path that are hashed
 COPIED = FIELDS + 1 + FIELDS  # kinds of copies: tokens of each field, pairs, the path to the end of each field
@@ -230,7 +230,7 @@ class TokenMatch(nn.Module):
         followed_BGFS = (leaves.followed_BFGS * ~none_BS[:, None, None]).transpose(1, 2)
         return torch.cat((leaves.ids_BT, *paths), dim=1), torch.cat((leaves.copied_BGT, followed_BGFS.flatten(2)), -1)
 
-    def all_offered(self, names: NameTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def all_of_names(self, names: NameTokens) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers and weights [X, T + F] of all by which names meet copies."""
         first_F = self.first_path + torch.arange(FIELDS, device=names.paths_XF.device) * PATHS
         weights_XF = self.path_weights() * (names.paths_XF >= 0)

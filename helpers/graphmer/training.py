@@ -17,7 +17,7 @@ from helpers.arguments import training_arguments
 from helpers.graphmer.batches import LeafyChainCollator
 from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import Configuration
-from helpers.graphmer.curriculum import Curriculum, CurriculumChains
+from helpers.graphmer.curriculum import CurriculumChains
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.plan import Plan
 from helpers.runtime import Runtime
@@ -108,17 +108,13 @@ def new_trainer(
         **(adam if optimizer.name == "adamw" else {}),
         **({"optim": OPTIMIZERS[optimizer.name]} if OPTIMIZERS[optimizer.name] else {}),
     )
-    encoding = configuration.encoding
-    curriculum = Curriculum.read(
-        configuration.stages(),
-        leaves=encoding.max_leaves_per_sequence,
-        leaf_tokens=encoding.leaf_tokens,
-        layout=encoding.layout,
-    )
+    begins, lengths = zip(*configuration.stages(), strict=True)
+    roots = [configuration.shape(length)[0] for length in lengths]
+    sizes = {"steps": plan.max_steps, "examples_per_step": plan.batch_size}
     return GraphTrainer(
         model=model,
         args=arguments,
-        train_dataset=CurriculumChains(train, curriculum, steps=plan.max_steps, examples_per_step=plan.batch_size),
+        train_dataset=CurriculumChains(train, begins, roots, **sizes),
         eval_dataset=_whole_batches(validation, batch * plan.device_count),
         data_collator=LeafyChainCollator(train, model.config),
         plan=plan,

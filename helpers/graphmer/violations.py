@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+import networkx
 import numpy as np
 
 from helpers.graphmer.knowledge_graph import UNRESOLVED, KnowledgeGraph, Triple
 from helpers.graphmer.ontology import UNKNOWN, Ontology
-from helpers.graphmer.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer, asked, given, rate, score
+from helpers.graphmer.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer, asked, given, rate, scores_of
 from helpers.graphmer.splits import Splits
 
 # Q queries · X candidates
@@ -56,19 +57,15 @@ def violation_rates(
             queries[triple.relation, direction].add(given(triple, direction))
     forbidden = Forbidden(splits.train, graph, ontology)
     counts: dict[str, dict[str, list[int]]] = defaultdict(lambda: {kind: [0, 0] for kind in ("any", *KINDS)})
-    size = max(1, chunk // len(candidates))
     for (relation, direction), names in sorted(queries.items()):
-        ordered = sorted(names)
-        for first in range(0, len(ordered), size):
-            block = ordered[first : first + size]
-            scores_QX = np.array(score(scorer, block, relation, candidates, direction), copy=True)
-            for row, query in enumerate(block):
-                scores_QX[row, trained.get((direction, relation, query), [])] = -np.inf
-                found = candidates[int(scores_QX[row].argmax())]
-                head, tail = (query, found) if direction == TAIL else (found, query)
-                kinds = forbidden.kinds(Triple(head, relation, tail), direction)
-                for name in (relation, ""):
-                    _count(counts[name], kinds, forbidden.checked(relation))
+        for query, scores_X in scores_of(scorer, sorted(names), relation, candidates, direction, chunk):
+            scores_X = scores_X.copy()
+            scores_X[trained.get((direction, relation, query), [])] = -np.inf
+            found = candidates[int(scores_X.argmax())]
+            head, tail = (query, found) if direction == TAIL else (found, query)
+            kinds = forbidden.kinds(Triple(head, relation, tail), direction)
+            for name in (relation, ""):
+                _count(counts[name], kinds, forbidden.checked(relation))
     total = counts.pop("")
     return {kind: rate(*pair) for kind, pair in total.items()} | {
         "relations": {name: {kind: rate(*pair) for kind, pair in found.items()} for name, found in counts.items()}
@@ -80,9 +77,9 @@ class Forbidden:
 
     def __init__(self, train: Iterable[Triple], graph: KnowledgeGraph, ontology: Ontology):
         self._graph, self._ontology = graph, ontology
-        self._tails: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))  # relation -> head -> tails
+        self._trained: dict[str, networkx.DiGraph] = defaultdict(networkx.DiGraph)  # by relation
         for triple in train:
-            self._tails[triple.relation][triple.head].add(triple.tail)
+            self._trained[triple.relation].add_edge(triple.head, triple.tail)
 
     def checked(self, relation: str) -> tuple[str, ...]:
         """The kinds that can be violated."""
@@ -95,25 +92,13 @@ class Forbidden:
         entity = self._graph.entities[triple.tail if predicted == TAIL else triple.head]
         if entity.type != UNKNOWN and entity.type not in (relation.domain if predicted == HEAD else relation.range):
             found.add("type")
-        tails = self._tails[triple.relation]
-        if relation.antisymmetric and triple.head != triple.tail and triple.head in tails.get(triple.tail, ()):
+        trained = self._trained[triple.relation]
+        trained.add_nodes_from((triple.head, triple.tail))
+        if relation.antisymmetric and triple.head != triple.tail and trained.has_edge(triple.tail, triple.head):
             found.add("antisymmetric")
-        if relation.acyclic and _leads(tails, triple.tail, triple.head):
+        if relation.acyclic and networkx.has_path(trained, triple.tail, triple.head):
             found.add("acyclic")
         return found
-
-
-def _leads(tails: dict[str, set[str]], start: str, end: str) -> bool:
-    """Whether there is a path from `start` to `end`, of no steps too."""
-    seen, waiting = {start}, [start]
-    while waiting:
-        name = waiting.pop()
-        if name == end:
-            return True
-        new = tails.get(name, set()) - seen
-        seen |= new
-        waiting.extend(new)
-    return False
 
 
 def _count(counts: dict[str, list[int]], kinds: set[str], checked: Iterable[str]) -> None:

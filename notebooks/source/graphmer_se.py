@@ -11,8 +11,8 @@
 #
 # Reads source code into a **knowledge graph** (who calls, contains, inherits from, imports what), hangs its triples as
 # leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
-# on packages that training never saw, beside counting, string matching and graph embeddings on the same questions; call
-# graph, dependencies and violations of the ontology; and a checkpoint in safetensors.
+# on packages that training never saw, beside counting and a lexical baseline on the same questions; call graph, dependencies
+# and violations of the ontology; and a checkpoint in safetensors.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
 # **Run all** and wait: what it takes in memory is printed before training, what it took in time and memory after. The TPU
@@ -25,8 +25,8 @@
 #
 # Reads source code into a **knowledge graph** (who calls, contains, inherits from, imports what), hangs its triples as
 # leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
-# on packages that training never saw, beside counting, string matching and graph embeddings on the same questions; call
-# graph, dependencies and violations of the ontology; and a checkpoint in safetensors.
+# on packages that training never saw, beside counting and a lexical baseline on the same questions; call graph, dependencies
+# and violations of the ontology; and a checkpoint in safetensors.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
@@ -35,7 +35,7 @@
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
@@ -46,27 +46,7 @@
 # sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. Zeros mean "what the configuration says".
 
 # %% tags=["parameters"]
-# @title Parameters
-data_source: str = "sample"  # @param {type:"string"}
-config: str = "auto"  # @param ["auto", "cpu", "t4", "rtx3050", "a100", "tpu_v5e_8"] {allow-input: true}
-changes: str = ""  # @param {type:"string"}
-output_dir: str = "outputs/graphmer_se"  # @param {type:"string"} # gpu only
-output_dir: str = "outputs/graphmer_se_tpu"  # @param {type:"string"} # tpu only
-resume: bool = True  # @param {type:"boolean"}
-use_tpu: bool = False  # @param {type:"boolean"} # gpu only
-use_tpu: bool = True  # @param {type:"boolean"} # tpu only
-precision: str = "auto"  # @param ["auto", "fp32", "bf16", "fp16"]
-seed: int = 0  # @param {type:"integer"}
-max_steps: int = 0  # @param {type:"integer"}
-batch_size: int = 0  # @param {type:"integer"}
-learning_rate: float = 0.0  # @param {type:"number"}
-evaluate_triples: int = 0  # @param {type:"integer"}
-compare_baselines: bool = True  # @param {type:"boolean"}
-ablations: bool = False  # @param {type:"boolean"}
-further_seeds: int = 0  # @param {type:"integer"}
-patience: int = 0  # @param {type:"integer"}
-query: str = ""  # @param {type:"string"}
-report_to: str = "none"  # @param ["none", "wandb"]
+# parameters: helpers.graphmer.parameters.GraphParameters
 
 # %% [markdown]
 # ## Check and look around
@@ -75,15 +55,16 @@ report_to: str = "none"  # @param ["none", "wandb"]
 # for this run, and the machine is reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, runtime
+from helpers import parameters, run_folder, runtime, tables
 from helpers.graphmer.configuration import to_yaml
-from helpers.graphmer.parameters import GraphParameters
+from helpers.graphmer.parameters import GraphParameters, in_precision
 
 params = parameters.check(GraphParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
-print(machine)
 configuration = params.configuration(machine)
-folder = run_folder.claim(params.output_dir, "graphmer_se", parameters.identity(params), resume=params.resume)
+machine = in_precision(machine, configuration)
+print(machine)
+folder = run_folder.claim("graphmer_se", params)
 print(f"output     {folder.resolve()}\n")
 print(to_yaml(configuration))
 
@@ -99,14 +80,13 @@ from helpers.graphmer import experiment
 
 corpus = experiment.load_corpus(params.data_source, configuration)
 run_folder.same_data(folder, corpus.source)
-counts, splits = corpus.graph.counts(), corpus.splits
-print(f"{len(corpus.graph.entities):,} entities, {len(corpus.graph.triples):,} triples")
-print("types    ", ", ".join(f"{name} {count:,}" for name, count in counts["types"].items()))
-print("relations", ", ".join(f"{name} {count:,}" for name, count in counts["relations"].items()))
-print(f"files that could not be read: {len(corpus.graph.manifest['failed'])}")
-print(
-    f"train {len(splits.train):,}, validation {len(splits.validation):,}, test {len(splits.test):,}; left out {splits.dropped}"
-)
+graph, splits, counts = corpus.graph, corpus.splits, corpus.graph.counts()
+tables.show([counts["types"]], f"{len(graph.entities):,} entities by type")
+tables.show([counts["relations"]], f"{len(graph.triples):,} triples by relation")
+parts = {name: len(getattr(splits, name)) for name in ("train", "validation", "test")}
+left_out = {f"left out, {reason}": count for reason, count in splits.dropped.items()}
+tables.show([parts | left_out], f"Triples of {corpus.source}")
+print(f"files that could not be read: {len(graph.manifest['failed'])}")
 print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the triples between known types")
 
 # %% [markdown]
@@ -115,8 +95,8 @@ print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the tripl
 # %%
 from helpers.graphmer.neighbourhood import plot_neighbourhood
 
-query = params.query or corpus.splits.test[0].head
-figure = plot_neighbourhood(corpus.graph, query, folder / "figures" / "neighbourhood.png")
+query = params.query or splits.test[0].head
+figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.png")
 
 # %% [markdown]
 # ## A leafy chain
@@ -127,36 +107,35 @@ figure = plot_neighbourhood(corpus.graph, query, folder / "figures" / "neighbour
 # %%
 from helpers.graphmer.chain_text import chain_text
 
-print(f"{len(corpus.train):,} sequences of {corpus.train.roots} roots and {corpus.train.leaves} leaves")
-print("roots and leaves in use: {:.0%} and {:.0%}\n".format(*corpus.train.fill()))
+used = [f"{share:.0%}" for share in corpus.train.fill()]
+sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": corpus.train.leaves}
+tables.show([sizes | {"roots in use": used[0], "leaves in use": used[1]}])
 print(corpus.documents.text(query, 600)[:600], "\n")
 print(chain_text(corpus.train[0], corpus.tokenizer, corpus.relations))
 
 # %% [markdown]
 # ## Model and plan
 #
-# What will run, and why; then what it is expected to take, what that rests on, and how far off it may be. Without a
-# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU unknown. The
-# same table with what was measured comes after training.
+# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
+# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is
+# a datasheet's bound, on a CPU it is not known. The same table with what was measured comes after training.
 
 # %%
-from helpers.graphmer.architecture import parameter_count
-from helpers.graphmer.memory import estimate_run, largest_batch, run_options
+from helpers.graphmer.workload import workload
+from helpers.planning import forecast as forecasts
 
 model = experiment.new_model(configuration, corpus)
+step = workload(configuration, model)
 plan = experiment.make_plan(configuration, model, corpus, machine)
-print(f"{parameter_count(model.config):,} weights\n{plan}\n")
-kind = {"kind": machine.kind, "precision": machine.precision}
-print(estimate_run(configuration, model.config.vocab_size, model.config.num_relations, **kind))
-shape = configuration.shape(configuration.training_data.max_seq_len)
-fitting = largest_batch(model.config, 8 * 10**9, *shape, **kind, **run_options(configuration))
-print(f"largest micro-batch in 8 GB, by this estimate: {fitting}")
+tables.show(plan.rows(), f"{step.name}, {model.num_parameters():,} weights")
+
+# %%
+forecast = forecasts.here(step, plan, machine, experiment.phases(configuration, plan))
+tables.show(forecast.rows())
 
 # %%
 from helpers.graphmer import evaluation
 
-forecast = experiment.forecast(configuration, model, plan, machine)
-print(forecast)
 before = evaluation.masked(model, corpus, configuration)
 
 # %% [markdown]
@@ -190,9 +169,8 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 
 # %%
 measured = trainer.results()
-print("\n".join(f"{name:<28}{value}" for name, value in measured["train"].items()))
-print("\n".join(f"{name:<28}{value}" for name, value in measured.get("xla", {}).items()))
-print(forecast.beside(measured["train"]))
+tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
+tables.show(forecast.beside(measured["train"]))
 
 # %% [markdown]
 # ## Link prediction on unseen packages
@@ -200,7 +178,8 @@ print(forecast.beside(measured["train"]))
 # For each held-out triple its tail is asked for, and its head, among all entities that the relation admits; other right
 # answers are left out (filtered). `contains` and `has_parameter` can be read off qualified names, so the last column is
 # without them. The encoder reads the documents of both ends: what the one asks for and what the candidates ask for, weighed
-# on validation. **Strings** is a strong baseline: likeness of names, words of the source and counts, weighed there as well.
+# on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
+# as well.
 
 # %%
 from helpers.graphmer.link_prediction import LinkPredictor
@@ -209,15 +188,16 @@ predictor = LinkPredictor(trainer.model, corpus.validation)
 after = evaluation.measure(predictor, corpus, configuration)
 rows = {"GraphMER-SE": after["links"], "GraphMER-SE, given end alone": after["links_by_given_end"]}
 if params.compare_baselines:
-    rows["GraphMER-SE with strings"] = evaluation.with_strings(predictor, corpus, configuration)
+    both = evaluation.with_lexical_baseline(predictor, corpus, configuration)
+    rows["GraphMER-SE with the lexical baseline"] = both
     rows |= evaluation.baselines(corpus, configuration)
 if params.ablations:
     rows |= evaluation.ablations(configuration, corpus, machine, folder / "ablations")
 rows |= evaluation.further_seeds(params.further_seeds, configuration, corpus, machine, folder / "seeds")
-print(evaluation.table(rows))
+tables.show(evaluation.table(rows))
 
 # %%
-print(evaluation.by_relation(rows))
+tables.show(evaluation.by_relation(rows))
 
 # %% [markdown]
 # ## What else it is good for
@@ -227,13 +207,15 @@ print(evaluation.by_relation(rows))
 # often the first answer contradicts the ontology.
 
 # %%
-print(evaluation.tasks_table(before, after))
+tables.show(evaluation.tasks_table(before, after))
 
 # %% [markdown]
 # ## Ask it
+#
+# The three likeliest tails of each relation; * marks what the graph says.
 
 # %%
-print(evaluation.answers(predictor, corpus, query))
+tables.show(evaluation.answers(predictor, corpus, query), query)
 
 # %% [markdown]
 # ## Save and reload
@@ -253,24 +235,21 @@ if difference > 1e-3:
 
 # %%
 results_file = run_folder.write_results(
-    folder,
-    {
-        "notebook": "graphmer_se",
-        "seed": params.seed,
-        "runtime": machine.results(),
-        **measured,
-        "forecast": forecast.results(),
-        "data": {
-            "source": corpus.source,
-            "train_examples": len(corpus.train),
-            "eval_examples": len(corpus.validation),
-            "entities": len(corpus.graph.entities),
-            "triples": {part: len(getattr(splits, part)) for part in ("train", "validation", "test")},
-        },
-        "model": {"weights": parameter_count(model.config), "config": params.config, "changes": params.changes},
-        "eval": {"before": {"masked": before}, "after": after, "baselines": rows},
-        "artifacts": {"model": "model", "figures": "figures"},
+    "graphmer_se",
+    params,
+    machine,
+    **measured,
+    forecast=forecast.results(),
+    data={
+        **corpus.provenance,
+        "train_examples": len(corpus.train),
+        "eval_examples": len(corpus.validation),
+        "entities": len(graph.entities),
+        "triples": parts,
     },
+    model={"weights": model.num_parameters(), "configuration": configuration.model_dump()},
+    eval={"before": {"masked": before}, "after": after, "baselines": rows},
+    artifacts={"model": "model", "figures": "figures"},
 )
 print(results_file.resolve())
 
@@ -280,5 +259,6 @@ print(results_file.resolve())
 # - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages and virtual environments are not.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`; in-batch negatives become fewer with the micro-batch.
-# - **From the shell**: `python -m helpers.graphmer train --config rtx3050 --steps 10000` runs exactly so many steps.
+# - **From the shell**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`
+#   runs exactly so many steps; `python -m helpers.graphmer --config rtx3050` prints every key, to copy and change.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.

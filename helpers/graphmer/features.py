@@ -1,4 +1,4 @@
-"""What leaves ask for and what names offer, of whole corpora: dense features, and sparse numbers of tokens, pairs and paths."""
+"""Features of queries and of entities, of whole corpora: dense ones, and sparse numbers of tokens, pairs and paths."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PARTS = ("meaning", "own name", "owner", "rest", "pairs", "path", "path of the o
 ROWS_AT_ONCE = 2**10
 
 
-class Asked:
-    """What leaves ask for: dense_QF float16 and what they copy, sparse [Q, V]."""
+class QueryFeatures:
+    """Of masked leaves: dense_QF float16 and what they copy, sparse [Q, V]."""
 
     def __init__(self, dense_QF: np.ndarray, copied_QV: csr_array):
         self.dense_QF, self.copied_QV = dense_QF, copied_QV
@@ -27,12 +27,12 @@ class Asked:
     def __len__(self) -> int:
         return len(self.dense_QF)
 
-    def __getitem__(self, rows: Sequence[int] | slice) -> Asked:
-        return Asked(self.dense_QF[rows], self.copied_QV[rows])
+    def __getitem__(self, rows: Sequence[int] | slice) -> QueryFeatures:
+        return QueryFeatures(self.dense_QF[rows], self.copied_QV[rows])
 
     @staticmethod
-    def joined(parts: Sequence[Asked]) -> Asked:
-        return Asked(
+    def joined(parts: Sequence[QueryFeatures]) -> QueryFeatures:
+        return QueryFeatures(
             np.concatenate([part.dense_QF for part in parts]),
             vstack([part.copied_QV for part in parts], format="csr"),
         )
@@ -40,7 +40,7 @@ class Asked:
     @classmethod
     def of_documents(
         cls, dense_BGF: torch.Tensor, copies: Sequence[torch.Tensor], windows: Sequence[int], numbers: int
-    ) -> Asked:
+    ) -> QueryFeatures:
         """A row for each document and leaf, from its windows in turn: of copies the most counts, features are averaged.
 
         copies: numbers [B, T] and weights [B, G, T], or nothing.
@@ -61,8 +61,8 @@ class Asked:
         return cls(dense.astype(np.float16), copied)
 
 
-class Offered:
-    """What names offer: dense_XF float16, an addend bias_X and sparse numbers with weights, bags_XV.
+class EntityFeatures:
+    """Of names: dense_XF float16, an addend bias_X and sparse numbers with weights, bags_XV.
 
     match: whose numbers they are; None where names have features alone.
     """
@@ -70,12 +70,12 @@ class Offered:
     def __init__(self, dense_XF: np.ndarray, bias_X: np.ndarray, bags_XV: csr_array, match: TokenMatch | None):
         self.dense_XF, self.bias_X, self.bags_XV, self.match = dense_XF, bias_X, bags_XV, match
 
-    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> Offered:
-        return Offered(self.dense_XF[rows], self.bias_X[rows], self.bags_XV[rows], self.match)
+    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> EntityFeatures:
+        return EntityFeatures(self.dense_XF[rows], self.bias_X[rows], self.bags_XV[rows], self.match)
 
     @staticmethod
-    def joined(parts: Sequence[Offered]) -> Offered:
-        return Offered(
+    def joined(parts: Sequence[EntityFeatures]) -> EntityFeatures:
+        return EntityFeatures(
             np.concatenate([part.dense_XF for part in parts]),
             np.concatenate([part.bias_X for part in parts]),
             vstack([part.bags_XV for part in parts], format="csr"),
@@ -85,35 +85,35 @@ class Offered:
     @classmethod
     def of_texts(
         cls, dense_XF: torch.Tensor, bias_X: torch.Tensor, *tokens: torch.Tensor, match: TokenMatch | None
-    ) -> Offered:
+    ) -> EntityFeatures:
         """tokens: numbers and weights [X, T], or nothing."""
         bags_XV = _bags(*tokens, match.numbers) if match else _empty(len(bias_X), 0)
         return cls(dense_XF.half().cpu().numpy(), bias_X.float().cpu().numpy(), bags_XV, match)
 
-    def scores(self, asked: Asked) -> np.ndarray:
-        """[Q, X] of what leaves ask for and these names."""
-        scores_QX = self._meaning(asked)
+    def scores(self, queries: QueryFeatures) -> np.ndarray:
+        """[Q, X] of queries and these names."""
+        scores_QX = self._meaning(queries)
         if self.match:
             # Paths apart: of their million numbers few are ever met.
             for columns in (slice(self.match.first_path), slice(self.match.first_path, None)):
-                self._add_copies(scores_QX, asked, columns)
+                self._add_copies(scores_QX, queries, columns)
         return scores_QX
 
-    def parts(self, asked: Asked) -> np.ndarray:
+    def parts(self, queries: QueryFeatures) -> np.ndarray:
         """[P, Q, X]: the addends of `scores`, in the order of `PARTS`; without tokens the first alone."""
-        meaning_QX, kinds = self._meaning(asked), _kinds(self.match) if self.match else []
+        meaning_QX, kinds = self._meaning(queries), _kinds(self.match) if self.match else []
         parts_PQX = np.zeros((1 + len(kinds), *meaning_QX.shape), np.float32)
         parts_PQX[0] = meaning_QX
         for part, columns in enumerate(kinds, 1):
-            self._add_copies(parts_PQX[part], asked, columns)
+            self._add_copies(parts_PQX[part], queries, columns)
         return parts_PQX
 
-    def _meaning(self, asked: Asked) -> np.ndarray:
-        return asked.dense_QF.astype(np.float32) @ self.dense_XF.astype(np.float32).T + self.bias_X
+    def _meaning(self, queries: QueryFeatures) -> np.ndarray:
+        return queries.dense_QF.astype(np.float32) @ self.dense_XF.astype(np.float32).T + self.bias_X
 
-    def _add_copies(self, scores_QX: np.ndarray, asked: Asked, columns: slice) -> None:
+    def _add_copies(self, scores_QX: np.ndarray, queries: QueryFeatures, columns: slice) -> None:
         """A dense factor is much faster than two sparse ones: a leaf may copy a lot."""
-        copied_QV, bags_XV = asked.copied_QV[:, columns], self.bags_XV[:, columns]
+        copied_QV, bags_XV = queries.copied_QV[:, columns], self.bags_XV[:, columns]
         met = np.unique(bags_XV.indices)
         copied_QV, bags_XV = copied_QV[:, met], bags_XV[:, met]
         for first in range(0, len(scores_QX), ROWS_AT_ONCE):
