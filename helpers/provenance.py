@@ -46,7 +46,7 @@ def _commit() -> str | None:
     root = Path(helpers.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
-    git = ["git", "-C", str(root)]
+    git = ["git", "--no-optional-locks", "-C", str(root)]
     try:
         found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run([*git, "status", "--porcelain", "helpers"], capture_output=True, text=True, check=True)
