@@ -152,6 +152,6 @@ def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undist
     full = run(tmp_path, file_limit=50_000)
     assert full.returncode == 1
     assert "CheckpointNotWritten: checkpoint at step 4 was not written to output_dir=" in full.stderr
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0", "sessions.json"]
     result(run(tmp_path))
     assert fingerprint(tmp_path) == fingerprint(folder)
