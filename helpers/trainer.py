@@ -51,8 +51,9 @@ class TrainerMixin:
         super().__init__(*args, **kwargs)
         self.plan, self.runtime = plan, runtime
         module = self.trained_module()
-        # What is tied is in a checkpoint once; transformers would warn of the others as missing when it loads one.
-        self.model._keys_to_ignore_on_save = [*getattr(self.model, "all_tied_weights_keys", ())]
+        if tied := [*getattr(self.model, "all_tied_weights_keys", ())]:
+            # They are in a checkpoint once; transformers would warn of the others as missing when it loads one.
+            self.model._keys_to_ignore_on_save = tied
         trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
         self.preemption = Preemption()
