@@ -246,6 +246,6 @@ def test_text_table_is_aligned():
     ]
     assert batch.text_table(rows).splitlines() == [
         "run     status  seconds  train.loss_last",
-        "seed=1  done    2        0.1235",
+        "seed=1  done          2           0.1235",
         "r       failed",
     ]

@@ -237,7 +237,8 @@ def test_real_steps_are_measured_here_and_come_back_from_the_file(tmp_path):
     (measured,) = found.measured
     assert (found.kind, measured.notebook, measured.model, measured.precision) == ("cpu", "test", "bert", "fp32")
     assert all(size.seconds > 0 and size.flops > 0 for size in measured.sizes) and measured.flops_per_second > 0
-    assert all(size.peak_bytes == pytest.approx(size.counted_bytes, rel=0.05) for size in measured.sizes)
+    # A toy of 2 MiB, of which the kernels of some processors take 128 KiB for themselves.
+    assert all(size.peak_bytes == pytest.approx(size.counted_bytes, rel=0.05, abs=2**18) for size in measured.sizes)
     file = tmp_path / "calibration.json"
     file.write_text(found.model_dump_json())
     assert calibration.load([file]) == [found]
