@@ -1,7 +1,7 @@
 """A small generative grammar of children's stories: data for a run with no network and no account.
 
-Each story keeps one hero, one friend, one relative and one object from the first sentence to the last, so that a model
-with a longer memory predicts it better. The text is ours; nothing is copied from a data set.
+Each story keeps one hero, one friend, one relative and one object to the last sentence, so that a model with a longer
+memory predicts it better. The text is ours.
 """
 
 import random
