@@ -157,9 +157,8 @@ def peak_memory(runtime: Runtime) -> int | None:
 
         return psutil.Process().memory_info().peak_wset
     status = Path("/proc/self/status")
-    # getrusage may tell the peak of the process that started this one.
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+)", status.read_text())):
         return 1024 * int(found[1])
-    import resource
+    import resource  # may tell the peak of the process that started this one
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""The steps of a TinyStories run: text to blocks, trainer, evaluation against baselines, text from the model."""
+"""The steps of a TinyStories run: text to blocks, trainer, evaluation, text from the model."""
 
 from __future__ import annotations
 
