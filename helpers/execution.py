@@ -41,8 +41,7 @@ class Run:
 def show_output(jobs: int = 1) -> None:
     """Logs to stderr what runs and what notebooks print, each line marked with its run where there are several."""
     handler = logging.StreamHandler()
-    if jobs > 1:
-        handler.setFormatter(_Marked())
+    handler.setFormatter(_Marked() if jobs > 1 else logging.Formatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logger.setLevel(logging.INFO)
     notebook_output = logging.getLogger("papermill")

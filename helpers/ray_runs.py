@@ -49,9 +49,10 @@ class RayRuns:
         import ray
 
         self._tasks, self._killed = {}, False
-        task = ray.remote(_on_node).options(**self._needs)
+        task = ray.remote(_on_node)
         for each in runs:
-            self._tasks[task.options(name=each.name).remote(each, kernel_name, str(Path.cwd()))] = each
+            options = task.options(name=each.name, **self._needs)
+            self._tasks[options.remote(each, kernel_name, str(Path.cwd()))] = each
         logger.info("%d runs handed to Ray, each takes %s", len(runs), self._needs)
 
     def going(self) -> bool:

@@ -80,8 +80,9 @@ def losses(folder: Path) -> list[tuple[str, str, str]]:
     return [(row["run"], row["train.loss_first"], row["train.loss_last"]) for row in table(folder)]
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], running: subprocess.Popen, folder: Path, seconds: float = 120) -> None:
+    """Waits for something that a batch does; fails with what it said when it ends before, or does not come to it."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        assert running.poll() is None and time.monotonic() < deadline, said(folder)
         time.sleep(0.1)

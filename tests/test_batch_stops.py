@@ -31,7 +31,7 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     batch_training.pause(notebook, 5)
     stopped = command(notebook, cut, "seed=0,1,2", "--jobs", "2")
     for run in ("seed=0", "seed=1"):
-        wait_for((cut / run / "output" / "checkpoint-4").is_dir, f"a checkpoint of {run}")
+        wait_for((cut / run / "output" / "checkpoint-4").is_dir, stopped, cut)
     stopped.send_signal(signal.SIGTERM)
     assert stopped.wait(60) == 128 + signal.SIGTERM, said(cut)
     rows = table(cut)
@@ -56,7 +56,7 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
 def test_kernel_that_does_not_train_or_does_not_listen_is_stopped_within_the_grace(notebook, tmp_path, ending, number):
     folder = tmp_path / "grid"
     process = command(notebook, folder, f"ending={ending}", "seed=0,1", "--grace", "2")
-    wait_for((folder / "seed=0" / "output" / "waits").exists, "the notebook")
+    wait_for((folder / "seed=0" / "output" / "waits").exists, process, folder)
     process.send_signal(number)
     assert process.wait(30) == 128 + number, said(folder)
     assert [row["status"] for row in table(folder)] == ["stopped", "not run"]
@@ -66,9 +66,9 @@ def test_kernel_that_does_not_train_or_does_not_listen_is_stopped_within_the_gra
 def test_second_interrupt_does_not_wait_for_the_grace(notebook, tmp_path):
     folder = tmp_path / "grid"
     process = command(notebook, folder, "ending=deaf", "--grace", "200")
-    wait_for((folder / "run" / "output" / "waits").exists, "the notebook")
+    wait_for((folder / "run" / "output" / "waits").exists, process, folder)
     process.send_signal(signal.SIGINT)
-    wait_for(lambda: "waiting up to 200 s" in said(folder), "the first interrupt to be taken")
+    wait_for(lambda: "waiting up to 200 s" in said(folder), process, folder)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 128 + signal.SIGINT, said(folder)
 
