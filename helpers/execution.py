@@ -119,7 +119,8 @@ def execute(each: Run, kernel_name: str, kernels: Kernels, environment: Mapping[
             execute_notebook(*paths, each.parameters, kernel_manager_class=manager, **options)
     except PapermillExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
-    except RuntimeError as failure:  # nbclient's DeadKernelError (killed, out of memory) and a kernel that never starts
+    # A full disk; nbclient's DeadKernelError (killed, out of memory) and a kernel that never starts.
+    except (OSError, RuntimeError) as failure:
         error = f"{type(failure).__name__}: {failure}"
     seconds = round(time.perf_counter() - start, 1)
     executed = nbformat.read(each.executed, as_version=4) if each.executed.exists() else nbformat.v4.new_notebook()

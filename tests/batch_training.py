@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
+import psutil
 from nbformat.v4 import new_code_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +20,7 @@ seed: int = 0
 ending: str = "train"
 """
 # Everything but `train` is something that no training notebook should do, and a batch has to live with.
-TRAIN = f"""import json, os, pathlib, signal, sys, time
+TRAIN = f"""import json, os, pathlib, signal, subprocess, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 folder = pathlib.Path(output_dir)
 folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +32,7 @@ if ending == "deaf":
 if ending == "raise":
     raise RuntimeError("out of luck")
 if ending != "train":
-    (folder / "waits").touch()
+    (folder / "waits").write_text(str(subprocess.Popen(["sleep", "300"]).pid))
     time.sleep(300)
 """
 # A file beside the notebook says how long an evaluation pauses: a parameter would make it another run.
@@ -78,6 +79,18 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 def losses(folder: Path) -> list[tuple[str, str, str]]:
     return [(row["run"], row["train.loss_first"], row["train.loss_last"]) for row in table(folder)]
+
+
+def alive(process: int, seconds: float = 5) -> bool:
+    """Whether a process still runs in some seconds; a dead one may stay in the list until its parent has looked."""
+    try:
+        found = psutil.Process(process)
+        deadline = time.monotonic() + seconds
+        while found.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_for(condition: Callable[[], object], running: subprocess.Popen, folder: Path, seconds: float = 120) -> None:

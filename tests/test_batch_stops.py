@@ -4,13 +4,14 @@ import json
 import os
 import signal
 
-import psutil
 import pytest
 
 from helpers import batch, local_runs
+from helpers.execution import execute
+from helpers.kernels import Kernels
 from helpers.local_runs import LocalRuns
 from tests import batch_training
-from tests.batch_training import command, losses, said, table, wait_for
+from tests.batch_training import alive, command, losses, said, table, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -42,7 +43,7 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     ]
     assert all(row["error"].startswith("Preempted: SIGTERM at step") for row in rows[:2])
     assert "stopped by SIGTERM: the same command again" in said(cut).splitlines()[-1]
-    assert not any(psutil.pid_exists(kernel(cut, run)["process"]) for run in ("seed=0", "seed=1"))
+    assert not any(alive(kernel(cut, run)["process"]) for run in ("seed=0", "seed=1"))
 
     batch_training.pause(notebook, 0)
     again = command(notebook, cut, "seed=0,1,2", "--jobs", "2")
@@ -60,7 +61,16 @@ def test_kernel_that_does_not_train_or_does_not_listen_is_stopped_within_the_gra
     process.send_signal(number)
     assert process.wait(30) == 128 + number, said(folder)
     assert [row["status"] for row in table(folder)] == ["stopped", "not run"]
-    assert not psutil.pid_exists(kernel(folder, "seed=0")["process"])
+    launched = int((folder / "seed=0" / "output" / "waits").read_text())
+    assert not any(map(alive, (kernel(folder, "seed=0")["process"], launched)))
+
+
+def test_kernel_that_starts_after_the_others_were_stopped_is_stopped_too(notebook, tmp_path):
+    (run,) = batch.plan(notebook, tmp_path / "grid", {}, {"ending": "sleep"})
+    kernels = Kernels()
+    kernels.stop()
+    outcome, _ = execute(run, "python3", kernels)
+    assert outcome["status"] == "stopped" and outcome["seconds"] < 60
 
 
 def test_second_interrupt_does_not_wait_for_the_grace(notebook, tmp_path):

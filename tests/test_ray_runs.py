@@ -2,12 +2,13 @@
 
 import json
 import signal
+import sys
 
-import psutil
 import pytest
 
+from helpers import ray_runs
 from tests import batch_training
-from tests.batch_training import command, losses, said, table, wait_for
+from tests.batch_training import alive, command, losses, said, table, wait_for
 
 pytestmark = pytest.mark.once
 
@@ -54,7 +55,7 @@ def test_a_run_whose_node_dies_goes_on_elsewhere_and_the_table_is_the_local_one(
     # One of them was started again; its first kernel went with its node.
     again = [row["run"] for row in rows if row["train.resumed_from_step"]]
     assert len(again) == 1
-    assert kernel(there, again[0]) != lost[again[0]] and not psutil.pid_exists(lost[again[0]])
+    assert kernel(there, again[0]) != lost[again[0]] and not alive(lost[again[0]])
     assert losses(there) == losses(here)
     assert table(there)[0].keys() == table(here)[0].keys()
 
@@ -75,6 +76,16 @@ def test_sigterm_reaches_the_kernels_on_the_nodes_and_the_same_command_goes_on(n
         ("done", True),
         ("done", False),
     ]
+
+
+def test_missing_ray_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"ray='auto': Ray is not installed here: pip install \"ray>="):
+        ray_runs.RayRuns("auto")
+
+
+def test_the_version_that_is_asked_for_is_the_one_that_is_tested():
+    assert ray_runs.REQUIREMENT in (batch_training.ROOT / "tests/requirements.txt").read_text()
 
 
 def test_no_cluster_is_said_before_anything_runs(notebook, tmp_path, monkeypatch):
