@@ -1,48 +1,44 @@
 """Run a notebook over a grid of parameters with papermill: strict names and types, resumable, one table out.
 
     python -m helpers.batch NOTEBOOK --output-dir DIR name=value [name=v1,v2,v3 ...] [--kernel NAME] [--stop-on-error]
+        [--jobs N | --ray ADDRESS [--cpus N] [--gpus N]] [--grace SECONDS]
 
 Each combination has its own folder `DIR/<run name>/` with the executed notebook and, in `output/`, what the notebook
-wrote. Called again, runs that finished are skipped and the others are resumed. papermill reports success for things
-that are none (a misspelt parameter, `sys.exit` half way, a NaN loss); here each of them is a failure.
+wrote. Called again, runs that finished are skipped and the others are resumed. SIGTERM and Ctrl-C are handed on to the
+kernels, which have `grace` seconds to save a checkpoint.
 """
 
 import argparse
+import contextlib
 import csv
 import itertools
-import json
-import logging
 import math
+import signal
 import sys
+import threading
 import time
-from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from helpers import tables
-from helpers.grid import inspect, kind_of, literal_path, parse, run_name
-from helpers.parameters import NOT_IDENTITY, one_of, source_path, typed
+from helpers.execution import Run, finished, logger, show_output
+from helpers.grid import inspect, kind_of, parse, run_name
+from helpers.local_runs import LocalRuns
+from helpers.parameters import one_of, source_path, typed
+from helpers.ray_runs import RayRuns
 
 PRINTED = ("train.loss_last", "train.examples_per_second", "eval.after.")
-PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
-logger = logging.getLogger("helpers.batch")
+GRACE = 60.0  # seconds between SIGTERM and SIGKILL: a long step and a checkpoint
+POLL = 0.5  # seconds
 
 
-@dataclass(frozen=True)
-class Run:
-    """One combination: its name, what varies, all that is passed to the notebook, and where things go."""
+class Stopped(SystemExit):
+    """A signal stopped the runs: `rows` is the table, and the process exits with 128 + the signal's number."""
 
-    name: str
-    varied: dict[str, Any]
-    parameters: dict[str, Any]
-    notebook: Path
-    executed: Path
-
-    @property
-    def output_dir(self) -> Path:
-        return Path(self.parameters["output_dir"])
+    def __init__(self, number: int, rows: list[dict[str, Any]]):
+        super().__init__(128 + number)
+        self.rows = rows
 
 
 def run(
@@ -52,6 +48,8 @@ def run(
     fixed: Mapping[str, Any] | None = None,
     kernel_name: str = "python3",
     on_error: str = "continue",
+    place: LocalRuns | RayRuns | None = None,
+    grace: float = GRACE,
 ) -> list[dict[str, Any]]:
     """Execute `notebook` once for every combination of `grid` and write `output_dir/results.csv`.
 
@@ -62,32 +60,80 @@ def run(
         grid: values to try, by parameter; the last name varies fastest.
         fixed: values for all runs. `output_dir` is `<output_dir>/<run name>/output` unless given here for a single run.
         kernel_name: Jupyter kernel. `python3` is the interpreter that runs this.
-        on_error: "continue" with the other runs, or "stop".
+        on_error: "continue" with the other runs, or "stop" them: those that are going on save a checkpoint.
+        place: where the runs go; one after another on this machine, unless given.
+        grace: seconds that kernels have after SIGTERM; then they are killed.
 
     Returns:
-        One flat dict a run, as in the table: `run`, the varied parameters, `status` ("done", "done before", "failed"
-        or "not run"), `seconds`, `error`, `failed_cell` (the n of In [n]), `notebook`, `output_dir`, and every scalar
+        One flat dict a run, as in the table: `run`, the varied parameters, `status` ("done", "done before", "failed",
+        "stopped" or "not run"), `seconds`, `error`, `failed_cell` (the n of In [n]), `notebook`, `output_dir`, and every scalar
         of results.json under its dotted name.
 
     Raises:
         ValueError: before anything runs, for a name the notebook does not have, a value of another type, a kernel that
             is not installed, or a folder that holds a run with other parameters.
         FileNotFoundError: no such notebook, or `data_source` is a path and nothing is there.
+        Stopped: SIGTERM or SIGINT came (to the main thread), all kernels have ended, and the table is written.
     """
     one_of("on_error", on_error, ("continue", "stop"))
     runs = plan(notebook, output_dir, grid or {}, fixed or {}, kernel_name)
-    rows = [{"run": each.name, **each.varied, "status": "not run", "seconds": "", "error": ""} for each in runs]
-    for number, (each, row) in enumerate(zip(runs, rows, strict=True), start=1):
-        logger.info("[%d/%d] %s", number, len(runs), each.name)
-        outcome, results = _finished(each) or _execute(each, kernel_name)
+    return _run(runs, place or LocalRuns(), kernel_name, on_error == "stop", grace)
+
+
+def _run(
+    runs: Sequence[Run], place: LocalRuns | RayRuns, kernel_name: str, stop_on_error: bool, grace: float
+) -> list[dict[str, Any]]:
+    rows = {
+        each.name: {"run": each.name, **each.varied, "status": "not run", "seconds": "", "error": ""} for each in runs
+    }
+
+    def book(each: Run, outcome: Mapping, results: Mapping) -> None:
+        row = rows[each.name]
         row |= {**outcome, "notebook": str(each.executed), "output_dir": str(each.output_dir)}
         for name, value in _scalars(results):
             row.setdefault(name, value)
-        logger.info("[%d/%d] %s %s", number, len(runs), row["status"], row["error"])
-        _write_csv(each.executed.parent.parent / "results.csv", rows)
-        if row["status"] == "failed" and on_error == "stop":
-            break
-    return rows
+        _write_csv(each.executed.parent.parent / "results.csv", list(rows.values()))
+        ended = sum(row["status"] != "not run" for row in rows.values())
+        logger.info("[%d/%d] %s %s %s", ended, len(rows), each.name, row["status"], row["error"])
+
+    before = {each.name: finished(each) for each in runs}
+    for each in runs:
+        if before[each.name]:
+            book(each, *before[each.name])
+    deadline = math.inf
+    with _signals() as arrived:
+        place.start([each for each in runs if not before[each.name]], kernel_name)
+        try:
+            while place.going():
+                for each, ended in place.ended(POLL):
+                    book(each, *ended)
+                failed = stop_on_error and any(row["status"] == "failed" for row in rows.values())
+                if (arrived or failed) and deadline == math.inf:
+                    deadline = time.monotonic() + grace
+                    place.stop()
+                    if place.going():
+                        logger.info("waiting up to %g s for the checkpoints of what is going on", grace)
+                if time.monotonic() > deadline or arrived.count(signal.SIGINT) > 1:
+                    place.kill()
+        finally:
+            place.kill()
+    if arrived:
+        raise Stopped(arrived[0], list(rows.values()))
+    return list(rows.values())
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """SIGTERM and SIGINT that arrive inside, in order; none in another thread than the main one, which gets them."""
+    arrived, before = [], {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def plan(
@@ -114,13 +160,13 @@ def plan(
     if "output_dir" in grid or ("output_dir" in fixed and len(varied) > 1):
         raise ValueError("output_dir: runs cannot share or vary it; leave it out, each run gets a folder of its own")
     _check_kernel(kernel_name)
-    runs = [_run(notebook, output_dir, each, fixed) for each in varied]
+    runs = [_one(notebook, output_dir, each, fixed) for each in varied]
     for each in runs:
-        _finished(each)
+        finished(each)
     return runs
 
 
-def _run(notebook: Path, output_dir: Path, varied: dict[str, Any], fixed: dict[str, Any]) -> Run:
+def _one(notebook: Path, output_dir: Path, varied: dict[str, Any], fixed: dict[str, Any]) -> Run:
     folder = output_dir / run_name(varied)
     parameters = {"output_dir": str(folder / "output"), **fixed, **varied}
     parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
@@ -135,102 +181,6 @@ def _check_kernel(name: str) -> None:
     installed = KernelSpecManager().find_kernel_specs()
     if name not in installed:
         raise ValueError(f"kernel {name!r} is not installed: there are {', '.join(sorted(installed)) or 'none'}")
-
-
-def _effective(notebook: Path, passed: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that tell runs apart: the notebook's defaults under what is passed."""
-
-    def value(text: str) -> Any:
-        try:
-            return literal_eval(text)
-        except (ValueError, SyntaxError):  # papermill cuts a default at its first #; compare what it left as text
-            return text
-
-    defaults = {name: value(parameter["default"]) for name, parameter in inspect(notebook).items()}
-    return {name: v for name, v in {**defaults, **passed}.items() if name not in NOT_IDENTITY}
-
-
-def _finished(each: Run) -> tuple[dict, dict] | None:
-    """(outcome, results) of a run that finished earlier; None for one that has to be executed.
-
-    Raises:
-        ValueError: the run's folder holds another run, which executing this one would mix with.
-    """
-    import nbformat
-
-    if not each.executed.exists():
-        return None
-    try:
-        executed = nbformat.read(each.executed, as_version=4)
-    except nbformat.reader.NotJSONError as error:
-        raise ValueError(f"{each.executed} is cut short (its batch was killed): delete it to resume the run") from error
-    before = _effective(each.executed, executed.metadata.papermill.parameters)
-    now = _effective(each.notebook, each.parameters)
-    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    if changed and each.output_dir.is_dir() and any(each.output_dir.iterdir()):
-        values = ", ".join(f"{name}={before.get(name)!r} there, {now.get(name)!r} now" for name in changed)
-        raise ValueError(f"{each.executed.parent} holds another run ({values}): choose another --output-dir")
-    error, results = _outcome(executed, each.output_dir)
-    if error or changed:
-        return None
-    seconds = round(executed.metadata.papermill.duration, 1)
-    return {"status": "done before", "seconds": seconds, "error": "", "failed_cell": ""}, results
-
-
-def _execute(each: Run, kernel_name: str) -> tuple[dict, dict]:
-    import nbformat
-    from papermill import PapermillExecutionError, execute_notebook
-
-    each.executed.parent.mkdir(parents=True, exist_ok=True)
-    if each.executed.exists():  # unfinished: its traceback is evidence
-        attempts = (each.executed.with_suffix(f".attempt{n}.ipynb") for n in itertools.count(1))
-        each.executed.rename(next(path for path in attempts if not path.exists()))
-    written = _written(each.output_dir)
-    error, results, start = "", {}, time.perf_counter()
-    paths = literal_path(each.notebook), literal_path(each.executed)
-    try:
-        execute_notebook(*paths, each.parameters, kernel_name=kernel_name, progress_bar=False, log_output=True)
-    except PapermillExecutionError as failure:
-        error = f"{failure.ename}: {failure.evalue}"
-    except RuntimeError as failure:  # nbclient's DeadKernelError (killed, out of memory) and a kernel that never starts
-        error = f"{type(failure).__name__}: {failure}"
-    seconds = round(time.perf_counter() - start, 1)
-    executed = nbformat.read(each.executed, as_version=4) if each.executed.exists() else nbformat.v4.new_notebook()
-    # Counted, as a kernel that dies may not have said its cell's number. It is the last one when all cells ran.
-    started = sum(cell.metadata.papermill.start_time is not None for cell in _code_cells(executed))
-    if not error:
-        error, results = _outcome(executed, each.output_dir)
-    if not error and _written(each.output_dir) == written:
-        error, results = f"{each.output_dir / 'results.json'} is from an earlier run, this one did not write it", {}
-    status, failed_cell = ("failed", started) if error else ("done", "")
-    return {"status": status, "seconds": seconds, "error": error, "failed_cell": failed_cell}, results
-
-
-def _code_cells(executed: Any) -> list[Any]:
-    return [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
-
-
-def _outcome(executed: Any, output_dir: Path) -> tuple[str, dict[str, Any]]:
-    """What papermill let pass in an executed notebook ("" for nothing), and its results."""
-    idle = sum(cell.execution_count is None for cell in _code_cells(executed))
-    if idle or executed.metadata.papermill.exception:
-        return f"the notebook stopped early (sys.exit?), {idle} code cells never ran", {}
-    path = output_dir / "results.json"
-    if not path.is_file():
-        return f"papermill reports success, but there is no {path}", {}
-    try:
-        results = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        return f"{path} is not JSON: {error}", {}
-    loss = (results.get("train") or {}).get("loss_last")
-    if not isinstance(loss, (int, float)) or not math.isfinite(loss):
-        return f"train.loss_last in {path} is {loss!r}, not a finite number", results
-    return "", results
-
-
-def _written(output_dir: Path) -> int | None:
-    path = output_dir / "results.json"
-    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _scalars(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -268,26 +218,39 @@ def places(row: Mapping[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns 1 if any run failed. Wrong arguments exit with 2 before anything runs."""
+    """The command line; returns 1 if any run failed, 128 + its number after a signal. Wrong arguments exit with 2 before anything runs."""
     parser = argparse.ArgumentParser(prog="python -m helpers.batch", description=__doc__.partition("\n")[0])
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("parameters", nargs="*", metavar="name=value", help="name=v1,v2 runs every combination")
     parser.add_argument("--kernel", default="python3")
-    parser.add_argument("--stop-on-error", action="store_true")
+    parser.add_argument("--stop-on-error", action="store_true", help="the first failure stops the other runs")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--jobs", type=int, default=1, help="runs at once on this machine, each on a GPU of its own")
+    where.add_argument("--ray", metavar="ADDRESS", help="hand the runs to this Ray cluster; auto finds the one here")
+    parser.add_argument("--cpus", type=int, help="of a run on Ray (1)")
+    parser.add_argument("--gpus", type=int, help="of a run on Ray (1 where the cluster has any)")
+    parser.add_argument("--grace", type=float, default=GRACE, help=f"seconds to save a checkpoint in ({GRACE:g})")
     options = parser.parse_intermixed_args(arguments)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logger.setLevel(logging.INFO)
-    notebook_output = logging.getLogger("papermill")
-    notebook_output.setLevel(logging.INFO)
-    notebook_output.addFilter(lambda record: not record.getMessage().startswith(PAPERMILL_CHATTER))
+    show_output(options.jobs)
     try:
         grid, fixed = parse(inspect(options.notebook), options.parameters)
-        plan(options.notebook, options.output_dir, grid, fixed, options.kernel)
+        runs = plan(options.notebook, options.output_dir, grid, fixed, options.kernel)
+        if options.ray:
+            place = RayRuns(options.ray, options.cpus, options.gpus)
+        elif (options.cpus, options.gpus) != (None, None):
+            raise ValueError(
+                f"cpus={options.cpus}, gpus={options.gpus}: these are for --ray; a run here sees the machine"
+            )
+        else:
+            place = LocalRuns(options.jobs)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    on_error = "stop" if options.stop_on_error else "continue"
-    rows = run(options.notebook, options.output_dir, grid, fixed, options.kernel, on_error)
+    try:
+        rows = _run(runs, place, options.kernel, options.stop_on_error, options.grace)
+        code = int(any(row["status"] == "failed" for row in rows))
+    except Stopped as stopped:
+        rows, code = stopped.rows, stopped.code
     print(text_table(rows))
     for row in (row for row in rows if row["status"] != "not run"):
         failure = f": {row['error']} (In [{row['failed_cell']}])" if row["error"] else ""
@@ -295,7 +258,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if row.get("caveats"):
             print(row["caveats"])
     print(f"\ntable    {options.output_dir.expanduser().resolve() / 'results.csv'}")
-    return int(any(row["status"] == "failed" for row in rows))
+    if code > 128:
+        print(
+            f"stopped by {signal.Signals(code - 128).name}: the same command again resumes what was stopped and runs the rest"
+        )
+    return code
 
 
 if __name__ == "__main__":

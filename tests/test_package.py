@@ -1,4 +1,4 @@
-"""The package as a whole: cheap to import, one file for torch_xla, no unsafe loading, nothing that libraries removed."""
+"""The package as a whole: cheap to import, one file each for torch_xla and ray, no unsafe loading, nothing that libraries removed."""
 
 import ast
 import json
@@ -63,10 +63,10 @@ def test_importing_a_light_module_loads_no_heavy_library(module):
 
 
 @pytest.mark.parametrize("path", HELPERS + SOURCES, ids=named)
-def test_torch_xla_is_imported_in_one_file_only(path):
-    imported = imported_modules(ast.parse(path.read_text(encoding="utf-8")))
-    uses = {module for module in imported if module.split(".")[0] == "torch_xla"}
-    assert bool(uses) == (path == ROOT / "helpers/xla.py"), uses
+def test_torch_xla_and_ray_are_imported_in_one_file_each(path):
+    libraries = {name.split(".")[0] for name in imported_modules(ast.parse(path.read_text(encoding="utf-8")))}
+    assert ("torch_xla" in libraries) == (path == ROOT / "helpers/xla.py")
+    assert ("ray" in libraries) == (path == ROOT / "helpers/ray_runs.py")
 
 
 @pytest.mark.parametrize("path", HELPERS + SOURCES, ids=named)
