@@ -30,27 +30,22 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     assert command(notebook, whole, "seed=0,1", "--jobs", "2").wait(180) == 0, said(whole)
 
     batch_training.pause(notebook, 5)
-    stopped = command(notebook, cut, "seed=0,1,2", "--jobs", "2")
+    stopped = command(notebook, cut, "seed=0,1", "--jobs", "2")
     for run in ("seed=0", "seed=1"):
         wait_for((cut / run / "output" / "checkpoint-4").is_dir, stopped, cut)
     stopped.send_signal(signal.SIGTERM)
     assert stopped.wait(60) == 128 + signal.SIGTERM, said(cut)
-    rows = table(cut)
-    assert [(row["run"], row["status"]) for row in rows] == [
-        ("seed=0", "stopped"),
-        ("seed=1", "stopped"),
-        ("seed=2", "not run"),
-    ]
-    assert all(row["error"].startswith("Preempted: SIGTERM at step") for row in rows[:2])
+    assert [row["status"] for row in table(cut)] == ["stopped", "stopped"]
+    assert all(row["error"].startswith("Preempted: SIGTERM at step") for row in table(cut))
     assert "stopped by SIGTERM: the same command again" in said(cut).splitlines()[-1]
     assert not any(alive(kernel(cut, run)["process"]) for run in ("seed=0", "seed=1"))
 
     batch_training.pause(notebook, 0)
-    again = command(notebook, cut, "seed=0,1,2", "--jobs", "2")
+    again = command(notebook, cut, "seed=0,1", "--jobs", "2")
     assert again.wait(180) == 0, said(cut)
-    assert [row["status"] for row in table(cut)] == ["done"] * 3
-    assert [row["train.resumed_from_step"] > "0" for row in table(cut)] == [True, True, False]
-    assert losses(cut)[:2] == losses(whole)
+    assert [row["status"] for row in table(cut)] == ["done", "done"]
+    assert all(int(row["train.resumed_from_step"]) > 4 for row in table(cut))
+    assert losses(cut) == losses(whole)
 
 
 @pytest.mark.parametrize(("ending", "number"), [("sleep", signal.SIGTERM), ("deaf", signal.SIGINT)])
