@@ -6,6 +6,7 @@ all nodes share, under the same paths; the node's Python needs what the notebook
 
 import concurrent.futures
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,9 +33,12 @@ class RayRuns:
             import ray
         except ModuleNotFoundError as error:
             raise ValueError(f'ray={address!r}: Ray is not installed here: pip install "{REQUIREMENT}"') from error
+        host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
+            if host:  # ray.init would wait for minutes where nothing is
+                socket.create_connection((host, int(port)), timeout=10).close()
             ray.init(address, runtime_env={"py_modules": [str(Path(__file__).parent)]}, logging_level="warning")
-        except ConnectionError as error:
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"ray={address!r}: no Ray cluster answers ({error}): start one with `ray start --head`"
             ) from error

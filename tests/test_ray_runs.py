@@ -37,10 +37,11 @@ def kernel(folder, run):
 
 
 # Before the first test with a cluster, which `auto` would find.
-def test_no_cluster_is_said_before_anything_runs(notebook, tmp_path):
-    refused = command(notebook, tmp_path / "grid", "--ray", "auto")
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "somewhere:here"])
+def test_no_cluster_is_said_before_anything_runs(notebook, tmp_path, address):
+    refused = command(notebook, tmp_path / "grid", "--ray", address)
     assert refused.wait(60) == 2
-    assert "ray='auto': no Ray cluster answers" in said(tmp_path / "grid")
+    assert f"ray={address!r}: no Ray cluster answers" in said(tmp_path / "grid")
     assert not (tmp_path / "grid").exists()
 
 
