@@ -50,7 +50,8 @@ def listed(output_dir: Path | str) -> list[Path]:
     output_dir = Path(output_dir)
     if not output_dir.is_dir():
         return []
-    folders = [path for path in output_dir.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)]
+    found = (path for path in output_dir.iterdir() if path.is_dir() and not path.is_symlink())
+    folders = [path for path in found if _FOLDER.fullmatch(path.name)]
     return sorted(folders, key=step_of, reverse=True)
 
 
@@ -59,8 +60,8 @@ def staged(output_dir: Path | str, step: int) -> Iterator[Path]:
     """Yields an empty folder; what the block writes into its `checkpoint-<step>` is published whole on leaving.
 
     Raises:
-        CheckpointNotWritten: the block or the publishing failed (disk full, say). Nothing is left behind, the newest
-            whole checkpoint is named. A mistake of the program (`_OURS`) comes through as it is.
+        CheckpointNotWritten: the block or the publishing failed (disk full, say); nothing is left behind. A mistake of
+            the program (`_OURS`) comes through as it is.
     """
     output_dir = Path(output_dir)
     staging = staging_folder(output_dir, step)
@@ -122,20 +123,39 @@ def damage(checkpoint: Path | str) -> str | None:
         files = {name: (expected["bytes"], expected["sha256"]) for name, expected in manifest["files"].items()}
     except FileNotFoundError:
         return f"{MANIFEST} is missing" if any(checkpoint.iterdir()) else "the folder is empty"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error!r}"
+    root = checkpoint.parent.resolve() / checkpoint.name
     for name, (size, digest) in files.items():
         path = checkpoint / name
         try:
+            if path.resolve() != root / name:
+                return f"{name} is a link or leads out of the folder"
             if not path.is_file():
                 return f"{name} is missing"
             if path.stat().st_size != size:
                 return f"{name} has {path.stat().st_size} bytes instead of {size}"
             if _fingerprint(path)["sha256"] != digest:
                 return f"{name} has changed since it was written"
-        except OSError as error:
+            _try(path)
+        except Exception as error:  # whatever a library makes of it
             return f"{name} cannot be read: {error}"
     return None
+
+
+def _try(path: Path) -> None:
+    """Raises for a file of weights or states that is none, or asks for more than tensors."""
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(path, "np"):
+            return
+    if path.suffix in (".pt", ".pth"):
+        import torch
+        from transformers.trainer_pt_utils import safe_globals
+
+        with safe_globals():
+            torch.load(path, "cpu", weights_only=True, mmap=True)
 
 
 def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
@@ -162,8 +182,7 @@ def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str
     Args:
         output_dir: the run's folder.
         keep: how many of the newest stay, counted from `newest` down.
-        newest: the step just written. Later ones are of a run that was rewound to an older checkpoint; counted as the
-            newest they would cost the whole ones, and be resumed instead of them, so they go.
+        newest: the step just written. Later ones are of a run that was rewound to an older checkpoint, and go.
         protect: one more that stays.
     """
     protected = protect and Path(protect).resolve()

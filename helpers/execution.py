@@ -16,7 +16,7 @@ from typing import Any
 
 from helpers.grid import inspect, literal_path
 from helpers.kernels import Kernels
-from helpers.parameters import NOT_IDENTITY
+from helpers.parameters import LENGTH, NOT_IDENTITY
 
 PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
 Ended = tuple[dict[str, Any], dict[str, Any]]  # columns of the table; results.json
@@ -85,8 +85,9 @@ def finished(each: Run) -> Ended | None:
     before = _effective(each.executed, executed.metadata.papermill.parameters)
     now = _effective(each.notebook, each.parameters)
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    if changed and each.output_dir.is_dir() and any(each.output_dir.iterdir()):
-        values = ", ".join(f"{name}={before.get(name)!r} there, {now.get(name)!r} now" for name in changed)
+    another = [name for name in changed if name not in LENGTH]
+    if another and each.output_dir.is_dir() and any(each.output_dir.iterdir()):
+        values = ", ".join(f"{name}={before.get(name)!r} there, {now.get(name)!r} now" for name in another)
         raise ValueError(f"{each.executed.parent} holds another run ({values}): choose another --output-dir")
     error, results = _outcome(executed, each.output_dir)
     if error or changed:

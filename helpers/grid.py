@@ -45,7 +45,7 @@ def parse(declared: Mapping[str, Mapping[str, str]], assignments: Sequence[str])
             raise ValueError(f"{assignment!r}: write name=value or name=value1,value2")
         if name in grid or name in fixed:
             raise ValueError(f"{name} is given twice: write its values as {name}=value1,value2")
-        values = [_from_text(name, part, kind_of(declared, name)) for part in text.split(",")]
+        values = [from_text(name, part, kind_of(declared, name)) for part in text.split(",")]
         if len(values) > 1:
             grid[name] = values
         else:
@@ -70,7 +70,8 @@ def kind_of(declared: Mapping[str, Mapping[str, str]], name: str) -> type:
     return KINDS[annotation]
 
 
-def _from_text(name: str, text: str, kind: type) -> Any:
+def from_text(name: str, text: str, kind: type) -> Any:
+    """What a text of the command line means where `kind` is declared; ValueError for what it does not mean."""
     if kind is bool:
         one_of(name, text, BOOLEANS)
         return BOOLEANS[text]

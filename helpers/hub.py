@@ -6,6 +6,7 @@ import contextlib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -28,19 +29,27 @@ def answers(timeout: float = 5.0) -> bool:
 
 
 @contextlib.contextmanager
-def reading(data_source: str) -> Iterator[None]:
-    """Turns what `datasets` raises inside into a ConnectionError or FileNotFoundError that names `data_source`."""
+def reading(source: str, name: str = "data_source") -> Iterator[None]:
+    """Turns what a library raises inside into a Connection-, FileNotFound- or ValueError that names the parameter."""
     import huggingface_hub.errors
+    from datasets.utils.extract import Extractor
 
+    said = f"{name}={source!r}"
+    files = Path(source).rglob("*") if name == "data_source" else ()
+    if packed := next((file for file in files if file.is_file() and Extractor.infer_extractor_format(file)), None):
+        raise ValueError(f"{said}: {packed.name} is packed; unpack it, if it is not too large")
     try:
         yield
     except (ConnectionError, huggingface_hub.errors.LocalEntryNotFoundError) as error:
         raise ConnectionError(
-            f"data_source={data_source!r}: the Hugging Face hub cannot be reached ({error}). "
-            'Use data_source="sample" or a path to a local file'
+            f'{said}: the Hugging Face hub cannot be reached ({error}). Use {name}="sample" or a path to a local file'
         ) from error
     except FileNotFoundError as error:  # also what datasets raises for an id that is not on the hub
-        raise FileNotFoundError(f"data_source={data_source!r}: cannot be read ({error})") from error
+        raise FileNotFoundError(f"{said}: cannot be read ({error})") from error
+    except Exception as error:
+        raise ValueError(
+            str(error) if said in str(error) else f"{said}: cannot be read ({error.__cause__ or error!r})"
+        ) from error
 
 
 def train_split(data_source: str, splits: Mapping[str, Any]):

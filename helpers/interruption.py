@@ -1,48 +1,143 @@
-"""What stops a run from outside or inside: preemption, loss that is no number, memory that is not there."""
+"""What stops a run from outside or inside: signals, a time budget, a loss that is no number, memory that is not there."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
+import time
+from collections.abc import Iterable, Iterator
 
 from transformers import TrainerCallback
 
+from . import ranks, tracking
 
-class Preempted(RuntimeError):
-    """SIGTERM arrived; the run saved a checkpoint at the step boundary and stopped."""
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+WATCH_SECONDS = 0.25  # ipykernel looks for its parent once a second
+
+
+class Stopped(RuntimeError):
+    """The run was asked to stop, saved a checkpoint of the last finished step and stopped."""
+
+
+class EvaluationStopped(Exception):
+    """Leaves an evaluation at once: the step before it is saved, and the evaluation is made when the run goes on."""
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or the gradient became NaN or infinite; nothing was saved since."""
+    """The loss, a gradient, a weight or an optimizer state became NaN or infinite; nothing was saved since."""
 
 
-class Preemption(TrainerCallback):
-    """Turns SIGTERM into a checkpoint and a stop at the next step boundary.
+class Stops(TrainerCallback):
+    """Turns a wish to stop into a checkpoint and a stop at the next step boundary; `reason` says what the wish was.
 
-    The handler only sets a flag: saving inside a signal handler can deadlock. Periodic saves remain the guarantee.
+    Wishes are SIGTERM (preemption), SIGINT (the Stop button, Ctrl-C), SIGHUP, the end of the time budget, and, in a
+    Jupyter kernel or under a launcher, a parent process that is gone. A handler only sets a flag: saving inside one can
+    deadlock. A second SIGINT interrupts at once. Periodic saves remain the guarantee.
+
+    Args:
+        max_hours: the time budget; 0 is none.
     """
 
-    def __init__(self):
-        self.requested = False
-        self._previous = []  # a handler for each time this was entered
+    def __init__(self, max_hours: float = 0.0):
+        self.max_hours = max_hours
+        self.reason = ""
 
-    def __enter__(self) -> Preemption:
-        self.requested = False
+    @contextlib.contextmanager
+    def listening(self, since: float | None = None) -> Iterator[Stops]:
+        """Listens inside the block; `since` is the `time.monotonic()` from which the budget counts (default: now)."""
+        self.reason = ""
+        handlers, ended = {}, threading.Event()
+        watch = (ended, time.monotonic() if since is None else since, os.getppid())
+        threading.Thread(target=self._watch, args=watch, daemon=True).start()
         if threading.current_thread() is threading.main_thread():
-            self._previous.append(signal.signal(signal.SIGTERM, self._request))
-        return self
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    handlers[number] = signal.signal(number, self._request)
+        _spare_orphans(True)
+        try:
+            yield self
+        finally:
+            ended.set()
+            for number, handler in handlers.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+            _spare_orphans(False)
 
-    def __exit__(self, *exception) -> None:
-        if self._previous:
-            signal.signal(signal.SIGTERM, self._previous.pop() or signal.SIG_DFL)
+    def _request(self, number, frame) -> None:
+        if self.reason and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.reason = self.reason or signal.Signals(number).name
 
-    def _request(self, signum, frame) -> None:
-        self.requested = True
+    def _watch(self, ended: threading.Event, since: float, parent: int) -> None:
+        watched = in_kernel() or ranks.count() > 1
+        said = False
+        while not ended.wait(WATCH_SECONDS):
+            if watched and os.getppid() != parent:
+                self.reason = self.reason or "the parent process is gone"
+            if self.max_hours and time.monotonic() - since >= self.max_hours * 3600:
+                self.reason = self.reason or f"max_hours={self.max_hours:g}"
+            if self.reason and not said:
+                said = True
+                tracking.say(f"{self.reason}: the run saves after this step and stops")
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.requested:
+        self.reason = next(filter(None, ranks.gather(self.reason)), "")  # all processes stop after the same step
+        if self.reason:
             control.should_save = True
             control.should_training_stop = True
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        if self.reason and ranks.count() == 1:  # several processes leave an evaluation together, at its end
+            raise EvaluationStopped
+
+
+def in_kernel() -> bool:
+    """Whether this process is a Jupyter kernel."""
+    app = sys.modules.get("ipykernel.kernelapp")
+    return app is not None and app.IPKernelApp.initialized()
+
+
+class _AnyParent(int):
+    """A parent process that is never another: with it ipykernel's poller does not end a kernel that is still saving."""
+
+    def __ne__(self, other) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def _spare_orphans(spared: bool) -> None:
+    """Whether ipykernel lets a kernel live whose parent is gone; it ends such a kernel within a second."""
+    if in_kernel():
+        from ipykernel.kernelapp import IPKernelApp
+
+        poller = IPKernelApp.instance().poller
+        if getattr(poller, "parent_pid", 0):
+            poller.parent_pid = _AnyParent(poller.parent_pid) if spared else int(poller.parent_pid)
+
+
+def _local(tensor):
+    """This process's share of a sharded tensor; on XLA a copy on the CPU, which compiles nothing."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor.cpu() if tensor.device.type == "xla" else tensor
+
+
+def all_finite(tensors: Iterable) -> bool:
+    """Whether no floating-point tensor holds NaN or an infinity; one pass over each, one wait for the device."""
+    import torch
+
+    extremes = [
+        extreme
+        for tensor in tensors
+        if tensor.is_floating_point() and tensor.numel()
+        for extreme in torch.aminmax(_local(tensor.detach()))
+    ]
+    by_device: dict = {}
+    for extreme in extremes:
+        by_device.setdefault(extreme.device, []).append(extreme.float())
+    return all(bool(torch.stack(each).isfinite().all()) for each in by_device.values())
 
 
 class FiniteGuard:

@@ -11,7 +11,7 @@ class Kernels:
     """Started by any thread; one that starts when the others have been told to stop is told so, too.
 
     SIGTERM goes to a kernel alone and not to its process group: the processes that load its data would die of it, and
-    the training notebook, which saves a checkpoint and raises `Preempted`, would fail. Another notebook dies.
+    the training notebook, which saves a checkpoint and raises `Stopped`, would fail. Another notebook dies.
     """
 
     def __init__(self):

@@ -5,9 +5,8 @@
 
 `notebooks/build.py` writes the parameters cell from such a class; the cell after it turns the values into one frozen
 object: `params = parameters.check(ReservoirParameters, globals())`. Everything wrong with them is found there, before
-anything is downloaded. It has to be, because papermill lets through what a person never meant: it warns about an unknown
-name and goes on, `-p resume false` gives the string "false" (which is true), and `-y "learning_rate: 1e-3"` the string
-"1e-3".
+anything is downloaded: papermill warns about an unknown name and goes on, `-p resume false` gives the string "false"
+(which is true), and `-y "learning_rate: 1e-3"` the string "1e-3".
 """
 
 import ast
@@ -22,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 SAMPLE = "sample"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
+LENGTH = ("max_steps", "patience")  # a run goes on where one of these is changed
 MAIN, MACHINE = "Main", "Machine and logging"
 
 # huggingface_hub.utils._validators.REPO_ID_REGEX, with its separate ban on "--" and ".." folded in.
@@ -49,37 +49,32 @@ def parameter(
         default: of the GPU twin; `tpu` is that of the TPU twin where it differs.
         description: one sentence or two, shown in the form above the field and in the docs.
         group: heading that it stands under; "Main" holds at most eight.
-        low, high, above: the range: at least, at most, more than.
+        low, high, above: the range: at least, at most (else 1e9 for an int), more than.
         suggestions: values that the form offers; others may be given.
-        identity: False where the parameter says how a run is watched or shown, and not which run it is.
+        identity: False where it says how a run is watched or shown, and not which run it is.
     """
+    if high is None and type(default) is int:
+        high = 10**9
     extra = {"group": group, "suggestions": [*suggestions], "identity": identity, "tpu": tpu}
     return Field(default, description=description, ge=low, le=high, gt=above, json_schema_extra=extra)
-
-
-def existing_file(name: str, value: str, remedy: str) -> str:
-    """The file that `value` means with ~ expanded. Raises FileNotFoundError with the remedy where there is none."""
-    path = _expanded(name, value)
-    if not path.is_file():
-        raise FileNotFoundError(f"{name}={value!r}: nothing at {path.resolve()}; {remedy}")
-    return str(path)
 
 
 def source_path(name: str, value: str) -> Path | None:
     """The local path that `value` means (~ expanded), or None when it is "sample" or a hub id.
 
-    For every parameter that takes "a hub id, a local path or 'sample'". A path is what starts with ./ ../ / or ~, ends
-    in a data suffix, or is there on disk.
+    A path is what starts with ./ ../ / or ~, ends in a data suffix, or is there on disk.
 
     Raises:
-        FileNotFoundError: a path with nothing there; names the absolute path that was looked for.
-        ValueError: neither a path nor the shape of a hub id.
+        FileNotFoundError: a path with nothing there.
+        ValueError: neither a path nor the shape of a hub id; a device or a pipe.
     """
     if value == SAMPLE:
         return None
-    path = _expanded(name, value)
+    path = expanded(name, value)
     if value.strip() and path.exists():
-        return path
+        if path.is_file() or path.is_dir():
+            return path
+        raise ValueError(f"{name}={value!r} is neither a file nor a folder")
     if value.startswith(("./", "../", "/", "~")) or value.lower().endswith(DATA_SUFFIXES):
         raise FileNotFoundError(
             f"{name}={value!r}: nothing at {path.resolve()}; correct the path, give a hub id or {SAMPLE!r}"
@@ -89,24 +84,23 @@ def source_path(name: str, value: str) -> Path | None:
     return None
 
 
-def _expanded(name: str, value: str) -> Path:
+def expanded(name: str, value: str) -> Path:
+    """`value` with ~ expanded. Raises FileNotFoundError without such a home, ValueError for what is no path."""
     try:
-        return Path(value).expanduser()
+        path = Path(value).expanduser()
+        path.resolve().exists()
+        return path
     except RuntimeError as error:
         raise FileNotFoundError(
             f"{name}={value!r}: no home folder for {Path(value).parts[0]}; write the path out"
         ) from error
+    except (OSError, ValueError) as error:  # too long, or with NUL in it
+        raise ValueError(f"{name}={_shown(value)} is no path ({getattr(error, 'strerror', error)})") from None
 
 
-def _local_or_hub(value: str, info) -> str:
+def local_or_hub(value: str, info) -> str:
     path = source_path(info.field_name, value)
     return value if path is None else str(path)
-
-
-def _model_folder_or_hub(value: str, info) -> str:
-    if value != SAMPLE and _expanded(info.field_name, value).is_file():
-        raise ValueError(f"{info.field_name}={value!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}")
-    return _local_or_hub(value, info)
 
 
 def _not_blank(value: str, info) -> str:
@@ -115,23 +109,21 @@ def _not_blank(value: str, info) -> str:
     return value
 
 
-Source = Annotated[str, AfterValidator(_local_or_hub)]
-ModelSource = Annotated[str, AfterValidator(_model_folder_or_hub)]
+Source = Annotated[str, AfterValidator(local_or_hub)]
 Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 class Parameters(BaseModel):
     """What every notebook is told. A room subclasses it, adds parameters and validators, and gives its own defaults.
 
-    Values are not converted, with two exceptions: an int given for a float becomes a float, and a leading ~ in
-    `data_source` and `output_dir` is expanded.
+    Values are not converted, but for an int given for a float, and a leading ~ in a path.
 
     Raises:
-        ValueError: wrong type, impossible range, unknown choice; names the parameter, its value and the remedy.
+        ValueError: wrong type, impossible range, unknown choice
         FileNotFoundError: a parameter is a path and nothing is there.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, str_max_length=100_000)
 
     data_source: Source = parameter(SAMPLE, "Hub data set, path to your own data, or 'sample', which needs no network.")
     output_dir: str = parameter("outputs/run", "Folder for checkpoints, results and the trained model.", identity=False)
@@ -139,6 +131,9 @@ class Parameters(BaseModel):
     batch_size: int = parameter(0, "Examples of an optimizer step over all devices; 0 takes the planned number.", low=0)
     learning_rate: float = parameter(0.0, "Peak learning rate; 0 takes the recipe's.", low=0)
     seed: int = parameter(0, "Seed of weights, data order and dropout.", low=0, high=2**32 - 1)
+    max_hours: float = parameter(
+        0.0, "Hours until this session saves and stops; 0: no limit.", group=MACHINE, low=0, identity=False
+    )
     resume: bool = parameter(
         True, "Go on from the newest whole checkpoint in output_dir.", group=MACHINE, identity=False
     )
@@ -166,7 +161,7 @@ class Parameters(BaseModel):
     def _is_a_folder(cls, value: str) -> str:
         if not value.strip():
             raise ValueError(f"output_dir={value!r} is empty: name a folder, it is made if it is not there")
-        path = _expanded("output_dir", value)
+        path = expanded("output_dir", value)
         for part in (path, *path.parents):
             if part.exists() and not part.is_dir():
                 raise ValueError(f"output_dir={value!r}: {part.resolve()} is a file; name a folder")
@@ -184,15 +179,10 @@ P = TypeVar("P", bound=Parameters)
 def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
     """The notebook's parameters as one checked object.
 
-    Args:
-        cls: a subclass of `Parameters`.
-        namespace: the notebook's `globals()`. Where it holds IPython's `In`, the names assigned in the parameters cell
-            and in the cell that papermill injected after it must be parameters of `cls`; no other cell is looked at.
+    namespace: the notebook's `globals()`. Where it holds IPython's `In`, the names assigned in the parameters cell and in
+        the cell that papermill injected after it must be parameters of `cls`; no other cell is looked at.
 
-    Raises:
-        ValueError: an unknown parameter (with the closest names), a missing one, or what `cls` refuses: each with its
-            value and the remedy.
-        FileNotFoundError: a parameter is a path and nothing is there.
+    Raises ValueError for an unknown parameter (with the closest names) and a missing one, and what `cls` raises.
     """
     names = list(cls.model_fields)
     for name in _assigned(_parameter_cells(namespace.get("In", []))):
@@ -207,10 +197,9 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
-    """The parameters that define a run: all but where it is written, how it is watched, and what is asked of the model."""
-    return {
-        name: getattr(params, name) for name, field in type(params).model_fields.items() if extra(field)["identity"]
-    }
+    """The parameters that define a run: all but how long it is, where it is written, and how it is watched."""
+    fields = type(params).model_fields.items()
+    return {name: getattr(params, name) for name, field in fields if extra(field)["identity"] and name not in LENGTH}
 
 
 def extra(field: FieldInfo) -> Mapping[str, Any]:
@@ -242,37 +231,44 @@ def typed(name: str, value: Any, kind: type) -> Any:
 def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
     """One of pydantic's errors as `parameter=value: what is wrong; what to do`."""
     name, value = ".".join(map(str, error["loc"])), error["input"]
+    said = f"{name}={_shown(value)}"
     field, context = fields.get(name), error.get("ctx", {})
     if error["type"] == "value_error":  # raised by a validator of ours
         return str(context["error"])
     if error["type"] == "extra_forbidden":
         return unknown(name, fields)
     if error["type"] == "literal_error":
-        return f"{name}={value!r} is unknown: give one of {', '.join(map(repr, get_args(field.annotation)))}"
+        return f"{said} is unknown: give one of {', '.join(map(repr, get_args(field.annotation)))}"
     if error["type"] == "finite_number":
-        return f"{name}={value!r} is not a finite number: give one, or 0 where 0 stands for the recipe's value"
+        return f"{said} is not a finite number: give one, or 0 where 0 stands for the recipe's value"
     if error["type"].endswith("_type") and field is not None:
         kind = kind_of(field.annotation)
-        return f"{name}={value!r} is of type {type(value).__name__}, not {kind.__name__}: {_fix(name, value, kind)}"
+        return f"{said} is of type {type(value).__name__}, not {kind.__name__}: {_fix(name, value, kind)}"
     if field is not None and error["type"].startswith(("greater", "less")):
         limits = {type(limit).__name__: limit for limit in field.metadata}
         low, high = (getattr(limits.get(each), each.lower(), None) for each in ("Ge", "Le"))
         wanted = f"{low} or more" if high is None else f"{low} to {high}"
         if "Gt" in limits:
             wanted = f"more than {limits['Gt'].gt:g}"
-        return f"{name}={value!r} is out of range: give {wanted}. {field.description or ''}".strip()
-    return f"{name}={value!r}: {error['msg']}"
+        return f"{said} is out of range: give {wanted}. {field.description or ''}".strip()
+    return f"{said}: {error['msg']}"
 
 
 def _fix(name: str, value: Any, kind: type) -> str:
     if kind is bool:
-        right = "True" if str(value).lower() in ("true", "1", "yes", "on") else "False"
+        right = "True" if _shown(value).strip("'").lower() in ("true", "1", "yes", "on") else "False"
         return f'with papermill write `-p {name} {right}` or `-y "{name}: {right.lower()}"`, in a cell {right} without quotes'
     if kind is str:
-        return f"put it in quotes (with papermill: `-r {name} {value}`)"
+        return f"put it in quotes (with papermill: `-r {name} {_shown(value)}`)"
     if kind is float and isinstance(value, str):
-        return f"write it without quotes; papermill's -y reads 1e-3 as text: write 1.0e-3, or `-p {name} {value}`"
+        return f"write it without quotes; papermill's -y reads 1e-3 as text: write 1.0e-3, or `-p {name} {value[:99]}`"
     return "write a whole number without quotes or a decimal point" if kind is int else "write a number"
+
+
+def _shown(value: Any) -> str:
+    """At most 200 characters; a number of thousands of digits has no repr."""
+    text = hex(value) if isinstance(value, int) and value.bit_length() > 99 else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def one_of(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -302,7 +298,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def _parameter_cells(executed: list[str]) -> list[str]:
     """The parameters cell as last run and the injected one, out of IPython's `In`.
 
-    An injected cell that ran before the parameters cell was run again no longer says what the values are.
+    An injected cell from before the parameters cell was run again does not count.
     """
     own = max((i for i, source in enumerate(executed) if source.startswith(OWN_CELL)), default=None)
     after = 0 if own is None else own

@@ -116,9 +116,7 @@ def plan(
     """Settings for one run.
 
     Args:
-        recipe: what the method asks for.
         workload: the step, to be counted.
-        runtime: the machine.
         batch_size: examples an optimizer step over all devices; 0 takes the recipe's (times its TPU factor on XLA).
         learning_rate: 0 takes the recipe's (times its TPU factor on XLA).
         max_steps: 0 takes as many steps as see the recipe's number of examples.

@@ -11,10 +11,11 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
-from . import checkpoint, provenance
+from . import checkpoint, folder_lock, provenance, ranks
 from .parameters import Parameters, identity
 from .runtime import Runtime
 
@@ -22,21 +23,20 @@ RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
 SESSIONS_FILE = "sessions.json"
 # What makes a resumed run another one when it differs.
-COMPARED = ("kind", "device", "precision", "payload", *provenance.LIBRARIES)
-_NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.")  # a frontend's folder; what a claim that was killed left
+COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
+# A frontend's folder; what a claim that was killed left.
+_NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.", folder_lock.LOCK_FILE, folder_lock.OWNER_FILE)
 RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
 
 
 def claim(notebook: str, params: Parameters) -> Path:
     """Creates `params.output_dir` for a new run, or takes it back for the same one, which has the same `identity`.
 
-    Args:
-        notebook: which notebook runs.
-        params: its parameters; with `resume` the run goes on where it stopped.
-
     Raises:
-        ValueError: the folder holds another run, files that are no run of ours, or this run while `resume` is False.
+        ValueError: the folder holds another run, files that are no run of ours, a link out of it, or this run while
+            `resume` is False.
         PermissionError: it cannot be written.
+        FolderTaken: another process owns it.
     """
     output_dir = params.output_dir
     path = Path(output_dir).expanduser()
@@ -46,12 +46,16 @@ def claim(notebook: str, params: Parameters) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         entries = {entry.name for entry in path.iterdir() if not entry.name.startswith(_NO_CONTENT)}
         if not entries:
+            folder_lock.own(path)
             write_json(path / RUN_FILE, ours)
             return path
         if not os.access(path, os.W_OK):
             raise PermissionError("no write permission")
     except OSError as error:
         raise PermissionError(f"output_dir={str(output_dir)!r} cannot be written ({error}); {elsewhere}") from error
+    links = (each for each in path.rglob("*") if each.is_symlink())
+    if link := next((each for each in links if not Path(realpath(each)).is_relative_to(path.resolve())), None):
+        raise ValueError(f"output_dir={str(output_dir)!r}: {link} leads out of it; remove this link, or {elsewhere}")
     if RUN_FILE not in entries:
         raise ValueError(
             f"output_dir={str(output_dir)!r} holds files that are no run of this suite ({', '.join(sorted(entries)[:4])}"
@@ -59,8 +63,8 @@ def claim(notebook: str, params: Parameters) -> Path:
         )
     try:
         theirs = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-        differences = _differences(theirs, ours)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        differences = _differences(theirs, ours, set(type(params).model_fields))
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(
             f"output_dir={str(output_dir)!r} holds a {RUN_FILE} that cannot be read ({error}); nothing was touched: "
             f"{elsewhere}"
@@ -75,18 +79,20 @@ def claim(notebook: str, params: Parameters) -> Path:
             f"resume=False, but output_dir={str(output_dir)!r} already holds this run; nothing was touched: "
             f"set resume=True to go on with it, or {elsewhere}"
         )
+    folder_lock.own(path)
     return path
 
 
 def same_data(output_dir: str | Path, source: str) -> None:
     """Notes in `run.json` what data a run trains on, `source` with a digest of it; a run with checkpoints must find the same.
 
-    The same parameters can name other data: a file that was edited, a dataset without a pinned revision, the sources of
-    another Python. Going on with it would be a wrong resume that nobody sees.
+    The same parameters can name other data: a file that was edited, a dataset without a pinned revision.
 
     Raises ValueError: the folder holds checkpoints of a run on other data.
     """
     path = Path(output_dir)
+    if len(seen := set(ranks.gather(source))) > 1:
+        raise ValueError(f"data_source: the processes of this run do not see the same data ({', '.join(sorted(seen))})")
     run = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
     before = run.get("data")
     if before == source:
@@ -106,8 +112,13 @@ def sessions(output_dir: str | Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def begin_session(output_dir: str | Path, runtime: Runtime, precision: str, first_step: int) -> str:
-    """Notes that a session begins at a step; what differs from the one before, as one line, or ""."""
+def begin_session(
+    output_dir: str | Path, runtime: Runtime, precision: str, first_step: int, batch_size: int = 0
+) -> str:
+    """Notes that a session begins at a step; what differs from the one before, as one line, or "".
+
+    Raises ValueError where a step has another number of examples than before: the data would not go on where they were.
+    """
     known = [each for each in sessions(output_dir) if each["first_step"] <= first_step and first_step]
     session = {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -115,15 +126,21 @@ def begin_session(output_dir: str | Path, runtime: Runtime, precision: str, firs
         "device": runtime.device_name,
         "devices": runtime.device_count,
         "precision": precision,
+        "batch_size": batch_size,
         "payload": provenance.payload(),
         **provenance.versions(),
         "first_step": first_step,
         "last_step": first_step,
     }
+    before = known[-1] if known else session
+    if before.get("batch_size", batch_size) != batch_size:
+        raise ValueError(
+            f"batch_size: {batch_size} examples a step on {runtime.device_count} device(s), and this run began with "
+            f"{before['batch_size']} on {before['devices']}; ask for as many as then, or set output_dir to a new folder"
+        )
     path = Path(output_dir) / SESSIONS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, [*known, session])
-    before = known[-1] if known else session
     changed = [
         f"{name} {str(before.get(name))[:40]}, now {str(session.get(name))[:40]}"
         for name in COMPARED
@@ -143,12 +160,9 @@ def note_step(output_dir: str | Path, step: int) -> None:
 def write_results(notebook: str, params: Parameters, runtime: Runtime, **parts: Any) -> Path:
     """Writes `results.json` (docs/architecture.md lists its keys) into `params.output_dir`; NaN and infinities become null.
 
-    Args:
-        notebook: which notebook ran.
-        params: all parameters are written down.
-        runtime: the machine.
-        **parts: `data` with source, revision and sha256, `eval`, `artifacts` and what else the notebook measured.
+    parts: `data` with source, revision and sha256, `eval`, `artifacts` and what else the notebook measured.
     """
+    folder_lock.check(params.output_dir)
     path = Path(params.output_dir) / RESULTS_FILE
     results = {
         "schema": RESULTS_SCHEMA,
@@ -172,13 +186,13 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
-def _differences(theirs: Mapping, ours: Mapping) -> list[str]:
+def _differences(theirs: Mapping, ours: Mapping, known: set[str]) -> list[str]:
     if theirs.get("notebook") != ours["notebook"]:
         return [f"notebook {theirs.get('notebook')!r} there, {ours['notebook']!r} here"]
     before, now = theirs.get("parameters", {}), ours["parameters"]
     return [
         f"{name}={before.get(name)!r} there, {now.get(name)!r} here"
-        for name in sorted({*before, *now})
+        for name in sorted({*now, *(before.keys() - known)})
         if before.get(name) != now.get(name)
     ]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sys
 import warnings
 from dataclasses import dataclass
 
-from . import hardware, tracking, xla
+from . import hardware, ranks, tracking, xla
 
+ONE_HOST = "one process drives all chips of one host, and more are not supported: run the notebook itself on one host"
 NATIVE_BF16 = (8, 0)  # Ampere; `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
 
 
@@ -104,17 +106,18 @@ def choose_precision(
     return wanted, f"asked for (precision={wanted!r}); auto would be {chosen}: {why}"
 
 
-def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
+def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Runtime:
     """Finds the device to train on: TPU (when asked for), then GPU, then CPU, and says why.
 
     Args:
-        use_tpu: prefer a TPU. None there: one warning, then the GPU, then the CPU.
+        use_tpu: prefer a TPU; without one a warning.
         precision: "auto", or "fp32", "bf16", "fp16" to insist.
+        num_processes: that a notebook will train in, one a GPU; 0: one for each. A launched process knows how many.
 
     Raises:
         RuntimeError: torch and torch_xla versions differ, XLA stores weights in bf16, or transformers was already
             imported for the other kind of device in this kernel.
-        ValueError: a precision that this device cannot train in.
+        ValueError: a precision that this device cannot train in; more processes than GPUs, or several on a TPU.
     """
     if precision not in ("auto", "fp32", "bf16", "fp16"):
         raise ValueError(f"precision={precision!r}: must be 'auto', 'fp32', 'bf16' or 'fp16'")
@@ -128,10 +131,14 @@ def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
             )
     else:
         found = False
+    if found and (num_processes > 1 or ranks.count() > 1):
+        raise ValueError(f"num_processes={max(num_processes, ranks.count())}: {ONE_HOST}")
     _announce_to_huggingface(found)
 
     if found:
         xla.start()
+        if xla.host_count() > 1:
+            raise ValueError(f"use_tpu=True: {xla.host_count()} hosts share this TPU; {ONE_HOST}")
         torch_version, xla_version = xla.versions()
         info = xla.memory_info()
         kind, name, count, capability = "xla", xla.device_name(), xla.device_count(), None
@@ -144,7 +151,9 @@ def detect(use_tpu: bool, precision: str = "auto") -> Runtime:
         import torch
 
         torch_version, xla_version = torch.__version__, None
-        count = int(os.environ.get("WORLD_SIZE", "1"))  # a launcher's processes drive one device each
+        count = _processes(num_processes)
+        if count > 1:
+            reason += f"; {count} processes share a batch"
         if torch.cuda.is_available():
             note = _pin_to_one_gpu(torch)
             kind, name, capability = "cuda", torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
@@ -192,11 +201,28 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     tracking.silence_chatter()
 
 
+@functools.cache  # before `_pin_to_one_gpu`
+def gpus() -> tuple[int, str | None]:
+    """How many GPUs this process saw at first, and what CUDA_VISIBLE_DEVICES said then."""
+    import torch
+
+    return torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _processes(wanted: int) -> int:
+    found, _ = gpus()
+    if ranks.count() > 1:
+        return ranks.count()
+    if found and wanted > found:
+        raise ValueError(f"num_processes={wanted}: torch sees {found} GPU(s), and each needs its own; set it to 0")
+    return wanted or max(1, found)
+
+
 def _pin_to_one_gpu(torch) -> str:
     """Leaves one GPU visible unless a launcher started a process for each; returns what to say about it."""
     count = torch.cuda.device_count()
     if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
         # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        return f"; using 1 of {count} (`accelerate launch` uses all)"
+        return f"; using 1 of {count} (`python -m helpers.launch` uses all)"
     return ""

@@ -4,7 +4,7 @@ Colab and Kaggle ship a torch built for their driver, with torchvision and torch
 `pip install` of a package that wants another version replaces it under a kernel that may have it loaded; pip with a
 constraints file of the installed versions refuses instead. torch and torch_xla are never upgraded, whatever is asked.
 
-Standard library only at import: this runs before anything is installed (`packaging` comes with ipykernel).
+Standard library only at import: this runs before anything is installed.
 """
 
 import importlib
@@ -32,7 +32,7 @@ PIP_TAIL_LINES = 15
 def install(requirements: str) -> list[str]:
     """Install those `requirements` that are absent or out of range; nothing, and no network, when all are satisfied.
 
-    requirements: one specifier a line, as in requirements-gpu.txt; comments and blank lines are allowed.
+    requirements: one specifier a line, as in requirements-gpu.txt.
     Returns what was installed for them, as `name==version`. An installed torch or torch_xla is kept: out of range it
     only warns. An absent torch_xla is left out, with a warning, where the installed torch is not the one it is for.
 

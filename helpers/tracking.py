@@ -40,6 +40,7 @@ CHATTER = (
     "'pin_memory' argument is set as true but no accelerator is found",
     "Using EarlyStoppingCallback without load_best_model_at_end",  # the trainer loads the best weights itself
     "The tied weights mapping and config for this model specifies to tie",
+    "`broadcast_buffers` is deprecated",  # transformers sets it
     "`is_gradient_checkpointing` is deprecated",  # peft asks for it
     "`gradient_checkpointing` is deprecated",  # trl sets it
     "The tokenizer has new PAD/BOS/EOS tokens",  # as meant

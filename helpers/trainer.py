@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import numpy as np
 import torch
 import transformers.trainer
@@ -21,16 +23,25 @@ from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
-from . import attention, checkpoint, run_folder, tracking, xla
+from . import attention, checkpoint, folder_lock, ranks, run_folder, tracking, xla
 from .compilation import CompilationCounter
-from .interruption import FiniteGuard, NonFiniteLoss, Preempted, Preemption, is_out_of_memory, smaller_micro_batch
+from .draws import PlaceSampler, SeededByPlace
+from .interruption import (
+    EvaluationStopped,
+    FiniteGuard,
+    NonFiniteLoss,
+    Stopped,
+    Stops,
+    all_finite,
+    is_out_of_memory,
+    smaller_micro_batch,
+)
 from .meter import Meter
 from .plan import Plan
 from .progress import Progress
 from .runtime import Runtime
 
 METER_FILE = "meter.json"
-FOR_DATA, FOR_STEP = 0, 1  # what a step's random numbers are for
 SCHEDULED = ("lr", "weight_decay")  # of an optimizer group, what changes for one step on XLA
 
 
@@ -42,13 +53,23 @@ class TrainerMixin:
         runtime: what `runtime.detect` returned.
         flops_per_token: of one training step, for MFU (default 6 x trained parameters).
         patience: evaluations without improvement before the run stops; 0 never stops early.
+        max_hours: time budget of this session, after which the run saves and stops; 0 is none.
         *args, **kwargs: the trainer's own.
     """
 
     def __init__(
-        self, *args, plan: Plan, runtime: Runtime, flops_per_token: float | None = None, patience: int = 0, **kwargs
+        self,
+        *args,
+        plan: Plan,
+        runtime: Runtime,
+        flops_per_token: float | None = None,
+        patience: int = 0,
+        max_hours: float = 0.0,
+        **kwargs,
     ):
         super().__init__(*args, **kwargs)
+        if ranks.count() > 1:  # one folder for all, as process 0 calls it
+            self.args.output_dir = ranks.broadcast(str(Path(self.args.output_dir).absolute()))
         self.plan, self.runtime = plan, runtime
         module = self.trained_module()
         if tied := [*getattr(self.model, "all_tied_weights_keys", ())]:
@@ -56,17 +77,19 @@ class TrainerMixin:
             self.model._keys_to_ignore_on_save = tied
         trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
-        self.preemption = Preemption()
+        self.stops = Stops(max_hours)
         self.resumed_from: int | None = None
         self.messages: list[str] = []
         self._finite: FiniteGuard | None = None
         self._staging: Path | None = None
         self._batches_checked = False
+        self._places: PlaceSampler | None = None
         self._first_step = 0
+        self._rescheduled = False
         self.compilation = CompilationCounter(enabled=runtime.kind == "xla")
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
-        self.add_callback(self.preemption)
+        self.add_callback(self.stops)
         self.add_callback(_StepBoundary(self))
         self.add_callback(Progress())
         self.patience = patience
@@ -101,17 +124,25 @@ class TrainerMixin:
             are loaded at the end.
 
         Raises:
-            Preempted: SIGTERM came; a checkpoint of the last finished step was written.
-            NonFiniteLoss: the loss became NaN or infinite.
+            Stopped: a signal came or the time budget ended; a checkpoint of the last finished step was written.
+            NonFiniteLoss: the loss, a gradient, a weight or an optimizer state became NaN or infinite.
+            FolderTaken: another process trains in `output_dir`.
             CheckpointNotWritten: the disk did not take a checkpoint (the first is written before the first step).
             RuntimeError: out of memory at one example a device.
         """
-        if self.is_world_process_zero():
-            checkpoint.sweep(self.args.output_dir)
-        self.accelerator.wait_for_everyone()
-        source = self._checkpoint_to_resume(resume_from_checkpoint)
-        self.resumed_from = source and checkpoint.step_of(source)
-        with self.preemption, _sharding_survives_skipping(), contextlib.closing(self.meter):
+        output_dir, source = self.args.output_dir, None
+        with (
+            folder_lock.owned(output_dir) if ranks.is_main() else contextlib.nullcontext() as since,
+            self.stops.listening(since),
+            _sharding_survives_skipping(),
+            contextlib.closing(self.meter),
+        ):
+            with ranks.main_process_first():
+                if ranks.is_main():
+                    checkpoint.sweep(output_dir)
+                    source = self._checkpoint_to_resume(resume_from_checkpoint)
+            source = ranks.broadcast(source)
+            self.resumed_from = source and checkpoint.step_of(source)
             while True:
                 self.meter.start(json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else None)
                 try:
@@ -123,15 +154,20 @@ class TrainerMixin:
                     self._shrink_micro_batch(error)
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
-                source, _ = checkpoint.newest_whole(self.args.output_dir)
-        run_folder.note_step(self.args.output_dir, self.state.global_step)
-        if self.preemption.requested and not self._is_finished(self.state):
-            raise Preempted(
-                f"SIGTERM at step {self.state.global_step}: checkpoint-{self.state.global_step} is written and whole. "
-                "Run the notebook again with the same output_dir and resume=True to go on from there."
-            )
-        self._load_best()
+                source, _ = checkpoint.newest_whole(output_dir)
+            if ranks.is_main():
+                run_folder.note_step(output_dir, self.state.global_step)
+            if self.stops.reason and (self._owes_evaluation() or not self._is_finished(self.state)):
+                self._raise_stopped()
+            self._load_best()
         return output
+
+    def _raise_stopped(self):
+        step = self.state.global_step
+        raise Stopped(
+            f"{self.stops.reason} at step {step}: checkpoint-{step} is written and whole. "
+            "Run the notebook again with the same output_dir and resume=True to go on from there."
+        )
 
     def _train_from(self, source: Path | None, **kwargs):
         if source is not None:
@@ -140,12 +176,23 @@ class TrainerMixin:
                 # Stock Trainer would train one step too many.
                 self._load_from_checkpoint(str(source))
                 self.state = state
+                if self._owes_evaluation():
+                    self._determine_best_metric(self.evaluate(), None)
                 self._say(f"the run is finished: {source.name} is its last step")
                 return None
+            if state.max_steps != self.args.max_steps:
+                self._rescheduled = True
+                self._say(
+                    f"max_steps was {state.max_steps} and is {self.args.max_steps}: from step {state.global_step} on the "
+                    f"learning rate follows the {self.args.lr_scheduler_type.value} schedule of {self.args.max_steps} steps"
+                )
         self._finite, self._batches_checked = None, False
         if self.is_world_process_zero():
             first_step = checkpoint.step_of(source) if source else 0
-            changed = run_folder.begin_session(self.args.output_dir, self.runtime, self.plan.precision, first_step)
+            plan = self.plan
+            changed = run_folder.begin_session(
+                self.args.output_dir, self.runtime, plan.precision, first_step, plan.batch_size
+            )
             if changed:
                 self._say(changed)
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
@@ -155,6 +202,13 @@ class TrainerMixin:
         stopping = state.stateful_callbacks.get(EarlyStoppingCallback.__name__) if self.patience else None
         lost = bool(stopping) and stopping["attributes"]["early_stopping_patience_counter"] >= self.patience
         return lost or state.global_step >= self.args.max_steps
+
+    def _owes_evaluation(self) -> bool:
+        """Whether the evaluation of the present step was stopped before its end."""
+        step, every = self.state.global_step, self.args.eval_steps
+        due = self.args.eval_strategy == "steps" and (step % every == 0 or step >= self.args.max_steps)
+        logged = {name for entry in self.state.log_history if entry["step"] == step for name in entry}
+        return due and not any(name.startswith("eval_") for name in logged)
 
     def _checkpoint_to_resume(self, wanted: bool | str | Path | None) -> Path | None:
         if wanted is None or wanted is False:
@@ -167,11 +221,8 @@ class TrainerMixin:
                 )
             return Path(wanted)
         source, skipped = checkpoint.newest_whole(self.args.output_dir)
-        self.accelerator.wait_for_everyone()  # every process has looked before anything moves
         for line, damaged in zip(skipped, checkpoint.listed(self.args.output_dir), strict=False):
-            if self.is_world_process_zero():
-                line += f" (kept as {checkpoint.set_aside(damaged).name})"
-            self._say(line)
+            self._say(f"{line} (kept as {checkpoint.set_aside(damaged).name})")
         if source is not None:
             self._say(f"resuming from {source.name}")
         elif skipped:
@@ -182,7 +233,7 @@ class TrainerMixin:
         if self.state.best_global_step is None:
             return
         best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
-        problem = checkpoint.damage(best) if best.is_dir() else "it is gone"
+        problem = ranks.broadcast(checkpoint.damage(best) if best.is_dir() else "it is gone")
         if problem:
             self._say(f"keeping the last weights: the best checkpoint {best.name} cannot be used: {problem}")
             return
@@ -208,8 +259,13 @@ class TrainerMixin:
             stack.enter_context(torch.autocast("xla", dtype=torch.bfloat16))
         return stack
 
-    def _get_dataloader(self, *args, **kwargs):
-        loader = super()._get_dataloader(*args, **kwargs)
+    def _get_dataloader(self, dataset, description, batch_size, sampler_fn=None, is_training=False, **kwargs):
+        if is_training and sampler_fn is not None and hasattr(dataset, "__len__"):
+            if isinstance(dataset, datasets.Dataset):
+                dataset = self._remove_unused_columns(dataset, description=description)
+            self._places = PlaceSampler(sampler_fn(dataset), self.args.seed)
+            dataset, sampler_fn = SeededByPlace(dataset, self.args.seed), lambda _: self._places
+        loader = super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
         return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
 
     def get_eval_dataloader(self, eval_dataset=None):
@@ -235,17 +291,13 @@ class TrainerMixin:
             f"{whole} are not split over the {self.runtime.device_count} devices: each computes everything"
         )
 
-    def seed(self, use: int) -> None:
-        """Seeds every generator from (seed, step, use), so that a resumed step draws what it would have drawn."""
-        entropy = (self.args.seed, self.state.global_step, use, self.args.process_index)
+    def seed_step(self) -> None:
+        """Seeds every generator from seed, step and process, so that a resumed step draws what it would have drawn."""
+        entropy = (self.args.seed, self.state.global_step, 1, self.args.process_index)
         value = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         set_seed(value)
         if self.runtime.kind == "xla":
             xla.seed(value)
-
-    def get_batch_samples(self, *args, **kwargs):
-        self.seed(FOR_DATA)  # a collator that masks at random draws here, before the step begins
-        return super().get_batch_samples(*args, **kwargs)
 
     # -- logging, evaluation, saving --
 
@@ -256,24 +308,47 @@ class TrainerMixin:
                 self._stop_on_nonfinite(name, logs[name])
         if "loss" in logs or "eval_loss" in logs:
             logs["training_seconds"] = round(self.meter.training_seconds(), 3)
+        if not np.isfinite(logs.get("eval_loss", 0.0)):
+            self._check_finite()
         super().log(logs, start_time)
         if "loss" in logs:
             self.compilation.book("log")
 
     def evaluate(self, *args, **kwargs):
         with self.aside("evaluate"):
-            return super().evaluate(*args, **kwargs)
+            while True:
+                try:
+                    return super().evaluate(*args, **kwargs)
+                except Exception as error:
+                    if not is_out_of_memory(error) or not self._shrink_evaluation():
+                        raise
+                self._free_memory()
+
+    def evaluation_loop(self, *args, **kwargs):
+        output = super().evaluation_loop(*args, **kwargs)
+        return output._replace(metrics=ranks.broadcast(output.metrics))  # from which all draw the same conclusions
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
-        if skip_scheduler and self.state.global_step:  # `eval_on_start` of a run that goes on: it has been evaluated
+        if skip_scheduler and self.state.global_step and not self._owes_evaluation():
+            return {}  # `eval_on_start` of a run that goes on: it has been evaluated
+        try:
+            metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        except EvaluationStopped:
+            if skip_scheduler:  # nothing was trained since the checkpoint that this run began with
+                self._raise_stopped()
+            self.control.should_evaluate = False
+            self.control.should_save = self.control.should_training_stop = True
             return {}
-        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         self.control.should_save |= self.control.should_training_stop  # patience was lost
         if skip_scheduler:  # the start is the one to beat: its weights are those of checkpoint-0
-            self._determine_best_metric(metrics, trial)
+            improved = self._determine_best_metric(metrics, trial)
+            if improved and self.state.global_step:
+                self._save_checkpoint(self.model, trial)
         return metrics
 
     def _determine_best_metric(self, metrics, trial) -> bool:
+        if not metrics:  # a stop came during the evaluation
+            return False
         improved = super()._determine_best_metric(metrics, trial)
         self.control.should_save |= improved  # the best weights are kept whatever save_steps is
         return improved
@@ -283,9 +358,23 @@ class TrainerMixin:
 
     def _save_checkpoint(self, model, trial) -> None:
         with self.aside("save"):
-            if self._finite is not None and self._finite.first_bad_step() is not None:
-                self._stop_on_nonfinite("loss", float("nan"))
+            self._check_finite()
+            folder_lock.check(self.args.output_dir)
             self._save_staged(model, trial)
+
+    def _check_finite(self) -> None:
+        """Raises NonFiniteLoss, in all processes, unless everything that a checkpoint would hold is finite."""
+        trained = (parameter for parameter in self.trained_module().parameters() if parameter.requires_grad)
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        bad = ""
+        if self._finite is not None and self._finite.first_bad_step() is not None:
+            bad = "loss"
+        elif not all_finite(trained):
+            bad = "a weight"
+        elif not all_finite(value for state in states for value in state.values() if torch.is_tensor(value)):
+            bad = "an optimizer state"
+        if bad := next(filter(None, ranks.gather(bad)), ""):
+            self._stop_on_nonfinite(bad, float("nan"))
 
     def _save_staged(self, model, trial) -> None:
         output_dir, step = Path(self.args.output_dir), self.state.global_step
@@ -318,6 +407,11 @@ class TrainerMixin:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         self._save_weights(output_dir, _internal_call)
+        if output_dir and self._staging is None and ranks.count() > 1:
+            written = ranks.broadcast(str(Path(output_dir).absolute()))
+            if not ranks.is_main() and written != str(Path(output_dir).absolute()):  # to be read back from there
+                shutil.copytree(written, output_dir, dirs_exist_ok=True)
+            ranks.gather(None)
         if self._staging is None and self.is_world_process_zero():  # an export: nothing reads that pickle
             Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
@@ -363,10 +457,8 @@ class TrainerMixin:
             f"{accumulation} accumulation, still {micro * accumulation} examples a step and the same learning rate"
         )
         args.per_device_train_batch_size = self._train_batch_size = micro
-        while args.per_device_eval_batch_size > micro and (
-            less := smaller_micro_batch(args.per_device_eval_batch_size, 1, devices)
-        ):
-            args.per_device_eval_batch_size = less[0]
+        while args.per_device_eval_batch_size > micro and self._shrink_evaluation():
+            pass
         args.gradient_accumulation_steps = accumulation
         self.plan = replace(
             self.plan,
@@ -375,12 +467,25 @@ class TrainerMixin:
             reasons={**self.plan.reasons, "per_device_batch_size": "halved after running out of memory"},
         )
 
+    def _shrink_evaluation(self) -> bool:
+        """Takes the next smaller evaluation batch; False where there is none."""
+        devices, batch = self.runtime.device_count, self.args.per_device_eval_batch_size
+        smaller = smaller_micro_batch(batch, 1, devices if self.runtime.kind == "xla" else 1)
+        if self.args.world_size > 1 or smaller is None:
+            return False
+        self.args.per_device_eval_batch_size = smaller[0]
+        self._say(f"out of memory: evaluating {smaller[0]} examples at a time in the place of {batch}")
+        return True
+
     def _forget_failed_step(self) -> None:
         self.optimizer = self.lr_scheduler = None
         self.model_wrapped = self.model
         self.model.zero_grad(set_to_none=True)
         self._finite = None
         self.accelerator.free_memory()
+        self._free_memory()
+
+    def _free_memory(self) -> None:
         gc.collect()
         if self.runtime.kind == "cuda":
             torch.cuda.empty_cache()
@@ -431,20 +536,37 @@ class _StepBoundary(TrainerCallback):
         for callback in self.trainer.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):  # a checkpoint brings the patience that it was written with
                 callback.early_stopping_patience = self.trainer.patience
+        if self.trainer._rescheduled:  # the checkpoint's rates are of the former schedule
+            schedule = getattr(self.trainer.lr_scheduler, "scheduler", self.trainer.lr_scheduler)
+            rules = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            schedule._last_lr = [base * rule(schedule.last_epoch) for base, rule in rules]
+            for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
         self.trainer.compilation.start()
-        if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
+        # Under FSDP torch counts a step of Adam when it first gathers an optimizer's state: not before there is one.
+        if (
+            state.global_step == 0
+            and not self.trainer.is_fsdp_enabled
+            and checkpoint.newest_whole(args.output_dir)[0] is None
+        ):
             # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
             self.trainer._save_checkpoint(self.trainer.model, None)
         self.trainer._finite = FiniteGuard(args.device)
         if self.trainer.runtime.kind == "xla":
             xla.settle(optimizer, self.trainer._tr_loss)
+        if state.global_step and self.trainer._owes_evaluation():
+            self.trainer._evaluate(None, None, skip_scheduler=True)
 
     def on_train_end(self, args, state, control, **kwargs):
         self.trainer.compilation.stop()
 
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if self.trainer._places is not None:
+            self.trainer._places.set_epoch(int(state.epoch or 0))
+
     def on_step_begin(self, args, state, control, **kwargs):
         self.trainer.compilation.book("between")
-        self.trainer.seed(FOR_STEP)
+        self.trainer.seed_step()
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         if self.trainer.runtime.kind == "xla":

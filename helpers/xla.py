@@ -107,6 +107,13 @@ def device_count() -> int:
     return xr.global_runtime_device_count()
 
 
+def host_count() -> int:
+    """How many hosts the chips belong to; this suite drives those of one."""
+    from torch_xla import runtime
+
+    return runtime.process_count()
+
+
 def device_name() -> str:
     """`TPU v5 lite`, as the driver names its kind, or `XLA on CPU`."""
     import torch_xla.core.xla_model as xm

@@ -111,6 +111,7 @@ def main(output_dir: str, options: dict) -> dict:
         "compiles": compiles,
         "shapes": shapes,
         "terms": [entry for entry in history if "loss" in entry],
+        "history": history,
         "losses": [entry["loss"] for entry in history if "loss" in entry],
         "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],
     }

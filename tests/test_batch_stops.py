@@ -36,7 +36,7 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     stopped.send_signal(signal.SIGTERM)
     assert stopped.wait(60) == 128 + signal.SIGTERM, said(cut)
     assert [row["status"] for row in table(cut)] == ["stopped", "stopped"]
-    assert all(row["error"].startswith("Preempted: SIGTERM at step") for row in table(cut))
+    assert all(row["error"].startswith("Stopped: SIGTERM at step") for row in table(cut))
     assert "stopped by SIGTERM: the same command again" in said(cut).splitlines()[-1]
     assert not any(alive(kernel(cut, run)["process"]) for run in ("seed=0", "seed=1"))
 

@@ -109,7 +109,7 @@ def test_a_missing_split_lists_those_that_are_there(folder):
 )
 def test_a_wrong_document_is_named_with_its_line(folder, line, message):
     append(folder / "corpus.jsonl", line)
-    with pytest.raises(ValueError, match=rf"corpus.jsonl', line 7: .*{message}"):
+    with pytest.raises(ValueError, match=rf"corpus.jsonl', line 7.*{message}"):
         read_beir(folder)
 
 
@@ -152,7 +152,7 @@ def test_an_empty_file_is_named(folder, name):
 
 def test_a_file_that_is_not_utf8_is_named(folder):
     (folder / "queries.jsonl").write_bytes('{"_id": "a", "text": "ü"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"queries.jsonl': not UTF-8"):
+    with pytest.raises(ValueError, match=r"queries.jsonl', line 1 is not JSON in UTF-8"):
         read_beir(folder)
 
 

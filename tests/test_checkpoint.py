@@ -16,9 +16,9 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {
-    "model.safetensors": random.Random(0).randbytes(5_000),
-    "optimizer.pt": random.Random(1).randbytes(9_000),
-    "rng_state.pth": random.Random(2).randbytes(700),
+    "model.bin": random.Random(0).randbytes(5_000),
+    "optimizer.bin": random.Random(1).randbytes(9_000),
+    "rng_state.bin": random.Random(2).randbytes(700),
     "trainer_state.json": b'{"global_step": 1}',
     "adapter/weights.bin": random.Random(3).randbytes(300),
 }
@@ -137,8 +137,8 @@ def test_a_checkpoint_of_the_stock_trainer_is_passed_over(tmp_path):
         '{"schema": 2, "step": 2, "files": {}}',
         '{"schema": 1, "step": "2", "files": {}}',
         '{"schema": 1, "step": 2, "files": []}',
-        '{"schema": 1, "step": 2, "files": {"optimizer.pt": {}}}',
-        '{"schema": 1, "step": 2, "files": {"optimizer.pt": null}}',
+        '{"schema": 1, "step": 2, "files": {"optimizer.bin": {}}}',
+        '{"schema": 1, "step": 2, "files": {"optimizer.bin": null}}',
     ],
 )
 def test_no_manifest_however_broken_stops_the_search(tmp_path, manifest):
@@ -308,7 +308,7 @@ def prepare(output_dir):
     if case != "same step":
         write(output_dir, 1)
     if case == "damaged":
-        truncate(write(output_dir, 2) / "optimizer.pt")
+        truncate(write(output_dir, 2) / "optimizer.bin")
     if case == "same step":
         write(output_dir, 2)
     if case == "prune":
@@ -355,7 +355,7 @@ def test_a_kill_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path, case):
 
 
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path):
-    truncate(write(tmp_path, 2) / "optimizer.pt")
+    truncate(write(tmp_path, 2) / "optimizer.bin")
     written = write(tmp_path, 2)
     assert checkpoint.damage(written) is None and names(tmp_path) == ["checkpoint-2"]
 
@@ -379,7 +379,7 @@ def test_damaged_checkpoints_with_higher_numbers_do_not_cost_the_whole_ones(tmp_
     # A run that passed over checkpoints 30 and 40 went on from 20 and wrote 25.
     write(tmp_path, 20)
     for step in (30, 40):
-        truncate(write(tmp_path, step) / "optimizer.pt")
+        truncate(write(tmp_path, step) / "optimizer.bin")
     written = write(tmp_path, 25)
     checkpoint.prune(tmp_path, keep=2, newest=25)
     assert names(tmp_path) == ["checkpoint-20", "checkpoint-25"]

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+import time
 
 import pytest
 
@@ -15,18 +16,21 @@ pytest.importorskip("transformers")
 
 from transformers import TrainerControl  # noqa: E402
 
-from helpers.interruption import FiniteGuard, Preemption, is_out_of_memory, smaller_micro_batch  # noqa: E402
+from helpers.interruption import (  # noqa: E402
+    SIGNALS,
+    FiniteGuard,
+    Stops,
+    all_finite,
+    is_out_of_memory,
+    smaller_micro_batch,
+)
 
-# -- preemption --
+# -- stops --
 
 
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def asked_to_stop(preemption: Preemption) -> tuple[bool, bool]:
+def asked_to_stop(stops: Stops) -> tuple[bool, bool]:
     control = TrainerControl()
-    preemption.on_step_end(None, None, control)
+    stops.on_step_end(None, None, control)
     return control.should_save, control.should_training_stop
 
 
@@ -34,84 +38,117 @@ def asked_to_stop(preemption: Preemption) -> tuple[bool, bool]:
 def arrived():
     """Signals that a handler of somebody else's got; installed before and removed after the test."""
     seen = []
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    previous = {number: signal.signal(number, lambda number, frame: seen.append(number)) for number in SIGNALS}
     yield seen
-    signal.signal(signal.SIGTERM, previous)
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
-def test_sigterm_only_sets_a_flag(arrived):
-    with Preemption() as preemption:
-        terminate()
-        assert preemption.requested
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_only_says_why(number, arrived):
+    with Stops().listening() as stops:
+        os.kill(os.getpid(), number)
+        assert stops.reason == signal.Signals(number).name
     assert arrived == []
 
 
-def test_the_step_boundary_after_sigterm_saves_and_stops(arrived):
-    with Preemption() as preemption:
-        assert asked_to_stop(preemption) == (False, False)
-        terminate()
-        assert asked_to_stop(preemption) == (True, True)
+def test_the_step_boundary_after_a_signal_saves_and_stops(arrived):
+    with Stops().listening() as stops:
+        assert asked_to_stop(stops) == (False, False)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked_to_stop(stops) == (True, True)
 
 
-def test_the_previous_handler_is_back_afterwards(arrived):
-    with Preemption():
+def test_a_second_interrupt_is_one(arrived):
+    with Stops().listening() as stops:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stops.reason == "SIGTERM"
+
+
+def test_the_previous_handlers_are_back_afterwards(arrived):
+    with Stops().listening():
         pass
-    terminate()
-    assert arrived == [signal.SIGTERM]
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+    assert arrived == SIGNALS
 
 
-def test_the_previous_handler_is_back_after_an_error(arrived):
-    with pytest.raises(OSError), Preemption():
+def test_the_previous_handlers_are_back_after_an_error(arrived):
+    with pytest.raises(OSError), Stops().listening():
         raise OSError("disk")
-    terminate()
+    os.kill(os.getpid(), signal.SIGTERM)
     assert arrived == [signal.SIGTERM]
 
 
-def test_a_second_run_starts_without_the_flag_of_the_first(arrived):
-    preemption = Preemption()
-    with preemption:
-        terminate()
-    with preemption:
-        assert not preemption.requested
+def test_a_signal_that_was_ignored_stays_ignored():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stops().listening() as stops:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stops.reason
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
-def test_the_flag_outlives_the_block_for_the_one_who_asks_afterwards(arrived):
-    with Preemption() as preemption:
-        terminate()
-    assert preemption.requested
+def test_a_second_run_starts_without_the_wish_of_the_first(arrived):
+    stops = Stops()
+    with stops.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stops.reason == "SIGTERM"
+    with stops.listening():
+        assert not stops.reason
 
 
 def test_nested_runs_give_back_each_others_handlers(arrived):
-    with Preemption() as outer:
-        with Preemption() as inner:
-            terminate()
-        assert inner.requested
-        terminate()
-        assert outer.requested
-    terminate()
+    with Stops().listening() as outer:
+        with Stops().listening() as inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert inner.reason and not outer.reason
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert outer.reason
+    os.kill(os.getpid(), signal.SIGTERM)
     assert arrived == [signal.SIGTERM]
 
 
-def test_entering_the_same_one_twice_still_gives_the_handler_back(arrived):
-    preemption = Preemption()
-    with preemption, preemption:
-        pass
-    terminate()
-    assert arrived == [signal.SIGTERM]
-
-
-def test_outside_the_main_thread_it_does_nothing_and_does_not_fail(arrived):
+def test_outside_the_main_thread_no_handler_is_touched(arrived):
     results = []
 
     def run():
-        with Preemption() as preemption:
-            results.append(asked_to_stop(preemption))
+        with Stops().listening() as stops:
+            results.append(asked_to_stop(stops))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    terminate()
+    os.kill(os.getpid(), signal.SIGTERM)
     assert results == [(False, False)] and arrived == [signal.SIGTERM]
+
+
+def test_the_time_budget_counts_from_when_the_session_began(capsys):
+    with Stops(max_hours=1.0).listening(since=time.monotonic() - 3599) as stops:
+        assert not stops.reason
+        deadline = time.monotonic() + 30
+        while not stops.reason and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert stops.reason == "max_hours=1"
+
+
+# -- everything finite --
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_bad_number_among_all_tensors_is_found(bad, dtype):
+    tensors = [torch.zeros(3, 5, dtype=dtype), torch.zeros((), dtype=torch.int64), torch.zeros(0)]
+    assert all_finite(tensors)
+    tensors[0][1, 3] = bad
+    assert not all_finite(tensors)
+
+
+def test_the_largest_numbers_are_finite():
+    assert all_finite([torch.full((4,), torch.finfo(torch.float32).max), torch.full((4,), -3.3e38)])
 
 
 # -- a loss that is no number --

@@ -76,8 +76,8 @@ def test_ids_types_and_triples_are_enough_of_a_graph_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("file", "record", "message"),
     [
-        ("entities", "{", r"entities\.jsonl, line 3: not JSON"),
-        ("entities", "[]", r"entities\.jsonl, line 3: not a JSON object"),
+        ("entities", "{", r"entities\.jsonl, line 3 is not JSON"),
+        ("entities", "[]", r"entities\.jsonl, line 3 is not a JSON object"),
         ("entities", {"id": "c"}, r"entities\.jsonl, line 3: field 'type' is missing"),
         ("entities", {"id": "a", "type": "class"}, r"entities\.jsonl, line 3: entity 'a' is there twice"),
         (
@@ -110,7 +110,7 @@ def test_a_wrong_line_is_refused_with_file_and_number(tmp_path, file, record, me
 def test_bytes_that_are_not_utf8_are_refused_with_their_line(tmp_path):
     write_lines(tmp_path, "triples.jsonl")
     (tmp_path / "entities.jsonl").write_bytes(b'\n{"id": "caf\xe9", "type": "class"}\n')
-    with pytest.raises(ValueError, match=r"entities\.jsonl, line 2: not JSON"):
+    with pytest.raises(ValueError, match=r"entities\.jsonl, line 2 is not JSON"):
         read_graph(tmp_path)
 
 

@@ -10,18 +10,19 @@ from trl.trainer.utils import compute_flops_per_token
 from helpers import plan as planner
 from helpers.legal import experiment
 from helpers.legal.model import load_model
+from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.records import split_records
 from helpers.legal.workload import workload
 
+from .launched import LEGAL
 from .test_legal_model import loaded, runtime
-from .test_legal_processes import PARAMS
 
 pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
 def prepared():
-    params = PARAMS.model_copy(update={"num_processes": 1})
+    params = LegalParameters(**LEGAL, output_dir="unset")
     data = experiment.load_data(params)
     model, tokenizer = load_model(params, runtime())
     return params, model, experiment.encode(data.splits, tokenizer, params), data
@@ -55,7 +56,7 @@ def test_activations_are_recomputed_only_where_one_block_does_not_fit_otherwise(
     assert not experiment.plan(model, encoded, params, roomy)[0].gradient_checkpointing
     plan, _ = experiment.plan(model, encoded, params, tight)
     assert plan.gradient_checkpointing
-    assert plan.batch_size == PARAMS.batch_size
+    assert plan.batch_size == LEGAL["batch_size"]
     assert "does not fit without" in str(plan)
     with pytest.raises(planner.DoesNotFit, match="need at least"):
         experiment.plan(model, encoded, params, none)
@@ -88,3 +89,8 @@ def test_cost_counts_the_steps_and_seconds_of_all_sessions():
     assert rows["time of 1,000 more steps"] == "33 min"  # 100 seconds of training for 50 steps
     assert rows["packing efficiency"] == "90.0%"
     assert rows["resumed from step"] == 40
+
+
+def test_the_recipes_batch_is_a_multiple_of_the_devices():
+    assert [recipe(blocks, 512, "lora", 2).batch_size for blocks in (1, 24, 40, 1000)] == [2, 2, 4, 16]
+    assert [recipe(blocks, 512, "lora").batch_size for blocks in (1, 24, 40, 1000)] == [1, 3, 5, 16]

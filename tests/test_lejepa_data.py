@@ -280,7 +280,7 @@ def test_bad_rows_are_refused_with_what_to_do(tmp_path, given, message):
     [
         ("d.csv", b"anchor,positive\na,b\na,b,c\n", r"d.csv', line 3 has more fields than the header; put"),
         ("d.csv", b'anchor,positive\na,"b"c\n', r"d.csv', line 2: not CSV"),
-        ("d.jsonl", b'{"text": "a"}\n\n{"text"\n', r"d.jsonl', line 3: not JSON"),
+        ("d.jsonl", b'{"text": "a"}\n\n{"text"\n', r"d.jsonl', line 3 is not JSON"),
         ("d.txt", "ü".encode("latin-1"), r"data_source='.*d.txt': not UTF-8"),
     ],
 )

@@ -1,4 +1,4 @@
-"""EmbeddingTrainer on real, tiny runs: exact resume with the loss's state, TPU rules, exports, two processes."""
+"""EmbeddingTrainer on real, tiny runs: exact resume with the loss's state, TPU rules, exports."""
 
 from __future__ import annotations
 
@@ -295,25 +295,6 @@ def test_a_checkpoint_without_the_losss_state_is_refused(finished, tmp_path):
     again = run(tmp_path)
     assert again.returncode == 1
     assert "checkpoint-12 has no loss_0.safetensors" in again.stderr
-
-
-# ---- two processes
-
-
-@pytest.mark.once
-def test_two_processes_give_the_losses_of_one_and_keep_their_own_past(tmp_path):
-    options = {"dropout": 0.0, "steps": 4, "save_steps": 2, "eval_steps": 2, "contrastive_weight": 0.0}
-    alone = result(run(tmp_path / "one", **options))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    together = result(run(tmp_path / "two", *launcher, **{**options, "past_texts": 8}))
-    assert together["plan"]["per_device_batch_size"] == 4
-    assert together["losses"] == pytest.approx(alone["losses"], rel=1e-4)
-    for term in ("invariance", "sigreg"):
-        expected = [entry[term] for entry in alone["history"] if term in entry]
-        assert [entry[term] for entry in together["history"] if term in entry] == pytest.approx(expected, rel=1e-3)
-    last = checkpoint.folder(tmp_path / "two", 4)
-    assert checkpoint.damage(last) is None
-    assert {path.name for path in last.glob("loss_*")} == {"loss_0.safetensors", "loss_1.safetensors"}
 
 
 # ---- XLA

@@ -77,7 +77,7 @@ def test_sigterm_reaches_the_kernels_on_the_nodes_and_what_waits_is_not_run(note
     running.send_signal(signal.SIGTERM)
     assert running.wait(60) == 128 + signal.SIGTERM, said(folder)
     assert [row["status"] for row in table(folder)] == ["stopped", "not run"]
-    assert table(folder)[0]["error"].startswith("Preempted: SIGTERM at step")
+    assert table(folder)[0]["error"].startswith("Stopped: SIGTERM at step")
 
 
 def test_missing_ray_is_refused_with_what_to_install(monkeypatch):

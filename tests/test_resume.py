@@ -72,9 +72,9 @@ def test_a_run_killed_three_ways_ends_with_identical_weights(kind, undisturbed, 
     assert killed.returncode == -signal.SIGKILL
     assert checkpoint.newest_whole(tmp_path)[0].name in ("checkpoint-4", "checkpoint-8")
 
-    preempted = run(tmp_path, kind=kind, sigterm_step=10)
+    preempted = run(tmp_path, kind=kind, signals=[(10, "SIGTERM")])
     assert preempted.returncode == 1
-    assert "Preempted: SIGTERM at step 10: checkpoint-10 is written and whole" in preempted.stderr
+    assert "Stopped: SIGTERM at step 10: checkpoint-10 is written and whole" in preempted.stderr
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-10"
 
     resumed = result(run(tmp_path, kind=kind))
@@ -152,6 +152,127 @@ def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undist
     full = run(tmp_path, file_limit=50_000)
     assert full.returncode == 1
     assert "CheckpointNotWritten: checkpoint at step 4 was not written to output_dir=" in full.stderr
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0", "sessions.json"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0", "owner.json", "sessions.json"]
     result(run(tmp_path))
+    assert fingerprint(tmp_path) == fingerprint(folder)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_the_stop_button_and_a_closed_terminal_save_the_last_finished_step(name, undisturbed, tmp_path):
+    folder, _ = undisturbed("cpu")
+    stopped = run(tmp_path, signals=[(6, name)])
+    assert f"Stopped: {name} at step 6: checkpoint-6 is written and whole" in stopped.stderr
+    result(run(tmp_path))
+    assert fingerprint(tmp_path) == fingerprint(folder)
+
+
+@pytest.mark.once
+def test_a_second_interrupt_does_not_wait_for_a_checkpoint(tmp_path):
+    stopped = run(tmp_path, signals=[(6, "SIGINT"), (6, "SIGINT")])
+    assert stopped.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", [8, LAST_STEP])
+def test_a_stop_inside_an_evaluation_does_not_wait_for_its_end_and_loses_nothing(kind, step, undisturbed, tmp_path):
+    folder, reference = undisturbed(kind)
+    stopped = run(tmp_path, kind=kind, evaluation_signal=(step, "SIGTERM"))
+    assert f"Stopped: SIGTERM at step {step}: checkpoint-{step} is written and whole" in stopped.stderr
+    resumed = result(run(tmp_path, kind=kind))
+    assert resumed["eval_losses"] == reference["eval_losses"]
+    assert resumed["best_step"] == reference["best_step"]
+    assert fingerprint(tmp_path) == fingerprint(folder)
+
+
+@pytest.mark.once
+def test_a_stop_inside_the_first_evaluation_leaves_the_run_at_its_start(undisturbed, tmp_path):
+    stopped = run(tmp_path, eval_on_start=True, evaluation_signal=(0, "SIGTERM"))
+    assert "Stopped: SIGTERM at step 0: checkpoint-0 is written and whole" in stopped.stderr
+
+
+@pytest.mark.once
+def test_at_the_end_of_its_time_budget_a_run_saves_and_stops(undisturbed, tmp_path):
+    folder, _ = undisturbed("cpu")
+    stopped = run(tmp_path, max_hours=1e-9, evaluation_pause=0.5)
+    assert "Stopped: max_hours=1e-09 at step " in stopped.stderr
+    assert 0 < checkpoint.step_of(checkpoint.newest_whole(tmp_path)[0]) <= 4
+    result(run(tmp_path))
+    assert fingerprint(tmp_path) == fingerprint(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"nan_gradient_step": 8}, "a weight"),
+        ({"nan_moment_step": 8}, "an optimizer state"),
+        ({"nan_step": 7, "logging_steps": 5}, "loss"),
+    ],
+)
+def test_what_is_no_number_is_in_no_checkpoint(kind, options, what, tmp_path):
+    failed = run(tmp_path, **{"kind": kind, "logging_steps": 5, **options})
+    assert f"NonFiniteLoss: {what} is nan" in failed.stderr
+    assert "The last good checkpoint is checkpoint-4" in failed.stderr
+    assert [path.name for path in checkpoint.listed(tmp_path)] == ["checkpoint-4", "checkpoint-0"]
+    again = run(tmp_path, **{"kind": kind, "logging_steps": 5, **options})
+    assert f"NonFiniteLoss: {what} is nan" in again.stderr
+    resumed = result(run(tmp_path, kind=kind))
+    assert resumed["finite_weights"] and resumed["train"]["resumed_from_step"] == 4
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collator_that_draws_resumes_bit_for_bit_in_the_middle_of_an_epoch(workers, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    reference = result(run(whole, masking=True, model="llama", workers=workers))
+    run(parts, masking=True, model="llama", workers=workers, kill_step=7)
+    run(parts, masking=True, model="llama", workers=2 - workers, signals=[(9, "SIGTERM")])
+    resumed = result(run(parts, masking=True, model="llama", workers=workers))
+    assert resumed["train"]["resumed_from_step"] == 9
+    assert resumed["losses"] == reference["losses"]
+    assert fingerprint(parts) == fingerprint(whole)
+
+
+@pytest.mark.once
+def test_a_finished_run_goes_on_to_more_steps_and_its_schedule_follows(undisturbed, tmp_path):
+    _, reference = undisturbed("cpu")
+    result(run(tmp_path, steps=6))
+    longer = result(run(tmp_path))
+    assert longer["train"]["resumed_from_step"] == 6
+    assert (
+        "max_steps was 6 and is 12: from step 6 on the learning rate follows the cosine schedule of 12 steps"
+        in (longer["train"]["messages"])
+    )
+
+    def rates(of: dict) -> list[float]:
+        return [entry["learning_rate"] for entry in of["log_history"] if entry["step"] > 6 and "loss" in entry]
+
+    assert rates(longer) == rates(reference)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_out_of_memory_in_an_evaluation_shrinks_the_evaluation_and_nothing_else(kind, undisturbed, tmp_path):
+    folder, reference = undisturbed(kind)
+    most = 8 if kind == "xla" else 2
+    smaller = result(run(tmp_path, kind=kind, exhaust_evaluation_above=most))
+    assert any(message.startswith("out of memory: evaluating") for message in smaller["train"]["messages"])
+    assert smaller["losses"] == reference["losses"]
+    assert smaller["eval_losses"] == pytest.approx(reference["eval_losses"], rel=1e-6)
+    assert fingerprint(tmp_path) == fingerprint(folder)
+
+
+@pytest.mark.once
+def test_a_second_process_is_refused_and_the_living_run_is_not_touched(undisturbed, tmp_path):
+    folder, _ = undisturbed("cpu")
+    living = subprocess.Popen(
+        [sys.executable, str(DRIVER), str(tmp_path), json.dumps({"evaluation_pause": 4.0})], stdout=subprocess.PIPE
+    )
+    while not (tmp_path / "checkpoint-4").is_dir():
+        assert living.poll() is None
+    refused = run(tmp_path)
+    assert living.poll() is None
+    assert f"FolderTaken: output_dir='{tmp_path}' is in use by process {living.pid} on " in refused.stderr
+    assert living.wait() == 0
     assert fingerprint(tmp_path) == fingerprint(folder)

@@ -30,6 +30,7 @@ DEFAULTS = {
     "patience": 0,
     "eval_on_start": False,
     "evaluation_pause": 0.0,  # seconds that every evaluation sleeps
+    "step_pause": 0.0,  # seconds that every step sleeps
     "blocks": 40,
     "length": 16,
     "width": 64,
@@ -38,8 +39,15 @@ DEFAULTS = {
     "resume": True,
     "kill_step": None,  # kill -9 inside this step
     "kill_write": None,  # kill -9 at this file operation inside a checkpoint write
-    "sigterm_step": None,
+    "signals": [],  # (step, name of a signal that comes at its end)
+    "evaluation_signal": None,  # (step, name of a signal that comes in the middle of its evaluation)
+    "max_hours": 0.0,
     "nan_step": None,  # the data of this step make the loss infinite
+    "nan_gradient_step": None,
+    "nan_moment_step": None,
+    "workers": 0,
+    "masking": False,  # transformers' collator, which masks at random
+    "exhaust_evaluation_above": None,
     "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
     "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
 }
@@ -84,6 +92,20 @@ def build_model(options):
     return ReservoirForCausalLM.initialise(config, seed=1)
 
 
+def masking_collator():
+    """transformers' own collator for masked language models, over a tokeniser of 200 numbers."""
+    from tokenizers import Tokenizer, models
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    vocabulary = {str(number): number for number in range(198)} | {"[MASK]": 198, "[PAD]": 199}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="0")),
+        mask_token="[MASK]",
+        pad_token="[PAD]",
+    )
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
+
+
 def main(output_dir: str, options: dict) -> dict:
     if options["kind"] == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
@@ -117,20 +139,32 @@ def main(output_dir: str, options: dict) -> dict:
 
     class Interrupt(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
+            time.sleep(options["step_pause"])
             if options["file_limit"] and state.global_step == 2:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], resource.RLIM_INFINITY))
 
-        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
             if options["kill_step"] == state.global_step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if options["nan_gradient_step"] == state.global_step + 1:
+                next(p for p in model.parameters() if p.grad is not None).grad.mul_(float("nan"))
+
+        def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+            if options["nan_moment_step"] == state.global_step + 1:
+                next(iter(optimizer.state.values()))["exp_avg_sq"].mul_(float("nan"))
+
+        def on_prediction_step(self, args, state, control, **kwargs):
+            if options["evaluation_signal"] and options["evaluation_signal"][0] == state.global_step:
+                os.kill(os.getpid(), getattr(signal, options["evaluation_signal"][1]))
 
         def on_evaluate(self, args, state, control, **kwargs):
             time.sleep(options["evaluation_pause"])
 
         def on_step_end(self, args, state, control, **kwargs):
-            if options["sigterm_step"] == state.global_step:
-                os.kill(os.getpid(), signal.SIGTERM)
+            for step, name in options["signals"]:
+                if step == state.global_step:
+                    os.kill(os.getpid(), getattr(signal, name))
             if machine.kind == "xla":
                 counts = xla.counters()
                 seen["item_calls"].append(int(counts["item_calls"] + counts["host_transfers"]))
@@ -151,6 +185,13 @@ def main(output_dir: str, options: dict) -> dict:
                 del hog
             return loss
 
+        def prediction_step(self, model, inputs, *args, **kwargs):
+            most = options["exhaust_evaluation_above"]
+            if most is not None and len(inputs["input_ids"]) > most:
+                torch.ones(2**47, device=self.args.device)
+                xla.sync()
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
     arguments = training_arguments(
         planned,
         machine,
@@ -160,6 +201,7 @@ def main(output_dir: str, options: dict) -> dict:
         eval_steps=options["save_steps"],
         save_steps=options["save_steps"],
         eval_on_start=options["eval_on_start"],
+        dataloader_num_workers=options["workers"],
     )
     trainer = Trainer(
         model=build_model(options),
@@ -169,6 +211,8 @@ def main(output_dir: str, options: dict) -> dict:
         plan=planned,
         runtime=machine,
         patience=options["patience"],
+        max_hours=options["max_hours"],
+        data_collator=masking_collator() if options["masking"] else None,
         callbacks=[Interrupt()],
     )
     if options["kill_write"]:

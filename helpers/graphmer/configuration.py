@@ -20,12 +20,14 @@ from pydantic import Field, model_validator
 from helpers.graphmer.splits import UNITS
 from helpers.graphmer.yaml_reader import Section, read
 from helpers.graphmer.yaml_reader import override as override
+from helpers.parameters import expanded
 from helpers.parameters import parameter as key
 
 if TYPE_CHECKING:
     from helpers.graphmer.architecture import GraphMERConfig
 
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
+MOST_BYTES = 100_000  # of a document; a whole one has 4,000
 MAX_LENGTHS = 4  # of a curriculum
 Rate = Annotated[float, Field(ge=0, le=0.99999, description="Decay rate of a moment.")]
 
@@ -278,10 +280,12 @@ def read_configuration(source: str | Path) -> Configuration:
     """
     if isinstance(source, str) and ("\n" in source or ": " in source or not source.strip()):
         return read(Configuration, source, "configuration")
-    path = PROFILES.get(source, Path(source).expanduser())
+    path = PROFILES.get(source) or expanded("config", str(source))
     if not path.is_file():
         remedy = f"give a file or a profile: {', '.join(PROFILES)}"
         raise FileNotFoundError(f"config={str(source)!r}: nothing at {path.resolve()}; {remedy}")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
     try:
         return read(Configuration, path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:

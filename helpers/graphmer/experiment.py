@@ -199,6 +199,7 @@ def train(
     *,
     report_to: str = "none",
     patience: int = 0,
+    max_hours: float = 0.0,
     resume: bool = True,
 ) -> GraphTrainer:
     """A new model, trained as configured; the trainer that holds it."""
@@ -213,6 +214,7 @@ def train(
         folder,
         report_to=report_to,
         patience=patience,
+        max_hours=max_hours,
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _TEST_ANNOTATIONS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")
+TOO_DEEP = "nested too deep"
 _CERTAINTY = ("class", "interface", "exception", "annotation")  # what a use tells of a type outside, least first
 
 
@@ -36,16 +37,17 @@ def java_graph(folders: Sequence[str | Path], *, include_tests: bool = True) -> 
     for source in sources:
         try:
             file, sha256 = _read(source, parser)
-        except (SyntaxError, OSError) as error:
-            reason = (
-                f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f"OSError: {error.strerror}"
-            )
+        except (SyntaxError, OSError, RecursionError) as error:
+            reason = f"OSError: {error.strerror}" if isinstance(error, OSError) else TOO_DEEP
+            if isinstance(error, SyntaxError):
+                reason = f"line {error.lineno}: {error.msg}"
             failed.append({"path": source.listed, "error": reason})
             continue
         files.append(file)
         module = file.types[0].id if file.types else file.prefixed(file.package)
         listed.append({"path": source.listed, "module": module, "language": "java", "sha256": sha256})
     graph = _Graph(files)
+    failed += [{"path": listed.pop(at)["path"], "error": TOO_DEEP} for at in reversed(graph.too_deep)]
     return build_graph(graph.entities(), graph.triples, {"schema": 1, "files": listed, "failed": failed})
 
 
@@ -75,10 +77,14 @@ class _Graph:
         for file in files:
             for found in all_types(file):
                 self._declare(found)
-        for file in files:
-            for found in all_types(file):
-                self._type(found)
-            self._imports(file)
+        self.too_deep: list[int] = []  # files of which not all could be said
+        for at, file in enumerate(files):
+            try:
+                for found in all_types(file):
+                    self._type(found)
+                self._imports(file)
+            except RecursionError:
+                self.too_deep.append(at)
         self._classify()
 
     def entities(self) -> list[Entity]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from helpers import row_files
 from helpers.graphmer.ontology import UNKNOWN
 
 DEFINED = "defined"  # in the sources
@@ -116,26 +117,20 @@ def read_graph(folder: str | Path) -> KnowledgeGraph:
             if end not in entities:
                 raise ValueError(f"{where}: {end!r} is no entity; add it to {ENTITIES}")
         triples.append(triple)
-    manifest = folder / MANIFEST
-    known = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {"files": [], "failed": []}
+    known: dict[str, Any] = {"files": [], "failed": []}
+    if (folder / MANIFEST).is_file():
+        try:
+            known |= json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{MANIFEST}: not a JSON object ({error})") from error
     return build_graph(entities.values(), triples, known)
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict]]:
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r}: no such file; a graph is {ENTITIES} and {TRIPLES} in one folder")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            where = f"{path.name}, line {number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:  # also bytes that are not UTF-8
-                raise ValueError(f"{where}: not JSON ({error})") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{where}: not a JSON object")
-            yield where, record
+    for number, record in row_files.jsonl(f"{path.name},", path):
+        yield f"{path.name}, line {number}", record
 
 
 def _entity(record: dict, where: str) -> Entity:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
 # What is installed into or generated beside a project is not its source.
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
@@ -26,7 +29,10 @@ class SourceFile:
         return f"{self.repository}/{self.relative}" if self.repository else self.relative
 
     def read(self) -> tuple[bytes, str]:
-        """Content and its sha256. Raises OSError."""
+        """Content and its sha256. Raises OSError, also for a pipe, a device, or what nobody wrote by hand."""
+        found = self.path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"no file, or one of more than {MOST_BYTES:,} bytes")
         content = self.path.read_bytes()
         return content, hashlib.sha256(content).hexdigest()
 

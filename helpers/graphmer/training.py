@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
-from helpers import tracking, xla
+from helpers import ranks, tracking, xla
 from helpers.arguments import training_arguments
 from helpers.graphmer.batches import LeafyChainCollator
 from helpers.graphmer.chains import LeafyChains
@@ -53,8 +53,9 @@ class GraphTrainer(TrainerMixin, Trainer):
         super().log(logs, start_time)
 
     def _terms(self) -> dict[str, float]:
-        """Mean of each term over the batches since the last log."""
-        terms = {name: round(float(total) / max(1, self._batches), 6) for name, total in self._sums.items()}
+        """Mean of each term over the batches of all processes since the last log."""
+        everywhere = ranks.gather({name: float(total) / max(1, self._batches) for name, total in self._sums.items()})
+        terms = {name: round(sum(each[name] for each in everywhere) / len(everywhere), 6) for name in self._sums}
         self._sums = {name: torch.zeros_like(total) for name, total in self._sums.items()}
         self._batches = 0
         self._flush()
@@ -77,6 +78,7 @@ def new_trainer(
     *,
     report_to: str = "none",
     patience: int = 0,
+    max_hours: float = 0.0,
 ) -> GraphTrainer:
     """The trainer of a run of exactly `plan.max_steps` optimizer steps.
 
@@ -120,6 +122,7 @@ def new_trainer(
         plan=plan,
         runtime=runtime,
         patience=patience,
+        max_hours=max_hours,
     )
 
 

@@ -80,6 +80,12 @@ class _Loader(yaml.SafeLoader):
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):  # nine lines of them can stand for a billion values
+            problem = "an alias; write the value out"
+            raise yaml.composer.ComposerError(problem=problem, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, "-+0123456789")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, "-+.0123456789")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 import torch
 
 from helpers import plan as planner
-from helpers import tables
+from helpers import ranks, run_folder, tables
 from helpers.meter import Meter
 from helpers.plan import Plan
 from helpers.planning.workloads import Workload
-from helpers.runtime import Runtime
+from helpers.runtime import Runtime, detect
 
 from .evaluation import Sample, evaluate_answers, loss_and_perplexity
 from .generation import Generated, generate
 from .layout import MAX_LENGTH, Layout, Truncation, choose_max_length
+from .model import load_model
 from .multiple_choice import accuracy, load_questions, score_labels
 from .packing import pack
 from .parameters import LegalParameters, recipe
@@ -26,6 +28,8 @@ from .records import Records, RecordSplits, load_records, split_records
 from .training import LegalTrainer, new_trainer
 from .validation import SET_ASIDE, Report, validate
 from .workload import workload
+
+MEASURED_FILE = "measured.json"  # `LegalTrainer.results` of processes that a notebook started
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,42 @@ def legal_trainer(
         output_dir,
         flops_per_token=counted.flops / (examples * encoded.block_length),
     )
+
+
+def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
+    """Trains, here or in as many processes as the runtime counts, and returns what was measured (`LegalTrainer.results`).
+
+    Processes that a notebook starts build data and model anew from `params`, as it did, and write the checkpoints into the
+    same folder; `trainer` then has the weights of the best evaluation as if it had trained itself.
+
+    Raises RuntimeError where a process fails, with what it said, and as `LegalTrainer.train`.
+    """
+    count = trainer.runtime.device_count
+    if trainer.runtime.kind == "xla" or count == ranks.count():
+        trainer.train(resume_from_checkpoint=params.resume)
+        return trainer.results()
+    from helpers import launch
+
+    trainer.model.to("cpu")  # the first process needs the memory
+    if trainer.runtime.kind == "cuda":
+        torch.cuda.empty_cache()
+    launch.call(f"{__name__}:train_together", {"parameters": json.dumps(params.model_dump())}, count)
+    trainer.model.to(trainer.args.device)
+    trainer.train(resume_from_checkpoint=True)
+    return json.loads((Path(trainer.args.output_dir) / MEASURED_FILE).read_text(encoding="utf-8"))
+
+
+def train_together(parameters: str) -> None:
+    """What each process does that `train` starts: the run of these parameters in JSON, its share of every batch."""
+    params = LegalParameters(**json.loads(parameters))
+    runtime = detect(False, params.precision)
+    model, tokenizer = load_model(params, runtime)
+    encoded = encode(load_data(params).splits, tokenizer, params)
+    planned, step = plan(model, encoded, params, runtime)
+    trainer = legal_trainer(model, encoded, params, planned, step, runtime, Path(params.output_dir))
+    trainer.train(resume_from_checkpoint=params.resume)
+    if ranks.is_main():
+        run_folder.write_json(Path(params.output_dir) / MEASURED_FILE, trainer.results())
 
 
 def examine(

@@ -47,7 +47,7 @@ def load_model(
         revision: branch, tag or commit of a hub id; None is the pinned one of the default model, else the newest.
 
     Raises:
-        ValueError: a tokeniser without chat template for layout="chat".
+        ValueError: a tokeniser without chat template for layout="chat"; files that are no model, or bring code.
         FileNotFoundError: no such hub id, or no model in the folder.
         PermissionError: a gated model and no token that may read it.
         ConnectionError: the hub cannot be reached and nothing is cached.
@@ -61,7 +61,7 @@ def load_model(
         tokenizer = sample_tokenizer()
     else:
         with _reading(name):
-            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     layout = Layout(tokenizer, params.layout)
     if name == SAMPLE:
         model = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
@@ -69,7 +69,8 @@ def load_model(
             weight.data = weight.data.to(dtype)
     else:
         with _reading(name):
-            model = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=dtype)
+            options = {"revision": revision, "dtype": dtype, "trust_remote_code": False}
+            model = AutoModelForCausalLM.from_pretrained(name, **options)
     layout.set_stop_tokens(model.generation_config)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # only fills blocks; labels say what is trained
@@ -144,6 +145,8 @@ def _reading(base_model: str) -> Iterator[None]:
         raise ConnectionError(
             f'{name}: the Hugging Face hub cannot be reached ({error}). Use base_model="sample" or a local path'
         ) from error
+    except Exception as error:  # of weights, configurations and tokenisers that are none
+        raise ValueError(f"{name}: cannot be loaded ({error})") from error
 
 
 # ---- the sample model

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from helpers.parameters import MACHINE, ModelSource, Parameters, Source, Text, existing_file, in_range, parameter
+from helpers.local_paths import ModelSource, existing_file
+from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
 from helpers.plan import Recipe
 
 EPOCHS = 3
@@ -63,12 +64,13 @@ class LegalParameters(Parameters):
         "Processes that train together, one a GPU; 0 takes every visible GPU. A TPU's chips share one.",
         group=TRAINING,
         low=0,
+        identity=False,
     )
     patience: int = parameter(
         0, "Evaluations without improvement before the run stops; 0 never stops.", group=TRAINING, low=0
     )
-    eval_steps: int = parameter(50, "Optimizer steps between two evaluations.", group=TRAINING, low=1)
-    save_steps: int = parameter(50, "Optimizer steps between two checkpoints.", group=MACHINE, low=1)
+    eval_steps: int = parameter(50, "Optimizer steps between two evaluations.", group=TRAINING, low=1, identity=False)
+    save_steps: int = parameter(50, "Optimizer steps between two checkpoints.", group=MACHINE, low=1, identity=False)
     logging_steps: int = parameter(5, "Optimizer steps between two logs.", group=MACHINE, low=1, identity=False)
 
     questions: str = parameter(

@@ -13,9 +13,10 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from helpers import hub
-from helpers.legal.files import Row, read_rows
+from helpers.legal.files import read_rows
 from helpers.legal.sample import sample_records
 from helpers.parameters import SAMPLE, source_path
+from helpers.row_files import Row
 
 LAW = "rzeraat/law"
 LAW_REVISION: str | None = None  # not pinned: no commit of it is known here; None reads the newest

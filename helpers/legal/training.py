@@ -174,4 +174,5 @@ def new_trainer(
         runtime=runtime,
         flops_per_token=flops_per_token,
         patience=params.patience,
+        max_hours=params.max_hours,
     )

@@ -68,7 +68,7 @@ def _made(name: str, method: str, precision: str, length: int, weights: bool = T
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
     default = LegalParameters.defaults()
-    config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name)
+    config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name, trust_remote_code=False)
     with torch.device("cpu" if weights else "meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
         if method != "full":

@@ -65,7 +65,7 @@ def read_beir(folder: str | Path, split: str = "test") -> Benchmark:
             above = int(score) > 0
         except ValueError as error:
             raise ValueError(
-                f"{where}: must be query-id, corpus-id and a whole score between tabs, not {row}"
+                f"{where}: must be query-id, corpus-id and a whole score between tabs, not {str(row)[:200]}"
             ) from error
         for name, known, file in ((query, queries, "queries.jsonl"), (document, corpus, "corpus.jsonl")):
             if name not in known:

@@ -94,7 +94,8 @@ def load_texts(
         rows = [(text,) for text in sample.documents(found)] if documents else sample.pairs(found)
     elif path is None or (path.is_dir() and any(path.rglob("*.parquet"))):
         stream = _stream(data_source, str(path or data_source), subset, revision, seed)
-        kind, rows, empty, repeated = _draw_from_hub(data_source, stream, wanted or HUB_ROWS, documents)
+        with hub.reading(data_source):
+            kind, rows, empty, repeated = _draw_from_hub(data_source, stream, wanted or HUB_ROWS, documents)
     else:
         kind, rows, empty = _read_folder(path) if path.is_dir() else _read_file(path)
     if documents and kind != "documents":

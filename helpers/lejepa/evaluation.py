@@ -142,7 +142,7 @@ def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
             named = dict(zip(header, row, strict=True))
             scored.append((named["sentence1"], named["sentence2"], float(named["score"])))
         except ValueError as error:
-            raise ValueError(f"{where} is {row}: must be {wanted}, the score a number") from error
+            raise ValueError(f"{where} is {str(row)[:200]}: must be {wanted}, the score a number") from error
     scores = {score for _, _, score in scored}
     if len(scores) < 2 or not all(map(math.isfinite, scores)):
         raise ValueError(f"similarity={str(path)!r}: a correlation needs scores that are finite and not all the same")

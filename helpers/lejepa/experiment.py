@@ -13,6 +13,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
+from helpers import ranks
 from helpers.plan import Plan
 from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
@@ -67,14 +68,16 @@ def load_corpus(params: EmbeddingParameters) -> Corpus:
 
 def views(params: EmbeddingParameters, corpus: Corpus, rows: int, folder: Path | None = None) -> Dataset:
     """At least so many rows, pass after pass over the training texts, each with its own order and crops."""
-    return make_views(
-        corpus.texts,
-        seed=params.seed,
-        passes=math.ceil(rows / len(corpus.texts.train)),
-        crops=params.views(corpus.documents) - (0 if corpus.documents else 2),
-        folder=folder,
-        **crop_limits(params),
-    )
+    folder = folder and ranks.broadcast(folder.absolute())
+    with ranks.main_process_first():
+        return make_views(
+            corpus.texts,
+            seed=params.seed,
+            passes=math.ceil(rows / len(corpus.texts.train)),
+            crops=params.views(corpus.documents) - (0 if corpus.documents else 2),
+            folder=folder,
+            **crop_limits(params),
+        )
 
 
 def crop_limits(params: EmbeddingParameters) -> dict[str, float | int]:
@@ -180,6 +183,7 @@ def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, rates
         report_to=params.report_to,
         learning_rate_mapping=rates,
         patience=params.patience,
+        max_hours=params.max_hours,
         max_seq_length=params.view_length,
         metric_for_best_model=BEST,
         greater_is_better=True,
@@ -249,7 +253,10 @@ def train_contrastive(
     """
     plan = dataclasses.replace(plan, learning_rate=params.learning_rate or CONTRASTIVE_RATE)
     rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
-    rows, loss = rows.select_columns(rows.column_names[:2]), MultipleNegativesRankingLoss(backbone)
+    rows, loss = (
+        rows.select_columns(rows.column_names[:2]),
+        MultipleNegativesRankingLoss(backbone, gather_across_devices=ranks.count() > 1),
+    )
     trainer = _trainer(backbone, loss, rows, corpus, params, plan, runtime, output_dir, {})
     trainer.train(resume_from_checkpoint=params.resume)
     return row(trainer, corpus, params, runtime)[0]

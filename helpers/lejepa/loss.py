@@ -15,15 +15,16 @@ import torch
 import torch.distributed as dist
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
+from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy, normalize
 
-from helpers import xla
-from helpers.lejepa.sigreg import SIGReg
+from helpers import ranks, xla
+from helpers.lejepa.sigreg import SIGReg, spread_over_processes
 
 if TYPE_CHECKING:
     from helpers.lejepa.parameters import EmbeddingParameters
 
-# V views · N texts · K embedding · Q past texts · T tokens
+# V views · N texts · K embedding · Q past texts · T tokens · C candidates: the texts of all processes
 
 CONVENTIONS = {
     "convex": lambda inv, sigreg, weight: (1 - weight) * inv + weight * sigreg,  # the paper, lejepa, lightly
@@ -181,17 +182,19 @@ class LeJEPALoss(torch.nn.Module):
         return (predicted_VNK.float() - centre_NK).square().mean()
 
     def _contrastive(self, embeddings_VNK, features):
-        N = embeddings_VNK.shape[1]
+        N, spread = embeddings_VNK.shape[1], spread_over_processes(embeddings_VNK)
         with torch.autocast(embeddings_VNK.device.type, enabled=False):
             anchors_NK, *others = normalize(embeddings_VNK.float(), dim=-1)
-            same_text = torch.stack([_same_rows(column, N) for column in features])
-            itself = torch.eye(N, dtype=torch.bool, device=anchors_NK.device)
-            rows = torch.arange(N, device=anchors_NK.device)
+            same_text = torch.stack([_same_rows(column, N, spread) for column in features])
+            rows = torch.arange(N, device=anchors_NK.device) + (N * dist.get_rank() if spread else 0)
+            itself = rows[:, None] == torch.arange(same_text.shape[-1], device=anchors_NK.device)
             losses = []
-            for other_NK, same_other in zip(others, same_text[1:], strict=True):
-                scores_NN = self.contrastive_scale * anchors_NK @ other_NK.T
+            for other_CK, same_other in zip(others, same_text[1:], strict=True):
+                if spread:  # every process's texts are candidates
+                    other_CK = torch.cat(all_gather(other_CK))
+                scores_NC = self.contrastive_scale * anchors_NK @ other_CK.T
                 no_negative = (same_text[0] | same_other) & ~itself
-                losses.append(cross_entropy(scores_NN.masked_fill(no_negative, float("-inf")), rows))
+                losses.append(cross_entropy(scores_NC.masked_fill(no_negative, float("-inf")), rows))
             return torch.stack(losses).mean()
 
     # -- what stays from batch to batch --
@@ -223,15 +226,23 @@ class LeJEPALoss(torch.nn.Module):
         self._totals = before + seen
 
 
-def _same_rows(column: dict[str, torch.Tensor], texts: int):
-    """Whether two texts of a column are the same, [N, N]."""
+def _same_rows(column: dict[str, torch.Tensor], texts: int, spread: bool):
+    """Whether a text of a column is the same as another, [N, N], or as another of any process, [N, C]."""
     ids_NT = column.get("input_ids")
     if ids_NT is None or ids_NT.dim() != 2 or len(ids_NT) != texts:
         raise ValueError(
             "contrastive_weight needs input_ids [N, T] in every column, by which a batch's duplicates are found; "
             "use a transformer with padded rows, or contrastive_weight=0"
         )
-    return (ids_NT[:, None] == ids_NT[None]).all(-1)
+    if not spread:
+        return (ids_NT[:, None] == ids_NT[None]).all(-1)
+    # Other processes pad to other lengths: a text is told by a polynomial in its tokens, modulo 2^64.
+    mask_NT = column["attention_mask"].long()
+    powers_NT = torch.full_like(mask_NT, 6364136223846793005).where(mask_NT > 0, 1).cumprod(1)
+    key_N = ((ids_NT.long() + 1) * powers_NT * mask_NT).sum(1)
+    everyones = [torch.empty_like(key_N) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, key_N)
+    return key_N[:, None] == torch.cat(everyones)
 
 
 def _sharded(tensor):
@@ -252,14 +263,14 @@ def _whole(tensor):
 
 
 def new_loss(model: SentenceTransformer, params: EmbeddingParameters) -> LeJEPALoss:
-    """The loss of the notebook's parameters; its slices follow from the seed."""
+    """The loss of the notebook's parameters, whose past texts all processes share; its slices follow from the seed."""
     sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
     return LeJEPALoss(
         model,
         sigreg,
         sigreg_weight=params.sigreg_weight,
         convention=params.convention,
-        past_texts=params.past_texts,
+        past_texts=params.past_texts // ranks.count(),
         contrastive_weight=params.contrastive_weight,
         contrastive_scale=params.contrastive_scale,
     )

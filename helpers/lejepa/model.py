@@ -9,10 +9,12 @@ What is built is a `SentenceTransformer` of stock modules: it saves, loads and t
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,6 +114,7 @@ def _pretrained(base_model: str, device: str | None) -> SentenceTransformer:
     if path is None:
         secrets.provide("HF_TOKEN")
     try:
+        check_modules(path)
         return SentenceTransformer(
             str(path or base_model),
             revision=None if path else REVISIONS.get(base_model),
@@ -133,6 +136,16 @@ def _pretrained(base_model: str, device: str | None) -> SentenceTransformer:
                 "or 'sample'"
             ) from error
         raise FileNotFoundError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
+    except Exception as error:  # of weights, configurations and tokenisers that are none
+        raise ValueError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
+
+
+def check_modules(folder: Path | None) -> None:
+    """Raises ValueError for a module from elsewhere, which sentence-transformers before 6.0 imports from any local folder."""
+    listed = folder and folder / "modules.json"
+    for module in json.loads(listed.read_text(encoding="utf-8")) if listed and listed.is_file() else ():
+        if not module["type"].startswith("sentence_transformers."):
+            raise ValueError(f"{listed}: {module['type']} is code of its own, which is not run")
 
 
 def _causes(error: BaseException | None) -> Iterable[BaseException]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
 from helpers.lejepa.data import rows_wanted
-from helpers.parameters import MACHINE, ModelSource, Parameters, Source, Text, existing_file, in_range, parameter
+from helpers.local_paths import ModelSource, existing_file
+from helpers.parameters import (
+    MACHINE,
+    Parameters,
+    Source,
+    Text,
+    expanded,
+    in_range,
+    parameter,
+)
 from helpers.plan import Recipe
 
 HELD_OUT = "held-out"
@@ -124,16 +132,18 @@ class EmbeddingParameters(Parameters):
     patience: int = parameter(
         5, "Evaluations without improvement before the run stops; 0 never stops.", group=EVALUATION, low=0
     )
-    eval_steps: int = parameter(100, "Optimizer steps between two evaluations.", group=EVALUATION, low=1)
-    save_steps: int = parameter(100, "Optimizer steps between two checkpoints.", group=MACHINE, low=1)
+    eval_steps: int = parameter(
+        100, "Optimizer steps between two evaluations.", group=EVALUATION, low=1, identity=False
+    )
+    save_steps: int = parameter(100, "Optimizer steps between two checkpoints.", group=MACHINE, low=1, identity=False)
     logging_steps: int = parameter(10, "Optimizer steps between two logs.", group=MACHINE, low=1, identity=False)
 
     @field_validator("benchmark")
     @classmethod
     def _is_a_benchmark(cls, value: str) -> str:
-        folder = Path(value).expanduser()
         if value == HELD_OUT:
             return value
+        folder = expanded("benchmark", value)
         if not (folder / "corpus.jsonl").is_file():
             raise FileNotFoundError(
                 f"benchmark={value!r}: no corpus.jsonl in {folder.resolve()}; "

@@ -152,7 +152,7 @@ class _EppsPulley(torch.autograd.Function):
         if counted is not None:
             sums_VP2M, rows = sums_VP2M + counted[0], rows + counted[1]
         ctx.processes = 1
-        if _spread_over_processes(projection_VNM):
+        if spread_over_processes(projection_VNM):
             ctx.processes = dist.get_world_size()
             sums_VP2M, rows = _all_reduce(sums_VP2M, rows)
         cos_VPM, sin_VPM = (sums_VP2M / rows).unbind(2)
@@ -235,7 +235,8 @@ def _at_least_fp32(tensor):
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _spread_over_processes(tensor) -> bool:
+def spread_over_processes(tensor) -> bool:
+    """Whether other processes hold further rows of the batch."""
     # An XLA tensor is the global one already, also where torch.distributed runs beside it.
     return tensor.device.type != "xla" and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 

@@ -6,10 +6,11 @@ Every function takes the parameter that named the file, and yields a place such 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from helpers import row_files
 
 
 def lines(name: str, path: Path) -> Iterator[str]:
@@ -23,17 +24,8 @@ def lines(name: str, path: Path) -> Iterator[str]:
 
 def objects(name: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place, object) of each line of a .jsonl that is not blank. Raises ValueError for a line that is none."""
-    for number, line in enumerate(lines(name, path), 1):
-        where = f"{name}={str(path)!r}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not JSON ({error}); every line must be one object") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{where}: not a JSON object")
-        yield where, values
+    for number, values in row_files.jsonl(f"{name}={str(path)!r},", path):
+        yield f"{name}={str(path)!r}, line {number}", values
 
 
 def fields(name: str, path: Path, **dialect) -> Iterator[tuple[str, list[str]]]:

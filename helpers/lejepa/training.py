@@ -27,7 +27,7 @@ from helpers import checkpoint, tracking, xla
 from helpers.arguments import training_arguments
 from helpers.lejepa.collation import PaddedTexts, padded_lengths, text_columns
 from helpers.lejepa.encoding import on_cpu
-from helpers.lejepa.model import column_prompts
+from helpers.lejepa.model import check_modules, column_prompts
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
@@ -147,19 +147,27 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         model = getattr(self.model, "_orig_mod", self.model)
+        check_modules(Path(checkpoint_path))
         read, own = (
             SentenceTransformer(checkpoint_path, device="cpu", local_files_only=True).state_dict(),
             model.state_dict(),
         )
         # Stock reads it the same way, and refuses the pooler that transformers then adds to an encoder without one.
         model.load_state_dict({name: weight for name, weight in read.items() if name in own})
-        path = Path(checkpoint_path) / self._loss_file()
-        if not path.is_file():
+        folder = Path(checkpoint_path)
+        files = sorted(folder.glob("loss_*.safetensors"), key=lambda path: int(path.stem.removeprefix("loss_")))
+        if not files:
             raise ValueError(
-                f"resume: {path.parent.name} has no {path.name}, so it was written by another trainer or by fewer "
-                f"processes than {self.args.world_size}; use as many as before, or start in a new output_dir"
+                f"resume: {folder.name} has no loss_0.safetensors, so it was written by another trainer; start in a new "
+                "output_dir"
             )
-        _load_loss(self.loss, load_file(path))
+        rank, processes = self.args.process_index, self.args.world_size
+        if len(files) == processes:
+            state = load_file(files[rank])
+        else:
+            together = self.args.per_device_train_batch_size * processes
+            state = _shared_out([load_file(file) for file in files], together, rank, processes)
+        _load_loss(self.loss, state)
 
 
 def new_trainer(
@@ -178,6 +186,7 @@ def new_trainer(
     save_steps: int,
     report_to: str = "none",
     patience: int = 0,
+    max_hours: float = 0.0,
     max_seq_length: int = 0,
     **overrides,
 ) -> EmbeddingTrainer:
@@ -196,6 +205,7 @@ def new_trainer(
         logging_steps, eval_steps, save_steps: optimizer steps between two.
         report_to: "none" or "wandb".
         patience: evaluations without improvement before the run stops; 0: never.
+        max_hours: time budget of this session; 0: none.
         max_seq_length: tokens; 0 takes the plan's sequence_length.
         **overrides: fields of `SentenceTransformerTrainingArguments`, such as metric_for_best_model, greater_is_better,
             batch_sampler and learning_rate_mapping, rates by pattern of a parameter's name in the loss.
@@ -241,6 +251,7 @@ def new_trainer(
         plan=plan,
         runtime=runtime,
         patience=patience,
+        max_hours=max_hours,
         max_seq_length=max_seq_length or plan.sequence_length,
         flops_per_token=flops_per_token(model),
     )
@@ -275,6 +286,28 @@ def _whole_batches(dataset: Dataset, plan: Plan, runtime: Runtime) -> tuple[Data
 
 
 # ---- weights
+
+
+def _shared_out(
+    states: list[dict[str, torch.Tensor]], batch: int, rank: int, processes: int
+) -> dict[str, torch.Tensor]:
+    """One process's state from those of another number of processes: the past texts that it would have kept itself.
+
+    batch: texts of a forward pass over all processes, of which each has the next share.
+    """
+    state = dict(states[0])
+    if "past_QVK" in state:
+        theirs, share = batch // len(states), batch // processes
+        past = [each["past_QVK"] for each in states]
+        if len(past[0]) % theirs or sum(map(len, past)) % batch:
+            raise ValueError(
+                f"past_texts: {sum(map(len, past))} is no multiple of the {batch} texts of a batch, so they cannot be "
+                f"shared out anew; go on with {len(states)} process(es), or start in a new output_dir"
+            )
+        in_order = torch.stack([each.unflatten(0, (-1, theirs)) for each in past], dim=1).flatten(0, 2)
+        state["past_QVK"] = in_order.unflatten(0, (-1, processes, share))[:, rank].flatten(0, 1).contiguous()
+        state["past_missing"] = sum(each["past_missing"] for each in states) // processes
+    return state
 
 
 def _load_loss(loss: nn.Module, state: dict[str, torch.Tensor]) -> None:

@@ -101,7 +101,7 @@ def parse(text: str) -> Layers:
 def _parse_one(part: str):
     head, *settings = part.split() or [""]
     kind, _, size = head.partition(":")
-    if kind not in SPECS or not size.isdecimal():
+    if kind not in SPECS or not size.isdecimal() or len(size) > 9:
         raise ValueError(f"reservoirs: {part!r} must begin with kind:size, kind one of {', '.join(SPECS)}")
     types = _types(kind)
     values = {"size": int(size)}

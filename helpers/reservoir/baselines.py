@@ -108,7 +108,7 @@ class Level:
 def _discounts(counts: np.ndarray) -> np.ndarray:
     """(0, D1, D2, D3+) from how many n-grams occur once to four times (Chen and Goodman 1999, equation 17).
 
-    A small text can lack one of them, or give a D that is not positive. There D is n1 / (n1 + 2 n2) for every count
+    Where a small text lacks one of them, or gives a D that is not positive, D is n1 / (n1 + 2 n2) for every count
     (Ney, Essen and Kneser 1994), and 1/2 where that is 0 or 1: each context has to leave something to the shorter one.
     """
     n1, n2, n3, n4 = np.bincount(np.minimum(counts, 5), minlength=5)[1:5].tolist()

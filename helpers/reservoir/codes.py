@@ -1,7 +1,7 @@
 """Frozen input codes in which similar tokens are near each other: co-occurrence statistics of the training text, by SVD.
 
 With random codes a readout learns every token anew at every delay, and on a small text it learns the text by heart. These
-codes are computed once, in closed form, without labels or gradients, and stay as frozen as random ones.
+codes are computed once, without labels or gradients.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
-from helpers import tracking
+from helpers import ranks, tracking
 from helpers.arguments import training_arguments
 from helpers.cpu_copy import cpu_copy
 from helpers.plan import Plan
@@ -64,15 +64,14 @@ class Corpus:
 
 
 def tokenise(splits: StorySplits, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Corpus:
-    """Writes both splits as memory-mapped tokens under `folder`, or finds them there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return Corpus(
-        train=write_tokens(splits.train, tokenizer, folder / "train.bin", source=f"{splits.source} train"),
-        validation=write_tokens(
-            splits.validation, tokenizer, folder / "validation.bin", source=f"{splits.source} validation"
-        ),
-        tokenizer=tokenizer,
-    )
+    """Writes both splits as memory-mapped tokens under `folder`, or finds them there; of several processes the first."""
+    folder = ranks.broadcast(folder.absolute())
+    with ranks.main_process_first():
+        train, validation = (
+            write_tokens(getattr(splits, split), tokenizer, folder / f"{split}.bin", source=f"{splits.source} {split}")
+            for split in ("train", "validation")
+        )
+    return Corpus(train=train, validation=validation, tokenizer=tokenizer)
 
 
 def new_model(params: ReservoirParameters, corpus: Corpus) -> ReservoirForCausalLM:
@@ -128,6 +127,7 @@ def new_trainer(
         runtime=runtime,
         flops_per_token=plan.memory.count.flops / (plan.per_device_batch_size * plan.sequence_length),
         patience=params.patience,
+        max_hours=params.max_hours,
         callbacks=[StoryAtEvaluation(corpus.tokenizer, params)],
     )
 

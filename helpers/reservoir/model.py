@@ -25,24 +25,18 @@ DEFAULT_RESERVOIRS = "delay:128 delays:8 + tanh:1024 blocks:8 + linear:512"
 
 
 class ReservoirConfig(PretrainedConfig):
-    """Sizes and reservoir hyperparameters.
+    """Sizes and reservoir hyperparameters; most are parameters of the notebook and described there (parameters.py).
 
     Args:
         vocab_size: V.
-        reservoirs: layers of reservoirs, in the notation of `helpers.reservoir.architecture` or as its lists of dictionaries.
+        reservoirs: their notation (architecture.py), or its lists of dictionaries.
         reservoir_seed: the frozen weights are a function of this seed and `reservoirs`.
         embedding_size: D, width of the trained vector a token.
-        readout_blocks: trained gated blocks, spread evenly over the layers of reservoirs; 0 is a linear readout.
-        readout_size: hidden units of a block.
-        attention_heads: 0 for one static matrix from features to D, else the matrices that attention mixes (AERC).
-        recall_tokens: W, the last tokens that recall may propose again (`recall.py`); 0 for none.
-        dropout: on features and on each block's update.
-        token_dropout: share of the tokens that the reservoirs do not see, in training only (word dropout, Bowman et al.
-            2016): without it the readout learns a small text's contexts by heart.
-        tie_word_embeddings: whether the head's weights are the embedding.
+        recall_tokens: W.
+        token_dropout: in training only (word dropout, Bowman et al. 2016): without it the readout learns a small text's
+            contexts by heart.
 
-    Raises:
-        ValueError: names what is wrong.
+    Raises ValueError, which names what is wrong.
     """
 
     model_type = "reservoir_lm"

@@ -43,7 +43,7 @@ class ReservoirParameters(Parameters):
         tpu="outputs/tinystories_reservoir_tpu",
     )
     num_stories: int = parameter(
-        0, "Stories to use; 0 takes 150,000 of a hub set, all of a local file, 4,000 of the sample.", low=0, high=10**9
+        0, "Stories to use; 0 takes 150,000 of a hub set, all of a local file, 4,000 of the sample.", low=0
     )
     prompt: Text = parameter("Once upon a time", "First words of the stories that are told.", identity=False)
 
@@ -101,8 +101,10 @@ class ReservoirParameters(Parameters):
     patience: int = parameter(
         5, "Evaluations without improvement before the run stops; 0 never stops.", group=COMPARISON, low=0, high=4096
     )
-    eval_steps: int = parameter(100, "Optimizer steps between two evaluations.", group=COMPARISON, low=1)
-    save_steps: int = parameter(100, "Optimizer steps between two checkpoints.", group=MACHINE, low=1)
+    eval_steps: int = parameter(
+        100, "Optimizer steps between two evaluations.", group=COMPARISON, low=1, identity=False
+    )
+    save_steps: int = parameter(100, "Optimizer steps between two checkpoints.", group=MACHINE, low=1, identity=False)
     logging_steps: int = parameter(10, "Optimizer steps between two logs.", group=MACHINE, low=1, identity=False)
 
     max_new_tokens: int = parameter(120, "Tokens of a story.", group=STORIES, low=1, identity=False)

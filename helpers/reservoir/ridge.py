@@ -1,8 +1,7 @@
 """Ridge regression in closed form: a readout with no step size and no seed, and the check of the trained ones.
 
 W = (X'X + ridge I)^-1 X'Y with X and Y centred (Hoerl and Kennard 1970); b = mean(y) - W' mean(x) is not penalised.
-reservoirpy.nodes.Ridge solves the same system: it pools the rows of all sequences after its `warmup` and centres them
-once, by one mean over everything. Rows of a washout are the caller's to drop here too.
+reservoirpy.nodes.Ridge solves the same system. Rows of a washout are the caller's to drop.
 
 Features are summed about the first chunk's mean and moved to the overall mean at the end (shifted data, Chan, Golub and
 LeVeque 1983): sums about zero cancel where a mean is large, and merging centred chunks would rewrite F Y products a chunk.
@@ -113,8 +112,7 @@ class RidgeReadout(torch.nn.Module):
     """Next-token distribution P(v) ~ max(s, c p) from linear scores s = W'x + b, unigram p and one fitted number c.
 
     Least squares on one-hot targets estimates P(v | x) linearly (Bishop, PRML, 4.1.3): the scores sum to one, but some are
-    negative; none falls below a share of the unigram here. (A softmax of scores around the unigram has twice the
-    perplexity: it gives rare and frequent tokens the same factor.)
+    negative; none falls below a share of the unigram here. (A softmax of scores around the unigram has twice the perplexity.)
 
     Args: weight_FV, bias_V as solved, kept in fp32 (F = 4,096 and V = 50,000: 0.8 GB); prior_V: p, positive.
     """

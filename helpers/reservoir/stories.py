@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import hub
+from helpers import hub, row_files
 from helpers.parameters import SAMPLE, source_path
 from helpers.reservoir.sample import sample_stories
 
@@ -37,7 +36,7 @@ class StorySplits:
     num_stories: int  # asked for; 0: all
     seed: int
     sha256: str  # of the texts
-    duplicates_removed: int  # local and sample data: any repeat; hub data: validation stories seen before
+    duplicates_removed: int  # of hub data only validation stories seen before
 
     @property
     def source(self) -> str:
@@ -55,15 +54,14 @@ def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplit
     """Stories from `data_source`, without duplicates between the two splits.
 
     data_source: "sample" (embedded grammar; 4,000 stories when num_stories is 0), a local .txt (stories parted by
-        `<|endoftext|>`, or where there is none by blank lines), .jsonl or .parquet (column `text` or `story`), or a hub
-        id such as "roneneldan/TinyStories". A local directory in hub layout is read like a hub id.
+        `<|endoftext|>`, or where there is none by blank lines), .jsonl or .parquet (column `text` or `story`), a hub id, or a
+        folder in hub layout.
     num_stories: 0 takes all. Local and sample data: how many in all, 5 % of them (1 to 2,000) for validation. Hub data:
-        how many training stories, a seeded draw from all of them; the data set's own validation split is kept whole,
-        and where it has none 5 % are split off.
+        how many training stories, drawn with the seed; the validation split is kept whole, and where there is none 5 %
+        are split off.
 
-    TinyStories is read at a pinned revision, another hub id at its newest. Local files are read into memory, about three times their
-    size. Raises ValueError (too few stories, no such column, not UTF-8), FileNotFoundError (no such path or hub id) and
-    ConnectionError (hub not reachable and nothing cached).
+    Local files are read into memory, about three times their size. Raises ValueError (too few stories, no such column, a
+    damaged file), FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
     if data_source == SAMPLE:
         return _split(sample_stories(num_stories or SAMPLE_STORIES, seed), data_source, num_stories, seed)
@@ -79,7 +77,7 @@ def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplit
 
 
 def batches(stories: Sequence[str], size: int = 1000) -> Iterator[list[str]]:
-    """`stories` in lists of `size`; sliced, which a `datasets` column answers ten times faster than it is iterated."""
+    """`stories` in lists of `size`: slices, which `datasets` answers ten times faster than it iterates."""
     for start in range(0, len(stories), size):
         yield list(stories[start : start + size])
 
@@ -88,7 +86,7 @@ def batches(stories: Sequence[str], size: int = 1000) -> Iterator[list[str]]:
 
 
 def _read_file(path: Path) -> Iterable[str]:
-    readers = {".txt": _read_text, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    readers = {".txt": _read_text, ".jsonl": _read_rows, ".parquet": _read_rows}
     if path.suffix not in readers:
         raise ValueError(
             f"data_source={str(path)!r}: cannot read {path.suffix or 'no suffix'}; use {', '.join(readers)}"
@@ -96,51 +94,21 @@ def _read_file(path: Path) -> Iterable[str]:
     return readers[path.suffix](path)
 
 
-def _read_text(path: Path) -> Iterator[str]:
-    content, mark = path.read_bytes(), END_OF_TEXT.encode()
-    pieces = content.split(mark) if mark in content else re.split(rb"\n\s*\n", content)
-    for piece in pieces:
-        try:
-            # Piece by piece: one character outside Latin-1 would double the memory of the whole text.
-            yield piece.decode().removeprefix("\ufeff").replace("\r\n", "\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"data_source={str(path)!r}: not UTF-8 at byte {content.index(piece) + error.start} ({error.reason}); "
-                "save the file as UTF-8"
-            ) from error
-
-
-def _read_jsonl(path: Path) -> Iterator[str]:
-    column = None
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:  # no JSON, or no UTF-8
-                raise ValueError(f"data_source={str(path)!r}: line {number} is not JSON ({error})") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"data_source={str(path)!r}: line {number} is not a JSON object with a field `text`")
-            column = column or _text_column(str(path), list(record))
-            if not isinstance(record.get(column), str):
-                raise ValueError(
-                    f"data_source={str(path)!r}: line {number} has no text in field {column!r}; its fields: {list(record)}"
-                )
-            yield record[column]
-
-
-def _read_parquet(path: Path) -> list[str]:
-    from pyarrow import ArrowException, parquet
-
+def _read_text(path: Path) -> list[str]:
     try:
-        column = _text_column(str(path), parquet.read_schema(path).names)
-        stories = parquet.read_table(path, columns=[column])[column].to_pylist()
-    except ArrowException as error:
-        raise ValueError(f"data_source={str(path)!r}: not a readable parquet file ({error})") from error
-    if not all(isinstance(story, str | None) for story in stories):
-        raise ValueError(f"data_source={str(path)!r}: column {column!r} holds no text")
-    return stories
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
+    return text.split(END_OF_TEXT) if END_OF_TEXT in text else re.split(r"\n\s*\n", text)
+
+
+def _read_rows(path: Path) -> Iterator[str]:
+    file, column = f"data_source={str(path)!r}:", None
+    for number, values in (row_files.parquet if path.suffix == ".parquet" else row_files.jsonl)(file, path):
+        column = column or _text_column(str(path), list(values))
+        if not isinstance(values.get(column, 0), str | None):
+            raise ValueError(f"{file} line {number} has no text in field {column!r}; its fields: {list(values)}")
+        yield values[column]
 
 
 def _text_column(data_source: str, found: Sequence[str]) -> str:
@@ -179,6 +147,7 @@ def _from_splits(splits: Any, name: str, revision: str | None, num_stories: int,
     column = _text_column(name, train.column_names)
     if getattr(train.features[column], "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"data_source={name!r}: column {column!r} is {train.features[column]}, not text")
+    _check_enough(len(train), name)
     if "validation" in splits:
         held_out = splits["validation"]
     else:

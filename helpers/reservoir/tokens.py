@@ -29,13 +29,11 @@ def load_tokenizer(
 ) -> tuple["PreTrainedTokenizerFast", str]:
     """A byte-level BPE tokeniser and the reason for it.
 
-    source: "gpt2" is GPT-2's at a pinned revision, or one trained on `stories` where that cannot be had; "train" trains
-        one of `vocab_size` entries (256 bytes and the end of text at least) on the first 50,000 stories, the same each
-        time; anything else is a local path or hub id for `AutoTokenizer` (no remote code).
+    source: "gpt2" is GPT-2's, or one trained on `stories` where that cannot be had; "train" trains one of `vocab_size`
+        entries on the first 50,000 stories, the same each time; anything else is a local path or hub id.
     trim: restrict it to what `stories` use (see `trim_vocabulary`). One trained on them has nothing else.
 
-    Raises ValueError where the tokeniser has no end-of-text token or is to be trimmed and is not byte-level BPE, and OSError
-    where a path or id cannot be loaded.
+    Raises ValueError where it cannot be loaded, has no end-of-text token, or is to be trimmed and is not byte-level BPE.
     """
     if source == "train":
         tokenizer = _train(stories, vocab_size)
@@ -51,7 +49,8 @@ def load_tokenizer(
             )
         reason = f'tokenizer="gpt2": {GPT2}@{GPT2_REVISION[:7]}, {len(tokenizer)} entries'
     else:
-        tokenizer = _pretrained(source, None, local_files_only=False)
+        with hub.reading(source, "tokenizer"):
+            tokenizer = _pretrained(source, None, local_files_only=False)
         reason = f"tokenizer={source!r}: {len(tokenizer)} entries"
     if trim:
         tokenizer, trimmed = trim_vocabulary(tokenizer, stories)
@@ -65,8 +64,8 @@ def trim_vocabulary(
     """`tokenizer` without the entries that `stories` never use, and a line on what is left; one pass over `stories`.
 
     Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order
-    under new ids, and the merges that make them. `stories` become the same tokens as before: every merge on the way is
-    still there, and none came before it. Any other text is still encoded, in smaller pieces where a token was dropped.
+    under new ids, and the merges that make them. `stories` become the same tokens as before; other text is still encoded,
+    in smaller pieces where a token was dropped.
 
     Raises ValueError where the tokeniser is not byte-level BPE, and where there is no text.
     """
@@ -131,8 +130,8 @@ def _encode(tokenizer: "PreTrainedTokenizerFast", stories: list[str]) -> list[li
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     """UTF-8 bytes that each token stands for, int64 [V]; special tokens stand for 0.
 
-    A byte-level BPE writes each byte as one character of a fixed alphabet, so a token's length is its bytes: also for a
-    token that is part of a character and decodes to nothing by itself. Raises ValueError for any other tokeniser.
+    A byte-level BPE writes each byte as one character of a fixed alphabet, so a token's length is its bytes. Raises
+    ValueError for any other tokeniser.
     """
     from tokenizers.pre_tokenizers import ByteLevel
 

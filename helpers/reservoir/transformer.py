@@ -27,10 +27,9 @@ def equal_transformer(
     """A Llama with a tied embedding and about `trainable` parameters, drawn from `seed`.
 
     trainable: parameters of the model to compare with; met to 1 %, save where even the smallest has more.
-    sequence_length: tokens of a block.
     hidden_size: H, a multiple of 16; smaller where the embedding would leave too little for two layers.
 
-    Takes the batches of `TokenBlocks`. The caller's random generator stays as it was. Raises ValueError where even the
+    The caller's random generator stays as it was. Raises ValueError where even the
     smallest Llama is more than 5 % above `trainable`, or hidden_size is no multiple of 16.
     """
     hidden_size, layers, intermediate_size = sizes(vocab_size, trainable, hidden_size)

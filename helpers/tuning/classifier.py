@@ -24,7 +24,8 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
         trained on `texts`. No code from a checkpoint is run; weights are safetensors.
     seed: of the head, and of the sample's weights.
 
-    Raises FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
+    Raises FileNotFoundError (no such path or hub id), ValueError (no model, or one that brings code) and ConnectionError
+    (hub not reachable and nothing cached).
     """
     set_seed(seed)
     names = {position: label for position, label in enumerate(labels)}
@@ -34,7 +35,8 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
         return _sample_model(len(tokenizer), tokenizer.pad_token_id, config), tokenizer
     path = source_path("base_model", base_model)
     unreachable = path is None and not hub.answers()
-    options = {"revision": None if path else REVISIONS.get(base_model), "local_files_only": unreachable}
+    revision = None if path else REVISIONS.get(base_model)
+    options = {"revision": revision, "local_files_only": unreachable, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path or base_model), **options)
         model = _pretrained(str(path or base_model), **config, **options)
@@ -45,6 +47,8 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
                 "or 'sample'"
             ) from error
         raise FileNotFoundError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
+    except Exception as error:  # of weights, configurations and tokenisers that are none
+        raise ValueError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
     if tokenizer.pad_token is None:  # decoders
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -56,12 +60,18 @@ def _pretrained(name: str, **options) -> PreTrainedModel:
     import torch
 
     options |= {"dtype": torch.float32, "use_safetensors": True, "ignore_mismatched_sizes": True}
+    options["output_loading_info"] = True
+    load = AutoModelForSequenceClassification.from_pretrained
     try:
-        return AutoModelForSequenceClassification.from_pretrained(name, attn_implementation=START_ATTENTION, **options)
+        model, found = load(name, attn_implementation=START_ATTENTION, **options)
     except ValueError as error:  # a model of one attention only
         if START_ATTENTION not in str(error):
             raise
-        return AutoModelForSequenceClassification.from_pretrained(name, **options)
+        model, found = load(name, **options)
+    # The head may have other labels, and is drawn anew; the encoder would be, too.
+    if wrong := [key for key in map(str, found["mismatched_keys"]) if f"{model.base_model_prefix}." in key]:
+        raise ValueError(f"weights of another shape than config.json says: {wrong[0]}")
+    return model
 
 
 def longest(model: PreTrainedModel, tokenizer) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from helpers import run_folder, tables, tracking
-from helpers.interruption import Preempted, is_out_of_memory
+from helpers import ranks, run_folder, tables, tracking
+from helpers.interruption import Stopped, is_out_of_memory
 
 from .batch_search import BatchSearch
 from .measurement import WARM_UP, Bench, TooSlow, Window
@@ -84,9 +84,9 @@ class Climb:
 def tune(task: Task, folder: Path) -> Climb:
     """Finds the largest batch, tries every optimisation, and writes what was found; a second run reads it."""
     file, params = folder / LADDER_FILE, task.params
-    if params.resume and file.is_file():
+    if before := ranks.broadcast(file.read_bytes() if params.resume and file.is_file() else None):
         tracking.say(f"measured before: {file.name}")
-        return TypeAdapter(Climb).validate_json(file.read_bytes())
+        return TypeAdapter(Climb).validate_json(before)
     bench = Bench(task)
     search = None if params.batch_size else bench.largest_batch(params.largest_batch_size)
     if search:
@@ -126,7 +126,7 @@ def climb(bench: Bench, start: Settings, ladder: Sequence[Optimisation], *, repe
         candidate = dataclasses.replace(kept, **changes)
         try:
             before, after = _in_turn(bench, kept, candidate, repetitions, 1 / middle)
-        except Preempted:
+        except Stopped:
             raise
         except (RuntimeError, MemoryError) as error:
             yield Rung(optimisation.name, candidate, False, _why_not(error))

@@ -9,12 +9,12 @@ import json
 import random
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import hub
+from helpers import hub, row_files
 from helpers.parameters import SAMPLE, source_path
 
 TEXT_COLUMNS = ("text", "sentence", "content", "comment", "texts")
@@ -137,42 +137,29 @@ def _read_folder(path: Path) -> dict[str, list[Row]]:
 
 def _read_file(path: Path) -> Iterator[Row]:
     where, columns = f"data_source={str(path)!r}", None
-    reader = {".csv": _csv, ".jsonl": _jsonl}.get(path.suffix.lower())
-    if reader is None:
+    read = {".csv": _csv, ".jsonl": row_files.jsonl}.get(path.suffix.lower())
+    if read is None:
         raise ValueError(f"{where}: cannot read this; give a .csv or .jsonl with a text and a label column")
+    for number, values in read(f"{where}:", path):
+        columns = columns or _columns(where, list(values))
+        yield _row(f"{where}: line {number}", values, columns)
+
+
+def _csv(where: str, path: Path) -> Iterator[row_files.Row]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, values in reader(where, file):
-                columns = columns or _columns(where, list(values))
-                yield _row(f"{where}: line {number}", values, columns)
+            reader = csv.DictReader(file, strict=True)
+            for values in reader:
+                if None in values or None in values.values():
+                    raise ValueError(
+                        f"{where} line {reader.line_num} has not as many fields as the header; put fields that hold a "
+                        "comma in double quotes"
+                    )
+                yield reader.line_num, values
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 ({error}); save the file as UTF-8") from error
-
-
-def _csv(where: str, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(file, strict=True)
-    try:
-        for values in reader:
-            if None in values or None in values.values():
-                raise ValueError(
-                    f"{where}: line {reader.line_num} has not as many fields as the header; put fields that hold a comma "
-                    "in double quotes"
-                )
-            yield reader.line_num, values
+        raise ValueError(f"{where} not UTF-8 ({error}); save the file as UTF-8") from error
     except csv.Error as error:
-        raise ValueError(f"{where}: line {reader.line_num} is not CSV ({error})") from error
-
-
-def _jsonl(where: str, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(file, 1):
-        try:
-            values = json.loads(line) if line.strip() else None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: line {number} is not JSON ({error})") from error
-        if isinstance(values, dict):
-            yield number, values
-        elif line.strip():
-            raise ValueError(f"{where}: line {number} is not a JSON object")
+        raise ValueError(f"{where} line {reader.line_num} is not CSV ({error})") from error
 
 
 def _columns(where: str, found: Sequence[str]) -> tuple[str, str]:

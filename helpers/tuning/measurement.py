@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
-from helpers import meter
+from helpers import meter, ranks
 from helpers.progress import Progress
 
 from . import monitoring
@@ -161,13 +161,14 @@ class Bench:
                 save_strategy="no",
                 logging_first_step=False,
             )
-            trainer.clock.start_seconds = 0.0 if settings.compiled else start_seconds  # compilers may take their time
+            # Compilers may take their time, and one of several processes cannot give up alone.
+            trainer.clock.start_seconds = 0.0 if settings.compiled or ranks.count() > 1 else start_seconds
             with contextlib.closing(trainer.clock):
                 trainer.train(resume_from_checkpoint=False)
             if measure_f1:
                 logits = trainer.logits(self.task.encoded("validation", settings.length))
                 self.f1[settings] = scores(logits, self.task.labels("validation"))["f1"]
-        return self._window(trainer, settings, steps, mark)
+        return ranks.broadcast(self._window(trainer, settings, steps, mark))  # by which all judge alike
 
     def _window(self, trainer: WindowTrainer, settings: Settings, steps: int, mark: int) -> Window:
         clock = trainer.clock
@@ -212,7 +213,8 @@ class Bench:
         def try_step(batch: int) -> int | None:
             settings = dataclasses.replace(start, batch_size=batch)
             window = self.run(settings, steps=1, rows=[full] * batch * (WARM_UP + 1))
-            return torch.cuda.max_memory_reserved() if self.runtime.kind == "cuda" else window.peak_memory
+            peak = torch.cuda.max_memory_reserved() if self.runtime.kind == "cuda" else window.peak_memory
+            return ranks.broadcast(peak)
 
         return largest_batch(
             try_step,

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import model_validator
 
-from helpers.parameters import MACHINE, ModelSource, Parameters, Source, Text, in_range, parameter
+from helpers.local_paths import ModelSource
+from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
 from helpers.plan import Recipe
 
 EPOCHS = 3

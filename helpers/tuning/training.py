@@ -195,6 +195,7 @@ def new_trainer(
         runtime=dataclasses.replace(runtime, precision=plan.precision),
         flops_per_token=flops_per_token(model),
         patience=params.patience,
+        max_hours=params.max_hours,
     )
 
 

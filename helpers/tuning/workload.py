@@ -51,7 +51,11 @@ def _made(name: str, length: int, weights: bool = True) -> Workload:
     from .classifier import START_ATTENTION
 
     # bert-base-uncased has the values that BertConfig has by default.
-    config = BertConfig() if name == TuningParameters.defaults().base_model else AutoConfig.from_pretrained(name)
+    config = (
+        BertConfig()
+        if name == TuningParameters.defaults().base_model
+        else AutoConfig.from_pretrained(name, trust_remote_code=False)
+    )
     config.num_labels = LABELS
     with torch.device("cpu" if weights else "meta"):
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation=START_ATTENTION)

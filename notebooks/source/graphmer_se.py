@@ -157,6 +157,7 @@ trainer = new_trainer(
     folder,
     report_to=params.report_to,
     patience=params.patience,
+    max_hours=params.max_hours,
 )
 output = trainer.train(resume_from_checkpoint=params.resume)
 

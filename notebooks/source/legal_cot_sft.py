@@ -58,14 +58,13 @@
 # reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, secrets, tables
-from helpers.legal import processes
+from helpers import parameters, run_folder, runtime, secrets, tables
 from helpers.legal.parameters import LegalParameters
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(LegalParameters, globals())
-machine, workers = processes.detect(params)
-print(f"{machine}\n{workers}")
+machine = runtime.detect(params.use_tpu, params.precision, params.num_processes)
+print(machine)
 folder = run_folder.claim("legal_cot_sft", params)
 print(f"output     {folder.resolve()}")
 
@@ -149,7 +148,7 @@ print(samples_before[0].generated)
 # `trainer`.
 
 # %%
-measured = processes.train(trainer, params, workers)
+measured = experiment.train(trainer, params)
 
 # %% [markdown] tags=["gpu"]
 # What the run cost, measured. `useful tokens` are those that are no padding; model FLOPs utilisation is the share of the

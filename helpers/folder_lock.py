@@ -1,0 +1,121 @@
+"""One owner a run folder, so that two processes never write the same run.
+
+A file in the folder names the owner: host, process, and a heartbeat that a contender watches by its own clock
+(filelock's `SoftFileLease`, which needs no locks from the file system: it works on a local disk, NFS and a mounted
+Drive). An owner that died on this machine is replaced at once, one elsewhere after `SILENCE` seconds without a heartbeat.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+from filelock import SoftFileLease, Timeout
+
+from . import tracking
+
+LOCK_FILE, OWNER_FILE = "owner.lock", "owner.json"
+SILENCE = 120.0  # seconds; a heartbeat comes every third of it
+
+
+class FolderTaken(RuntimeError):
+    """Another process owns the run folder."""
+
+
+@dataclass
+class _Hold:
+    lease: SoftFileLease
+    since: float = field(default_factory=time.monotonic)
+
+
+_holds: dict[Path, _Hold] = {}
+
+
+def own(output_dir: Path | str) -> None:
+    """Makes this process the owner of an existing folder until it ends; nothing where it, or a parent, is that already.
+
+    Raises:
+        FolderTaken: another process owns it and lives; says which, and what to do.
+        OSError: the folder cannot be written.
+    """
+    path = Path(output_dir).resolve()
+    hold = _holds.get(path)
+    if hold is not None and hold.lease.compromise is None and hold.lease.is_lock_held_by_us:
+        return
+    lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, thread_local=False)
+    try:
+        lease.acquire(timeout=1)  # seconds: enough for an owner that is known to be dead
+    except Timeout:
+        owner, parents = lease.owner, {parent.pid for parent in psutil.Process().parents()}
+        if owner and owner.hostname == socket.gethostname() and owner.pid in parents:
+            return  # a notebook's kernel, which waits for the processes that it has launched
+        _outwait(lease, path)
+    _holds[path] = _Hold(lease) if hold is None else _Hold(lease, hold.since)
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    owner = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+    (path / OWNER_FILE).write_text(json.dumps(owner) + "\n", encoding="utf-8")
+    atexit.register(lease.release, force=True)
+
+
+def _outwait(lease: SoftFileLease, path: Path) -> None:
+    """Acquires the lease of an owner on another machine once it has been silent for long enough."""
+    owner, seen = lease.owner, _heartbeat(path)
+    who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        who += f" since {json.loads((path / OWNER_FILE).read_text(encoding='utf-8'))['since']} UTC"
+    if owner is None or owner.hostname != socket.gethostname():
+        tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
+        deadline = time.monotonic() + SILENCE + 10
+        while time.monotonic() < deadline and _heartbeat(path) in (seen, None):
+            with contextlib.suppress(Timeout):
+                lease.acquire(timeout=2)
+                tracking.say(f"{who} is silent: this process goes on with its run")
+                return
+    raise FolderTaken(
+        f"output_dir={str(path)!r} is in use by {who}; nothing was touched. Stop that run, or "
+        f"restart the kernel that it is in; or set output_dir to a new folder. A dead owner is replaced after {SILENCE:.0f} s."
+    )
+
+
+def _heartbeat(path: Path) -> float | None:
+    try:
+        return (path / LOCK_FILE).stat().st_mtime
+    except OSError:
+        return None
+
+
+def check(output_dir: Path | str) -> None:
+    """Raises FolderTaken where the folder was ours and another process has taken it over since (a suspended machine)."""
+    if Path(output_dir).resolve() in _holds:
+        own(output_dir)
+
+
+@contextlib.contextmanager
+def owned(output_dir: Path | str) -> Iterator[float]:
+    """Owns the folder inside the block, and after it if it did so before; yields `time.monotonic()` of the taking."""
+    path = Path(output_dir).resolve()
+    before = path in _holds
+    path.mkdir(parents=True, exist_ok=True)
+    own(path)
+    try:
+        yield _holds[path].since if path in _holds else time.monotonic()
+    finally:
+        if not before:
+            release(path)
+
+
+def release(output_dir: Path | str) -> None:
+    """Gives the folder up."""
+    hold = _holds.pop(Path(output_dir).resolve(), None)
+    if hold is not None:
+        atexit.unregister(hold.lease.release)
+        hold.lease.release(force=True)

@@ -1,0 +1,24 @@
+"""Parameters that name a file, or the folder of a model."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from helpers.parameters import SAMPLE, expanded, local_or_hub
+
+
+def existing_file(name: str, value: str, remedy: str) -> str:
+    """The file that `value` means with ~ expanded. Raises FileNotFoundError with the remedy where there is none."""
+    path = expanded(name, value)
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}={value!r}: nothing at {path.resolve()}; {remedy}")
+    return str(path)
+
+
+def _model_folder_or_hub(value: str, info) -> str:
+    if value != SAMPLE and expanded(info.field_name, value).is_file():
+        raise ValueError(f"{info.field_name}={value!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}")
+    return local_or_hub(value, info)
+
+
+ModelSource = Annotated[str, AfterValidator(_model_folder_or_hub)]

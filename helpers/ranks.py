@@ -1,0 +1,79 @@
+"""The processes of one run, which a launcher numbers by rank: asking, telling and waiting for each other.
+
+Alone in its run, a process gets back what it gave. What they tell each other goes over the CPU (gloo) also where
+gradients go over NCCL, so that asking at every step does not make a GPU wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import os
+from collections.abc import Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+TIMEOUT = "RANKS_TIMEOUT"  # environment: seconds that one waits for another
+
+
+def count() -> int:
+    """How many processes there are; a launcher that starts them sets LOCAL_RANK as well."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes, prints and draws."""
+    return rank() == 0
+
+
+def gather(value: T) -> list[T]:
+    """What each process gave, by rank. All must call it, as every function below."""
+    if count() == 1:
+        return [value]
+    import torch.distributed as distributed
+
+    values = [None] * count()
+    distributed.all_gather_object(values, value, group=_control())
+    return values
+
+
+def broadcast(value: T) -> T:
+    """What process 0 gave."""
+    return gather(value if is_main() else None)[0]
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is set in any process."""
+    return any(gather(flag))
+
+
+@contextlib.contextmanager
+def main_process_first() -> Iterator[None]:
+    """The block in process 0, then in the others, who find what it left, or raise RuntimeError where it failed."""
+    if not is_main() and (failure := broadcast("")):
+        raise RuntimeError(f"the first process failed: {failure}")
+    failure = ""
+    try:
+        yield
+    except BaseException as error:
+        failure = repr(error)
+        raise
+    finally:
+        if is_main():
+            broadcast(failure)
+
+
+@functools.cache
+def _control():
+    import accelerate
+    import torch.distributed as distributed
+
+    patience = datetime.timedelta(seconds=int(os.environ.get(TIMEOUT, "1800")))
+    accelerate.PartialState(timeout=patience)  # joins the others where nothing has yet
+    return distributed.new_group(backend="gloo", timeout=patience)

@@ -1,0 +1,45 @@
+"""Numbered rows of a user's files."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES, MOST_TIMES = 2**28, 100  # what a file may unpack to: so much, or so many times its size
+
+Row = tuple[int, dict[str, Any]]  # number, values by column
+
+
+def jsonl(file: str, path: Path) -> Iterator[Row]:
+    """Raises ValueError, which begins with `file`, for a line that is neither blank nor an object."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(text := line.decode("utf-8-sig"))
+                if "\\u" in text:
+                    json.dumps(values, ensure_ascii=False).encode()  # no half surrogate pair
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{file} line {number} is not JSON in UTF-8 ({error})") from error
+            if not isinstance(values, dict):
+                raise ValueError(f"{file} line {number} is not a JSON object")
+            yield number, values
+
+
+def parquet(file: str, path: Path) -> Iterator[Row]:
+    """Raises ValueError for what is no Parquet file, and for a bomb."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    number, size = 1, 0
+    try:
+        with ParquetFile(path) as table:
+            for batch in table.iter_batches(256):
+                size += batch.nbytes
+                if size > max(MOST_BYTES, MOST_TIMES * path.stat().st_size):
+                    raise ValueError(f"unpacks to more than {size:,} bytes")
+                yield from enumerate(batch.to_pylist(), number)
+                number += len(batch)
+    except (ArrowException, OSError, ValueError) as error:
+        raise ValueError(f"{file} not a readable parquet file ({error})") from error

@@ -1,0 +1,97 @@
+"""helpers.folder_lock: two processes never write one run."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+from helpers import folder_lock  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+OWN = "import sys, time; from helpers import folder_lock; folder_lock.own(sys.argv[1]); print('owns', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def owner(tmp_path):
+    """Another process that owns the folder."""
+    process = subprocess.Popen([sys.executable, "-c", OWN, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "owns\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_second_process_hears_who_owns_the_folder_since_when_and_what_to_do(owner, tmp_path):
+    with pytest.raises(folder_lock.FolderTaken) as refused:
+        folder_lock.own(tmp_path)
+    said = str(refused.value)
+    assert f"is in use by process {owner.pid} on {socket.gethostname()} since 2" in said
+    assert "set output_dir to a new folder" in said and "A dead owner is replaced" in said
+
+
+def test_a_killed_owner_is_replaced_at_once(owner, tmp_path):
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    start = time.monotonic()
+    folder_lock.own(tmp_path)
+    assert time.monotonic() - start < 5
+    assert json.loads((tmp_path / folder_lock.OWNER_FILE).read_text())["process"] == os.getpid()
+    folder_lock.release(tmp_path)
+
+
+def test_an_owner_on_another_machine_that_is_silent_is_replaced_after_a_while(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(folder_lock, "SILENCE", 6.0)
+    (tmp_path / folder_lock.LOCK_FILE).write_text(
+        "filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken=t\nduration=6.0\n"
+    )
+    folder_lock.own(tmp_path)
+    assert "process 7 on elsewhere is silent: this process goes on with its run" in capsys.readouterr().out
+    folder_lock.release(tmp_path)
+
+
+def test_an_owner_on_another_machine_that_gives_a_sign_of_life_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "SILENCE", 30.0)
+    lock = tmp_path / folder_lock.LOCK_FILE
+    lock.write_text("filelock/2\npid=7\nhost=elsewhere\nmode=lease\ntoken=t\nduration=30.0\n")
+    beat = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(3); os.utime({str(lock)!r})"])
+    with pytest.raises(folder_lock.FolderTaken, match="process 7 on elsewhere"):
+        folder_lock.own(tmp_path)
+    assert beat.wait() == 0
+
+
+def test_the_owner_comes_back_as_often_as_it_likes_and_leaves_nothing_at_its_end(tmp_path):
+    own = "import sys; from helpers import folder_lock; folder_lock.own(sys.argv[1]); folder_lock.own(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", own, str(tmp_path)], cwd=ROOT, check=True)
+    assert not (tmp_path / folder_lock.LOCK_FILE).exists()
+
+
+def test_who_was_taken_over_while_suspended_may_not_write(tmp_path):
+    folder_lock.own(tmp_path)
+    lock = tmp_path / folder_lock.LOCK_FILE
+    lock.unlink()
+    lock.write_text(
+        f"filelock/2\npid={os.getppid()}\nhost={socket.gethostname()}\nmode=lease\ntoken=t\nduration=120.0\n"
+    )
+    with pytest.raises(folder_lock.FolderTaken):
+        folder_lock.check(tmp_path)
+    folder_lock.release(tmp_path)
+    assert lock.exists()
+
+
+def test_a_folder_is_owned_inside_the_block_and_after_it_only_if_before(tmp_path):
+    with folder_lock.owned(tmp_path / "new"):
+        assert (tmp_path / "new" / folder_lock.LOCK_FILE).exists()
+    assert not (tmp_path / "new" / folder_lock.LOCK_FILE).exists()
+    folder_lock.own(tmp_path)
+    with folder_lock.owned(tmp_path):
+        pass
+    assert (tmp_path / folder_lock.LOCK_FILE).exists()
+    folder_lock.release(tmp_path)

@@ -1,0 +1,76 @@
+"""Every parameter of every notebook against what a person, a shell or an attacker may put there."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import run_folder
+from helpers.graphmer.parameters import GraphParameters
+from helpers.legal.parameters import LegalParameters
+from helpers.lejepa.parameters import EmbeddingParameters
+from helpers.parameters import parameter as declared
+from helpers.reservoir.parameters import ReservoirParameters
+from helpers.tuning.parameters import TuningParameters
+
+from .hostile import MARKER, cases, guarded
+
+pytestmark = pytest.mark.once
+
+ROOMS = (ReservoirParameters, EmbeddingParameters, LegalParameters, GraphParameters, TuningParameters)
+FIELDS = [(room, name) for room in ROOMS for name in room.model_fields]
+TEXTS = (
+    "../../etc/passwd", "/etc/passwd", "/dev/zero", "/dev/stdin", "~nobody-of-this-name/x", "~\0", "a\0b", "./a\0b",
+    "x" * 5_000, "./" + "x/" * 3_000, "x" * 10**7, "\ud800", "./\ud800", "\u202e./x.txt", "é" * 300, "", " ", "\n",
+    f"$(touch {MARKER})", f"`touch {MARKER}`", f"; touch {MARKER} #", "| cat /etc/passwd", "%s%n{0.__class__}",
+    f"!!python/object/apply:os.system ['touch {MARKER}']", "[" * 3_000, "model.num_layers=" + "[" * 3_000,
+    f"run.seed=!!python/object/apply:os.system ['touch {MARKER}']", "run.seed=&a [*a, *a]", "run.seed=" + "9" * 5_000,
+    "run.seed=.nan", "model.dropout=1e999", "=", "a.b=c;a.b=c", "run=1", "optimizer.betas=[1, 2, 3]", "run.seed=\0",
+    "training_data.short_to_long_curriculum.schedule={a: 1}", "optimizer.lr=[[[[1]]]]", "run.__class__=1",
+    "delay:" + "9" * 5_000, "tanh:1e400", "tanh:8 leak:nan", "tanh:-1", "+" * 500, "|" * 500, "tanh:٣", "CON",
+)  # fmt: skip
+NUMBERS = (-1, 2**31, 2**64, 10**30, 10**5_000, -(10**5_000), math.nan, math.inf, -math.inf, 1e308, 5e-324, -0.0)
+OTHERS = (None, True, b"x", [], {}, object(), ["x"] * 9, 1j, range(3))
+
+
+@cases(400)
+@given(
+    field=st.sampled_from(FIELDS),
+    value=st.sampled_from(TEXTS)
+    | st.sampled_from(NUMBERS)
+    | st.sampled_from(OTHERS)
+    | st.text(max_size=40)
+    | st.integers()
+    | st.floats(),
+)
+def test_a_value_is_taken_for_what_it_is_or_refused_with_its_parameter(tmp_path_factory, field, value):
+    (room, name), around = field, tmp_path_factory.mktemp("around")
+    os.chdir(around)
+    with guarded(around, name, "reservoirs", *GRAPH_KEYS if name in ("changes", "config") else ()):
+        params = room(**{"data_source": "sample", name: value})
+        assert type(getattr(params, name)) is type(room.model_fields[name].default)
+
+
+GRAPH_KEYS = ("run", "model", "optimizer", "training_data", "config")
+
+
+@cases(60)
+@given(value=st.sampled_from(TEXTS) | st.text(st.characters(exclude_categories=()), max_size=60))
+def test_an_output_folder_is_made_as_named_or_refused_and_nothing_else_is_written(tmp_path_factory, value):
+    around = tmp_path_factory.mktemp("around")
+    os.chdir(around)
+    inside = value.lstrip("/~.") or "run"
+    if ".." in inside:
+        inside = inside.replace("..", "_")
+    with guarded(around, "output_dir", writes=around / "run"):
+        params = ReservoirParameters(data_source="sample", output_dir=str(around / "run" / inside.lstrip("/")))
+        run_folder.claim("test", params)
+    assert not (around / MARKER).exists()
+
+
+def test_a_declared_whole_number_has_an_end():
+    assert any(getattr(limit, "le", None) == 10**9 for limit in declared(0, "Steps.", low=0).metadata)

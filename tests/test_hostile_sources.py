@@ -1,0 +1,107 @@
+"""Graphs, source files and configurations of GraphMER against what somebody else may have put there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.graphmer.configuration import read_configuration
+from helpers.graphmer.extraction import load_graph
+from helpers.graphmer.knowledge_graph import ENTITIES, MANIFEST, TRIPLES
+
+from .hostile import MARKER, cases, guarded
+from .test_hostile_files import damaged, jsonl
+
+pytestmark = pytest.mark.once
+
+
+@cases(60)
+@given(data=st.data())
+def test_a_damaged_graph_is_read_for_what_it_is_or_refused_by_line(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("graph")
+    entities = [{"id": f"a.{i}", "type": "class"} for i in range(20)]
+    triples = [{"head": "a.0", "relation": "calls", "tail": f"a.{i}"} for i in range(20)]
+    files = {ENTITIES: jsonl(entities), TRIPLES: jsonl(triples), MANIFEST: b'{"files": [], "failed": []}'}
+    harmed = data.draw(st.sampled_from(list(files)))
+    files[harmed] = data.draw(damaged(files[harmed]))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    with guarded(folder, *files):
+        graph = load_graph(folder)
+        assert graph.digest() and isinstance(graph.manifest, dict)
+
+
+PYTHON = [
+    b"\0", b"\xff\xfe", b"# coding: no-such-code\n", b"# coding: utf-7\n+AAA-", b"(" * 10_000, b"a = " + b"-" * 50_000 + b"1",
+    b"a" + b".b" * 20_000, b"f" + b"()" * 20_000, b"a" + b".b" * 900, b"f" + b"()" * 900, b"x = [" + b"1," * 99_000 + b"]",
+    b"class A(A): pass\nclass B(C): pass\nclass C(B): pass", b"import os; os.system('touch executed')",
+    b"from . import *\nfrom .... import x\n", b"if 1:\n" * 200, b"lambda: " * 3_000, b"def f(" + b"a" * 10**6 + b"): pass",
+    b"'" * 3, b"x = 1" + b" + 1" * 20_000, b"if x: pass\n" + b"elif x: pass\n" * 900, b"f'{" * 200, b"\x0c\r\x0b",
+    "ﬁ = ﬁ.ﬁ()".encode(), b"x = " + b"[" * 90 + b"]" * 90, b"a = b\nb = a\nc = a.c.a()\n", b"x: " + b"a[" * 99 + b"]" * 99,
+]  # fmt: skip
+JAVA = [
+    b"\0", b"\xff\xfe", b"class A { " * 5_000, b"class A { int a = " + b"(" * 20_000,
+    b"class A { void f() { a" + b".b()" * 20_000 + b"; } }", b"class A extends A implements A { A a; }",
+    b"package a.b; import a.*; class \xff {}", b"interface A<T extends A<T>> {}", b"class A { int" + b"[]" * 20_000 + b" a; }",
+    b"class A { int a = 1" + b" + 1" * 20_000 + b"; }", b"enum A { " + b"A," * 10_000 + b"}", b"package " + b"a." * 9_000 + b"b;",
+    b"class A { A" + b"<A" * 3_000 + b">" * 3_000 + b" a; }", b"class A { void f() { " + b"{" * 9_000 + b"}" * 9_000 + b"} }",
+    b"class A extends B {} class B extends C {} class C extends A { int f() { return g(); } }", b"import static *;", b"class",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("suffix", "known"), [(".py", PYTHON), (".java", JAVA)])
+@cases(40)
+@given(data=st.data())
+def test_sources_of_anything_make_a_graph_that_lists_what_could_not_be_read(tmp_path_factory, suffix, known, data):
+    folder = tmp_path_factory.mktemp("sources")
+    sources = data.draw(st.lists(st.sampled_from(known) | st.binary(max_size=60), min_size=1, max_size=3))
+    (folder / f"whole{suffix}").write_bytes(b"class A: pass" if suffix == ".py" else b"class A {}")
+    for i, source in enumerate(sources):
+        (folder / f"m{i}{suffix}").write_bytes(source)
+    with guarded(folder):
+        manifest = load_graph(folder).manifest
+        assert len(manifest["files"]) + len(manifest["failed"]) == len(sources) + 1
+        assert any("whole" in file["path"] for file in manifest["files"])
+
+
+def test_a_source_of_more_than_a_megabyte_is_listed_and_not_parsed_into_gigabytes(tmp_path):
+    for name, count in (("most", 499_000), ("more", 10**7)):
+        (tmp_path / f"{name}.py").write_bytes(b"x = [" + b"1," * count + b"]")
+    with guarded(tmp_path):
+        manifest = load_graph(tmp_path).manifest
+    assert [file["path"] for file in manifest["failed"]] == ["more.py"]
+
+
+@pytest.mark.parametrize("suffix", [".py", ".java"])
+def test_a_source_that_is_a_pipe_a_device_or_a_loop_is_listed_and_not_read(tmp_path, suffix):
+    (tmp_path / f"whole{suffix}").write_text("class A: pass" if suffix == ".py" else "class A {}")
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    (tmp_path / f"device{suffix}").symlink_to("/dev/zero")
+    (tmp_path / f"loop{suffix}").symlink_to(f"loop{suffix}")
+    (tmp_path / f"nothing{suffix}").symlink_to("/no/such")
+    with guarded(tmp_path):
+        manifest = load_graph(tmp_path).manifest
+    assert (len(manifest["files"]), len(manifest["failed"])) == (1, 4)
+
+
+LAUGHS = "".join(f"{c}: &{c} [*{b}, *{b}, *{b}]\n" for b, c in zip("abcdefghijklm", "bcdefghijklmn", strict=True))
+YAML = [
+    f"a: &a [x, x]\n{LAUGHS}", "run: &a\n  <<: *a\n", "- " * 5_000, "[" * 2_000, "{" * 2_000, "? " * 3_000,
+    f"run: !!python/object/apply:os.system [touch {MARKER}]\n", "run: {seed: !!binary aGk=}\n", "run: *b\n", "\0",
+    "run: {seed: 0x10, epochs: 1:30}\n", "run: {1: 2, null: 3, [a]: 4}\n", "\ud7ff\ufffe: 1", "run: 1\n---\nrun: 2\n",
+    "%YAML 9.9\n---\n", "run: {seed: " + "9" * 10_000 + "}", "model: {dropout: 1e999}\n", "run:\n\tseed: 1\n", "evaluation: []\n",
+    "optimizer: {betas: [0.9, 0.9, 0.9]}\n", "optimizer: {betas: {a: 1}}\n", "x" * 10**7, "run: {}\n" * 10**6, "1e999: 1\n",
+    "training_data: {short_to_long_curriculum: {enabled: true, schedule: [1, {steps: a}, {}]}}\n", "run: {seed: \ud800}\n",
+]  # fmt: skip
+
+
+@cases(60)
+@given(text=st.sampled_from(YAML) | st.text(max_size=40).map(lambda text: f"run: {text}\n"))
+def test_a_configuration_of_anything_is_read_or_refused_by_name_in_seconds(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("yaml")
+    (path := folder / "mine.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with guarded(folder, path.name):
+        read_configuration(path)
