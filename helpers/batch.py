@@ -23,9 +23,9 @@ from typing import Any
 
 from helpers import tables
 from helpers.execution import Run, finished, logger, show_output
-from helpers.grid import inspect, kind_of, parse, run_name
+from helpers.grid import inspect, kind_of, parse, run_name, typed
 from helpers.local_runs import LocalRuns
-from helpers.parameters import one_of, source_path, typed
+from helpers.parameters import one_of, source_path
 from helpers.ray_runs import RayRuns
 
 PRINTED = ("train.loss_last", "train.examples_per_second", "eval.after.")

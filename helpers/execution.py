@@ -16,7 +16,7 @@ from typing import Any
 
 from helpers.grid import inspect, literal_path
 from helpers.kernels import Kernels
-from helpers.parameters import LENGTH, NOT_IDENTITY
+from helpers.parameters import LENGTH, Parameters, extra
 
 PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
 Ended = tuple[dict[str, Any], dict[str, Any]]  # columns of the table; results.json
@@ -57,6 +57,7 @@ class _Marked(logging.Formatter):
 
 def _effective(notebook: Path, passed: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that tell runs apart: the notebook's defaults under what is passed."""
+    watched = {name for name, field in Parameters.model_fields.items() if not extra(field)["identity"]}
 
     def value(text: str) -> Any:
         try:
@@ -65,7 +66,7 @@ def _effective(notebook: Path, passed: Mapping[str, Any]) -> dict[str, Any]:
             return text
 
     defaults = {name: value(parameter["default"]) for name, parameter in inspect(notebook).items()}
-    return {name: v for name, v in {**defaults, **passed}.items() if name not in NOT_IDENTITY}
+    return {name: v for name, v in {**defaults, **passed}.items() if name not in watched}
 
 
 def finished(each: Run) -> Ended | None:

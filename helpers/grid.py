@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from helpers.parameters import one_of, typed, unknown
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from helpers.parameters import Parameters, in_words, one_of, unknown
 
 KINDS = {"bool": bool, "int": int, "float": float, "str": str}
 BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
@@ -80,6 +83,18 @@ def from_text(name: str, text: str, kind: type) -> Any:
     except ValueError as error:
         raise ValueError(f"{name}={text!r} is not of type {kind.__name__}, which the notebook declares") from error
     return typed(name, value, kind)
+
+
+def typed(name: str, value: Any, kind: type) -> Any:
+    """`value` if it is of `kind` (an int for a float becomes a float), with `kind` one of bool, int, float, str.
+
+    Raises:
+        ValueError: another type, nan or infinity.
+    """
+    try:
+        return TypeAdapter(kind, config=Parameters.model_config).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(in_words(error.errors()[0] | {"loc": (name,)}, {name: FieldInfo(annotation=kind)})) from None
 
 
 def literal_path(path: Path) -> str:

@@ -15,65 +15,27 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
-import importlib
 import json
 import linecache
-import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import ranks, tracking
+from . import grid, processes, ranks, tracking
 
-GRACE = 60  # seconds in which an orphan may write a checkpoint
 APPEARS = 10  # seconds after which a network disk shows what another machine wrote
-LAUNCHED = "HELPERS_LAUNCHED"  # environment of the processes that this module started
 # The scheduler's name for each variable of torchrun, where it started one process a rank.
 SCHEDULERS = (
     {"WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"},
     {"WORLD_SIZE": "WORLD_SIZE", "RANK": "RANK"},  # of a Kubernetes job of PyTorch, a process a pod
 )
-LOST = ("Connection closed", "Connection reset", "Connection refused", "Broken pipe", "Timed out waiting")  # says gloo
-
-
-def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
-    """Calls `package.module:function` in so many processes and prints what the first of them prints.
-
-    For a notebook's kernel: an interpreter of its own launches, with the GPUs that this one saw at first.
-
-    Raises RuntimeError where a process fails, with what it said.
-    """
-    from . import runtime
-
-    command = [sys.executable, "-m", __name__, function, "--processes", str(processes)]
-    command += [text for name, value in parameters.items() for text in ("-p", name, value)]
-    environment = {**os.environ, "PYTHONPATH": _with_package(), "PYTHONUNBUFFERED": "1"}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    if (visible := runtime.gpus()[1]) is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = visible
-    said: deque[str] = deque(maxlen=1)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    with subprocess.Popen(command, env=environment, **pipes) as launcher:
-        try:
-            for line in launcher.stdout:
-                tracking.say(line.rstrip("\n"))
-                said.append(line.strip())
-        except BaseException:  # no process outlives an interrupted cell
-            launcher.terminate()  # which ends its workers too
-            raise
-    if launcher.returncode:
-        raise RuntimeError(f"training in {processes} processes failed: {''.join(said)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         many = not _is_rank() and _many(options)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    return _launch(options, arguments) if many else _run(options, values)
+    if many:
+        tracking.say(f"{options.processes * options.machines} processes on {options.machines} machine(s)")
+        return processes.start(__spec__.name, arguments, options.processes, options.machines, _where(options))
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    if ranks.count() == 1:
+        _run(options.target, values)
+        return 0
+    return processes.take_part(lambda: _share(options.target, values), options.timeout)
 
 
 def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -104,7 +73,6 @@ def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
         raise ValueError(f"{', '.join(sorted(twice))}: given twice")
     if not _is_notebook(target):
         return dict(parameters)
-    grid = importlib.import_module("helpers.grid")  # not carried by a notebook, which calls functions only
     declared = grid.inspect(Path(target).expanduser())
     given = {name: grid.from_text(name, text, grid.kind_of(declared, name)) for name, text in parameters}
     return {"output_dir": ast.literal_eval(declared["output_dir"]["default"])} | given
@@ -112,9 +80,6 @@ def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 def _is_notebook(target: str) -> bool:
     return target.endswith(".ipynb")
-
-
-# ---- launching
 
 
 def _many(options: argparse.Namespace) -> bool:
@@ -135,45 +100,13 @@ def _many(options: argparse.Namespace) -> bool:
     return options.processes * options.machines > 1
 
 
-def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
-    from accelerate.commands.launch import launch_command, launch_command_parser
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    total = options.processes * options.machines
-    host, _, port = options.address.rpartition(":")
-    found = ["--num_processes", total, "--num_machines", options.machines, "--machine_rank", options.rank]
-    found += ["--main_process_port", port or 0, "--mixed_precision", "no", "--dynamo_backend", "no"]
-    found += ["--main_process_ip", host] if host else []
-    found += ["--config_file", options.config] if options.config else ["--multi_gpu"]  # which also starts CPU processes
-    os.environ |= {LAUNCHED: "1", "PYTHONPATH": _with_package(), "TOKENIZERS_PARALLELISM": "false"}
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.processes)))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    tracking.say(f"{total} processes on {options.machines} machine(s)")
-    try:
-        launch_command(launch_command_parser().parse_args([*map(str, found), "--module", __spec__.name, *arguments]))
-    except ChildFailedError as error:
-        failures = sorted(error.failures.items(), key=lambda each: (_is_lost(each[1]), each[1].timestamp))
-        rank, failure = failures[0]
-        told = failure.message if isinstance(failure.message, dict) else {"message": failure.message}
-        print(told.get("extraInfo", {}).get("py_callstack", ""), file=sys.stderr)
-        where = f"process {failure.local_rank} of this machine" if options.machines > 1 else f"process {rank}"
-        lost = "; another machine's process is gone: see what it says" if _is_lost(failure) else ""
-        print(f"{where} failed: {told['message']}{lost}", file=sys.stderr, flush=True)
-        return 1
-    return 0
-
-
-def _is_lost(failure) -> bool:
-    return any(words in str(failure.message) for words in LOST)
-
-
-def _with_package() -> str:
-    package = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-
-
-# ---- one of the launched
+def _where(options: argparse.Namespace) -> list[str | int]:
+    """Options of accelerate's launcher."""
+    found = ["--config_file", options.config] if options.config else []
+    if options.machines > 1:
+        host, _, port = options.address.rpartition(":")
+        found += ["--machine_rank", options.rank, "--main_process_ip", host, "--main_process_port", port]
+    return found
 
 
 def _is_rank() -> bool:
@@ -196,48 +129,22 @@ def _meeting_point() -> dict[str, str]:
     return {"MASTER_ADDR": first, "MASTER_PORT": str(20000 + int(os.environ["SLURM_JOB_ID"]) % 20000)}
 
 
-def _run(options: argparse.Namespace, values: dict[str, Any]) -> int:
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    if ranks.count() == 1:
-        _target(options.target, values)
-        return 0
-    os.environ |= {"USE_TORCH_XLA": "0", ranks.TIMEOUT: str(options.timeout)}  # read when accelerate is imported
-    orphan = (os.getppid(), min(GRACE, options.timeout))
-    threading.Thread(target=_end_with, args=orphan, daemon=True).start()
-    try:
-        record(_share)(options.target, values)
-    except Exception:
-        if LAUNCHED not in os.environ:
-            raise
-        return 1  # the launcher says why
-    return 0
-
-
 def _share(target: str, values: dict[str, Any]) -> None:
     """What each process does."""
     import torch
 
-    with contextlib.ExitStack() as stack:
-        if not ranks.is_main():
-            os.environ["TQDM_DISABLE"] = "1"
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and (_is_notebook(target) or not torch.cuda.is_available()):
+        raise ValueError(
+            "--config asks for FSDP: accelerate ignores it on a CPU, and a notebook's cells copy and save whole models; "
+            "leave it out (a function that trains alone may have it on GPUs)"
+        )
+    with tempfile.TemporaryDirectory(prefix="rank-") as scratch:
         if _is_notebook(target):
             check_shared(values["output_dir"])
             if not ranks.is_main():
-                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rank-"))
                 values = values | {"output_dir": str(Path(scratch) / "output")}
                 _let_models_save()
-        ranks.gather(None)  # all are there
-        if os.environ.get("ACCELERATE_USE_FSDP") == "true" and (_is_notebook(target) or not torch.cuda.is_available()):
-            raise ValueError(
-                "--config asks for FSDP: accelerate ignores it on a CPU, and a notebook's cells copy and save whole models; "
-                "leave it out (a function that trains alone may have it on GPUs)"
-            )
-        _target(target, values)
-        ranks.gather(None)
-        torch.distributed.destroy_process_group()
+        _run(target, values)
 
 
 def check_shared(output_dir: str | Path) -> None:
@@ -268,10 +175,9 @@ def _let_models_save() -> None:
     PreTrainedModel.should_save_on_this_rank = lambda model, is_main_process: is_main_process
 
 
-def _target(target: str, values: dict[str, Any]) -> None:
+def _run(target: str, values: dict[str, Any]) -> None:
     if not _is_notebook(target):
-        module, _, function = target.partition(":")
-        getattr(importlib.import_module(module), function)(**values)
+        processes.named(target)(**values)
         return
     namespace = {"__name__": "__main__"}
     for number, source in enumerate(cells(Path(target).expanduser(), values), start=1):
@@ -289,15 +195,6 @@ def cells(notebook: Path, values: Mapping[str, Any]) -> list[str]:
             if "parameters" in cell["metadata"].get("tags", ()):
                 found[-1] += "".join(f"\n{name} = {value!r}" for name, value in values.items())
     return found
-
-
-def _end_with(parent: int, grace: float) -> None:
-    """Ends this process as a preemption would when its launcher is gone."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(grace)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 SAMPLE = "sample"
@@ -207,25 +207,9 @@ def extra(field: FieldInfo) -> Mapping[str, Any]:
     return field.json_schema_extra or {"group": MAIN, "suggestions": [], "identity": True, "tpu": None}
 
 
-NOT_IDENTITY = frozenset(name for name, field in Parameters.model_fields.items() if not extra(field)["identity"])
-"""Parameters of every notebook that say where a run goes and how it is watched, not which run it is."""
-
-
 def kind_of(annotation: Any) -> type:
     """bool, int, float or str: of a field's annotation, a `Literal` taken apart."""
     return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
-
-
-def typed(name: str, value: Any, kind: type) -> Any:
-    """`value` if it is of `kind` (an int for a float becomes a float), with `kind` one of bool, int, float, str.
-
-    Raises:
-        ValueError: another type, nan or infinity.
-    """
-    try:
-        return TypeAdapter(kind, config=Parameters.model_config).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(in_words(error.errors()[0] | {"loc": (name,)}, {name: FieldInfo(annotation=kind)})) from None
 
 
 def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:

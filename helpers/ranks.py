@@ -48,11 +48,6 @@ def broadcast(value: T) -> T:
     return gather(value if is_main() else None)[0]
 
 
-def any_rank(flag: bool) -> bool:
-    """Whether the flag is set in any process."""
-    return any(gather(flag))
-
-
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
     """The block in process 0, then in the others, who find what it left, or raise RuntimeError where it failed."""

@@ -6,7 +6,7 @@
 A source is a jupytext percent file. A cell tagged `gpu` or `tpu` goes into that twin only, and so does a line of code
 that ends in `# gpu only` or `# tpu only` (the marker is stripped). Two cells are written from one line each:
 
-- tagged `setup`, `# requirements: torch transformers ...`: bootstrap.py, with these requirements in the ranges of
+- tagged `setup`, `# requirements: torch transformers ...`: setup_cell.py, with these requirements in the ranges of
   requirements-gpu.txt or requirements-tpu.txt, and with what the notebook can reach of the `helpers` package (closure.py);
 - tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class.
 """
@@ -14,6 +14,7 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Two cells ar
 import argparse
 import base64
 import bz2
+import hashlib
 import importlib
 import json
 import re
@@ -23,7 +24,6 @@ from typing import Literal, get_args, get_origin
 
 import jupytext
 import nbformat
-from bootstrap import content_hash
 from closure import reachable
 from nbformat import NotebookNode
 from packaging.requirements import Requirement
@@ -157,7 +157,7 @@ def _widget(field, kind: type) -> str:
 
 
 def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str = "setup cell") -> str:
-    """Code of the setup cell: a readable header, then bootstrap.py with its constants filled in.
+    """Code of the setup cell: a readable header, then setup_cell.py with its constants filled in.
 
     declaration: one or more lines `# requirements: name name ...`.
     files: of the payload.
@@ -175,13 +175,13 @@ def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str 
     ]
     constants = {
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
-        "SHA256": f'"{content_hash(files)}"',
+        "SHA256": f'"{hashlib.sha256(packed(files)).hexdigest()}"',
         "PAYLOAD": f'"{payload(files)}"',
     }
-    _, _, code = (NOTEBOOKS / "bootstrap.py").read_text(encoding="utf-8").split('"""', 2)
+    _, _, code = (NOTEBOOKS / "setup_cell.py").read_text(encoding="utf-8").split('"""', 2)
     for name, value in constants.items():
         placeholder = f'\n{name} = ""\n'
-        assert code.count(placeholder) == 1, f"bootstrap.py must hold {placeholder!r} once"
+        assert code.count(placeholder) == 1, f"setup_cell.py must hold {placeholder!r} once"
         code = code.replace(placeholder, f"\n{name} = {value}\n")
     return "\n".join(header) + "\n" + code.strip()
 
@@ -199,14 +199,18 @@ def requirement_lines(names: list[str], twin: str, where: str = "setup cell") ->
     return [known[canonicalize_name(name)] for name in names]
 
 
+def packed(files: dict[str, bytes]) -> bytes:
+    """The files as JSON, path to text."""
+    return json.dumps({name: files[name].decode() for name in sorted(files)}, ensure_ascii=False).encode()
+
+
 def payload(files: dict[str, bytes]) -> str:
-    """The files as base85 of compressed JSON, path to text, the same bytes on every machine.
+    """The files as base85 of compressed JSON, the same bytes on every machine.
 
     zlib and zlib-ng write different bytes, xz may change its own with a release, but bz2 has one implementation, unchanged
     for years and imitated byte for byte. On Python source it is also the smallest.
     """
-    texts = {name: files[name].decode() for name in sorted(files)}
-    return base64.b85encode(bz2.compress(json.dumps(texts, ensure_ascii=False).encode(), 9)).decode()
+    return base64.b85encode(bz2.compress(packed(files), 9)).decode()
 
 
 def differences(built: dict[str, bytes], folder: Path) -> list[str]:

@@ -217,15 +217,14 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
     """Files of a notebook's payload."""
     setup = next(cell.source for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
     constants = dict(re.findall(r'^(SHA256|PAYLOAD) = "(.+)"$', setup, re.MULTILINE))
-    files = {name: text.encode() for name, text in json.loads(decompress(b85decode(constants["PAYLOAD"]))).items()}
-    joined = b"".join(name.encode() + b"\0" + files[name] for name in sorted(files))
-    assert constants["SHA256"] == hashlib.sha256(joined).hexdigest()
-    return files
+    packed = decompress(b85decode(constants["PAYLOAD"]))
+    assert constants["SHA256"] == hashlib.sha256(packed).hexdigest()
+    return {name: text.encode() for name, text in json.loads(packed).items()}
 
 
 def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
     files = carried(build.notebook(tiny, "gpu"))
-    needed = ("__init__", "setup", "provenance", "parameters")
+    needed = ("__init__", "unpacking", "setup", "provenance", "parameters")
     assert {f"helpers/{name}.py" for name in needed} == set(files)
     assert all((ROOT / name).read_bytes() == content for name, content in files.items())
 
@@ -233,7 +232,7 @@ def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
 def test_setup_cell_says_what_it_carries_before_the_payload(tiny):
     header = build.twin_cells(tiny, "gpu")[1].source.partition("PAYLOAD = ")[0]
     assert header.startswith("# @title Setup: unpack helpers, install what is missing")
-    assert "# PAYLOAD holds 4 files of the package helpers" in header
+    assert "# PAYLOAD holds 5 files of the package helpers" in header
     assert "`pip install helpers` would install a stranger's" in header
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import checkpoint, launch, runtime
+from helpers import checkpoint, launch, processes, runtime
 
 from .launched import MODELS, STEPS
 
@@ -238,7 +238,7 @@ def test_fsdp_is_refused_where_accelerate_would_ignore_it(tmp_path):
 def test_a_call_from_a_kernel_says_why_a_process_failed():
     said = r"training in 2 processes failed: process 1 failed: FileNotFoundError.*gone\.jsonl"
     with pytest.raises(RuntimeError, match=said):
-        launch.call("tests.launched:fail", {"missing": "./gone.jsonl"}, 2)
+        processes.call("tests.launched:fail", {"missing": "./gone.jsonl"}, 2)
 
 
 @pytest.mark.parametrize(

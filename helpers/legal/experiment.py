@@ -134,12 +134,12 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
     if trainer.runtime.kind == "xla" or count == ranks.count():
         trainer.train(resume_from_checkpoint=params.resume)
         return trainer.results()
-    from helpers import launch
+    from helpers import processes
 
     trainer.model.to("cpu")  # the first process needs the memory
     if trainer.runtime.kind == "cuda":
         torch.cuda.empty_cache()
-    launch.call(f"{__name__}:train_together", {"parameters": json.dumps(params.model_dump())}, count)
+    processes.call(f"{__name__}:train_together", {"parameters": json.dumps(params.model_dump())}, count)
     trainer.model.to(trainer.args.device)
     trainer.train(resume_from_checkpoint=True)
     return json.loads((Path(trainer.args.output_dir) / MEASURED_FILE).read_text(encoding="utf-8"))
