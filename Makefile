@@ -31,6 +31,8 @@ test: lint $(TPU)/.installed ## everything, with both sets of requirements
 test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 	$(GPU)/bin/python -m pytest tests
 
+# Code that LLVM did not optimise: these programs are compiled far longer than they run.
+test-tpu: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, with requirements-tpu.txt on 8 virtual XLA devices
 	$(TPU)/bin/python -m pytest tests -m "not once"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -62,19 +61,15 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 
 
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
+def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "8")
     one_each = {"training_data.micro_batch_size": 1, "evaluation.micro_batch_size": 1}
-    executed, results = run("graphmer_se_tpu", alone, tiny(alone, changes=one_each))
+    executed, results = run("graphmer_se_tpu", alone, tiny(alone, changes=one_each, compare_baselines=False))
     assert_whole_run(executed, results, "xla")
     assert results["runtime"]["device_count"] == 8
     assert results["xla"]["compiles_after_warmup"] == 0
     assert results["xla"]["host_syncs_per_step"] == 0
-    shutil.rmtree(alone / "out" / f"checkpoint-{STEPS}")  # as if the machine had gone before the last save
-    _, again = run("graphmer_se_tpu", alone, tiny(alone, changes=one_each, compare_baselines=False))
-    assert again["train"]["resumed_from_step"] == 4
-    assert again["eval"]["after"]["links"] == results["eval"]["after"]["links"]
 
 
 @pytest.mark.once

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ TINY = {
     "num_records": 120,
     "base_model": "sample",
     "max_length": 512,
-    "max_steps": 12,
-    "eval_steps": 6,
-    "save_steps": 6,
+    "max_steps": 6,
+    "eval_steps": 3,
+    "save_steps": 3,
     "logging_steps": 3,
     "batch_size": 8,
     "learning_rate": 0.01,
@@ -53,7 +52,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = run("legal_cot_sft", alone, TINY)
     assert_whole_run(executed, results, "cpu")
     executed, again = run("legal_cot_sft", alone, TINY)
-    assert re.search("^the run is finished: checkpoint-12 is its last step", text_of(executed), re.MULTILINE)
+    assert re.search("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)
     assert again["eval"]["after"]["completion"] == results["eval"]["after"]["completion"]
     assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
 
@@ -76,7 +75,7 @@ def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_process
 
 
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
+def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "8")
     executed, results = run("legal_cot_sft_tpu", alone, TINY)
@@ -84,10 +83,6 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert results["runtime"]["device_count"] == 8
     assert results["xla"]["compiles_after_warmup"] == 0
     assert results["xla"]["host_syncs_per_step"] == 0
-    shutil.rmtree(alone / "out" / "checkpoint-12")  # as if the machine had gone before the last save
-    _, again = run("legal_cot_sft_tpu", alone, TINY)
-    assert again["train"]["resumed_from_step"] == 6
-    assert again["eval"]["after"]["completion"] == results["eval"]["after"]["completion"]
 
 
 @pytest.mark.once

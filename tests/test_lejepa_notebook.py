@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,9 @@ TINY = {
     "max_seq_length": 32,
     "train_length": 0,
     "freeze_layers": 1,
-    "max_steps": 12,
-    "eval_steps": 6,
-    "save_steps": 6,
+    "max_steps": 6,
+    "eval_steps": 3,
+    "save_steps": 3,
     "logging_steps": 3,
     "batch_size": 16,
     "num_slices": 64,
@@ -64,7 +63,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert list(results["comparison"]) == ["0", "1"]
     assert "± " in text_of(executed)
     executed, again = run("lejepa_training", alone, TINY | {"further_seeds": 1})
-    assert len(re.findall("^the run is finished: checkpoint-12 is its last step", text_of(executed), re.MULTILINE)) == 4
+    assert len(re.findall("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)) == 4
     assert again["eval"]["after"]["ndcg@10"] == results["eval"]["after"]["ndcg@10"]
     assert "belongs to another run (seed=0 there, 7 here)" in refused("lejepa_training", alone, TINY | {"seed": 7})
 
@@ -81,16 +80,8 @@ def test_a_folder_of_documents_is_enough(alone):
     assert results["eval"]["after"]["ndcg@10"] > 0
 
 
-@pytest.mark.once
-@pytest.mark.filterwarnings("ignore")
-def test_the_tpu_notebook_without_a_tpu_warns_and_goes_on(alone):
-    executed, results = run("lejepa_training_tpu", alone, TINY)
-    assert_whole_run(executed, results, "cpu")
-    assert "use_tpu=True, but torch_xla" in text_of(executed)
-
-
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
+def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "8")
     executed, results = run("lejepa_training_tpu", alone, TINY)
@@ -98,10 +89,6 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert results["runtime"]["device_count"] == 8
     assert results["xla"]["compiles_after_warmup"] == 0
     assert results["xla"]["host_syncs_per_step"] == 0
-    shutil.rmtree(alone / "out" / "checkpoint-12")  # as if the machine had gone before the last save
-    _, again = run("lejepa_training_tpu", alone, TINY)
-    assert again["train"]["resumed_from_step"] == 6
-    assert again["eval"]["after"]["ndcg@10"] == results["eval"]["after"]["ndcg@10"]
 
 
 @pytest.mark.once
