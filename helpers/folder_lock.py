@@ -25,6 +25,7 @@ from . import tracking
 
 LOCK_FILE, OWNER_FILE = "owner.lock", "owner.json"
 SILENCE = 120.0  # seconds; a heartbeat comes every third of it
+UNSIGNED = 5.0  # seconds after which a lock file that is still empty is of a process that died while it made it
 
 
 class FolderTaken(RuntimeError):
@@ -74,8 +75,10 @@ def _outwait(lease: SoftFileLease, path: Path) -> None:
         who += f" since {json.loads((path / OWNER_FILE).read_text(encoding='utf-8'))['since']} UTC"
     if owner is None or owner.hostname != socket.gethostname():
         tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
-        deadline = time.monotonic() + SILENCE + 10
-        while time.monotonic() < deadline and _heartbeat(path) in (seen, None):
+        began = time.monotonic()
+        while time.monotonic() < began + SILENCE + 10 and _heartbeat(path) in (seen, None):
+            if seen and not seen[1] and time.monotonic() > began + UNSIGNED:
+                (path / LOCK_FILE).unlink(missing_ok=True)
             with contextlib.suppress(Timeout):
                 lease.acquire(timeout=2)
                 tracking.say(f"{who} is silent: this process goes on with its run")
@@ -86,9 +89,11 @@ def _outwait(lease: SoftFileLease, path: Path) -> None:
     )
 
 
-def _heartbeat(path: Path) -> float | None:
+def _heartbeat(path: Path) -> tuple[float, int] | None:
+    """When the lock was last written, and its bytes."""
     try:
-        return (path / LOCK_FILE).stat().st_mtime
+        status = (path / LOCK_FILE).stat()
+        return status.st_mtime, status.st_size
     except OSError:
         return None
 

@@ -77,11 +77,13 @@ def test_who_was_taken_over_while_suspended_may_not_write(tmp_path):
     folder_lock.own(tmp_path)
     lock = tmp_path / folder_lock.LOCK_FILE
     lock.unlink()
-    lock.write_text(
-        f"filelock/2\npid={os.getppid()}\nhost={socket.gethostname()}\nmode=lease\ntoken=t\nduration=120.0\n"
-    )
-    with pytest.raises(folder_lock.FolderTaken):
-        folder_lock.check(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        lock.write_text(
+            f"filelock/2\npid={other.pid}\nhost={socket.gethostname()}\nmode=lease\ntoken=t\nduration=120.0\n"
+        )
+        with pytest.raises(folder_lock.FolderTaken):
+            folder_lock.check(tmp_path)
+        other.kill()
     folder_lock.release(tmp_path)
     assert lock.exists()
 

@@ -26,6 +26,7 @@ GOOD = {
     "batch_size": 0,
     "learning_rate": 0.0,
     "seed": 0,
+    "max_hours": 0.0,
     "resume": True,
     "use_tpu": False,
     "precision": "auto",
@@ -180,9 +181,9 @@ def test_every_parameter_of_every_notebook_is_described_and_at_most_eight_are_ma
 
 def test_identity_ignores_where_a_run_is_written_and_watched_and_nothing_else():
     one = parameters.identity(Reservoir(**GOOD, size=4))
-    other = {**GOOD, "output_dir": "elsewhere", "resume": False, "report_to": "wandb"}
-    assert parameters.identity(Reservoir(**other, size=4)) == one
-    assert set(GOOD) | {"size"} == set(one) | {"output_dir", "resume", "report_to"}
+    watched = {"output_dir": "elsewhere", "resume": False, "report_to": "wandb", "max_hours": 2.0, "max_steps": 9}
+    assert parameters.identity(Reservoir(**GOOD | watched, size=4)) == one
+    assert set(GOOD) | {"size"} == set(one) | set(watched)
     assert parameters.identity(Reservoir(**GOOD, size=4, kind="linear")) == one
 
 

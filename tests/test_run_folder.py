@@ -19,7 +19,7 @@ from helpers.parameters import Parameters, parameter
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
-IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "max_steps": 0, "batch_size": 0}
+IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "batch_size": 0}
 IDENTITY |= {"use_tpu": False, "precision": "auto"}
 
 
