@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import plan as planner
 from helpers import runtime
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.attention import Attention
@@ -195,8 +196,17 @@ def sources(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def run(sources, tmp_path_factory):
-    """From changes to what a run of that configuration does, as plain numbers; each once. Ranks where asked for."""
+    """From changes to what a run of that configuration does, as plain numbers; each once. Ranks where asked for.
+
+    The planner counts memory once for all of them, which takes as long as a run.
+    """
     cpu_here()
+    counted, memory_of = [], planner.memory_of
+
+    def counted_once(*args):
+        counted.extend([] if counted else [memory_of(*args)])
+        return counted[0]
+
     done: dict[str, dict] = {}
     read: dict[tuple, experiment.Corpus] = {}  # by what graph, splits and tokens depend on
 
@@ -211,7 +221,9 @@ def run(sources, tmp_path_factory):
             done[key] = what_it_does(configuration, corpus, tmp_path_factory.mktemp("run"), ranks)
         return done[key]
 
-    return of
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(planner, "memory_of", counted_once)
+        yield of
 
 
 def what_it_does(configuration: Configuration, corpus: experiment.Corpus, folder: Path, ranks: bool = False) -> dict:
