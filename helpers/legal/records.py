@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from helpers import hub
-from helpers.legal.files import read_rows
+from helpers.legal.files import as_text, read_rows
 from helpers.legal.sample import sample_records
 from helpers.parameters import SAMPLE, source_path
 from helpers.row_files import Row
@@ -145,10 +145,7 @@ def _check_columns(data_source: str, found: Iterable[str]) -> None:
 def _record(where: str, values: Mapping[str, Any]) -> Record:
     texts = {}
     for column in COLUMNS:
-        value = values.get(column)
-        if not isinstance(value, str | int | float | None):
-            raise ValueError(f"{where}, column `{column}` holds a {type(value).__name__}, not text")
-        text = str(value).replace("\r\n", "\n").strip()
+        text = as_text(where, column, values.get(column)).replace("\r\n", "\n").strip()
         text = "" if text.lower() in _PLACEHOLDERS else text
         texts[column] = " ".join(text.split()) if column in _ONE_LINE else text
     return Record(**texts | {"difficulty": texts["difficulty"].lower()})
