@@ -12,7 +12,7 @@ from helpers.legal import experiment
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.records import split_records
-from helpers.legal.workload import workload
+from helpers.legal.training_step import workload
 
 from .launched import LEGAL
 from .test_legal_model import loaded, runtime

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from helpers.legal.evaluation import rate, table
 from helpers.legal.export import MERGED, export, reload_check
 from helpers.legal.layout import Layout
+from helpers.legal.model import QWEN, QWEN_REVISION
 from helpers.legal.records import load_records
 
 from .test_legal_layout import CHATML, byte_level_bpe, tiny_qwen2
@@ -53,9 +54,7 @@ def lora_model(tokenizer):
 
 
 def exported(model, tokenizer, folder, **options):
-    return export(
-        model, tokenizer, folder, **{"base_model": "Qwen/Qwen2.5-0.5B", "revision": "abc", "card": CARD} | options
-    )
+    return export(model, tokenizer, folder, **{"base_model": QWEN, "card": CARD} | options)
 
 
 def names(folder):
@@ -83,10 +82,12 @@ def test_an_export_reads_back_with_the_same_logits_and_stop_tokens(tokenizer, as
 
 
 def test_a_lora_export_holds_the_adapter_in_itself_and_the_whole_model_beside_it(tokenizer, tmp_path):
-    folder = exported(lora_model(tokenizer), tokenizer, tmp_path / "model")
+    model = lora_model(tokenizer)
+    folder = exported(model, tokenizer, tmp_path / "model")
+    assert model.peft_config["default"].revision is None
     assert {"adapter_model.safetensors", "adapter_config.json", f"{MERGED}/model.safetensors"} <= names(folder)
     config = json.loads((folder / "adapter_config.json").read_text())
-    assert (config["base_model_name_or_path"], config["revision"]) == ("Qwen/Qwen2.5-0.5B", "abc")
+    assert (config["base_model_name_or_path"], config["revision"]) == (QWEN, QWEN_REVISION)
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [tokenizer.eos_token_id]
 
 
@@ -123,7 +124,7 @@ def test_a_bf16_base_with_trained_tokens_and_a_tied_head_reads_back_too(tokenize
     assert max(differences.values()) <= 1e-5
 
 
-def test_a_damaged_or_foreign_export_fails_the_check(tokenizer, asked, tmp_path):
+def test_an_export_of_another_model_fails_the_check(tokenizer, asked, tmp_path):
     model = whole_model(tokenizer)
     folder = exported(model, tokenizer, tmp_path / "model")
     other = whole_model(tokenizer)
@@ -131,12 +132,6 @@ def test_a_damaged_or_foreign_export_fails_the_check(tokenizer, asked, tmp_path)
         other.lm_head.weight[5] += 0.01
     with pytest.raises(ValueError, match="differs from the trained one"):
         reload_check(folder, other, asked)
-    weights = folder / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-3] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(ValueError, match=r"model\.safetensors is missing or has changed"):
-        reload_check(folder, model, asked)
 
 
 def test_a_model_without_stop_token_is_refused(tokenizer, tmp_path):
@@ -197,11 +192,11 @@ def test_an_export_that_fails_leaves_the_earlier_one(tokenizer, asked, tmp_path)
 def test_the_card_says_what_was_passed_in_and_the_base_models_licence(tokenizer, tmp_path):
     folder = exported(lora_model(tokenizer), tokenizer, tmp_path / "model")
     card = ModelCard.load(folder / "README.md")
-    assert (card.data.license, card.data.base_model) == ("apache-2.0", "Qwen/Qwen2.5-0.5B")
+    assert (card.data.license, card.data.base_model) == ("apache-2.0", QWEN)
     assert (card.data.library_name, card.data.pipeline_tag) == ("peft", "text-generation")
     for line in ("- source: sample, 4 records, seed 1", "| learning_rate | 0.0002 |", "No legal advice."):
         assert line in card.text.splitlines()
-    assert "revision `abc`" in card.text
+    assert f"revision `{QWEN_REVISION}`" in card.text
     row = next(line for line in card.text.splitlines() if line.startswith("| format"))
     assert row == "| format | 0.0% (0/9) [0.0, 29.9] | 100.0% (9/9) [70.1, 100.0] |"
     sections = [line for line in card.text.splitlines() if line.startswith("## ")]
@@ -210,7 +205,7 @@ def test_the_card_says_what_was_passed_in_and_the_base_models_licence(tokenizer,
 
 def test_an_unknown_licence_is_not_invented(tokenizer, tmp_path):
     model = whole_model(tokenizer)
-    text = (exported(model, tokenizer, tmp_path / "a", base_model="sample", revision=None) / "README.md").read_text()
+    text = (exported(model, tokenizer, tmp_path / "a", base_model="sample") / "README.md").read_text()
     assert "license:" not in text
     assert "base_model:" not in text
     assert "not known here" in text

@@ -137,7 +137,7 @@ def test_the_tiled_loss_is_that_which_trl_computes_in_chunks(tmp_path):
 
     model, tokenizer = loaded(method="full")
     generator = torch.Generator().manual_seed(2)
-    ids = torch.randint(3, 2000, (B, T), generator=generator)
+    ids = torch.randint(3, len(tokenizer), (B, T), generator=generator)
     labels = ids.clone()
     labels[0, :7] = labels[2, :9] = IGNORED
     stock = SFTTrainer(

@@ -19,6 +19,7 @@ from helpers.legal.layout import IGNORED, Layout
 from helpers.legal.model import (
     CHATML,
     END_OF_TEXT,
+    SAMPLE_VOCABULARY,
     apply_lora,
     frozen_dtype,
     load_model,
@@ -48,7 +49,7 @@ def loaded(precision: str = "fp32", **parameters):
 def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
     model, tokenizer = loaded(method="full")
     assert type(model).__name__ == "Qwen2ForCausalLM"
-    assert len(tokenizer) == model.config.vocab_size == 2000
+    assert len(tokenizer) == model.config.vocab_size == SAMPLE_VOCABULARY
     layout = Layout(tokenizer, "chat")
     rows, truncation = layout.encode(RECORDS, 1024)
     assert not truncation.answer_cut

@@ -59,14 +59,12 @@ def test_a_tsv_in_its_tasks_folder_is_one_task_with_the_labels_that_occur(tmp_pa
         Question("hearsay", "She saw the dog.", "No", ("No", "Yes"), 3),
         Question("hearsay", "He said so in court.", "No", ("No", "Yes"), 4),
     )
-    assert found.source == "test.tsv, 3 questions of 1 tasks"
 
 
 def test_each_task_of_a_jsonl_has_its_own_labels(two_tasks):
     questions = load_questions(two_tasks).questions
     assert [question.labels for question in questions] == [("No", "Yes")] * 3 + [("Common Law", "UCC")] * 3
     assert questions[3].text == "contract: Repair a kettle.\nstate: Ohio"
-    assert {q.task for q in load_questions(two_tasks, tasks=["hearsay"]).questions} == {"hearsay"}
 
 
 def test_quoted_fields_hold_tabs_and_quotes(tmp_path):
@@ -74,31 +72,24 @@ def test_quoted_fields_hold_tabs_and_quotes(tmp_path):
     assert load_questions(path).questions[0].text == 'a\tb "c"'
 
 
-def test_other_columns_can_be_the_text(tmp_path):
-    path = tsv(tmp_path / "a.tsv", [("Yes", "x", "y"), ("No", "z", "w")], header=("answer", "clause", "question"))
-    assert load_questions(path, text_columns=["question", "clause"]).questions[0].text == "question: y\nclause: x"
-
-
-def test_a_single_label_is_set_aside_or_given_and_refused_where_there_is_nothing_else(tmp_path):
+def test_a_task_with_a_single_label_is_set_aside_and_refused_where_there_is_no_other(tmp_path):
     rows = [{"task": "a", "text": "t", "answer": "Yes"}] * 2
-    with pytest.raises(ValueError, match=r"x\.jsonl.*line 1: every task has a single label, such as 'a'.*labels="):
+    with pytest.raises(ValueError, match=r"x\.jsonl.*no task has answers of more than one kind"):
         load_questions(jsonl(tmp_path / "x.jsonl", rows))
     rows += [{"task": "b", "text": "u", "answer": answer} for answer in ("Yes", "No")]
-    path = jsonl(tmp_path / "x.jsonl", rows)
-    aside = load_questions(path)
-    assert [question.task for question in aside.questions] == ["b", "b"]
-    assert aside.set_aside == {"a": "all 2 rows have the answer 'Yes'"}
-    assert load_questions(path, labels={"a": ["Yes", "No"]}).questions[0].labels == ("No", "Yes")
+    found = load_questions(jsonl(tmp_path / "x.jsonl", rows))
+    assert [question.task for question in found.questions] == ["b", "b"]
+    assert found.set_aside == ("a",)
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], r"line 1: no row"),
-        ([{"text": "t"}], r"line 1: no column `answer`; columns found: text"),
-        ([{"answer": "Yes"}], r"line 1: no column `text`; columns found: answer"),
-        ([{"answer": "Yes", "text": "t"}, {"answer": " ", "text": "t"}], r"line 2: `answer` is empty"),
-        ([{"answer": "Yes", "text": ["t"]}], r"line 1: `text` holds a list"),
+        ([], r"no task has answers"),
+        ([{"text": "t"}], r"line 1: `answer` is missing or empty; fields found: text"),
+        ([{"answer": "Yes"}], r"line 1: `text` is missing or empty; fields found: answer"),
+        ([{"answer": "Yes", "text": "t"}, {"answer": " ", "text": "t"}], r"line 2: `answer` is missing or empty"),
+        ([{"answer": "Yes", "text": ["t"]}], r"line 1, column `text` holds a list"),
         ([["t"]], r"line 1 is not a JSON object"),
     ],
 )
@@ -116,19 +107,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"answer": "Yes", "text": "t"}\n{"answer"\n')
     with pytest.raises(ValueError, match=r"a\.jsonl.*line 2 is not JSON"):
         load_questions(tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match=r"empty\.tsv.*line 1: no row"):
+    with pytest.raises(ValueError, match=r"empty\.tsv.*no task has answers"):
         load_questions(tsv(tmp_path / "empty.tsv", []))
     with pytest.raises(ValueError, match=r"wide\.tsv.*line 2 has more fields"):
         load_questions(tsv(tmp_path / "wide.tsv", [(0, "Yes", "t", "u")]))
-    with pytest.raises(ValueError, match=r"no\.tsv.*line 2: no column `text`; columns found: index, answer"):
+    with pytest.raises(ValueError, match=r"no\.tsv.*line 2: `text` is missing or empty; fields found: index, answer"):
         load_questions(tsv(tmp_path / "no.tsv", [(0, "Yes")], header=("index", "answer")))
-
-
-def test_an_unknown_task_or_an_answer_outside_given_labels_is_named(two_tasks):
-    with pytest.raises(ValueError, match="no task 'hearsy'"):
-        load_questions(two_tasks, tasks=["hearsy"])
-    with pytest.raises(ValueError, match=r"line 2: the answer 'No' is not one of labels of task 'hearsay'"):
-        load_questions(two_tasks, labels={"hearsay": ["Yes", "Maybe"]})
 
 
 # ---- likelihood
@@ -162,12 +146,11 @@ def test_a_longer_label_wins_only_when_its_length_is_allowed_for():
     assert (one.plain, one.normalised) == ("UCC", "Common Law")
 
 
-def test_the_prompt_shows_task_text_and_labels_or_the_instruction(two_tasks):
+def test_the_prompt_shows_task_text_and_labels(two_tasks):
     question = load_questions(two_tasks).questions[3]
     assert prompt_text(question) == (
         "Task: ucc v common law\n\ncontract: Repair a kettle.\nstate: Ohio\n\nAnswer with one of: Common Law; UCC"
     )
-    assert prompt_text(question, {"ucc_v_common_law": "Which law?"}).startswith("Which law?\n\ncontract")
 
 
 def test_a_text_that_is_too_long_loses_its_end_and_says_so(model, layout):
@@ -186,7 +169,7 @@ def test_a_text_that_is_too_long_loses_its_end_and_says_so(model, layout):
 
 
 def test_with_reasoning_the_label_follows_what_the_model_wrote(model, layout, two_tasks):
-    questions = load_questions(two_tasks, tasks=["hearsay"]).questions
+    questions = load_questions(two_tasks).questions[:3]
     found = score_labels(model, layout, questions, max_length=512, reasoning_tokens=6)
     contexts = layout.prompt_ids([prompt_text(question) for question in questions])
     written = generate(
@@ -217,19 +200,11 @@ def test_accuracies_and_baselines_are_those_counted_by_hand():
     ones += scored("b", ["x", "y"], ["x", "y"], labels=("x", "y", "z", "w"))
     found = accuracy(ones)
     assert found["accuracy"] == rate(5, 6)
-    assert found["macro"] == pytest.approx((0.75 + 1) / 2)
     assert found["balanced"] == pytest.approx((0.5 + 1) / 2)
     baselines = found["baselines"]
     assert baselines["uniform_chance"] == pytest.approx((4 * 0.5 + 2 * 0.25) / 6)
     assert baselines["best_constant"] == pytest.approx((3 + 1) / 6)
-    # Of "a" each Yes has 2 Yes and 1 No beside it; of "b" each has only the other one.
-    assert baselines["majority_of_others"] == pytest.approx(3 / 6)
     assert found["tasks"]["b"] == {"questions": 2, "labels": 4, "right": 2, "right_normalised": 2}
-
-
-def test_ties_among_the_others_share():
-    baselines = accuracy(scored("a", ["Yes", "Yes", "No"], ["No"] * 3))["baselines"]
-    assert baselines["majority_of_others"] == pytest.approx((0.5 + 0.5 + 0) / 3)
 
 
 def test_a_model_that_learnt_the_labels_is_right(layout, two_tasks):

@@ -44,7 +44,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert model.generation_config.eos_token_id is not None
     assert (output / "model" / "adapter_model.safetensors").is_file()
     assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt")]
-    assert json.loads((output / "set_aside.json").read_text()) == []
+    assert not [row for row in json.loads((output / "set_aside.json").read_text()) if row["set_aside"]]
 
 
 @pytest.mark.once

@@ -1,4 +1,4 @@
-"""What validation finds: each defect planted on its own, citations and forms from lists, and nothing lost."""
+"""What validation finds: each defect planted on its own, citations from a list, and nothing lost."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.legal.records import Record, load_records
-from helpers.legal.validation import FORMS, SET_ASIDE, WARNED, answer_structure, citations, validate
+from helpers.legal.validation import SET_ASIDE, WARNED, citations, validate
 
 pytestmark = pytest.mark.once
 
@@ -68,12 +68,6 @@ def test_a_bad_row_is_set_aside_with_its_reason(changes, defect, detail):
         ),
         ({"case_citation": ""}, "no citation", ""),
         ({"case_citation": "Prest v Petrodel [2013] UKSC 34; a book"}, "citation shape", "a book"),
-        (
-            {"answer": "ISSUE: a. RULE: b. CONCLUSION: " + "c" * 90},
-            "answer structure",
-            "case analysis without application",
-        ),
-        ({"answer": "It all depends. " * 10}, "answer structure", "no form"),
     ],
 )
 def test_a_lesser_defect_is_listed_and_its_row_kept(changes, defect, detail):
@@ -146,7 +140,7 @@ def test_the_report_shows_counts_and_examples_and_goes_into_json():
     assert set(facts["set_aside"]) | set(facts["warned"]) == set(SET_ASIDE | WARNED)
 
 
-def test_counts_of_steps_citations_and_forms_are_those_of_the_kept_records():
+def test_counts_of_steps_and_citations_are_those_of_the_kept_records():
     facts = validate(CLEAN).as_dict()
     assert {name: sum(steps.values()) for name, steps in facts["steps"].items()} == Counter(r.difficulty for r in CLEAN)
     assert {name: set(steps) for name, steps in facts["steps"].items()} == {
@@ -154,7 +148,6 @@ def test_counts_of_steps_citations_and_forms_are_those_of_the_kept_records():
     }  # fmt: skip
     assert sum(facts["citations"].values()) == 120
     assert facts["citations"]["legislation"] == 60
-    assert facts["structure"]["case analysis"] == sum(record.answer.startswith("ISSUE") for record in CLEAN)
     lengths = sorted(len(record.answer.split()) for record in CLEAN)
     assert (facts["answer_words"]["least"], facts["answer_words"]["most"]) == (lengths[0], lengths[-1])
 
@@ -210,30 +203,3 @@ def test_entries_are_parted_by_semicolons_and_lines_only():
         "A, B and C v D [2013] UKSC 34", "Companies Act 2006, s 1", "something"
     ]  # fmt: skip
     assert citations("") == []
-
-
-# ---- forms
-
-
-@pytest.mark.parametrize(
-    "style", ["{}: text.", "**{}**: text.", "**{}:** text.", "## {}\ntext.", "**{}**\ntext.", "1) {} – text."]
-)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", [str.upper, str.title])
-def test_a_form_is_recognised_in_any_style_of_heading(form, style, case):
-    answer = "\n".join(style.format(case(part)) for part in FORMS[form])
-    assert answer_structure(answer) == (form, ())
-
-
-def test_a_form_written_in_one_line_is_recognised():
-    assert answer_structure("ISSUE: a. RULE: b. APPLICATION: c. CONCLUSION: d.") == ("case analysis", ())
-
-
-@pytest.mark.parametrize("missing", FORMS["educational"])
-def test_a_part_that_is_missing_is_named(missing):
-    answer = "\n".join(f"{part.upper()}: text." for part in FORMS["educational"] if part != missing)
-    assert answer_structure(answer) == ("educational", (missing,))
-
-
-def test_words_of_a_form_within_a_sentence_are_no_headings():
-    assert answer_structure("The issue is a rule whose application has a conclusion.") == (None, ())

@@ -72,9 +72,9 @@ def real_records() -> str:
     return (
         f"Of {report['records']:,} rows {report['records'] - report['kept']} are set aside ({away['empty field']} with an empty field, "
         f"{away['no steps']} without numbered steps, {away['broken steps']} with steps out of order) and {report['kept']} kept; "
-        f"{report['warned']['answer structure']} of these have not all the headings of a form, and {report['warned']['few steps']} have "
-        f"fewer steps than their difficulty asks for. Packing fills {run['train']['fill']:.1%} of the blocks. Loss on the completions of "
-        f"{after['rows']} held-out records is {before['loss']:.2f} before and {after['loss']:.2f} after {run['train']['steps']} steps."
+        f"{report['warned']['few steps']} of these have fewer steps than their difficulty asks for. Packing fills "
+        f"{run['train']['fill']:.1%} of the blocks. Loss on the completions of {after['rows']} held-out records is {before['loss']:.2f} "
+        f"before and {after['loss']:.2f} after {run['train']['steps']} steps."
     )
 
 

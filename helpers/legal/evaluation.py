@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from helpers import tables, xla
 
-from .generation import MULTIPLE, Generated, evaluating, generate
-from .layout import IGNORED, STEP, Layout, Response, parse_response
+from .generation import Generated, evaluating, generate
+from .layout import IGNORED, STEP, Layout, Response, parse_response, round_up
 from .records import Record
 from .validation import STEPS, citations
 
@@ -172,14 +172,14 @@ def _batches(
     on_xla = model.device.type == "xla"
     scored = sorted((row for row, count in enumerate(counts) if count), key=lambda row: -len(rows[row]["input_ids"]))
     if on_xla:
-        batch_size = -(-batch_size // xla.device_count()) * xla.device_count()
+        batch_size = round_up(batch_size, xla.device_count())
     for start in range(0, len(scored), batch_size):
         batch = scored[start : start + batch_size]
         labelled = [next(t for t, label in enumerate(rows[row]["labels"]) if t and label != IGNORED) for row in batch]
         filled, first, length = batch, min(labelled) - 1, len(rows[batch[0]]["input_ids"])
         if on_xla:  # one shape for all batches
             filled, first = batch + [batch[-1]] * (batch_size - len(batch)), 0
-            length = -(-len(rows[scored[0]]["input_ids"]) // MULTIPLE) * MULTIPLE
+            length = round_up(len(rows[scored[0]]["input_ids"]))
         padded = []
         for name, filler in (("input_ids", 0), ("labels", IGNORED)):
             together_BT = pad_sequence([torch.tensor(rows[row][name]) for row in filled], True, filler)

@@ -26,8 +26,8 @@ from .packing import pack
 from .parameters import LegalParameters, recipe
 from .records import Records, RecordSplits, load_records, split_records
 from .training import LegalTrainer, new_trainer
+from .training_step import workload
 from .validation import SET_ASIDE, Report, validate
-from .workload import workload
 
 MEASURED_FILE = "measured.json"  # `LegalTrainer.results` of processes that a notebook started
 
@@ -174,11 +174,7 @@ def examine(
             metrics["questions"] = {
                 name: accuracy(
                     score_labels(
-                        model,
-                        encoded.layout,
-                        questions,
-                        max_length=encoded.max_length + tokens,
-                        reasoning_tokens=tokens,
+                        model, encoded.layout, questions, max_length=encoded.max_length, reasoning_tokens=tokens
                     )
                 )
                 for name, tokens in (("direct", 0), ("after_reasoning", params.max_new_tokens))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,12 @@ from helpers import tables
 from helpers.cpu_copy import cpu_copy
 
 from .generation import evaluating
+from .model import pinned_revision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MANIFEST = "export.json"
+MANIFEST = "export.json"  # names of all files of an export
 MERGED = "merged"  # LoRA: adapter in the folder itself, the whole model in here
 LICENCES = {"Qwen/Qwen2.5-0.5B": "apache-2.0", "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0"}  # as their cards state
 TOLERANCE = {"model": 1e-5, "adapter": 1e-5, "merged model": 1e-4}  # of fp32 logits; merging rounds each weight once
@@ -32,7 +32,6 @@ def export(
     folder: str | Path,
     *,
     base_model: str,
-    revision: str | None = None,
     card: Mapping[str, Any],
 ) -> Path:
     """Writes `model` to `folder`, whole or not at all, and returns it; an earlier export there is replaced.
@@ -60,15 +59,19 @@ def export(
     staging.mkdir(parents=True)
     try:
         if adapter:
-            _write_adapter(copied, tokenizer, staging, base_model, revision)
+            for config in copied.peft_config.values():
+                config.base_model_name_or_path, config.revision = base_model, pinned_revision(base_model)
+            # "auto" would ask the hub whether the vocabulary grew; it never does here.
+            copied.save_pretrained(staging, save_embedding_layers=False)
+            copied.generation_config.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
             copied = copied.float().merge_and_unload()  # added to a bf16 base, small updates would round away
         whole = staging / MERGED if adapter else staging
         copied.config.use_cache = True  # training switches it off
         copied.save_pretrained(whole)
         tokenizer.save_pretrained(whole)
-        (staging / "README.md").write_text(_readme(card, adapter, base_model, revision), encoding="utf-8")
-        files = {path.relative_to(staging).as_posix(): _sha256(path) for path in _files(staging)}
-        (staging / MANIFEST).write_text(json.dumps({"adapter": adapter, "files": files}, indent=1), encoding="utf-8")
+        (staging / "README.md").write_text(_readme(card, adapter, base_model), encoding="utf-8")
+        (staging / MANIFEST).write_text(json.dumps({"files": _files(staging)}, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
     finally:
@@ -76,24 +79,8 @@ def export(
     return folder
 
 
-def _write_adapter(model, tokenizer, folder: Path, base_model: str, revision: str | None) -> None:
-    for name, config in list(model.peft_config.items()):
-        model.peft_config[name] = own = copy.deepcopy(config)
-        own.base_model_name_or_path, own.revision = base_model, revision
-    # "auto" would ask the hub whether the vocabulary grew; it never does here.
-    model.save_pretrained(folder, save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # PEFT's template, full of placeholders
-    model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _files(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _check_own(folder: Path) -> None:
@@ -102,11 +89,9 @@ def _check_own(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ValueError(f"folder={str(folder)!r} is a file; nothing was touched: choose another folder")
-    present = {path.relative_to(folder).as_posix() for path in _files(folder)}
-    if MANIFEST in present:
-        present -= {MANIFEST, *json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]}
-    foreign = sorted(present)
-    if foreign:
+    manifest = folder / MANIFEST
+    own = {MANIFEST, *json.loads(manifest.read_text(encoding="utf-8"))["files"]} if manifest.is_file() else ()
+    if foreign := [name for name in _files(folder) if name not in own]:
         raise ValueError(
             f"folder={str(folder)!r} holds files that no export wrote ({', '.join(foreign[:4])}"
             f"{', ...' if len(foreign) > 4 else ''}); nothing was touched: choose another folder, or move them away"
@@ -116,7 +101,7 @@ def _check_own(folder: Path) -> None:
 # ---- model card
 
 
-def _readme(card: Mapping[str, Any], adapter: bool, base_model: str, revision: str | None) -> str:
+def _readme(card: Mapping[str, Any], adapter: bool, base_model: str) -> str:
     """The model card: what was passed in, and nothing else."""
     from huggingface_hub import ModelCardData
 
@@ -128,6 +113,7 @@ def _readme(card: Mapping[str, Any], adapter: bool, base_model: str, revision: s
         pipeline_tag="text-generation",
         library_name="peft" if adapter else "transformers",
     )
+    revision = pinned_revision(base_model)
     at = f" at revision `{revision}`" if revision else ""
     paragraphs = [
         f"---\n{front.to_yaml()}\n---",
@@ -154,16 +140,12 @@ def reload_check(folder: str | Path, model: PreTrainedModel, prompts_ids: Sequen
 
     Returns the largest difference of logits on the prompts: `model` by AutoModelForCausalLM, and for LoRA `adapter` by
     PeftModel on the base weights of `model`. Raises ValueError where it is above 1e-5, or 1e-4 of a merged model (times the
-    largest logit, where that is above 1), or where a file has changed since it was written.
+    largest logit, where that is above 1).
     """
     from transformers import AutoModelForCausalLM
 
     folder = Path(folder).expanduser()
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    adapter = manifest["adapter"]
-    for name, digest in manifest["files"].items():
-        if not (folder / name).is_file() or _sha256(folder / name) != digest:
-            raise ValueError(f"folder={str(folder)!r}: {name} is missing or has changed; export again")
+    adapter = (folder / MERGED).is_dir()
     reference = cpu_copy(model).float()
     whole = AutoModelForCausalLM.from_pretrained(folder / MERGED if adapter else folder, dtype=torch.float32)
     differences = {"model": _difference(reference, whole, prompts_ids, "merged model" if adapter else "model")}

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from helpers import row_files
 
@@ -43,3 +44,10 @@ def _separated(file: str, lines, suffix: str) -> Iterator[row_files.Row]:
             yield reader.line_num, values
     except csv.Error as error:
         raise ValueError(f"{file}: line {reader.line_num} is not {suffix[1:].upper()} ({error})") from error
+
+
+def as_text(where: str, column: str, value: Any) -> str:
+    """A cell as text, an absent one as "". Raises ValueError, which begins with `where`, for what is no text or number."""
+    if not isinstance(value, str | int | float | None):
+        raise ValueError(f"{where}, column `{column}` holds a {type(value).__name__}, not text")
+    return "" if value is None else str(value)

@@ -17,11 +17,12 @@ from torch import nn
 from helpers import xla
 from helpers.cpu_copy import cpu_copy
 
+from .layout import round_up
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Rows = Sequence[Sequence[int]]  # token ids of several texts
-MULTIPLE = 128  # XLA: prompts and new tokens take room in multiples of this, so that others seldom compile anew
 LOOK_EVERY = 16  # XLA: tokens between two looks at whether all rows have stopped; a look waits for the device
 
 
@@ -66,8 +67,8 @@ def generate(
         if static_cache(model, 1) is None:
             model = cpu_copy(model)
         else:
-            batch_size = _round_up(batch_size, xla.device_count())
-            length = _round_up(max(map(len, prompts_ids), default=1), MULTIPLE)
+            batch_size = round_up(batch_size, xla.device_count())
+            length = round_up(max(map(len, prompts_ids), default=1))
             decode = functools.partial(_generate_on_xla, length=length, batch_size=batch_size)
     longest_first = sorted(range(len(prompts_ids)), key=lambda row: -len(prompts_ids[row]))
     outcomes: dict[int, Generated] = {}
@@ -78,10 +79,6 @@ def generate(
             for row, tokens in zip(rows, written, strict=True):
                 outcomes[row] = _until_stop(tokenizer, tokens, stops)
     return [outcomes[row] for row in range(len(prompts_ids))]
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _until_stop(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Collection[int]) -> Generated:
@@ -142,7 +139,7 @@ def _generate_on_xla(
 ) -> Rows:
     """The same in batches of one shape: a graph for prompts of `length` tokens, one for every further token."""
     rows, prompts = len(prompts), [*prompts, *[prompts[-1]] * (batch_size - len(prompts))]
-    P, N = length, _round_up(max_new_tokens, MULTIPLE)
+    P, N = length, round_up(max_new_tokens)
 
     def split(tensor_B: torch.Tensor) -> torch.Tensor:
         return xla.shard_batch(tensor_B.to(model.device))

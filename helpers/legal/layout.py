@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("chat", "instruction")
 MAX_LENGTH = 1024
+MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
 IGNORED = -100  # label of a token without loss
 SYSTEM = (
     "You are a legal assistant. Write five sections, each under its own heading: ### Topic, ### Difficulty (basic, "
@@ -307,23 +308,21 @@ def choose_max_length(lengths: Sequence[int], wanted: int = 0) -> tuple[int, str
     lengths: tokens of each record (`Layout.lengths`).
     wanted: rounded up to a multiple of 128 (1,000 gives 1,024); 0 takes the length that 99 % of the records do not exceed,
         and for the memory's sake no more than MAX_LENGTH.
-
-    128 is what a TPU's matrix unit and fused attention kernels tile by.
     """
     if wanted:
-        return _round_up(wanted), f"max_length={wanted:,}, rounded up to a multiple of 128: {_round_up(wanted):,}"
+        return round_up(wanted), f"max_length={wanted:,}, rounded up to a multiple of 128: {round_up(wanted):,}"
     percentile = sorted(lengths)[math.ceil(0.99 * len(lengths)) - 1]
-    chosen = min(_round_up(percentile), MAX_LENGTH)
+    chosen = min(round_up(percentile), MAX_LENGTH)
     longer = sum(length > chosen for length in lengths)
-    capped = f", capped at {chosen:,}" if _round_up(percentile) > chosen else ""
+    capped = f", capped at {chosen:,}" if round_up(percentile) > chosen else ""
     return chosen, (
         f"max_length={chosen:,}: 99 % of {len(lengths):,} records have at most {percentile:,} tokens, rounded up to a "
         f"multiple of 128{capped}; {longer:,} are longer (longest {max(lengths):,})"
     )
 
 
-def _round_up(length: int) -> int:
-    return 128 * math.ceil(length / 128)
+def round_up(number: int, multiple: int = MULTIPLE) -> int:
+    return multiple * math.ceil(number / multiple)
 
 
 def _without_last_steps(record: Record) -> Iterable[Record]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 QWEN_REVISION = "7ae557604adf67be50417f59c2c2f167def9a775"
 LORA_DROPOUT = 0.05
-SAMPLE_VOCABULARY = 2000
+SAMPLE_VOCABULARY = 1600
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
     "{% for message in messages %}"
@@ -32,7 +32,7 @@ CHATML = (
 
 
 def load_model(
-    params: LegalParameters, runtime: Runtime, *, dropout: float = LORA_DROPOUT, revision: str | None = None
+    params: LegalParameters, runtime: Runtime, *, dropout: float = LORA_DROPOUT
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """A causal language model on the CPU, ready to be fine-tuned, and its tokeniser.
 
@@ -44,7 +44,6 @@ def load_model(
         params: base model ("sample" is a small random Qwen2 whose tokeniser is trained on the sample), method, layout,
             rank and alpha of the adapter, seed of the sample model and the adapter.
         runtime: decides the dtype of frozen weights.
-        revision: branch, tag or commit of a hub id; None is the pinned one of the default model, else the newest.
 
     Raises:
         ValueError: a tokeniser without chat template for layout="chat"; files that are no model, or bring code.
@@ -55,13 +54,13 @@ def load_model(
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     name, dtype = params.base_model, frozen_dtype(params.method, runtime.precision)
-    revision = revision or (QWEN_REVISION if name == QWEN else None)
+    options = {"revision": pinned_revision(name), "trust_remote_code": False}
     set_seed(params.seed)
     if name == SAMPLE:
         tokenizer = sample_tokenizer()
     else:
         with _reading(name):
-            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
     layout = Layout(tokenizer, params.layout)
     if name == SAMPLE:
         model = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
@@ -69,8 +68,7 @@ def load_model(
             weight.data = weight.data.to(dtype)
     else:
         with _reading(name):
-            options = {"revision": revision, "dtype": dtype, "trust_remote_code": False}
-            model = AutoModelForCausalLM.from_pretrained(name, **options)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
     layout.set_stop_tokens(model.generation_config)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # only fills blocks; labels say what is trained
@@ -79,6 +77,11 @@ def load_model(
     # A base model never saw the token that ends a turn: its embedding is as it was initialised, and LoRA leaves it so.
     untrained = [] if layout.stop_token_id == tokenizer.eos_token_id else [layout.stop_token_id]
     return apply_lora(model, params.lora_rank, params.lora_alpha, dropout=dropout, trained_tokens=untrained), tokenizer
+
+
+def pinned_revision(base_model: str) -> str | None:
+    """The commit of the hub that is read: of the default model a known one, of others (None) the newest."""
+    return QWEN_REVISION if base_model == QWEN else None
 
 
 def frozen_dtype(method: str, precision: str):
@@ -125,16 +128,13 @@ def _reading(base_model: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        causes: list[BaseException] = []
-        cause: BaseException | None = error
-        while cause is not None and cause not in causes:
+        causes: list[BaseException] = [error]
+        while cause := causes[-1].__cause__ or causes[-1].__context__:
             causes.append(cause)
-            cause = cause.__cause__ or cause.__context__
         if any(isinstance(cause, GatedRepoError) for cause in causes):
             raise PermissionError(
                 f"{name}: this model is gated. Accept its licence at https://huggingface.co/{base_model}, then put a "
-                "token that may read it into the secret or environment variable HF_TOKEN; or use an open model such as "
-                f"{QWEN}"
+                f"token that may read it into the secret or environment variable HF_TOKEN; or use {QWEN}"
             ) from error
         if any(isinstance(cause, RepositoryNotFoundError | RevisionNotFoundError) for cause in causes):
             raise FileNotFoundError(
@@ -153,7 +153,7 @@ def _reading(base_model: str) -> Iterator[None]:
 
 
 def sample_tokenizer() -> PreTrainedTokenizerBase:
-    """Qwen2.5's kind of tokeniser, with its chat template and special tokens, of 2,000 entries trained on the sample."""
+    """Qwen2.5's kind of tokeniser, with its chat template and special tokens, of 1,600 entries trained on the sample."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
 

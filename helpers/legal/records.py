@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from helpers import hub
-from helpers.legal.files import read_rows
+from helpers.legal.files import as_text, read_rows
 from helpers.legal.sample import sample_records
 from helpers.parameters import SAMPLE, source_path
 from helpers.row_files import Row
@@ -21,7 +21,7 @@ from helpers.row_files import Row
 LAW = "rzeraat/law"
 LAW_REVISION: str | None = None  # not pinned: no commit of it is known here; None reads the newest
 SAMPLE_RECORDS = 600
-VALIDATION_SHARE = TEST_SHARE = 0.1
+HELD_OUT_SHARE = 0.1  # to validate, and as many to test
 NEAR_DUPLICATE = 0.5  # Jaccard of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended one
 SHINGLE = 5
 PAIRED_ROWS = 256  # at a time, for the memory's sake
@@ -145,10 +145,7 @@ def _check_columns(data_source: str, found: Iterable[str]) -> None:
 def _record(where: str, values: Mapping[str, Any]) -> Record:
     texts = {}
     for column in COLUMNS:
-        value = values.get(column)
-        if not isinstance(value, str | int | float | None):
-            raise ValueError(f"{where}, column `{column}` holds a {type(value).__name__}, not text")
-        text = str(value).replace("\r\n", "\n").strip()
+        text = as_text(where, column, values.get(column)).replace("\r\n", "\n").strip()
         text = "" if text.lower() in _PLACEHOLDERS else text
         texts[column] = " ".join(text.split()) if column in _ONE_LINE else text
     return Record(**texts | {"difficulty": texts["difficulty"].lower()})
@@ -199,26 +196,19 @@ def split_records(records: Sequence[Record], seed: int) -> RecordSplits:
     """
     groups = list(_groups(records))
     random.Random(seed).shuffle(groups)
-    held_out: dict[str, list[int]] = {"test": [], "validation": []}
     train: list[int] = []
-    quotas = {
-        "test": max(1, round(TEST_SHARE * len(records))),
-        "validation": max(1, round(VALIDATION_SHARE * len(records))),
-    }
+    validation: list[int] = []
+    test: list[int] = []
+    quota = max(1, round(HELD_OUT_SHARE * len(records)))
     for group in groups:
-        for name, rows in held_out.items():
-            if len(rows) + len(group) <= quotas[name]:
-                rows += group
-                break
-        else:
-            train += group
-    if not (train and all(held_out.values())):
+        rows = next((rows for rows in (test, validation) if len(rows) + len(group) <= quota), train)
+        rows += group
+    if not (train and validation and test):
         raise ValueError(
             f"records: {len(records)} with {len(groups)} different questions cannot be split into training, validation and "
             "test; give more records, or questions that are less alike"
         )
-    parts = (train, held_out["validation"], held_out["test"])
-    return RecordSplits(*(tuple(records[row] for row in sorted(rows)) for rows in parts))
+    return RecordSplits(*(tuple(records[row] for row in sorted(rows)) for rows in (train, validation, test)))
 
 
 def _groups(records: Sequence[Record]) -> Iterator[list[int]]:

@@ -43,42 +43,6 @@ length of service: had completed a full year | joined four years earlier / start
 missed breaks: was refused every break for a month | worked through ten nights without a pause / took each break in full | rested for an hour each night
 timely claim: lodged the claim within six weeks | filed at the tribunal the next month / waited three years to claim | filed long after the time limit had run
 
-Consumer Law - Singing Telegrams
-Singing Telegrams (Standards) Act 2090, 9
-booked {thing} from | paid for {thing} performed by | ordered {thing} with
-a birthday ballad | a sea shanty at dawn | an operatic apology | a lullaby in four parts | a farewell fanfare | a comic duet
-a repeat performance
-nobody is sung to badly for money
-Quill v Tenor Telegrams Ltd [2094] EWHC 518 (Ch) | Bower v Lark [2093] 3 All ER 260
-a consumer: booked for a private party | ordered for a family dinner / booked as an agent for a circus | ordered for resale to a theatre
-poor quality: received a song that was out of tune throughout | heard the singer forget every second line / received a flawless song | heard a performance that three critics praised
-a complaint: complained before the singer had left | sent a complaint within one day / applauded and asked for more | complained for the first time a year later
-lack of a waiver: signed nothing on the doorstep | crossed the waiver out before signing / signed a clear waiver after advice | accepted a voucher in full settlement
-
-Maritime Law - Lighthouse Salvage
-Lighthouse Salvage Act 2072, 2
-rescued {thing} from the lighthouse of | carried {thing} out of the flooded tower of | pulled {thing} from the sea for
-the great lens | a fog bell | the keeper's log | a signal lamp | the weather vane | a chest of charts
-a salvage reward
-those who save a light are paid for it
-Penhallow v Distant Lights Board [2078] EWCA Civ 88 | The Strake [2082] 1 Lloyd's Rep 19
-danger: arrived while the tower was on fire | came when the sea had reached the stairs / came on a calm day with no danger in sight | arrived after the coastguard had made all safe
-a voluntary act: owed no duty to help | acted as a passing sailor / was paid to guard the tower | was under orders to help
-success: landed it dry and whole | delivered it to the harbour that night / dropped it into deep water | brought back nothing but splinters
-due care: used padded slings | wrapped it in sailcloth first / dragged it over the rocks | threw it down the steps
-
-Company Law - Toy Makers' Guilds
-Toy Makers' Guilds Act 2075, 44
-invested in {thing} made by | held shares in {thing} issued through | bought a stake in {thing} from
-the marble works | a wooden train line | the kite workshop | a puppet theatre | the spinning top mill | a doll's house foundry
-an order that the shares be bought
-small members are not squeezed out of their guild
-Re Hollowell Marbles [2080] EWHC 1710 (Comm) | Sprigg v Tumble Toys plc [2084] BCLC 330
-membership: was entered in the register of members | held the shares under a stamped transfer / had sold every share a year before | was never entered in the register
-unfair prejudice: was shut out of every meeting | was denied dividends paid to all others / received the same terms as everyone | lost nothing by the decision complained of
-clean hands: had disclosed all dealings | voted openly and kept to the articles / had taken guild funds for a holiday | had forged a proxy
-lack of another offer: received no offer for the shares | was offered a price nobody could explain / refused a fair valuation | turned down an expert's full price
-
 Administrative Law - Carnival Permits
 Carnival Permits Act 2088, 17
 was refused a permit for {thing} by | applied to show {thing} before | lost a licence for {thing} at the hands of

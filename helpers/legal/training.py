@@ -16,7 +16,7 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
-from .layout import IGNORED
+from .layout import IGNORED, round_up
 from .loss import add_tiled_loss
 from .packing import BlockCollator, attention_arguments, choose_attention, count, pack, uses_segment_starts
 from .parameters import LegalParameters
@@ -114,7 +114,6 @@ def new_trainer(
     output_dir: Path,
     *,
     flops_per_token: float | None = None,
-    **overrides,
 ) -> LegalTrainer:
     """The trainer of a run.
 
@@ -124,7 +123,6 @@ def new_trainer(
         params: packing (evaluation never cuts an example), seed of data order and dropout, when to log, evaluate and save.
         plan: its examples are blocks.
         flops_per_token: of a training step, for MFU.
-        **overrides: fields of `SFTConfig`.
 
     Raises ValueError where rows are longer than `max_length`, or a model's attention cannot keep packed examples apart.
     """
@@ -136,7 +134,7 @@ def new_trainer(
     whole = "bfd" if params.packing == "wrapped" else params.packing
     micro, devices = plan.micro_batch_size, plan.device_count
     needed = len(pack(eval_rows, max_length, strategy=whole))
-    eval_batch = min(micro, -(-needed // devices) * devices)
+    eval_batch = min(micro, round_up(needed, devices))
     evaluation = pack(eval_rows, max_length, strategy=whole, multiple_of=eval_batch, **filler)
     tracking.say(f"training: {count(train)}\nevaluation: {count(evaluation)}")
     logger, why = tracking.report_to(params.report_to)
@@ -148,20 +146,17 @@ def new_trainer(
         output_dir,
         seed=params.seed,
         cls=SFTConfig,
-        **{
-            "logging_steps": params.logging_steps,
-            "eval_steps": params.eval_steps,
-            "save_steps": params.save_steps,
-            "report_to": logger,
-            # Under SPMD this process feeds all devices, elsewhere one.
-            "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // devices,
-            "max_length": max_length,
-            "dataset_kwargs": {"skip_prepare_dataset": True},
-            "remove_unused_columns": False,
-            "gradient_checkpointing": False,  # the plan decides, and the mixin knows how on XLA
-            "ddp_find_unused_parameters": False,  # every trained weight has a gradient in every step
-            **overrides,
-        },
+        logging_steps=params.logging_steps,
+        eval_steps=params.eval_steps,
+        save_steps=params.save_steps,
+        report_to=logger,
+        # Under SPMD this process feeds all devices, elsewhere one.
+        per_device_eval_batch_size=eval_batch if runtime.kind == "xla" else eval_batch // devices,
+        max_length=max_length,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        gradient_checkpointing=False,  # the plan decides, and the mixin knows how on XLA
+        ddp_find_unused_parameters=False,  # every trained weight has a gradient in every step
     )
     return LegalTrainer(
         model=model,

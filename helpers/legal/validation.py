@@ -12,13 +12,6 @@ from helpers.legal.records import NEAR_DUPLICATE, Record, near_duplicates
 STEPS = {"foundational": 4, "basic": 4, "intermediate": 5, "advanced": 6, "expert": 7}  # least steps of reasoning
 MIN_ANSWER, MIN_REASONING = 100, 50  # characters; from the data set's own checklist for curators
 FILLED = ("id", "question", "answer", "topic", "difficulty", "reasoning")
-FORMS = {
-    "case analysis": ("issue", "rule", "application", "conclusion"),
-    "educational": ("definition", "legal basis", "key elements", "examples", "distinctions"),
-    "client interaction": ("understanding", "legal position", "options", "recommendation", "next steps"),
-    "statutory interpretation": ("statutory text", "purpose", "interpretation", "case law", "application"),
-}
-
 SET_ASIDE = {
     "empty field": "id, question, answer, topic, difficulty or reasoning has no text",
     "unknown difficulty": f"not one of {', '.join(STEPS)}",
@@ -34,7 +27,6 @@ WARNED = {
     "short text": f"answer below {MIN_ANSWER} or reasoning below {MIN_REASONING} characters",
     "no citation": "case_citation is empty",
     "citation shape": "an entry of case_citation is neither a neutral citation, a law report nor legislation",
-    "answer structure": f"answer has not all the headings of {', '.join(FORMS)}",
 }
 
 _YEAR = r"(?:1[2-9]|20)\d\d"
@@ -57,12 +49,6 @@ CITATIONS = {  # the shape alone: that a case exists, or says what is claimed, i
         r"|\b(?:Directive|Regulation|Decision|GDPR)\s+(?:\((?:EU|EC|EEC)\)\s+)?(?:No\.?\s*)?\d+/\d+"
     ),
 }
-
-_NAMES = "|".join(sorted({p.removesuffix("s").replace(" ", r"\s+") for parts in FORMS.values() for p in parts}))
-_PART = re.compile(
-    rf"(?:^|[\n.;)*#\s])\**\b((?:{_NAMES})s?)\**\s*[:–—]|^\s*(?:#+\s*|\*\*)((?:{_NAMES})s?)\b[^\n]*$",
-    re.MULTILINE | re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -93,8 +79,8 @@ class Report:
         return [*first.values()]
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts for results.json: records, rows by defect, and of the records kept steps by difficulty, answer words,
-        citations and structure. A row set aside for two defects counts under both; `warned` are rows that are kept.
+        """Counts for results.json: records, rows by defect, and of the records kept steps by difficulty, answer words
+        and citations. A row set aside for two defects counts under both; `warned` are rows that are kept.
         """
         rows = {defect: len(self.of(defect)) for defect in SET_ASIDE | WARNED}
         return {
@@ -121,11 +107,7 @@ class Report:
         for difficulty, steps in facts["steps"].items():
             asked = f"at least {STEPS.get(difficulty, 0)} steps expected"
             found += [(f"kept, {difficulty}", sum(steps.values()), asked, _listed(steps, "{1:,} with {0}"))]
-        for name, facet in {
-            "answer_words": "words of an answer",
-            "citations": "citations",
-            "structure": "answers",
-        }.items():
+        for name, facet in (("answer_words", "words of an answer"), ("citations", "citations")):
             found += [(f"kept, {facet}", None, "", _listed(facts[name], "{0} {1:,}"))]
         return [dict(zip(("records", "number", "meaning", "details"), each, strict=True)) for each in found]
 
@@ -192,9 +174,6 @@ def _defects(record: Record) -> list[tuple[str, str]]:
     if not record.case_citation:
         found.append(("no citation", ""))
     found += [("citation shape", entry) for entry, kind in citations(record.case_citation) if kind is None]
-    form, missing = answer_structure(record.answer)
-    if record.answer and (form is None or missing):
-        found.append(("answer structure", f"{form} without {', '.join(missing)}" if form else "no form"))
     return found
 
 
@@ -207,20 +186,6 @@ def citations(text: str) -> list[tuple[str, str | None]]:
     return [
         (entry, next((kind for kind, shape in CITATIONS.items() if shape.search(entry)), None)) for entry in entries
     ]
-
-
-def answer_structure(answer: str) -> tuple[str | None, tuple[str, ...]]:
-    """The form of an answer (a key of FORMS, the first of equals) and the parts of it that are missing.
-
-    The form is the one with the largest share of its parts written as headings: "ISSUE:", "**Rule**:", "## Application".
-    None, and no part, where fewer than two parts of it are there.
-    """
-    present = {
-        " ".join(name.lower().split()).removesuffix("s") for pair in _PART.findall(answer) for name in pair if name
-    }
-    missing = {form: tuple(p for p in parts if p.removesuffix("s") not in present) for form, parts in FORMS.items()}
-    best = min(FORMS, key=lambda form: len(missing[form]) / len(FORMS[form]))
-    return (best, missing[best]) if len(FORMS[best]) - len(missing[best]) >= 2 else (None, ())
 
 
 def _plain(text: str) -> str:
@@ -239,12 +204,8 @@ def _counts(records: Sequence[Record]) -> dict[str, Any]:
     words = sorted(len(record.answer.split()) for record in records)
     at = {"least": 0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1}
     kinds = Counter(kind or "other" for record in records for _, kind in citations(record.case_citation))
-    forms = Counter({form: 0 for form in FORMS})
-    for form, missing in (answer_structure(record.answer) for record in records):
-        forms["none" if form is None else "part of a form" if missing else form] += 1
     return {
         "steps": {name: dict(sorted(counted.items())) for name, counted in steps.items() if counted},
         "answer_words": {name: words[round(share * (len(words) - 1))] for name, share in at.items()},
         "citations": {kind: kinds[kind] for kind in (*CITATIONS, "other")},
-        "structure": dict(forms),
     }

@@ -1,9 +1,8 @@
-"""The language model's training step, for the planner."""
+"""The defaults of the notebook, or what is asked instead, for the planner's command line; no notebook carries this."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from helpers.plan import Recipe
 from helpers.planning.workloads import Asked, Workload
@@ -12,8 +11,10 @@ from helpers.runtime import Runtime
 from .layout import MAX_LENGTH
 from .model import QWEN, apply_lora, frozen_dtype
 from .parameters import LegalParameters, recipe
+from .training_step import NOTEBOOK, workload
 
-NOTEBOOK = "legal_cot_sft"
+__all__ = ["NOTEBOOK", "planned", "workload"]
+
 RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
 METHODS = ("full", "lora", "qlora")
 BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
@@ -26,27 +27,6 @@ QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-
-
-def workload(model, name: str, length: int, parameters: int = 0) -> Workload:
-    """The step of a causal language model on packed blocks, whole or with adapters; it gets the tiled loss of the trainer."""
-    import torch
-
-    from .loss import add_tiled_loss
-
-    add_tiled_loss(model.get_base_model() if hasattr(model, "get_base_model") else model)
-
-    def batch(examples: int, length: int) -> dict[str, Any]:
-        ids = torch.randint(5, 1_000, (examples, length))
-        positions = torch.arange(length).expand(examples, length).contiguous()
-        return {"input_ids": ids, "labels": ids.clone(), "position_ids": positions}
-
-    def loss(model, inputs):
-        return model(**inputs, tiled_loss=True) / inputs["labels"].numel()
-
-    return Workload(
-        notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length, parameters=parameters
-    )
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:

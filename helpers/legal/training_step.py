@@ -1,0 +1,30 @@
+"""The language model's training step, as the planner counts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from helpers.planning.workloads import Workload
+
+NOTEBOOK = "legal_cot_sft"
+
+
+def workload(model, name: str, length: int, parameters: int = 0) -> Workload:
+    """The step of a causal language model on packed blocks, whole or with adapters; it gets the tiled loss of the trainer."""
+    import torch
+
+    from .loss import add_tiled_loss
+
+    add_tiled_loss(model.get_base_model() if hasattr(model, "get_base_model") else model)
+
+    def batch(examples: int, length: int) -> dict[str, Any]:
+        ids = torch.randint(5, 1_000, (examples, length))
+        positions = torch.arange(length).expand(examples, length).contiguous()
+        return {"input_ids": ids, "labels": ids.clone(), "position_ids": positions}
+
+    def loss(model, inputs):
+        return model(**inputs, tiled_loss=True) / inputs["labels"].numel()
+
+    return Workload(
+        notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length, parameters=parameters
+    )
