@@ -1,9 +1,9 @@
 """Time and memory of SIGReg's forward and backward pass, as ratios against plain autograd in the same run.
 
     python benchmarks/sigreg.py                  # CPU: N = 2,048, K = 384, M = 512
-    python benchmarks/sigreg.py --device cuda    # a GPU: N = 4,096, K = 512, M = 1,024, compiled and not
+    python benchmarks/sigreg.py --device cuda    # a GPU: N = 4,096, K = 512, M = 1,024
 
-Prints one line of JSON a comparison and writes all of them, with the machine, to docs/results.
+Prints one line of JSON and writes it, with the machine, to docs/results.
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ def main() -> None:
     torch.manual_seed(0)
     device = torch.device(arguments.device)
     machine = report.machine(device.type, ("torch",))
-    results = []
-    for compiled in (False, True) if device.type == "cuda" else (False,):
-        results.append(forward_and_backward(device, compiled, arguments.repetitions))
-        print(json.dumps(results[-1]), flush=True)
-    report.write(arguments.output, machine, repetitions=arguments.repetitions, comparisons=results)
+    result = forward_and_backward(device, arguments.repetitions)
+    print(json.dumps(result))
+    report.write(arguments.output, machine, repetitions=arguments.repetitions, comparisons=[result])
 
 
-def forward_and_backward(device: torch.device, compiled: bool, repetitions: int) -> dict:
+def forward_and_backward(device: torch.device, repetitions: int) -> dict:
     """Value and gradient of fp32 embeddings, the drawing of the slices included on both sides."""
     N, K, M = SIZES[device.type]
-    sigreg = SIGReg(t_max=3, n_points=17, num_slices=M, compiled=compiled).to(device)
+    sigreg = SIGReg(t_max=3, n_points=17, num_slices=M).to(device)
     embeddings_NK = torch.randn(N, K, device=device, requires_grad=True)
     sides = {name: partial(trained, partial(loss, sigreg), embeddings_NK) for name, loss in LOSSES.items()}
     require_equal(sides["ours"](), sides["peer"]())
@@ -59,7 +57,7 @@ def forward_and_backward(device: torch.device, compiled: bool, repetitions: int)
     ratios = [theirs / mine for mine, theirs in zip(times["ours"], times["peer"], strict=True)]
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
-        "comparison": "SIGReg forward and backward" + (", compiled" if compiled else ""),
+        "comparison": "SIGReg forward and backward",
         "sizes": {"N": N, "K": K, "M": M, "knots": sigreg.n_points},
         "peer": "autograd over cos and sin of [N, M, knots]",
         "targets": TARGETS[device.type],

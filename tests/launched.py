@@ -111,7 +111,7 @@ def reservoir(folder: Path) -> list[dict]:
 
 
 def lejepa(folder: Path) -> list[dict]:
-    """With a predictor, past texts and the contrastive term; SIGReg's statistic is that of all processes."""
+    """With past texts and the contrastive term; SIGReg's statistic is that of all processes."""
     from helpers import ranks
     from tests import lejepa_run
 

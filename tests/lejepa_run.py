@@ -27,7 +27,6 @@ DEFAULTS = {
     "eval_steps": 4,
     "save_steps": 4,
     "past_texts": 16,  # earlier texts, half as many on each of two processes
-    "predictor": True,
     "contrastive_weight": 0.1,
     "groups": True,  # the head learns ten times as fast, the lower layer a tenth
     "checkpointing": False,
@@ -127,7 +126,7 @@ def data(options: dict):
         texts = sentences(count, seed)
         return Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
 
-    return pairs(options["texts"], 0), pairs(21, 1)
+    return pairs(options["texts"], 0), pairs(16, 1)
 
 
 RATES = {r"^model\.(module\.)?2\.": 1e-2, r"encoder\.layer\.0\.": 1e-4}
@@ -163,7 +162,6 @@ def main(output_dir: str, options: dict) -> dict:
     output_dir = Path(output_dir)
     model = build_model(output_dir / "encoder", options["dropout"])
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    predictor = torch.nn.Linear(16, 16) if options["predictor"] else None
     if options["loss"] == "ranking":
         loss = MultipleNegativesRankingLoss(model)
     else:
@@ -173,7 +171,6 @@ def main(output_dir: str, options: dict) -> dict:
             sigreg_weight=0.05,
             past_texts=options["past_texts"],
             contrastive_weight=options["contrastive_weight"],
-            predictor=predictor,
         )
     planned = plan_by_hand(
         machine,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from helpers.lejepa.beir import Benchmark, from_pairs, read_beir
+from helpers.lejepa.beir import from_pairs, read_beir
 
 pytestmark = pytest.mark.once
 
@@ -173,14 +173,3 @@ def test_pairs_become_queries_and_documents_with_each_text_once():
 def test_pairs_that_are_no_benchmark_are_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
         from_pairs(pairs, "pairs")
-
-
-def test_a_benchmark_built_by_hand_is_checked():
-    texts = {"1": "one", "2": "two"}
-    for message, queries, relevant in (
-        ("no relevant document for query 'b'", {"a": "A", "b": "B"}, {"a": {"1"}}),
-        ("names 'b', which is not there", {"a": "A"}, {"a": {"1"}, "b": {"1"}}),
-        ("names '3', which is not there", {"a": "A"}, {"a": {"3"}}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Benchmark("hand", queries, texts, {name: frozenset(ids) for name, ids in relevant.items()})

@@ -116,12 +116,6 @@ def test_results_are_numbers_without_the_arrays():
     assert all(isinstance(value, (int, float)) for value in results.values())
 
 
-@pytest.mark.parametrize("shape", [(8,), (1, 8), (2, 3, 4), (4, 0)])
-def test_anything_but_a_matrix_of_two_rows_or_more_is_refused(shape):
-    with pytest.raises(ValueError, match=r"must be \[N, K\] with at least 2 rows"):
-        isotropy(np.zeros(shape))
-
-
 def test_rows_that_are_not_finite_are_refused():
     embeddings_NK = gaussian(64, 8)
     embeddings_NK[[3, 5], 0] = np.nan, np.inf
@@ -171,8 +165,3 @@ def test_eigenvalues_are_drawn_largest_first_as_shares_of_their_mean(picture):
     assert after.get_ydata().mean() == pytest.approx(1)
     assert (np.diff(after.get_ydata()) <= 0).all()
     assert drawn.get_ydata().mean() == pytest.approx(1, abs=0.1)
-
-
-def test_a_picture_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="reports is empty"):
-        plot_isotropy({}, tmp_path / "x.png", title="")

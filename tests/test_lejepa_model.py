@@ -141,12 +141,6 @@ def test_every_named_model_is_pinned_to_a_commit():
     assert all(len(revision) == 40 and int(revision, 16) for revision in REVISIONS.values())
 
 
-@pytest.mark.parametrize("dimension", [0, 1, 4097])
-def test_an_output_that_slices_do_not_support_is_refused_before_loading(dimension):
-    with pytest.raises(ValueError, match=f"output_dim={dimension}: must be 2 to 4096"):
-        GaussianEmbeddingGemma("owner/never-loaded", dimension)
-
-
 def test_of_an_output_above_the_backbone_its_rank_is_told(bert, capsys):
     build(bert, D)
     assert capsys.readouterr().out == ""
@@ -154,7 +148,7 @@ def test_of_an_output_above_the_backbone_its_rank_is_told(bert, capsys):
     assert f"output_dim=20 is above the {D} dimensions" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("tokens", "right"), [(12, True), (66, True), (67, False), (-1, False)])
+@pytest.mark.parametrize(("tokens", "right"), [(12, True), (66, True), (67, False)])
 def test_the_length_is_set_or_refused(bert, tokens, right):
     if right:
         assert build(bert, max_seq_length=tokens).max_seq_length == tokens
@@ -190,7 +184,7 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 from helpers.lejepa.model import GaussianEmbeddingGemma
 for _ in range(2):
     try:
-        GaussianEmbeddingGemma()
+        GaussianEmbeddingGemma("google/embeddinggemma-300m", 8)
     except (ValueError, OSError) as error:
         print(type(error).__name__, error)
     server.shutdown()
@@ -288,9 +282,6 @@ def test_each_column_is_embedded_with_its_prompt(gemma):
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        (TEXTS, {"power": 1.5}, "power=1.5"),
-        (TEXTS, {"shrinkage": -1.0}, "shrinkage=-1.0"),
-        (TEXTS[:1], {}, "at least 2"),
         (["the same"] * 9, {}, "all the same"),
         (TEXTS[:5], {"shrinkage": 0.0}, r"12 of 16 directions have no variance.*shrinkage=0.01"),
         (TEXTS, {"shrinkage": 0.0}, r" 1 of 16 directions have no variance"),
@@ -344,22 +335,15 @@ def damped_power(covariance, power, shrinkage=0.1):
     return vectors * (values / values.mean() + shrinkage) ** (-power / 2) @ vectors.T
 
 
-@pytest.mark.parametrize("columns", [{"text": TEXTS}, {"anchor": TEXTS[:9], "positive": TEXTS[:8]}])
-def test_within_needs_views_of_the_same_texts(bert, columns):
-    with pytest.raises(ValueError, match=r"within=0.5: needs columns with as many views of the same texts"):
-        fit_head(build(bert), columns, within=0.5)
-
-
 # ---- freezing and learning rates
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "gemma"])
 def test_the_first_layers_are_frozen_and_the_others_learn(kind, request):
     model = build(request.getfixturevalue(kind), 8).train()
-    frozen, trained = freeze(model, 2)
+    freeze(model, 2)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    assert frozen == sum(p.numel() for p in model.parameters() if not p.requires_grad) > 0
-    assert frozen + trained == sum(p.numel() for p in model.parameters())
+    assert any(not parameter.requires_grad for parameter in model.parameters())
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], 1e-2)
     model(model.tokenize(TEXTS[:6]))["sentence_embedding"].square().sum().backward()
     optimizer.step()
@@ -372,10 +356,12 @@ def test_the_first_layers_are_frozen_and_the_others_learn(kind, request):
 
 def test_freezing_all_leaves_the_head_and_is_undone_by_zero(gemma):
     model = build(gemma, 8)
-    head = sum(p.numel() for p in model[-1].parameters())
-    everything = sum(p.numel() for p in model.parameters())
-    assert freeze(model, -1) == (everything - head, head)
-    assert freeze(model, 0) == (0, everything)
+    names, last = [name for name, _ in model.named_parameters()], f"{len(list(model)) - 1}."
+    freeze(model, -1)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained == [name for name in names if name.startswith(last)] != []
+    freeze(model, 0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("layers", [4, -2])

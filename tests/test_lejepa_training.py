@@ -17,9 +17,9 @@ import torch
 from datasets import Dataset
 
 from helpers import checkpoint, xla
-from helpers.lejepa.collation import PaddedTexts, padded_lengths, text_columns
+from helpers.lejepa.collation import PaddedTexts, padded_lengths
 from helpers.lejepa.model import column_prompts
-from helpers.lejepa.training import _whole_batches, flops_per_token, new_trainer
+from helpers.lejepa.training import flops_per_token, new_trainer
 from helpers.runtime import Runtime
 
 from .lejepa_run import PROBE, build_model, sentences
@@ -116,15 +116,8 @@ def test_more_tokens_than_the_model_takes_are_refused_by_name(model):
 
 
 def test_the_query_prompt_goes_to_the_first_column_and_the_document_prompt_to_the_others(model):
-    triplets = Dataset.from_dict({"q": ["a"], "d": ["b"], "n": ["c"], "label": [1]})
-    assert text_columns(triplets) == ["q", "d", "n"]
     expected = {"q": "query: ", "d": "document: ", "n": "document: "}
-    assert column_prompts(model, text_columns(triplets)) == expected
-
-
-def test_a_single_column_is_refused():
-    with pytest.raises(ValueError, match=r"text columns \['text'\]: at least two views"):
-        text_columns(Dataset.from_dict({"text": ["a"], "label": [0]}))
+    assert column_prompts(model, ["q", "d", "n"]) == expected
 
 
 # ---- bad input
@@ -138,36 +131,13 @@ MACHINE = Runtime(
 PLANNED = plan_by_hand(MACHINE, batch_size=8, steps=2, length=16)
 
 
-def trainer_of(model, tmp_path, train, evaluation=None, **options):
+def test_nothing_to_evaluate_is_refused(model, tmp_path):
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    steps = {"logging_steps": 1, "eval_steps": 1, "save_steps": 1}
+    pairs = Dataset.from_dict({"text": sentences(8, 0), "part": sentences(8, 1)})
     loss = MultipleNegativesRankingLoss(model)
-    return new_trainer(model, loss, train, evaluation, None, PLANNED, MACHINE, tmp_path, seed=0, **steps, **options)
-
-
-def pairs(count: int) -> Dataset:
-    return Dataset.from_dict({"text": sentences(count, 0), "part": sentences(count, 1)})
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((7, 8), "train_dataset has 7 examples and a batch 8"),
-        ((8, 1), "eval_dataset has 1 examples"),
-        ((8, None), "didn't provide an `eval_dataset` or an `evaluator`"),
-    ],
-)
-def test_too_little_data_is_refused_by_name(sizes, message, model, tmp_path):
-    train, evaluation = (size and pairs(size) for size in sizes)
-    with pytest.raises(ValueError, match=message):
-        trainer_of(model, tmp_path, train, evaluation)
-
-
-@pytest.mark.parametrize(("rows", "kept", "batch"), [(21, 16, 8), (8, 8, 8), (5, 5, 5)])
-def test_evaluation_has_whole_batches_only(rows, kept, batch):
-    cut, size = _whole_batches(pairs(rows), PLANNED, MACHINE)
-    assert (len(cut), size) == (kept, batch)
+    with pytest.raises(ValueError, match="didn't provide an `eval_dataset` or an `evaluator`"):
+        new_trainer(model, loss, pairs, None, None, PLANNED, MACHINE, tmp_path, seed=0)
 
 
 def test_flops_count_neither_tables_nor_the_head(model):
@@ -182,7 +152,7 @@ def test_flops_count_neither_tables_nor_the_head(model):
 
 
 @pytest.mark.once
-def test_every_weight_of_encoder_head_and_predictor_gets_a_gradient_and_moves(finished):
+def test_every_weight_of_encoder_and_head_gets_a_gradient_and_moves(finished):
     _, outcome = finished()
     assert outcome["silent"] == [] and outcome["still"] == []
 
@@ -204,9 +174,9 @@ def test_groups_have_their_rates_and_everything_else_the_plans(finished):
     sizes = {}
     for rate, _, size in outcome["groups"]:
         sizes[rate] = sizes.get(rate, 0) + size
-    head, predictor, layer = 32 * 16 + 16, 16 * 16 + 16, 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    head, layer = 32 * 16 + 16, 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
     assert sizes[1e-2] == head and sizes[1e-4] == layer
-    assert sizes[1e-3] > layer + predictor
+    assert sizes[1e-3] > layer
     assert {decay for _, decay, _ in outcome["groups"]} == {0.0, 0.01}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.lejepa.sigreg import SIGReg, collapse_slope, gaussian_floor
+from helpers.lejepa.sigreg import SIGReg, gaussian_floor
 
 from .xla_process import answers_on_xla
 
@@ -137,6 +137,11 @@ def test_the_floor_is_the_mean_over_simulated_gaussians_whatever_their_number(t_
         assert found.item() == pytest.approx(floor, abs=0.04)
 
 
+def collapse_slope(t_max, n_points):
+    """Statistic of N zeros, divided by N: sum_k w_k (1 - phi_k)^2 over the knots from -t_max to t_max."""
+    return statistics(torch.zeros(1, 1, dtype=torch.float64), t_max, n_points).item()
+
+
 @pytest.mark.parametrize(("t_max", "slope"), [(3, 0.40205), (5, 0.40892)])
 def test_full_collapse_gives_the_collapse_slope_times_n(t_max, slope):
     assert collapse_slope(t_max, 17) == pytest.approx(slope, abs=1e-5)
@@ -203,22 +208,6 @@ def test_the_means_of_bf16_embeddings_do_not_stall_in_large_batches():
 
 
 # ---- what a user can do wrong
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_points": 16}, "n_points=16: must be odd"),
-        ({"n_points": 1}, "n_points=1: must be odd and at least 3"),
-        ({"t_max": 0.0}, "t_max=0.0: must be above 0"),
-        ({"t_max": math.inf}, "t_max=inf: must be above 0 and finite"),
-        ({"num_slices": 0}, "num_slices=0: must be at least 1"),
-        ({"seed": -1}, "seed=-1: must be 0 or more"),
-    ],
-)
-def test_a_setting_out_of_range_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        sigreg(**options)
 
 
 @pytest.mark.parametrize("N", [1, 3, 64, 1024, 8192])
@@ -298,10 +287,9 @@ def test_two_processes_under_ddp_have_value_and_gradient_of_the_batch_together(t
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("N", [1, 64, 1024])
-def test_value_and_gradient_on_cuda_equal_the_integral(N, compiled):
-    module, embeddings_NK = sigreg(compiled=compiled).cuda(), torch.randn(N, K)
+def test_value_and_gradient_on_cuda_equal_the_integral(N):
+    module, embeddings_NK = sigreg().cuda(), torch.randn(N, K)
     expected = value_and_gradient(lambda z: integral(z, module.slices(K, 5)), embeddings_NK.double())
     assert error(value_and_gradient(lambda z: module(z, 5), embeddings_NK.cuda()), expected) < 1e-5
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.data_collator import DEFAULT_LABEL_COLUMNS
 from torch.nn.functional import pad
 
 # N texts · T tokens
@@ -21,12 +20,7 @@ def padded_lengths(max_seq_length: int, *, one: bool) -> tuple[int, ...]:
     Args:
         max_seq_length: tokens, prompt and special tokens included.
         one: only the last, for XLA, which compiles anew for every shape.
-
-    Raises:
-        ValueError: below 4 tokens, which leaves no room between the special ones.
     """
-    if max_seq_length < 4:
-        raise ValueError(f"max_seq_length={max_seq_length}: must be at least 4 tokens; 64 to 512 are usual")
     if one:
         return (max_seq_length,)
     step = -(-max_seq_length // (BUCKETS * MULTIPLE)) * MULTIPLE
@@ -76,17 +70,3 @@ class PaddedTexts:
             name: pad(value, sides, value=self.fills[name]) if name in self.fills else value
             for name, value in features.items()
         }
-
-
-def text_columns(dataset) -> list[str]:
-    """Columns of a data set that are embedded, in order: all but labels.
-
-    Raises ValueError for fewer than two: views of a text are what is compared.
-    """
-    names = [name for name in dataset.column_names if name not in (*DEFAULT_LABEL_COLUMNS, "dataset_name")]
-    if len(names) < 2:
-        raise ValueError(
-            f"the data set has the text columns {names}: at least two views of a text are needed; "
-            "add a column (a second crop of the text will do)"
-        )
-    return names

@@ -27,21 +27,15 @@ def crop(
     text: str,
     generator: random.Random,
     *,
-    min_share: float = 0.3,
-    max_share: float = 0.8,
+    min_share: float,
+    max_share: float,
     max_words: int = 0,
 ) -> str:
     """A random span of `text`, white space within it as it was.
 
     min_share, max_share: of the text's words; the length is uniform between them, at least one word.
     max_words: no more than so many; 0: no such limit. The model's maximum is in tokens, of which a word has some 1.3.
-
-    Raises ValueError for shares out of range.
     """
-    if not 0 < min_share <= max_share <= 1:
-        raise ValueError(f"min_share={min_share}, max_share={max_share}: must be above 0, in this order, at most 1")
-    if max_words < 0:
-        raise ValueError(f"max_words={max_words}: must be 0 (no limit) or more")
     words = [match.span() for match in _WORD.finditer(text)]
     if not words:
         return text
@@ -51,55 +45,43 @@ def crop(
     return text[words[begin][0] : words[begin + length - 1][1]]
 
 
-def view_columns(kind: str, crops: int) -> tuple[str, ...]:
-    """Columns of `make_views`, in the order in which a loss gets them.
-
-    Documents: view_1 ... view_V. Pairs and triplets: anchor, positive and the crops of the positive; a negative is left
-    out, since LeJEPALoss would draw it to the anchor.
-    """
-    views = tuple(f"view_{number}" for number in range(1, crops + 1))
-    return views if kind == "documents" else ("anchor", "positive", *views)
-
-
 def make_views(
     texts: TextData,
     *,
     seed: int,
+    crops: int,
     passes: int = 1,
-    crops: int | None = None,
     split: str = "train",
-    min_share: float = 0.3,
-    max_share: float = 0.8,
+    min_share: float,
+    max_share: float,
     max_words: int = 0,
     folder: str | Path | None = None,
 ) -> datasets.Dataset:
-    """`passes` times the rows of a split, each time in another order and with other crops; columns: `view_columns`.
+    """`passes` times the rows of a split, each time in another order and with other crops.
+
+    Columns, in the order in which a loss gets them, of documents: view_1 ... view_V; of pairs and triplets: anchor, positive
+    and the crops of the positive. A negative is left out, since LeJEPALoss would draw it to the anchor.
 
     A crop depends on seed, pass, row and view alone. Train for one epoch of it, with `batch_sampler=in_order`: a pass is
     through before the next begins, and but for the batch on that border no text is in a batch twice. (A sampler that
     shuffled all passes together would make a text its own negative.)
 
-    crops: 2 of a document, 0 of a pair by default; a document needs at least 2.
+    crops: at least 2 of a document, or 0 of a pair.
+    split: "train" or "validation".
     min_share, max_share, max_words: of `crop`.
     folder: for one Arrow file a pass, memory-mapped, and used again by a later call for the same data and settings.
         None: held in memory.
 
-    Raises ValueError for a number out of range.
+    Raises ValueError for a single crop of documents.
     """
     import datasets
 
     documents = texts.kind == "documents"
-    crops = (2 if documents else 0) if crops is None else crops
-    if crops < (2 if documents else 0):
-        raise ValueError(f"crops={crops}: must be at least 2 of documents (LeJEPA compares views), 0 of pairs")
-    if passes < 1:
-        raise ValueError(f"passes={passes}: must be at least 1")
-    if split not in ("train", "validation"):
-        raise ValueError(f"split={split!r} is unknown: give 'train' or 'validation'")
+    if documents and crops < 2:
+        raise ValueError(f"crops={crops}: must be at least 2 of documents (LeJEPA compares views), or 0 for 2")
     limits = {"min_share": min_share, "max_share": max_share, "max_words": max_words}
-    crop("", random.Random(0), **limits)  # the limits are refused before anything is written
-    columns, rows = view_columns(texts.kind, crops), getattr(texts, split)
-    cropped = "text" if documents else "positive"
+    columns = (*(() if documents else ("anchor", "positive")), *(f"view_{number}" for number in range(1, crops + 1)))
+    rows, cropped = getattr(texts, split), "text" if documents else "positive"
     described = hashlib.sha256(repr((texts.source, split, seed, columns, limits)).encode()).hexdigest()[:16]
 
     def views(batch, positions, order, number):

@@ -62,8 +62,6 @@ def load_texts(
     num_samples: int = 0,
     seed: int,
     documents: bool = False,
-    subset: str | None = None,
-    revision: str | None = MSMARCO_REVISION,
 ) -> TextData:
     """Texts from `data_source`, split with `seed`: 5 % to validate on (2 to 2,000 rows), the rest to train on.
 
@@ -72,42 +70,31 @@ def load_texts(
         a .jsonl or .csv with columns `anchor` (or `query`) and `positive`, perhaps `negative`; or `text`, perhaps `title`;
         a .txt or .md: documents parted by blank lines, or where there is none one a line;
         a folder of .txt and .md files, a document each, or in BEIR's layout, of which only corpus.jsonl is read;
-        a hub id, or a folder of .parquet files, with the columns of a .jsonl. Its split `train` is streamed: of MS MARCO
-        no more is held than the rows asked for (about 1 kB each) and a shuffle buffer.
+        a hub id (MS MARCO at a pinned commit), or a folder of .parquet files, with the columns of a .jsonl. Its split
+        `train` is streamed: no more is held than the rows asked for (about 1 kB each) and a shuffle buffer.
     num_samples: rows to draw, with the seed. 0: all there are, of a hub set 20,000. Fewer where there are fewer. A hub set
         gives one row an anchor, from its first files in a seeded order.
     documents: read pairs and triplets as documents: the positives, of "sample" the whole docstrings.
-    subset: of a hub set; None: the first of `SUBSETS` that it has, or its only one.
-    revision: of a hub id. The default is the pinned one of MS MARCO and counts for that id only.
 
     Rows that share an anchor, a positive or a document are on one side, and so are the passages of a document of more than
-    400 words. Raises ValueError (a missing column, an empty text, too few rows, an unknown subset),
+    400 words. Raises ValueError (a missing column, an empty text, too few rows, none of the subsets),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
-    wanted = rows_wanted(num_samples)
     path, empty, repeated = source_path("data_source", data_source), 0, 0
-    if path is not None or data_source == SAMPLE or (revision == MSMARCO_REVISION and data_source != MSMARCO):
-        revision = None
+    revision = MSMARCO_REVISION if data_source == MSMARCO else None
     if data_source == SAMPLE:
         found = sample.docstrings()
         kind = "documents" if documents else "pairs"
         rows = [(text,) for text in sample.documents(found)] if documents else sample.pairs(found)
     elif path is None or (path.is_dir() and any(path.rglob("*.parquet"))):
-        stream = _stream(data_source, str(path or data_source), subset, revision, seed)
+        stream = _stream(data_source, str(path or data_source), revision, seed)
         with hub.reading(data_source):
-            kind, rows, empty, repeated = _draw_from_hub(data_source, stream, wanted or HUB_ROWS, documents)
+            kind, rows, empty, repeated = _draw_from_hub(data_source, stream, num_samples or HUB_ROWS, documents)
     else:
         kind, rows, empty = _read_folder(path) if path.is_dir() else _read_file(path)
     if documents and kind != "documents":
         kind, rows = "documents", [(row[1],) for row in rows]
-    return _split(kind, rows, data_source, revision, wanted, seed, empty, repeated)
-
-
-def rows_wanted(num_samples: int) -> int:
-    """`num_samples`. Raises ValueError where it is below 4 and not 0."""
-    if num_samples and num_samples < MIN_ROWS:
-        raise ValueError(f"num_samples={num_samples!r} is too few: give 0 (all) or at least {MIN_ROWS}")
-    return num_samples
+    return _split(kind, rows, data_source, revision, num_samples, seed, empty, repeated)
 
 
 # ---- local files
@@ -184,17 +171,18 @@ def _row(kind: str, values: Mapping[str, Any], where: str) -> Row:
 # ---- hub sets
 
 
-def _stream(
-    data_source: str, name: str, subset: str | None, revision: str | None, seed: int
-) -> datasets.IterableDataset:
+def _stream(data_source: str, name: str, revision: str | None, seed: int) -> datasets.IterableDataset:
     """Rows of the split `train` in a seeded order, read as they are asked for."""
     import datasets
 
     with hub.reading(data_source):
         subsets = datasets.get_dataset_config_names(name, revision=revision)
-        chosen = subset or next((s for s in SUBSETS if s in subsets), subsets[0] if len(subsets) == 1 else None)
-        if chosen not in subsets:
-            raise ValueError(f"subset={subset!r}: {data_source!r} has {', '.join(subsets)}; name one of them as subset")
+        chosen = next((s for s in SUBSETS if s in subsets), subsets[0] if len(subsets) == 1 else None)
+        if chosen is None:
+            raise ValueError(
+                f"data_source={data_source!r} has the subsets {', '.join(subsets)}, of which none is {', '.join(SUBSETS)}; "
+                "download the one that you want and give its folder"
+            )
         splits = datasets.load_dataset(name, chosen, revision=revision, streaming=True)
     return hub.train_split(data_source, splits).shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
 

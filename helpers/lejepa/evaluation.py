@@ -42,28 +42,26 @@ class _DuringTraining(_NoCard, InformationRetrievalEvaluator):
 
 
 class _Retrieval(_NoCard, InformationRetrievalEvaluator):
-    """Encodes by `encode` with `options`, and keeps what it encoded."""
+    """Encodes by `encode` in a `precision`, and keeps what it encoded."""
 
     def embed_inputs(self, model, sentences, encode_fn_name=None, **prompts) -> torch.Tensor:
-        found = encode(model, sentences, task=encode_fn_name, **self.options)
+        found = encode(model, sentences, task=encode_fn_name, precision=self.precision)
         self.encoded.setdefault(encode_fn_name, []).append(found)
         return torch.from_numpy(found).to(model.device)
 
 
 class _Similarity(_NoCard, EmbeddingSimilarityEvaluator):
-    """Encodes by `encode` with `options`."""
+    """Encodes by `encode` in a `precision`."""
 
     def embed_inputs(self, model, sentences, **ignored) -> np.ndarray:
-        return encode(model, sentences, **self.options)
+        return encode(model, sentences, precision=self.precision)
 
 
 def evaluate_retrieval(
     model: SentenceTransformer,
     benchmark: Benchmark,
     *,
-    batch_size: int = 32,
     similarity: Sequence[str] = ("cosine", "dot"),
-    max_seq_length: int | None = None,
     precision: str = "fp32",
     embeddings: dict[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
@@ -74,15 +72,14 @@ def evaluate_retrieval(
 
     Args:
         similarity: names of `SimilarityFunction`; the texts are encoded once for all.
-        max_seq_length, precision: see `encode`.
+        precision: see `encode`.
         embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
 
     Returns:
         {"cosine_ndcg@10": 0.40, "cosine_recall@1": ..., "dot_ndcg@10": ...}
     """
     evaluator = _evaluator(_Retrieval, benchmark, similarity, RECALL_AT)
-    evaluator.options = {"batch_size": batch_size, "max_seq_length": max_seq_length, "precision": precision}
-    evaluator.encoded = {}
+    evaluator.precision, evaluator.encoded = precision, {}
     metrics = evaluator(on_cpu(model))
     if embeddings is not None:
         embeddings |= {task: np.concatenate(parts) for task, parts in evaluator.encoded.items()}
@@ -109,14 +106,12 @@ def _evaluator(cls, benchmark: Benchmark, similarity: Sequence[str], recall_at: 
     )
 
 
-def evaluate_similarity(
-    model: SentenceTransformer, path: str | Path, *, max_seq_length: int | None = None, precision: str = "fp32"
-) -> dict[str, float]:
+def evaluate_similarity(model: SentenceTransformer, path: str | Path, *, precision: str = "fp32") -> dict[str, float]:
     """Spearman and Pearson correlation of cosines with people's scores, by `EmbeddingSimilarityEvaluator`.
 
     Args:
         path: a CSV of sentence1, sentence2, score, with or without that header.
-        max_seq_length, precision: see `encode`.
+        precision: see `encode`.
 
     Returns {"spearman_cosine": 0.82, "pearson_cosine": ...}.
 
@@ -124,7 +119,7 @@ def evaluate_similarity(
     """
     rows = _scored_pairs(Path(path))
     evaluator = _Similarity(*map(list, zip(*rows, strict=True)), similarity_fn_names=["cosine"])
-    evaluator.options = {"max_seq_length": max_seq_length, "precision": precision}
+    evaluator.precision = precision
     metrics = evaluator(on_cpu(model))
     return {name: float(metrics[name]) for name in ("spearman_cosine", "pearson_cosine")}
 
@@ -156,7 +151,6 @@ def before_after(
     documents: Mapping[str, str],
     *,
     k: int = 3,
-    max_seq_length: int | None = None,
 ) -> list[dict[str, Any]]:
     """The k nearest documents of the same queries under both models, side by side, for `tables.show`.
 
@@ -169,7 +163,7 @@ def before_after(
     found = {}
     for name, model in (("before", on_cpu(model_before)), ("after", on_cpu(model_after))):
         embeddings = (
-            torch.from_numpy(encode(model, list(texts), task=task, max_seq_length=max_seq_length))
+            torch.from_numpy(encode(model, list(texts), task=task))
             for task, texts in (("query", queries), ("document", documents.values()))
         )
         found[name] = semantic_search(*embeddings, top_k=k)

@@ -28,8 +28,8 @@ from .isotropy import Isotropy, isotropy
 from .loss import new_loss
 from .model import GaussianEmbeddingGemma, freeze
 from .parameters import HELD_OUT, EmbeddingParameters
+from .step import workload as training_step
 from .training import EmbeddingTrainer, new_trainer
-from .workload import workload as training_step
 
 HEAD_ROWS = 4000  # for the closed-form head
 WORDS_A_TOKEN = 0.75
@@ -197,13 +197,12 @@ def measure(
 ) -> tuple[dict[str, float], Isotropy]:
     """What a model is worth: retrieval on the test benchmark, similarity where a file was given, isotropy of documents."""
     precision = "fp32" if runtime.kind == "xla" else runtime.precision  # there a copy on the CPU encodes
-    model, options = on_cpu(model), {"max_seq_length": params.max_seq_length, "precision": precision}
-    embeddings: dict[str, np.ndarray] = {}
-    found = evaluate_retrieval(model, corpus.test, embeddings=embeddings, **options)
+    model, embeddings = on_cpu(model), {}
+    found = evaluate_retrieval(model, corpus.test, precision=precision, embeddings=embeddings)
     values = {name.removeprefix("cosine_"): value for name, value in found.items() if name.startswith("cosine_")}
     values["dot_ndcg@10"] = found["dot_ndcg@10"]
     if params.similarity:
-        values["similarity"] = evaluate_similarity(model, params.similarity, **options)["spearman_cosine"]
+        values["similarity"] = evaluate_similarity(model, params.similarity, precision=precision)["spearman_cosine"]
     report = isotropy(embeddings["document"][:ISOTROPY_TEXTS], t_max=params.t_max, n_points=params.n_points)
     return values | {name: float(value) for name, value in report.results().items()}, report
 

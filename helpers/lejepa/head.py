@@ -7,13 +7,11 @@ SIGReg's gradient vanishes on collapsed embeddings, and a pretrained backbone's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense
 
 from helpers.lejepa.model import column_prompts
 
@@ -37,7 +35,6 @@ def fit_head(
     within: float = 0.0,
     power: float = 1.0,
     shrinkage: float = 0.01,
-    batch_size: int = 64,
     seed: int = 0,
 ) -> HeadFit:
     """Sets the head so that these texts have mean 0 and mean variance 1: z = W2 W1 (x - mean), in fp64 on the CPU.
@@ -56,15 +53,10 @@ def fit_head(
     shrinkage: s as a share of the mean eigenvalue: directions that hardly vary are not blown up to 1. Of MiniLM and other
         BERTs some never vary, as a layer norm takes the mean out (3 of MiniLM's 384).
 
-    Raises ValueError for a number out of range, fewer than two texts, columns that do not fit together, texts whose
-    embeddings are all the same or not finite, or directions without variance where shrinkage is 0.
+    Raises ValueError for texts whose embeddings are all the same or not finite, or directions without variance where
+    shrinkage is 0.
     """
-    for name, value in (("within", within), ("power", power)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value}: must be 0 (geometry kept) to 1 (whitened)")
-    if not (shrinkage >= 0 and math.isfinite(shrinkage)):
-        raise ValueError(f"shrinkage={shrinkage}: must be 0 or more; 0.01 is usual")
-    head, columns = model[-1], _backbone_embeddings(model, texts, batch_size)
+    head, columns = model[-1], _backbone_embeddings(model, texts)
     first_DD = _against_views(columns, within, shrinkage) if within else None
     x_ND = torch.cat(columns) if first_DD is None else torch.cat(columns) @ first_DD
     N, D = x_ND.shape
@@ -103,11 +95,6 @@ def fit_head(
 
 def _against_views(columns: list[torch.Tensor], within: float, shrinkage: float) -> torch.Tensor:
     """W1 [D, D], symmetric, from views [N, D] of the same N texts; each view's own mean is no difference of texts."""
-    if len(columns) < 2 or len({len(column) for column in columns}) > 1:
-        raise ValueError(
-            f"within={within}: needs columns with as many views of the same texts, not "
-            f"{[len(column) for column in columns]} texts; pass two or more, or within=0"
-        )
     views_VND = torch.stack([column - column.mean(0) for column in columns])
     off_VND = views_VND - views_VND.mean(0)
     V, N, _ = off_VND.shape
@@ -121,21 +108,16 @@ def _against_views(columns: list[torch.Tensor], within: float, shrinkage: float)
     return vectors_DD * damped_D ** (-within / 2) @ vectors_DD.T
 
 
-def _backbone_embeddings(model: SentenceTransformer, texts, batch_size: int) -> list[torch.Tensor]:
+def _backbone_embeddings(model: SentenceTransformer, texts) -> list[torch.Tensor]:
     """What reaches the head, fp64 [N, D] a column, each with its prompt."""
     columns = texts if isinstance(texts, Mapping) else {"document": texts}
-    if sum(map(len, columns.values())) < 2:
-        raise ValueError("texts: at least 2 are needed to set the head; give some thousands")
-    if not isinstance(model[-1], Dense):
-        raise ValueError("model does not end in a Dense module: build it with GaussianEmbeddingGemma")
     prompts, training = column_prompts(model, columns), model.training
     # Prompts count into pooling or not as the model says, which only a model's own encode knows.
     backbone = SentenceTransformer(modules=list(model)[:-1], device=str(model.device))
     try:
         parts = [
-            backbone.encode(list(column), prompt=prompts.get(name), batch_size=batch_size, show_progress_bar=False)
+            backbone.encode(list(column), prompt=prompts.get(name), batch_size=64, show_progress_bar=False)
             for name, column in columns.items()
-            if len(column)
         ]
     finally:
         model.train(training)

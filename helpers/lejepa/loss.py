@@ -36,30 +36,26 @@ TERMS = ("invariance", "sigreg", "contrastive")
 class LeJEPALoss(torch.nn.Module):
     """(1 - lambda) inv + lambda SIGReg, or inv + lambda SIGReg, with an optional contrastive term.
 
-    inv is the mean squared distance of all views to the centre of the global ones, over views, texts and dimensions.
+    inv is the mean squared distance of all views to their centre, over views, texts and dimensions.
     SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
     does, multiplies it by V and mixes correlated rows, so that its lambda is not ours in either convention.
 
-    What `state_dict` holds beside the model's weights (steps taken, past embeddings, predictor) is what an exact resume
-    needs, and no trainer saves it by itself.
+    What `state_dict` holds beside the model's weights (steps taken, past embeddings) is what an exact resume needs, and no
+    trainer saves it by itself.
 
     Args:
         model: without a `Normalize` module; its embeddings are the views.
         sigreg: t_max, n_points, slices.
         sigreg_weight: lambda; 0.02 to 0.1 are usual.
         convention: "convex" or "additive", see `CONVENTIONS`.
-        global_views: leading columns whose mean is the centre; None: all. Crops come after.
         past_texts: Q, earlier texts a process keeps for each view (0: none). They are projected on the current slices and
             counted into SIGReg as constants: at N = 32 it cannot see half the rank missing, at 4,096 it can. The value is
             that of the larger batch, the gradient reaches the current one only. Costs Q V num_slices projections a batch.
         contrastive_weight: of the cross-entropy of every further column among the batch's, given the first column
             (MultipleNegativesRankingLoss); rows whose text in either column is the same are no negatives of each other.
         contrastive_scale: inverse temperature of the cosine similarities.
-        predictor: module [..., K] -> [..., K] that each view passes before its distance to the centre is taken. The
-            embedding, the centre and SIGReg are without it. Every process must build it with the same weights.
 
-    Raises:
-        ValueError: a number out of range, or a model that normalises.
+    Raises ValueError for a model that normalises.
     """
 
     def __init__(
@@ -69,42 +65,23 @@ class LeJEPALoss(torch.nn.Module):
         *,
         sigreg_weight: float,
         convention: str = "convex",
-        global_views: int | None = None,
         past_texts: int = 0,
         contrastive_weight: float = 0.0,
         contrastive_scale: float = 20.0,
-        predictor: torch.nn.Module | None = None,
     ) -> None:
         super().__init__()
-        if convention not in CONVENTIONS:
-            raise ValueError(f"convention={convention!r}: choose one of {sorted(CONVENTIONS)}")
-        if not 0 <= sigreg_weight <= (1 if convention == "convex" else float("inf")):
-            raise ValueError(f"sigreg_weight={sigreg_weight}: must be 0 or more, at most 1 when convex; 0.05 is usual")
-        if global_views is not None and global_views < 1:
-            raise ValueError(f"global_views={global_views}: must be at least 1, or None for all")
-        if past_texts < 0:
-            raise ValueError(f"past_texts={past_texts}: must be 0 or more")
-        if contrastive_weight < 0 or contrastive_scale <= 0:
-            raise ValueError(
-                f"contrastive_weight={contrastive_weight}, contrastive_scale={contrastive_scale}: "
-                "the weight must be 0 or more, the scale above 0"
-            )
         if any(isinstance(module, Normalize) for module in model.modules()):
             raise ValueError(
                 "model normalises its embeddings, and unit vectors look collapsed to SIGReg: "
                 "remove its Normalize module and compare by cosine similarity afterwards"
             )
-        self.model, self.sigreg, self.predictor = model, sigreg, predictor
+        self.model, self.sigreg, self.past_texts = model, sigreg, past_texts
         self.sigreg_weight, self.convention = sigreg_weight, convention
-        self.global_views, self.past_texts = global_views, past_texts
         self.contrastive_weight, self.contrastive_scale = contrastive_weight, contrastive_scale
         self.step = 0  # training batches seen: chooses the slices
         self.register_buffer("past_QVK", None)
         self.register_buffer("past_missing", None)  # rows of past_QVK still without a text; on the device, as XLA needs
         self._totals: torch.Tensor | None = None
-        for parameter in () if predictor is None else predictor.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(_mean_over_processes)
 
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor | None = None
@@ -123,8 +100,6 @@ class LeJEPALoss(torch.nn.Module):
                 f"the batch has {V} columns of {N} texts: LeJEPA compares at least 2 views of 2 texts each; "
                 "add a column (a second crop of the text will do) or raise batch_size"
             )
-        if self.global_views is not None and self.global_views > V:
-            raise ValueError(f"global_views={self.global_views}: the batch has only {V} columns")
         embeddings_VNK = torch.stack(views)
         training, past = self.model.training, ()
         if training and self.past_texts:
@@ -177,9 +152,8 @@ class LeJEPALoss(torch.nn.Module):
 
     def _invariance(self, embeddings_VNK):
         with torch.autocast(embeddings_VNK.device.type, enabled=False):
-            centre_NK = embeddings_VNK[: self.global_views].float().mean(0)
-        predicted_VNK = embeddings_VNK if self.predictor is None else self.predictor(embeddings_VNK)
-        return (predicted_VNK.float() - centre_NK).square().mean()
+            embeddings_VNK = embeddings_VNK.float()
+            return (embeddings_VNK - embeddings_VNK.mean(0)).square().mean()
 
     def _contrastive(self, embeddings_VNK, features):
         N, spread = embeddings_VNK.shape[1], spread_over_processes(embeddings_VNK)
@@ -247,15 +221,6 @@ def _same_rows(column: dict[str, torch.Tensor], texts: int, spread: bool):
 
 def _sharded(tensor):
     return xla.shard_batch(tensor) if tensor.device.type == "xla" else tensor
-
-
-def _mean_over_processes(gradient):
-    """DDP averages the gradients of the model that it wraps; a loss's own parameters are outside."""
-    if gradient.device.type == "xla" or not (dist.is_available() and dist.is_initialized()):
-        return gradient
-    total = gradient.clone()
-    dist.all_reduce(total)
-    return total / dist.get_world_size()
 
 
 def _whole(tensor):

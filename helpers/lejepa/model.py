@@ -22,13 +22,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
 from helpers import hub, secrets, tracking
+from helpers.lejepa.parameters import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.parameters import SAMPLE, source_path
 
 # N texts · D backbone · K embedding · R = min(D, K)
 
-EMBEDDING_GEMMA = "google/embeddinggemma-300m"
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-MPNET = "sentence-transformers/all-mpnet-base-v2"
 REVISIONS = {
     EMBEDDING_GEMMA: "64614b0b8b64f0c6c1e52b07e4e9a4e8fe4d2da2",  # the one of MTEB's published results
     MINILM: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
@@ -36,13 +34,12 @@ REVISIONS = {
 }
 # From the model card; without them it does not reach its scores.
 GEMMA_PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
-MIN_OUTPUT_DIM, MAX_OUTPUT_DIM = 2, 4096  # above, SIGReg's slices see too little of the space
 SAMPLE_VOCAB, SAMPLE_TEXTS = 2048, 20_000
 
 
 def GaussianEmbeddingGemma(
-    base_model: str = EMBEDDING_GEMMA,
-    output_dim: int = 512,
+    base_model: str,
+    output_dim: int,
     *,
     max_seq_length: int = 0,
     seed: int = 0,
@@ -62,14 +59,9 @@ def GaussianEmbeddingGemma(
     A base of EmbeddingGemma's architecture gets its query and document prompts where it brings none. Says so where
     `output_dim` is above the backbone's: a linear head cannot add rank.
 
-    Raises ValueError (a number out of range, a gated model without access, no texts for "sample"), FileNotFoundError (no
+    Raises ValueError (a length that the model has not, a gated model without access, no texts for "sample"), FileNotFoundError (no
     such path or hub id, no safetensors) and ConnectionError (hub not reachable and nothing cached).
     """
-    if not MIN_OUTPUT_DIM <= output_dim <= MAX_OUTPUT_DIM:
-        raise ValueError(
-            f"output_dim={output_dim}: must be {MIN_OUTPUT_DIM} to {MAX_OUTPUT_DIM}; random slices test no more dimensions "
-            "well, 256 or 512 are usual"
-        )
     backbone = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model, device)
     modules = [module for module in backbone if not isinstance(module, Normalize)]
     D = backbone.get_embedding_dimension()
@@ -180,31 +172,22 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
 def _train_tokenizer(texts: Iterable[str]):
     import itertools
 
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
     texts = list(itertools.islice(texts, SAMPLE_TEXTS))
     if not texts:
         raise ValueError("texts is empty: base_model='sample' trains its tokenizer on them, so give the training texts")
     # Not WordPiece: its trainer numbers the continuing pieces differently in each process.
-    backend = Tokenizer(models.BPE())
-    backend.normalizer = normalizers.Lowercase()
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.decoder = decoders.ByteLevel()
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    trainer = trainers.BpeTrainer(
-        vocab_size=SAMPLE_VOCAB,
-        special_tokens=list(special),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
+    backend = ByteLevelBPETokenizer(lowercase=True, add_prefix_space=True)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    backend.train_from_iterator(texts, SAMPLE_VOCAB, min_frequency=0, show_progress=False, special_tokens=special)
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, model_max_length=512, clean_up_tokenization_spaces=False,
+        tokenizer_object=Tokenizer.from_str(backend.to_str()), model_max_length=512, clean_up_tokenization_spaces=False,
         **dict(zip(names, special, strict=True)),
     )  # fmt: skip
 
@@ -226,29 +209,20 @@ def _limit_length(model: SentenceTransformer, max_seq_length: int) -> None:
 # ---- what is trained
 
 
-def freeze(model: SentenceTransformer, layers: int) -> tuple[int, int]:
-    """Leaves part of the backbone as it is: numbers of frozen and of trained parameters.
+def freeze(model: SentenceTransformer, layers: int) -> None:
+    """Leaves part of the backbone as it is.
 
     layers: 0 nothing, k the embeddings and the first k transformer layers, -1 all but the head. An earlier call is undone.
         Frozen layers still have dropout in training.
 
-    Raises ValueError for more layers than there are, a backbone without a list of layers, or where nothing was frozen.
+    Raises ValueError for more layers than there are, or a backbone without a list of layers.
     """
-    head = {id(parameter) for parameter in model[-1].parameters()}
-    if layers == 0:
-        chosen: list[torch.nn.Parameter] = []
-    elif layers == -1:
-        chosen = [parameter for parameter in model.parameters() if id(parameter) not in head]
+    if layers == -1:
+        frozen = set(model.parameters()) - set(model[-1].parameters())
     else:
-        chosen = _first_layers(model, layers)
-    frozen = {id(parameter) for parameter in chosen}
-    if layers and not frozen:
-        raise ValueError(f"freeze_layers={layers}: nothing in this model could be frozen; use 0")
+        frozen = set(_first_layers(model, layers)) if layers else set()
     for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) not in frozen)
-    counts = [sum(p.numel() for p in model.parameters() if (id(p) in frozen) is side) for side in (True, False)]
-    assert sum(counts) == sum(p.numel() for p in model.parameters())
-    return counts[0], counts[1]
+        parameter.requires_grad_(parameter not in frozen)
 
 
 def _first_layers(model: SentenceTransformer, layers: int) -> list[torch.nn.Parameter]:

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from helpers.lejepa.data import rows_wanted
+from helpers.lejepa.data import MIN_ROWS, MSMARCO
 from helpers.local_paths import ModelSource, existing_file
 from helpers.parameters import (
     MACHINE,
+    SAMPLE,
     Parameters,
     Source,
     Text,
@@ -19,6 +20,9 @@ from helpers.parameters import (
 )
 from helpers.plan import Recipe
 
+EMBEDDING_GEMMA = "google/embeddinggemma-300m"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+MPNET = "sentence-transformers/all-mpnet-base-v2"
 HELD_OUT = "held-out"
 LEAST_BATCH = 2  # texts: LeJEPA compares at least two
 EPOCHS, LONGEST_RECIPE = 3, 5_000  # passes over the texts; steps
@@ -29,19 +33,14 @@ class EmbeddingParameters(Parameters):
     """What `lejepa_training` and its TPU twin are told."""
 
     data_source: Source = parameter(
-        "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1",
+        MSMARCO,
         "Hub data set; your own texts: `.jsonl` or `.csv` with anchor and positive, or text, a `.txt`, or a folder of `.txt` "
         "and `.md`; or 'sample', documentation strings of Python, which need no network.",
     )
     base_model: ModelSource = parameter(
-        "google/embeddinggemma-300m",
+        EMBEDDING_GEMMA,
         "Backbone: hub id, local path, or 'sample' for a tiny random one.",
-        suggestions=(
-            "google/embeddinggemma-300m",
-            "sentence-transformers/all-MiniLM-L6-v2",
-            "sentence-transformers/all-mpnet-base-v2",
-            "sample",
-        ),
+        suggestions=(EMBEDDING_GEMMA, MINILM, MPNET, SAMPLE),
     )
     output_dir: str = parameter(
         "outputs/lejepa_training",
@@ -166,7 +165,8 @@ class EmbeddingParameters(Parameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Any:
-        rows_wanted(self.num_samples)
+        if 0 < self.num_samples < MIN_ROWS:
+            raise ValueError(f"num_samples={self.num_samples} is too few: give 0 (all) or at least {MIN_ROWS}")
         if self.train_length:
             in_range("train_length", self.train_length, 8, self.max_seq_length)
         in_range("crop_max_share", self.crop_max_share, self.crop_min_share, 1.0)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from sentence_transformers import (
     SentenceTransformer,
@@ -25,14 +24,12 @@ from torch import nn
 
 from helpers import checkpoint, tracking, xla
 from helpers.arguments import training_arguments
-from helpers.lejepa.collation import PaddedTexts, padded_lengths, text_columns
+from helpers.lejepa.collation import PaddedTexts, padded_lengths
 from helpers.lejepa.encoding import on_cpu
 from helpers.lejepa.model import check_modules, column_prompts
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
-
-FEWEST_TEXTS = 2  # in a batch of one process
 
 
 class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
@@ -49,16 +46,7 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         **kwargs: of `TrainerMixin` and `SentenceTransformerTrainer`.
     """
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        *,
-        max_seq_length: int,
-        runtime: Runtime,
-        **kwargs,
-    ) -> None:
-        if model.transformers_model is None:
-            raise ValueError("model has no transformers encoder; build it from a Transformer module")
+    def __init__(self, model: SentenceTransformer, *, max_seq_length: int, runtime: Runtime, **kwargs) -> None:
         self._preprocess = PaddedTexts(model, padded_lengths(max_seq_length, one=runtime.kind == "xla"))
         # Looking up the Hub for a licence or encoding examples is nothing that a save should do.
         model.model_card_data.local_files_only = True
@@ -148,10 +136,8 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         model = getattr(self.model, "_orig_mod", self.model)
         check_modules(Path(checkpoint_path))
-        read, own = (
-            SentenceTransformer(checkpoint_path, device="cpu", local_files_only=True).state_dict(),
-            model.state_dict(),
-        )
+        own = model.state_dict()
+        read = SentenceTransformer(checkpoint_path, device="cpu", local_files_only=True).state_dict()
         # Stock reads it the same way, and refuses the pooler that transformers then adds to an encoder without one.
         model.load_state_dict({name: weight for name, weight in read.items() if name in own})
         folder = Path(checkpoint_path)
@@ -181,9 +167,6 @@ def new_trainer(
     output_dir: Path | str,
     *,
     seed: int,
-    logging_steps: int,
-    eval_steps: int,
-    save_steps: int,
     report_to: str = "none",
     patience: int = 0,
     max_hours: float = 0.0,
@@ -196,31 +179,21 @@ def new_trainer(
         model: of sentence-transformers; its "query" prompt goes before the first column, "document" before the others.
         loss: `LeJEPALoss`, or any other of sentence-transformers', of this model.
         train_dataset: `datasets.Dataset` of text columns, streaming or not.
-        eval_dataset: the same, or None. It is cut to whole batches, so that every batch is as hard as the others.
+        eval_dataset: the same in whole batches, or None.
         evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
         plan: what `plan.plan` returned.
         runtime: what `runtime.detect` returned.
         output_dir: the run's folder.
         seed: of data order and dropout.
-        logging_steps, eval_steps, save_steps: optimizer steps between two.
         report_to: "none" or "wandb".
         patience: evaluations without improvement before the run stops; 0: never.
         max_hours: time budget of this session; 0: none.
         max_seq_length: tokens; 0 takes the plan's sequence_length.
-        **overrides: fields of `SentenceTransformerTrainingArguments`, such as metric_for_best_model, greater_is_better,
+        **overrides: fields of `SentenceTransformerTrainingArguments`, such as logging_steps, metric_for_best_model,
             batch_sampler and learning_rate_mapping, rates by pattern of a parameter's name in the loss.
 
-    Raises ValueError for too few texts, columns or tokens, and for nothing to evaluate.
+    Raises ValueError for nothing to evaluate.
     """
-    columns = text_columns(train_dataset)
-    batch = plan.micro_batch_size
-    if hasattr(train_dataset, "__len__") and len(train_dataset) < batch:
-        raise ValueError(
-            f"train_dataset has {len(train_dataset)} examples and a batch {batch}: "
-            "there is no whole batch; lower batch_size or add data"
-        )
-    if isinstance(eval_dataset, Dataset):
-        eval_dataset, batch = _whole_batches(eval_dataset, plan, runtime)
     report_to, reason = tracking.report_to(wanted := report_to)
     if report_to != wanted:
         tracking.say(reason)
@@ -230,16 +203,9 @@ def new_trainer(
         output_dir,
         seed=seed,
         cls=SentenceTransformerTrainingArguments,
-        **{
-            "logging_steps": logging_steps,
-            "eval_steps": eval_steps,
-            "save_steps": save_steps,
-            "report_to": report_to,
-            "prompts": column_prompts(model, columns) or None,
-            # Under SPMD this process feeds all devices, elsewhere one.
-            "per_device_eval_batch_size": batch // (1 if runtime.kind == "xla" else plan.device_count),
-            **overrides,
-        },
+        report_to=report_to,
+        prompts=column_prompts(model, train_dataset.column_names) or None,
+        **overrides,
     )
     return EmbeddingTrainer(
         model,
@@ -267,22 +233,6 @@ def flops_per_token(model: SentenceTransformer) -> float:
     tables = {id(part.weight) for part in encoder.modules() if isinstance(part, nn.Embedding)}
     weights = [weight for weight in encoder.parameters() if id(weight) not in tables]
     return float(sum((6 if weight.requires_grad else 2) * weight.numel() for weight in weights))
-
-
-# ---- data
-
-
-def _whole_batches(dataset: Dataset, plan: Plan, runtime: Runtime) -> tuple[Dataset, int]:
-    """The data set cut to whole evaluation batches, and the batch over all devices."""
-    devices = plan.device_count
-    batch = min(plan.micro_batch_size, len(dataset) // devices * devices)
-    least = max(FEWEST_TEXTS, devices) if runtime.kind == "xla" else FEWEST_TEXTS * devices
-    if batch < least:
-        raise ValueError(
-            f"eval_dataset has {len(dataset)} examples for {devices} device(s): at least {least} are needed; "
-            "add some, or pass None and an evaluator"
-        )
-    return dataset.select(range(len(dataset) // batch * batch)), batch
 
 
 # ---- weights

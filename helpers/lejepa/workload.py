@@ -1,17 +1,18 @@
-"""The embedding model's training step, for the planner."""
+"""The embedding model's training step for the planner on the command line, which has no notebook's model."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from helpers.plan import Recipe
 from helpers.planning.workloads import Asked, Workload
 from helpers.runtime import Runtime
 
-from .parameters import LEAST_BATCH, EmbeddingParameters, recipe
+from .parameters import EmbeddingParameters, recipe
+from .step import NOTEBOOK, workload
 
-NOTEBOOK = "lejepa_training"
+__all__ = ["NOTEBOOK", "planned", "workload"]
+
 GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
     "vocab_size": 262_144,
     "hidden_size": 768,
@@ -24,33 +25,6 @@ GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
     "use_bidirectional_attention": True,
 }
 GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
-
-
-def workload(loss_module, name: str, length: int, views: int) -> Workload:
-    """The step of a loss that holds its model (`LeJEPALoss`), over so many views of each text."""
-    import torch
-
-    vocabulary = next(m for m in loss_module.modules() if isinstance(m, torch.nn.Embedding)).num_embeddings
-
-    def batch(examples: int, length: int) -> list[dict[str, Any]]:
-        mask = torch.ones(examples, length, dtype=torch.long)
-        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        columns = (torch.randint(0, vocabulary, (examples, length)) for _ in range(views))
-        return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
-
-    def loss(loss_module, columns):
-        return loss_module([dict(column) for column in columns])
-
-    return Workload(
-        notebook=NOTEBOOK,
-        name=name,
-        model=loss_module,
-        batch=batch,
-        loss=loss,
-        length=length,
-        views=views,
-        least=LEAST_BATCH,
-    )
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:

@@ -229,8 +229,7 @@ figure = plot_isotropy(reports, folder / "figures" / "isotropy.png", title=f"Tes
 
 # %%
 shown = {corpus.test.queries[name]: corpus.test.relevant[name] for name in list(corpus.test.queries)[:4]}
-length = params.max_seq_length
-tables.show(evaluation.before_after(before, trainer.model, shown, corpus.test.corpus, max_seq_length=length))
+tables.show(evaluation.before_after(before, trainer.model, shown, corpus.test.corpus))
 
 # %% [markdown]
 # ## Save, reload, search
@@ -252,12 +251,11 @@ if difference > (1e-3 if machine.precision == "fp32" else 5e-2):
 
 # %%
 documents = corpus.test.corpus
-index = TextIndex.build(reloaded, list(documents), list(documents.values()), max_seq_length=length)
-found, scores = index.search([params.query], 3, model=reloaded)
+index = TextIndex(reloaded, list(documents), list(documents.values()))
+found, scores = index.search(reloaded, [params.query], 3)
 hits = [(f"{score:.3f}", documents[name][:200]) for name, score in zip(found[0], scores[0], strict=True)]
 tables.show([{"cosine": cosine, "document": " ".join(text.split())} for cosine, text in hits], params.query)
-if not (folder / "index").exists():
-    index.save(folder / "index")
+index.save(folder / "index")
 
 # %%
 results_file = run_folder.write_results(
@@ -284,6 +282,7 @@ print(results_file.resolve())
 # ## Next steps
 #
 # - **Use the model elsewhere**: `SentenceTransformer("<output_dir>/model")`, with `encode_query` and `encode_document`.
+#   `faiss.read_index("<output_dir>/index/index.faiss")` holds the documents at length 1, in the order of `index.json`.
 # - **Your own documents**: set `data_source` to their folder. Crops are the views, no questions are needed.
 # - **Out of memory or slow**: lower `batch_size` and raise `past_texts` by as much, shorten `max_seq_length`, or leave the
 #   first layers as they are (`freeze_layers`); what each gave is measured in `docs/lejepa.md`.
