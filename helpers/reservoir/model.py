@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from helpers.reservoir.architecture import from_json, parse, to_json
+from helpers.reservoir.architecture import DEFAULT, notation, parse
 from helpers.reservoir.readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
 from helpers.reservoir.recall import Recall, proposals
 from helpers.reservoir.reservoirs import Reservoirs
@@ -21,7 +21,6 @@ from helpers.reservoir.reservoirs import Reservoirs
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
 
 EMBEDDING_STD = 0.02  # a tied head then begins near a uniform guess
-DEFAULT_RESERVOIRS = "delay:128 delays:8 + tanh:1024 blocks:8 + linear:512"
 
 
 class ReservoirConfig(PretrainedConfig):
@@ -29,7 +28,7 @@ class ReservoirConfig(PretrainedConfig):
 
     Args:
         vocab_size: V.
-        reservoirs: their notation (architecture.py), or its lists of dictionaries.
+        reservoirs: their notation (architecture.py).
         reservoir_seed: the frozen weights are a function of this seed and `reservoirs`.
         embedding_size: D, width of the trained vector a token.
         recall_tokens: W.
@@ -44,7 +43,7 @@ class ReservoirConfig(PretrainedConfig):
     def __init__(
         self,
         vocab_size: int = 50257,
-        reservoirs: str | list[list[dict]] = DEFAULT_RESERVOIRS,
+        reservoirs: str = DEFAULT,
         reservoir_seed: int = 0,
         embedding_size: int = 256,
         readout_blocks: int = 4,
@@ -70,7 +69,7 @@ class ReservoirConfig(PretrainedConfig):
             if not 0 <= share < 1:
                 raise ValueError(f"{name}={share}: must be in [0, 1)")
         self.vocab_size = vocab_size
-        self.reservoirs = to_json(parse(reservoirs) if isinstance(reservoirs, str) else from_json(reservoirs))
+        self.reservoirs = notation(parse(reservoirs))
         self.reservoir_seed = reservoir_seed
         self.embedding_size = embedding_size
         self.readout_blocks = readout_blocks
@@ -105,7 +104,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: ReservoirConfig):
         super().__init__(config)
         V, D = config.vocab_size, config.embedding_size
-        self.reservoirs = Reservoirs(from_json(config.reservoirs), V)
+        self.reservoirs = Reservoirs(parse(config.reservoirs), V)
         self.embedding = nn.Embedding(V, D)
         heads = config.attention_heads
         self.projections = nn.ModuleList(

@@ -17,7 +17,7 @@ from helpers.parameters import (
     source_path,
 )
 from helpers.plan import Recipe
-from helpers.reservoir.architecture import parse
+from helpers.reservoir.architecture import DEFAULT, parse
 from helpers.reservoir.stories import MIN_STORIES
 
 EPOCHS = 5  # passes; the validation loss of 2,000 stories hardly moves after
@@ -57,7 +57,7 @@ class ReservoirParameters(Parameters):
     sequence_length: int = parameter(128, "Tokens of a block.", group=TEXT, low=8, high=4096)
 
     reservoirs: str = parameter(
-        "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linear:512",
+        DEFAULT,
         "`+` puts reservoirs side by side, `|` stacks them; the notation is in helpers/reservoir/architecture.py.",
         group=RESERVOIRS,
     )
