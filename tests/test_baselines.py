@@ -20,7 +20,7 @@ from helpers.reservoir.baselines import (
 )
 from helpers.reservoir.blocks import TokenBlocks
 from helpers.reservoir.sample import sample_stories
-from helpers.reservoir.tokens import load_tokenizer, open_tokens, write_tokens
+from helpers.reservoir.tokens import load_tokenizer, write_tokens
 
 V, T = 300, 16
 
@@ -30,9 +30,9 @@ def corpus(tmp_path_factory):
     """Training tokens and validation blocks of a toy corpus; some validation pairs and tokens are new."""
     folder = tmp_path_factory.mktemp("corpus")
     tokenizer = load_tokenizer("train", sample_stories(40, seed=0), V)[0]
-    train = write_tokens(sample_stories(40, seed=0), tokenizer, folder / "train.bin")
+    train = write_tokens(sample_stories(40, seed=0), tokenizer, folder / "train", source="")
     held_out = [*sample_stories(6, seed=1), "Zürich & Co. §5 = 100%"]
-    return open_tokens(train.path), TokenBlocks(write_tokens(held_out, tokenizer, folder / "validation.bin"), T)
+    return train, TokenBlocks(write_tokens(held_out, tokenizer, folder / "validation", source=""), T)
 
 
 def slow_unigram(tokens, token):
@@ -184,8 +184,8 @@ def test_kneser_ney_finds_what_two_tokens_say_and_one_does_not(tmp_path):
         letters.append((letters[-1] + letters[-2]) % 7)
     tokenizer = load_tokenizer("train", [], 257)[0]
     text = "".join("abcdefg"[letter] for letter in letters)
-    blocks = TokenBlocks(write_tokens([text], tokenizer, tmp_path / "sums.bin"), 32)
-    tokens = open_tokens(tmp_path / "sums.bin")
+    tokens = write_tokens([text], tokenizer, tmp_path / "sums", source="")
+    blocks = TokenBlocks(tokens, 32)
     assert bigram_nats(tokens, blocks, 257) > 0.7
     assert kneser_ney_nats(tokens, blocks, 257) < 0.1
 
@@ -196,7 +196,7 @@ def test_kneser_ney_beats_bigram_on_new_stories(corpus):
 
 
 def test_blocks_of_two_tokens_have_one_token_of_context(corpus):
-    tokens, blocks = corpus[0][:1500], TokenBlocks(corpus[1].token_file, 2)
+    tokens, blocks = corpus[0][:1500], TokenBlocks(corpus[1].tokens, 2)
     slow = SlowKneserNey(tokens.tolist())
     nats = [-math.log(slow.probability((context,), token)) for context, token in predicted_pairs(blocks)]
     assert kneser_ney_nats(tokens, blocks, V) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
@@ -209,7 +209,7 @@ def test_bigram_beats_unigram_which_beats_the_uniform_guess(corpus):
 
 def test_bigram_of_a_cycle_is_almost_certain(tmp_path):
     tokenizer = load_tokenizer("train", [], 257)[0]
-    blocks = TokenBlocks(write_tokens(["abcd" * 400], tokenizer, tmp_path / "cycle.bin"), 8)
-    tokens = open_tokens(tmp_path / "cycle.bin")
+    tokens = write_tokens(["abcd" * 400], tokenizer, tmp_path / "cycle", source="")
+    blocks = TokenBlocks(tokens, 8)
     assert unigram_nats(tokens, blocks, 257) == pytest.approx(math.log(4), abs=0.05)
     assert bigram_nats(tokens, blocks, 257) < 0.01

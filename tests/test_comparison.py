@@ -167,7 +167,7 @@ splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
 corpus = experiment.tokenise(splits, tokenizer, folder / "data")
 model = experiment.new_model(params, corpus)
-made = plan(recipe(16, corpus.train.tokens), workload(model, "small", 16), machine, batch_size=8, max_steps=6)
+made = plan(recipe(16, len(corpus.train)), workload(model, "small", 16), machine, batch_size=8, max_steps=6)
 
 seen = {}  # what each run is trained on, by the folder of its checkpoints
 step = experiment.LanguageModelTrainer.training_step
@@ -191,7 +191,7 @@ answers = {
     "again": comparison.row(trainer, corpus, params),
     "blocks": [len(run.eval_dataset) for run in (trainer, beside)],
     "rates": [run.plan.learning_rate for run in (trainer, beside)],
-    "rates of the recipes": [recipe(16, corpus.train.tokens).learning_rate, transformer_recipe(16, 8, 6).learning_rate],
+    "rates of the recipes": [recipe(16, len(corpus.train)).learning_rate, transformer_recipe(16, 8, 6).learning_rate],
     "asked rate": transformer("asked", params.model_copy(update={"learning_rate": 0.02, "max_steps": 1})).plan.learning_rate,
     "patience": [run.patience for run in (trainer, beside)],
     "losses": [[entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry][:3] for run in (trainer, beside)],

@@ -1,4 +1,4 @@
-"""Fixed-length blocks of a memory-mapped token file, and the bytes of text that they stand for.
+"""Fixed-length blocks of the tokens of a text, and the bytes of text that they stand for.
 
 # V vocabulary · B blocks · T tokens in a block
 """
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-
-from helpers.reservoir.tokens import TokenFile, open_tokens
 
 
 class TokenBlocks(torch.utils.data.Dataset):
@@ -22,20 +20,19 @@ class TokenBlocks(torch.utils.data.Dataset):
     """
 
     def __init__(
-        self, token_file: TokenFile, sequence_length: int, max_blocks: int | None = None, multiple_of: int = 1
+        self, tokens: np.ndarray, sequence_length: int, max_blocks: int | None = None, multiple_of: int = 1
     ) -> None:
-        count = token_file.tokens // sequence_length
+        count = len(tokens) // sequence_length
         count = count if max_blocks is None else min(count, max_blocks)
         self.count = count - count % multiple_of
         if self.count == 0:
             raise ValueError(
                 f"sequence_length={sequence_length}, batch_size={multiple_of}, max_blocks={max_blocks}: "
-                f"{token_file.tokens} tokens make {count} blocks, not one batch; "
+                f"{len(tokens)} tokens make {count} blocks, not one batch; "
                 "use more stories, a smaller sequence_length or a smaller batch_size"
             )
-        self.token_file = token_file
         self.sequence_length = sequence_length
-        self.tokens = open_tokens(token_file.path)
+        self.tokens = tokens
 
     def __len__(self) -> int:
         return self.count
