@@ -18,7 +18,7 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
-from .baselines import bigram_nats, kneser_ney_nats, unigram_nats
+from .baselines import kneser_ney_nats, unigram_nats
 from .blocks import TokenBlocks, bits_per_byte
 from .codes import cooccurrence_codes
 from .diagnostic_plots import plot_diagnostics
@@ -199,8 +199,8 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
     tokens, vocabulary = corpus.train, len(corpus.tokenizer)
     return {
         "unigram": metrics(unigram_nats(tokens, blocks, vocabulary), corpus, blocks),
-        "bigram": metrics(bigram_nats(tokens, blocks, vocabulary), corpus, blocks),
-        "Kneser-Ney trigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary), corpus, blocks),
+        "bigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary, 2), corpus, blocks),
+        "Kneser-Ney trigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary, 3), corpus, blocks),
     }
 
 
