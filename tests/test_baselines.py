@@ -156,7 +156,7 @@ def test_the_trigram_beats_the_bigram_on_new_stories(corpus):
 
 
 def test_blocks_of_two_tokens_have_one_token_of_context(corpus):
-    tokens, blocks = corpus[0][:1500], TokenBlocks(corpus[1].tokens, 2)
+    tokens, blocks = corpus[0][:1500], TokenBlocks(corpus[1].ids_BT.ravel(), 2)
     slow = SlowKneserNey(tokens.tolist())
     nats = [-math.log(slow.probability((context,), token)) for context, token in predicted_pairs(blocks)]
     assert kneser_ney_nats(tokens, blocks, V, 3) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)

@@ -24,32 +24,27 @@ class TokenBlocks(torch.utils.data.Dataset):
     ) -> None:
         count = len(tokens) // sequence_length
         count = count if max_blocks is None else min(count, max_blocks)
-        self.count = count - count % multiple_of
-        if self.count == 0:
+        whole = count - count % multiple_of
+        if whole == 0:
             raise ValueError(
                 f"sequence_length={sequence_length}, batch_size={multiple_of}, max_blocks={max_blocks}: "
                 f"{len(tokens)} tokens make {count} blocks, not one batch; "
                 "use more stories, a smaller sequence_length or a smaller batch_size"
             )
         self.sequence_length = sequence_length
-        self.tokens = tokens
+        self.ids_BT = tokens[: whole * sequence_length].reshape(whole, sequence_length)
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.ids_BT)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not -self.count <= index < self.count:
-            raise IndexError(f"block {index} of {self.count}")
-        start = index % self.count * self.sequence_length
-        ids_T = torch.from_numpy(self.tokens[start : start + self.sequence_length].astype(np.int64))
+        ids_T = torch.from_numpy(self.ids_BT[index].astype(np.int64))
         return {"input_ids": ids_T, "labels": ids_T.clone()}
 
     def arrays(self, rows: int = 1024) -> Iterator[np.ndarray]:
         """All blocks in order, as int64 arrays [<= rows, T]."""
-        for start in range(0, self.count, rows):
-            stop = min(start + rows, self.count)
-            flat = self.tokens[start * self.sequence_length : stop * self.sequence_length]
-            yield flat.astype(np.int64).reshape(-1, self.sequence_length)
+        for start in range(0, len(self), rows):
+            yield self.ids_BT[start : start + rows].astype(np.int64)
 
 
 def scored_bytes(blocks: TokenBlocks, token_bytes: np.ndarray) -> int:
