@@ -1,4 +1,4 @@
-"""The reservoir beside a transformer of as many trained parameters on as many tokens, over seeds: table and picture."""
+"""The reservoir beside an equal transformer, over seeds: table and picture."""
 
 from __future__ import annotations
 

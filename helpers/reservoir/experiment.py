@@ -64,7 +64,7 @@ class Corpus:
 
 
 def tokenise(splits: StorySplits, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Corpus:
-    """Writes both splits as memory-mapped tokens under `folder`, or finds them there; of several processes the first."""
+    """Both splits as memory-mapped tokens under `folder`; of several processes the first writes them."""
     folder = ranks.broadcast(folder.absolute())
     with ranks.main_process_first():
         train, validation = (
@@ -98,7 +98,7 @@ def new_trainer(
     runtime: Runtime,
     output_dir: Path,
 ) -> LanguageModelTrainer:
-    """The trainer of a run, with a sample of the model's text at every evaluation."""
+    """The trainer of a run, which prints the beginning of a story at every evaluation."""
     train, validation = corpus.blocks(plan)
     report_to, reason = tracking.report_to(params.report_to)
     if report_to != params.report_to:
@@ -132,8 +132,6 @@ def new_trainer(
 
 
 class StoryAtEvaluation(TrainerCallback):
-    """Prints the beginning of a story at every evaluation during training."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast, params: ReservoirParameters):
         self.tokenizer, self.params = tokenizer, params
         self.training = False
@@ -207,8 +205,8 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
 def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer) -> dict[str, float]:
     """`metrics` of the closed-form readout on the features of the last layer.
 
-    Fitted on the first 50,000 training tokens and scored on the first 20,000 validation tokens: features times vocabulary
-    weights make more a matter of hours. On XLA by a copy of the reservoirs on the CPU.
+    Fitted on the first 50,000 training tokens and scored on the first 20,000 validation tokens; on XLA by a copy of the
+    reservoirs on the CPU.
     """
     model = cpu_copy(model) if model.device.type == "xla" else model
     length, train = trainer.plan.sequence_length, trainer.train_dataset

@@ -1,7 +1,4 @@
-"""A reservoir language model: frozen reservoirs remember the text, a trained readout predicts; a transformers causal LM.
-
-`architecture.py` says which reservoirs, `reservoirs.py` has the frozen half, `readout.py` the trained one; nothing is trained through time.
-"""
+"""A reservoir language model as a transformers causal LM: frozen reservoirs remember the text, a trained readout predicts."""
 
 from __future__ import annotations
 
@@ -91,7 +88,7 @@ class ReservoirOutput(ModelOutput):
 
 
 class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
-    """Reservoir language model with the interface of a transformers causal LM, streaming `generate` included."""
+    """The model; `generate` streams."""
 
     config_class = ReservoirConfig
     main_input_name = "input_ids"
@@ -130,8 +127,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> ReservoirForCausalLM:
         """A new model: reservoirs drawn from `config.reservoir_seed`, readout from `seed`.
 
-        codes_VC: codes of the tokens (`codes.py`), which the first reservoirs see in place of random ones, for ever, and
-            where the trained embedding begins.
+        codes_VC: codes of the tokens (`codes.py`): what the first reservoirs see, and where the trained embedding begins.
         """
         torch.manual_seed(seed)
         model = cls(config)
@@ -193,8 +189,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         """Features of every layer of reservoirs after each of the tokens [B, T], and the state after the last [B, S].
 
         `state` is the reservoirs' part of the whole one, or all of it; what is returned is their part.
-        Where `attention_mask` [B, >= T] (its last T count) is 0, the token drives nothing: the zero state stays zero
-        through padding on the left.
+        The last T of `attention_mask` [B, >= T] count, as in `Reservoirs.forward`.
         """
         if state is None:
             state = self.initial_state(input_ids.shape[0])
@@ -243,7 +238,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return ReservoirOutput(loss=loss, logits=logits_BTV, state=state)
 
-    # -- generation: one token a step, the state carried in place of a key-value cache --
+    # -- generation: one token a step, the state carried in place of a key-value cache, which is never made --
 
     def prepare_inputs_for_generation(
         self, input_ids, state=None, attention_mask=None, is_first_iteration=False, **kwargs
@@ -261,7 +256,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
     def _prepare_cache_for_generation(self, *args, **kwargs):
-        """A reservoir keeps its own state; there is no key-value cache to make."""
+        pass
 
     def parameter_counts(self) -> dict[str, int]:
         """Trained parameters and frozen weights, counted apart."""

@@ -31,7 +31,7 @@ def load_tokenizer(
 
     source: "gpt2" is GPT-2's, or one trained on `stories` where that cannot be had; "train" trains one of `vocab_size`
         entries on the first 50,000 stories, the same each time; anything else is a local path or hub id.
-    trim: restrict it to what `stories` use (see `trim_vocabulary`). One trained on them has nothing else.
+    trim: see `trim_vocabulary`. A tokeniser that was trained on `stories` has nothing else.
 
     Raises ValueError where it cannot be loaded, has no end-of-text token, or is to be trimmed and is not byte-level BPE.
     """
@@ -64,8 +64,8 @@ def trim_vocabulary(
     """`tokenizer` without the entries that `stories` never use, and a line on what is left; one pass over `stories`.
 
     Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order
-    under new ids, and the merges that make them. `stories` become the same tokens as before; other text is still encoded,
-    in smaller pieces where a token was dropped.
+    under new ids. `stories` become the same tokens as before; other text is still encoded, in smaller pieces where a token
+    was dropped.
 
     Raises ValueError where the tokeniser is not byte-level BPE, and where there is no text.
     """
@@ -100,7 +100,7 @@ def trim_vocabulary(
         **tokenizer.special_tokens_map,
     )
     assert trimmed.get_vocab() == ids
-    return trimmed, f"trimmed to {len(trimmed)}: what the stories use, its merges and the 256 bytes"
+    return trimmed, f"trimmed to {len(trimmed)} that the stories use"
 
 
 def _restrict(definition: dict[str, Any], ids: dict[str, int]) -> None:

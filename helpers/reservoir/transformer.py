@@ -1,4 +1,4 @@
-"""The transformer beside the reservoir: a small Llama of as many trained parameters.
+"""The transformer beside the reservoir.
 
 # V vocabulary · H hidden size · I intermediate size · L layers
 """
