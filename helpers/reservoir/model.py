@@ -261,7 +261,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def parameter_counts(self) -> dict[str, int]:
         """Trained parameters and frozen weights, counted apart."""
         return {
-            "trainable": sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad),
+            "trainable": self.num_parameters(only_trainable=True),
             "frozen": sum(buffer.numel() for buffer in self.buffers()),
         }
 
