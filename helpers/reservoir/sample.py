@@ -8,8 +8,8 @@ import random
 import re
 
 SHE, HE = ("she", "her", "her"), ("he", "him", "his")
-GIRLS = ("Lily", "Mia", "Anna", "Sue", "Rosie", "Ella", "Maya", "Nora", "Zoe", "Ruby", "Ivy", "Amina")
-BOYS = ("Tom", "Ben", "Max", "Sam", "Leo", "Jack", "Tim", "Noah", "Omar", "Hugo", "Ravi", "Kenji")
+GIRLS = ("Lily", "Mia", "Anna", "Sue", "Rosie", "Ella", "Maya", "Nora", "Zoe", "Amina")
+BOYS = ("Tom", "Ben", "Max", "Sam", "Leo", "Jack", "Tim", "Noah", "Hugo", "Kenji")
 CHILDREN = [(name, "girl", *SHE) for name in GIRLS] + [(name, "boy", *HE) for name in BOYS]
 ANIMALS = [("Pip", "rabbit", *SHE), ("Dot", "duck", *SHE), ("Luna", "cat", *SHE), ("Pearl", "mouse", *SHE)]
 ANIMALS += [("Bruno", "bear", *HE), ("Ollie", "owl", *HE), ("Rex", "dog", *HE), ("Moss", "frog", *HE)]
@@ -17,27 +17,25 @@ RELATIVES = (("mom", "she"), ("grandma", "she"), ("dad", "he"), ("grandpa", "he"
 
 # One entry is drawn from each pool for each story; several words in one entry belong together.
 POOLS = {
-    "trait": "little|kind|brave|curious|quiet|clever|gentle|young",
-    "adj": "red|blue|green|yellow|old|new|big|small|orange|golden",
-    "toy": "ball|kite|drum|doll|toy boat|robot|hat|book|puzzle|wagon",
-    "hobby": "sing songs|paint pictures|jump in puddles|look for bugs|tell jokes|climb trees|read stories|pick flowers",
+    "trait": "little|kind|brave|curious|quiet|clever",
+    "adj": "red|blue|green|yellow|old|new|big|small",
+    "toy": "ball|kite|drum|doll|toy boat|robot|hat|book",
+    "hobby": "sing songs|paint pictures|look for bugs|tell jokes|climb trees|pick flowers",
     "at place": "at:the park|in:the garden|in:the forest|at:the beach|on:the farm|by:the river|on:the hill|by:the lake",
-    "day": "One day|One sunny morning|One warm afternoon|One windy day|Early one morning|After lunch",
-    "spot": "under a bush|behind a big rock|in the tall grass|near the old gate|behind the shed|under a pile of leaves",
+    "day": "One day|One sunny morning|Early one morning|After lunch",
+    "spot": "under a bush|behind a big rock|in the tall grass|near the old gate|behind the shed",
     "sad": "sad|upset|worried|very sad",
     "glad": "happy|glad|proud|so happy",
     "game": "tag|hide and seek|catch|pirates",
-    "fragile": "vase|teapot|lamp|plate|mirror|glass bowl",
+    "fragile": "vase|teapot|lamp|plate|mirror",
     "skill fail tip": "ride a bike:the bike tipped over:Look straight ahead and keep going"
     "|whistle a tune:only air came out:Make your lips round and blow softly"
-    "|skip stones:the stone sank:Use a flat stone and throw it low"
     "|build a tower:the tower fell down:Put the biggest block at the bottom",
     "fear trial cure": "the dark:sleep without a light:The dark is only the day taking a nap"
     "|thunder:listen to a whole storm:Thunder is only the clouds clapping their hands"
-    "|deep water:step into the pond:Stay near the edge and hold my hand"
-    "|high places:climb a hill:Take one step at a time and look ahead",
+    "|deep water:step into the pond:Stay near the edge and hold my hand",
     "found trap tool": "kitten:was stuck high in a tree:a ladder|puppy:had fallen into a deep hole:a long board"
-    "|lamb:was caught in a thorny bush:some gloves|beetle:had fallen into a bucket of water:a leaf",
+    "|lamb:was caught in a thorny bush:some gloves",
 }
 
 # A line is one sentence slot, " | " parts its alternatives, a blank line is a new paragraph.
