@@ -40,9 +40,8 @@
 # %% [markdown]
 # ## Parameters
 #
-# `data_source` is a Hub data set, a path to your own `.txt`, `.jsonl` or `.parquet` (stories separated by
-# `<|endoftext|>` or blank lines), or `"sample"`, which needs no network. Zeros mean "what the recipe says".
-# Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# Zeros mean "what the recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's
+# secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
