@@ -97,7 +97,7 @@ THRICE = [
 def test_kneser_ney_equals_the_formulas_over_dictionaries(corpus, text, three_discounts):
     tokens = {
         "stories": corpus[0][:4000].astype(np.int64),
-        "one story": corpus[0][:100].astype(np.int64),
+        "one story": corpus[0][:180].astype(np.int64),
         "never a repeat": np.arange(V),
         "a cycle": np.arange(200) % 4,
         "often thrice": np.array(THRICE),
