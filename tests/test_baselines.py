@@ -1,4 +1,4 @@
-"""Unigram, bigram and Kneser-Ney trigram baselines, held against slow obvious loops."""
+"""Unigram and Kneser-Ney baselines, held against slow obvious loops."""
 
 import itertools
 import math
@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 
 from helpers.reservoir.baselines import (
-    PRIOR_STRENGTHS,
     SMOOTHING,
-    Bigram,
     KneserNey,
-    bigram_nats,
     kneser_ney_nats,
-    prior_strength,
     unigram,
     unigram_nats,
 )
 from helpers.reservoir.blocks import TokenBlocks
 from helpers.reservoir.sample import sample_stories
-from helpers.reservoir.tokens import load_tokenizer, open_tokens, write_tokens
+from helpers.reservoir.tokens import load_tokenizer, write_tokens
 
 V, T = 300, 16
 
@@ -30,28 +26,13 @@ def corpus(tmp_path_factory):
     """Training tokens and validation blocks of a toy corpus; some validation pairs and tokens are new."""
     folder = tmp_path_factory.mktemp("corpus")
     tokenizer = load_tokenizer("train", sample_stories(40, seed=0), V)[0]
-    train = write_tokens(sample_stories(40, seed=0), tokenizer, folder / "train.bin")
+    train = write_tokens(sample_stories(40, seed=0), tokenizer, folder / "train", source="")
     held_out = [*sample_stories(6, seed=1), "Zürich & Co. §5 = 100%"]
-    return open_tokens(train.path), TokenBlocks(write_tokens(held_out, tokenizer, folder / "validation.bin"), T)
+    return train, TokenBlocks(write_tokens(held_out, tokenizer, folder / "validation", source=""), T)
 
 
 def slow_unigram(tokens, token):
     return (tokens.count(token) + SMOOTHING) / (len(tokens) + SMOOTHING * V)
-
-
-def slow_bigram_loss(tokens, pairs, k):
-    pair_counts, context_counts = Counter(itertools.pairwise(tokens)), Counter(tokens[:-1])
-    loss = 0.0
-    for context, token in pairs:
-        mixed = pair_counts[context, token] + k * slow_unigram(tokens, token)
-        loss -= math.log(mixed / (context_counts[context] + k))
-    return loss / len(pairs)
-
-
-def slow_strength(tokens):
-    cut = len(tokens) - int(0.1 * len(tokens))
-    pairs = list(zip(tokens[cut:], tokens[cut + 1 :], strict=False))
-    return min(PRIOR_STRENGTHS, key=lambda k: slow_bigram_loss(tokens[:cut], pairs, k))
 
 
 def slow_discounts(counts):
@@ -67,11 +48,10 @@ def slow_discounts(counts):
 class SlowKneserNey:
     """Chen and Goodman's formulas over dictionaries, one probability at a time."""
 
-    def __init__(self, tokens):
-        trigrams = Counter(zip(tokens, tokens[1:], tokens[2:], strict=False))
-        bigrams = Counter(gram[1:] for gram in trigrams)  # each different token before counts once
-        unigrams = Counter(gram[1:] for gram in bigrams)
-        self.counts = {1: unigrams, 2: bigrams, 3: trigrams}
+    def __init__(self, tokens, order=3):
+        self.counts = {order: Counter(zip(*(tokens[place:] for place in range(order)), strict=False))}
+        for shorter in range(order - 1, 0, -1):  # each different token before counts once
+            self.counts[shorter] = Counter(gram[1:] for gram in self.counts[shorter + 1])
         self.discounts = {order: slow_discounts(counts.values()) for order, counts in self.counts.items()}
 
     def probability(self, context, token):
@@ -95,30 +75,9 @@ def test_unigram_equals_a_slow_loop(corpus):
     assert unigram_nats(tokens, blocks, V) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
 
 
-def test_bigram_equals_a_slow_loop(corpus):
-    tokens, blocks = corpus[0][:1500], corpus[1]
-    slow = tokens.tolist()
-    expected = slow_bigram_loss(slow, predicted_pairs(blocks), slow_strength(slow))
-    assert bigram_nats(tokens, blocks, V) == pytest.approx(expected, abs=1e-12)
-
-
-def test_mixing_is_chosen_inside_the_range_of_choices(corpus):
-    chosen = prior_strength(corpus[0].astype(np.int64), V)
-    assert PRIOR_STRENGTHS[0] < chosen < PRIOR_STRENGTHS[-1]
-
-
-def test_mixing_is_the_best_for_the_tail_of_the_training_tokens(corpus):
-    for tokens in (corpus[0][:900], corpus[0][:120], np.tile(corpus[0][:60], 20)):
-        assert prior_strength(tokens.astype(np.int64), V) == slow_strength(tokens.tolist())
-
-
-@pytest.mark.parametrize("strength", [0.25, 8.0])
-def test_probabilities_sum_to_one_after_every_context(corpus, strength):
-    tokens = corpus[0][:800].astype(np.int64)
-    bigram = Bigram.fit(tokens, V, strength)
-    assert len(np.unique(tokens)) < V  # some contexts are never seen
-    sums = bigram.probability(np.arange(V)[:, None], np.arange(V)[None, :]).sum(axis=1)
-    assert sums == pytest.approx(np.ones(V), abs=1e-12)
+def test_unigram_sums_to_one(corpus):
+    tokens = corpus[0][:800]
+    assert len(np.unique(tokens)) < V
     assert unigram(tokens, V).sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -138,13 +97,13 @@ THRICE = [
 def test_kneser_ney_equals_the_formulas_over_dictionaries(corpus, text, three_discounts):
     tokens = {
         "stories": corpus[0][:4000].astype(np.int64),
-        "one story": corpus[0][:100].astype(np.int64),
+        "one story": corpus[0][:180].astype(np.int64),
         "never a repeat": np.arange(V),
         "a cycle": np.arange(200) % 4,
         "often thrice": np.array(THRICE),
     }[text]
-    model, slow = KneserNey.fit(tokens, V), SlowKneserNey(tokens.tolist())
-    assert [order for order, discounts in slow.discounts.items() if len(set(discounts)) > 1] == three_discounts
+    model, slow = KneserNey.fit(tokens, V, 3), SlowKneserNey(tokens.tolist())
+    assert sorted(order for order, found in slow.discounts.items() if len(set(found)) > 1) == three_discounts
     queries = np.stack([tokens[:40], tokens[1:41], np.roll(tokens[2:42], 3)], axis=1).tolist()  # seen and unseen
     for *context, token in [*queries, [V - 1, int(tokens[1]), int(tokens[2])], [V - 1, V - 1, 0]]:
         for shorter in (context, context[1:], []):
@@ -154,21 +113,22 @@ def test_kneser_ney_equals_the_formulas_over_dictionaries(corpus, text, three_di
             )
 
 
-def test_kneser_ney_loss_looks_back_one_token_then_two_and_never_across_a_block(corpus):
+@pytest.mark.parametrize("order", [2, 3])
+def test_kneser_ney_loss_looks_back_one_token_then_two_and_never_across_a_block(corpus, order):
     tokens, blocks = corpus[0][:1500], corpus[1]
-    slow = SlowKneserNey(tokens.tolist())
+    slow = SlowKneserNey(tokens.tolist(), order)
     nats = [
-        -math.log(slow.probability(tuple(ids[max(0, t - 2) : t]), ids[t]))
+        -math.log(slow.probability(tuple(ids[max(0, t - order + 1) : t]), ids[t]))
         for block in blocks
         for ids in [block["input_ids"].tolist()]
         for t in range(1, T)
     ]
-    assert kneser_ney_nats(tokens, blocks, V) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
+    assert kneser_ney_nats(tokens, blocks, V, order) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
 
 
 def test_kneser_ney_gives_every_token_a_probability_and_they_sum_to_one(corpus):
     tokens = corpus[0][:800].astype(np.int64)
-    model = KneserNey.fit(tokens, V)
+    model = KneserNey.fit(tokens, V, 3)
     a, b = tokens[10:12]
     never = np.setdiff1d(np.arange(V), tokens)[0]
     for context in ([a, b], [never, b], [a, never], [never, never], [b], [never], []):
@@ -184,32 +144,32 @@ def test_kneser_ney_finds_what_two_tokens_say_and_one_does_not(tmp_path):
         letters.append((letters[-1] + letters[-2]) % 7)
     tokenizer = load_tokenizer("train", [], 257)[0]
     text = "".join("abcdefg"[letter] for letter in letters)
-    blocks = TokenBlocks(write_tokens([text], tokenizer, tmp_path / "sums.bin"), 32)
-    tokens = open_tokens(tmp_path / "sums.bin")
-    assert bigram_nats(tokens, blocks, 257) > 0.7
-    assert kneser_ney_nats(tokens, blocks, 257) < 0.1
+    tokens = write_tokens([text], tokenizer, tmp_path / "sums", source="")
+    blocks = TokenBlocks(tokens, 32)
+    assert kneser_ney_nats(tokens, blocks, 257, 2) > 0.7
+    assert kneser_ney_nats(tokens, blocks, 257, 3) < 0.1
 
 
-def test_kneser_ney_beats_bigram_on_new_stories(corpus):
+def test_the_trigram_beats_the_bigram_on_new_stories(corpus):
     tokens, blocks = corpus
-    assert kneser_ney_nats(tokens, blocks, V) < bigram_nats(tokens, blocks, V)
+    assert kneser_ney_nats(tokens, blocks, V, 3) < kneser_ney_nats(tokens, blocks, V, 2)
 
 
 def test_blocks_of_two_tokens_have_one_token_of_context(corpus):
-    tokens, blocks = corpus[0][:1500], TokenBlocks(corpus[1].token_file, 2)
+    tokens, blocks = corpus[0][:1500], TokenBlocks(corpus[1].ids_BT.ravel(), 2)
     slow = SlowKneserNey(tokens.tolist())
     nats = [-math.log(slow.probability((context,), token)) for context, token in predicted_pairs(blocks)]
-    assert kneser_ney_nats(tokens, blocks, V) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
+    assert kneser_ney_nats(tokens, blocks, V, 3) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
 
 
 def test_bigram_beats_unigram_which_beats_the_uniform_guess(corpus):
     tokens, blocks = corpus
-    assert bigram_nats(tokens, blocks, V) < unigram_nats(tokens, blocks, V) - 0.5 < math.log(V) - 0.5
+    assert kneser_ney_nats(tokens, blocks, V, 2) < unigram_nats(tokens, blocks, V) - 0.5 < math.log(V) - 0.5
 
 
 def test_bigram_of_a_cycle_is_almost_certain(tmp_path):
     tokenizer = load_tokenizer("train", [], 257)[0]
-    blocks = TokenBlocks(write_tokens(["abcd" * 400], tokenizer, tmp_path / "cycle.bin"), 8)
-    tokens = open_tokens(tmp_path / "cycle.bin")
+    tokens = write_tokens(["abcd" * 400], tokenizer, tmp_path / "cycle", source="")
+    blocks = TokenBlocks(tokens, 8)
     assert unigram_nats(tokens, blocks, 257) == pytest.approx(math.log(4), abs=0.05)
-    assert bigram_nats(tokens, blocks, 257) < 0.01
+    assert kneser_ney_nats(tokens, blocks, 257, 2) < 0.01

@@ -7,7 +7,6 @@ import statistics
 import pytest
 
 from helpers.reservoir import comparison
-from helpers.reservoir.parameters import transformer_recipe
 
 from .test_experiment import answers_of, planned
 
@@ -141,11 +140,6 @@ def test_axes_say_what_they_show_and_in_which_unit(figure):
 # -- both models through the real trainer, in a process of its own --
 
 
-def test_the_recipe_of_the_transformer_is_the_reservoirs_but_for_its_learning_rate():
-    made = transformer_recipe(sequence_length=128, batch_size=16, max_steps=900)
-    assert (made.sequence_length, made.batch_size, made.max_steps) == (128, 16, 900)
-
-
 TRAINED = """
 import json, sys
 given = json.loads(sys.argv[1])
@@ -155,7 +149,7 @@ import torch
 torch.set_num_threads(1)
 from helpers.plan import plan
 from helpers.reservoir import comparison, experiment
-from helpers.reservoir.parameters import ReservoirParameters, recipe, transformer_recipe
+from helpers.reservoir.parameters import TRANSFORMER_RATE, ReservoirParameters, recipe
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.reservoir.workload import workload
@@ -167,7 +161,7 @@ splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
 corpus = experiment.tokenise(splits, tokenizer, folder / "data")
 model = experiment.new_model(params, corpus)
-made = plan(recipe(16, corpus.train.tokens), workload(model, "small", 16), machine, batch_size=8, max_steps=6)
+made = plan(recipe(16, len(corpus.train)), workload(model, "small", 16), machine, batch_size=8, max_steps=6)
 
 seen = {}  # what each run is trained on, by the folder of its checkpoints
 step = experiment.LanguageModelTrainer.training_step
@@ -191,7 +185,7 @@ answers = {
     "again": comparison.row(trainer, corpus, params),
     "blocks": [len(run.eval_dataset) for run in (trainer, beside)],
     "rates": [run.plan.learning_rate for run in (trainer, beside)],
-    "rates of the recipes": [recipe(16, corpus.train.tokens).learning_rate, transformer_recipe(16, 8, 6).learning_rate],
+    "rates of the recipes": [recipe(16, len(corpus.train)).learning_rate, TRANSFORMER_RATE],
     "asked rate": transformer("asked", params.model_copy(update={"learning_rate": 0.02, "max_steps": 1})).plan.learning_rate,
     "patience": [run.patience for run in (trainer, beside)],
     "losses": [[entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry][:3] for run in (trainer, beside)],

@@ -18,9 +18,9 @@ def batch(B: int = 3) -> dict[str, torch.Tensor]:
     return {"input_ids": ids_BT, "labels": ids_BT.clone()}
 
 
-def counted(vocab_size: int, trainable: int, **changes) -> int:
+def counted(vocab_size: int, trainable: int) -> int:
     with torch.device("meta"):
-        model = equal_transformer(vocab_size, trainable, 128, seed=0, eos_token_id=0, **changes)
+        model = equal_transformer(vocab_size, trainable, 128, seed=0, eos_token_id=0)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -42,12 +42,6 @@ def test_count_is_within_one_percent_of_the_asked_one(vocab_size, trainable):
     assert counted(vocab_size, trainable) == pytest.approx(trainable, rel=0.01)
 
 
-@pytest.mark.parametrize("hidden_size", [64, 128, 208, 512])
-def test_other_widths_reach_the_count_too(hidden_size):
-    assert sizes(1000, 8_000_000, hidden_size)[0] == hidden_size
-    assert counted(1000, 8_000_000, hidden_size=hidden_size) == pytest.approx(8_000_000, rel=0.01)
-
-
 def test_a_small_budget_makes_the_model_thinner_and_leaves_two_layers():
     hidden_size, layers, _ = sizes(50257, 5_000_000)
     assert (hidden_size, layers) == (96, 2)
@@ -62,12 +56,16 @@ def test_depth_is_bounded_by_the_width():
 
 
 def test_heads_have_an_even_size_near_64_at_every_width():
-    for hidden_size in (*range(16, 513, 16), 1040):  # 1040 is 16 heads of 65
+    widths = set()
+    for vocab_size in range(4000, 120_000, 1000):
         with torch.device("meta"):
-            model = equal_transformer(300, 20_000_000, 8, seed=0, hidden_size=hidden_size, eos_token_id=0)
-        assert model.config.head_dim * model.config.num_attention_heads == hidden_size
-        assert model.config.head_dim % 2 == 0
-        assert model.config.head_dim in range(40, 105) or hidden_size < 40
+            model = equal_transformer(vocab_size, 3_000_000, 8, seed=0, eos_token_id=0)
+        width, head_size = model.config.hidden_size, model.config.head_dim
+        assert head_size * model.config.num_attention_heads == width
+        assert head_size % 2 == 0
+        assert head_size in range(40, 105) or width < 40
+        widths.add(width)
+    assert len(widths) > 10
 
 
 def test_embedding_is_tied_and_counted_once():
@@ -122,8 +120,3 @@ def test_a_budget_below_the_smallest_model_is_refused():
     assert counted(50257, int(smallest / 1.049)) == smallest
     with pytest.raises(ValueError, match="trainable="):
         sizes(50257, int(smallest / 1.051))
-
-
-def test_a_width_that_is_no_multiple_of_16_is_refused():
-    with pytest.raises(ValueError, match="hidden_size=250"):
-        equal_transformer(V, 50_000, T, seed=0, hidden_size=250, eos_token_id=END)

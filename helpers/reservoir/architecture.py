@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 
+DEFAULT = "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linear:512"
 LARGEST_BLOCK = 8192  # units; time to find the spectral radius grows with their cube: 3 s for 2,048 on one core
 
 
@@ -34,8 +35,8 @@ class Tanh:
                 f"size={self.size}, blocks={self.blocks}: a block has {self.size // self.blocks} units, at most "
                 f"{LARGEST_BLOCK} are possible; raise blocks"
             )
-        _between(0, 1, leak=self.leak, density=self.density)
-        _between(0, math.inf, spectral_radius=self.spectral_radius, input_scaling=self.input_scaling)
+        _positive(1, leak=self.leak, density=self.density)
+        _positive(spectral_radius=self.spectral_radius, input_scaling=self.input_scaling)
         if not 0 <= self.bias_scaling < math.inf:
             raise ValueError(f"bias_scaling={self.bias_scaling}: must be finite and not negative")
 
@@ -54,7 +55,7 @@ class Linear:
 
     def __post_init__(self):
         _at_least(1, size=self.size)
-        _between(0, math.inf, input_scaling=self.input_scaling)
+        _positive(input_scaling=self.input_scaling)
         if not 0 < self.spectral_radius < 1:
             raise ValueError(f"spectral_radius={self.spectral_radius}: a linear reservoir is stable in (0, 1) only")
 
@@ -80,7 +81,7 @@ class Delay:
                 f"quadratic={self.quadratic}: must be in [0, {pairs}], the pairs of size={self.size} x delays={self.delays} "
                 "features"
             )
-        _between(0, math.inf, input_scaling=self.input_scaling)
+        _positive(input_scaling=self.input_scaling)
 
 
 SPECS = {"tanh": Tanh, "linear": Linear, "delay": Delay}
@@ -103,7 +104,7 @@ def _parse_one(part: str):
     kind, _, size = head.partition(":")
     if kind not in SPECS or not size.isdecimal() or len(size) > 9:
         raise ValueError(f"reservoirs: {part!r} must begin with kind:size, kind one of {', '.join(SPECS)}")
-    types = _types(kind)
+    types = {field.name: {"int": int, "float": float}[field.type] for field in fields(SPECS[kind])}
     values = {"size": int(size)}
     for setting in settings:
         name, colon, value = setting.partition(":")
@@ -119,39 +120,14 @@ def _parse_one(part: str):
         raise ValueError(f"reservoirs: {part!r}: {error}") from None
 
 
-def to_json(layers: Layers) -> list[list[dict]]:
-    """Plain lists and dictionaries, for a model's configuration."""
-    kinds = {spec: kind for kind, spec in SPECS.items()}
-    return [[{"kind": kinds[type(spec)], **asdict(spec)} for spec in layer] for layer in layers]
+def notation(layers: Layers) -> str:
+    """What `parse` reads as these layers, defaults written out: a saved model has its own if they change."""
+    return " | ".join(" + ".join(_notation_of_one(spec) for spec in layer) for layer in layers)
 
 
-def from_json(layers: list[list[dict]]) -> Layers:
-    """Layers from `to_json`, or from such dictionaries written by hand. Raises ValueError, naming what is wrong."""
-    if not layers or not all(layers):
-        raise ValueError(f"layers={layers}: every layer needs at least one reservoir")
-    return tuple(tuple(_from_dict(dict(spec)) for spec in layer) for layer in layers)
-
-
-def _from_dict(values: dict):
-    kind = values.pop("kind", None)
-    if kind not in SPECS:
-        raise ValueError(f"kind={kind!r}: must be one of {', '.join(SPECS)}")
-    types = _types(kind)
-    unknown = set(values) - set(types)
-    if unknown:
-        raise ValueError(
-            f"{', '.join(sorted(unknown))}: unknown for a {kind} reservoir, which knows {', '.join(types)}"
-        )
-    if "size" not in values:
-        raise ValueError(f"size: missing for a {kind} reservoir")
-    for name, value in values.items():
-        if type(value) is not types[name] and not (types[name] is float and type(value) is int):
-            raise ValueError(f"{name}={value!r}: must be {types[name].__name__} for a {kind} reservoir")
-    return SPECS[kind](**values)
-
-
-def _types(kind: str) -> dict[str, type]:
-    return {field.name: {"int": int, "float": float}[field.type] for field in fields(SPECS[kind])}
+def _notation_of_one(spec: Tanh | Linear | Delay) -> str:
+    (_, size), *settings = asdict(spec).items()
+    return " ".join((f"{type(spec).__name__.lower()}:{size}", *(f"{name}:{value}" for name, value in settings)))
 
 
 def _at_least(least: int, **values: int) -> None:
@@ -160,11 +136,8 @@ def _at_least(least: int, **values: int) -> None:
             raise ValueError(f"{name}={value}: must be at least {least}")
 
 
-def _between(low: float, high: float, **values: float) -> None:
+def _positive(most: float = math.inf, **values: float) -> None:
     for name, value in values.items():
-        if not low < value <= high or math.isinf(value):
-            raise ValueError(
-                f"{name}={value}: must be in ({low}, {high}]"
-                if high < math.inf
-                else f"{name}={value}: must be positive and finite"
-            )
+        if not 0 < value <= most or math.isinf(value):
+            allowed = "positive and finite" if most == math.inf else f"in (0, {most}]"
+            raise ValueError(f"{name}={value}: must be {allowed}")

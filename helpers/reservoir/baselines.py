@@ -12,8 +12,6 @@ from helpers.reservoir.blocks import TokenBlocks
 
 MAX_TRAIN_TOKENS = 20_000_000  # bounds time (a sort) and memory (under 1 GB; 2 GB where no three tokens repeat)
 SMOOTHING = 0.1  # added to each token's count, so that an unseen token has a probability
-HELD_OUT_SHARE = 0.1
-PRIOR_STRENGTHS = tuple(2.0**power for power in range(-2, 17))
 
 
 def unigram(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -23,60 +21,31 @@ def unigram(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Bigram:
-    """P(b | a) = (count(a b) + k P(b)) / (count(a) + k): the bigram's frequency mixed with the unigram.
-
-    The unigram's weight k / (count(a) + k) falls as the context a is seen more often (Dirichlet prior smoothing, MacKay
-    and Peto 1995); k = `prior_strength`. A context never seen leaves the unigram.
-    """
-
-    unigram_V: np.ndarray
-    context_counts_V: np.ndarray
-    pairs: np.ndarray  # sorted codes a * V + b of the pairs seen
-    pair_counts: np.ndarray
-    prior_strength: float = 1.0
-
-    @classmethod
-    def fit(cls, tokens: np.ndarray, vocab_size: int, prior_strength: float = 1.0) -> "Bigram":
-        pairs, pair_counts = np.unique(tokens[:-1] * vocab_size + tokens[1:], return_counts=True)
-        context_counts_V = np.bincount(tokens[:-1], minlength=vocab_size)
-        return cls(unigram(tokens, vocab_size), context_counts_V, pairs, pair_counts, prior_strength)
-
-    def counts(self, context: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """How often `token` followed `context`, elementwise."""
-        return _look_up(self.pairs, self.pair_counts, context * len(self.context_counts_V) + token, 0)
-
-    def probability(self, context: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """P(token | context), elementwise."""
-        prior = self.prior_strength * self.unigram_V[token]
-        return (self.counts(context, token) + prior) / (self.context_counts_V[context] + self.prior_strength)
-
-
-@dataclass(frozen=True)
 class KneserNey:
-    """Interpolated modified Kneser-Ney trigram (Chen and Goodman, Computer Speech and Language 13, 1999, section 3).
+    """Interpolated modified Kneser-Ney n-grams (Chen and Goodman, Computer Speech and Language 13, 1999, section 3).
 
     P(c | a b) = (count(a b c) - D(count(a b c))) / count(a b) + gamma(a b) P(c | b), gamma making it sum to 1, and so
-    on down to 1 / V. The bigram's and the unigram's counts are numbers of different tokens seen before them.
+    on down to 1 / V. The counts of all but the highest order are numbers of different tokens seen before them.
     """
 
     vocab_size: int
-    levels: tuple["Level", ...]  # unigram, bigram, trigram
+    levels: tuple["Level", ...]  # unigram, bigram, ...
 
     @classmethod
-    def fit(cls, tokens: np.ndarray, vocab_size: int) -> "KneserNey":
-        codes = tokens[:-2] * vocab_size**2  # three tokens fit 63 bits for V up to 2**21
-        codes += tokens[1:-1] * vocab_size
-        codes += tokens[2:]
+    def fit(cls, tokens: np.ndarray, vocab_size: int, order: int) -> "KneserNey":
+        count = len(tokens) - order + 1
+        codes = tokens[:count]
+        for place in range(1, order):  # three tokens fit 63 bits for V up to 2**21
+            codes = codes * vocab_size + tokens[place : place + count]
         grams, counts = np.unique(codes, return_counts=True)
         levels = [Level.fit(grams, counts, vocab_size)]
-        for order in (2, 1):
-            grams, counts = np.unique(grams % vocab_size**order, return_counts=True)
+        for shorter in range(order - 1, 0, -1):
+            grams, counts = np.unique(grams % vocab_size**shorter, return_counts=True)
             levels.insert(0, Level.fit(grams, counts, vocab_size))
         return cls(vocab_size, tuple(levels))
 
     def probability(self, context: Sequence[np.ndarray], token: np.ndarray) -> np.ndarray:
-        """P(token | context), elementwise; `context` is the 0 to 2 tokens before it, in the order of the text."""
+        """P(token | context), elementwise; `context` is the tokens before it, fewer than `order`, in the order of the text."""
         probability, code = 1 / self.vocab_size, 0
         for order, level in enumerate(self.levels[: len(context) + 1]):
             if order:
@@ -129,37 +98,16 @@ def unigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int)
     return _mean(blocks, lambda ids_BT: nats_V[ids_BT[:, 1:]])
 
 
-def bigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
-    """As `unigram_nats`, under the interpolated bigram; its mixing is chosen on the last 10 % of `train_tokens`."""
-    tokens = _counted(train_tokens)
-    bigram = Bigram.fit(tokens, vocab_size, prior_strength(tokens, vocab_size))
-    return _mean(blocks, lambda ids_BT: -np.log(bigram.probability(ids_BT[:, :-1], ids_BT[:, 1:])))
-
-
-def kneser_ney_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
-    """As `unigram_nats`, under the Kneser-Ney trigram; a block's second token has one token of context."""
-    model = KneserNey.fit(_counted(train_tokens), vocab_size)
+def kneser_ney_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int, order: int) -> float:
+    """As `unigram_nats`, under Kneser-Ney n-grams of `order`, 2 or 3; a block's second token has one of context."""
+    model = KneserNey.fit(_counted(train_tokens), vocab_size, order)
 
     def nats(ids_BT: np.ndarray) -> np.ndarray:
-        second_B1 = model.probability([ids_BT[:, :1]], ids_BT[:, 1:2])
-        later_BT = model.probability([ids_BT[:, :-2], ids_BT[:, 1:-1]], ids_BT[:, 2:])
-        return -np.log(np.concatenate([second_B1, later_BT], axis=1))
+        second = [model.probability([ids_BT[:, :1]], ids_BT[:, 1:2])] if order == 3 else []
+        contexts = [ids_BT[:, place : place - order + 1] for place in range(order - 1)]
+        return -np.log(np.concatenate([*second, model.probability(contexts, ids_BT[:, order - 1 :])], axis=1))
 
     return _mean(blocks, nats)
-
-
-def prior_strength(tokens: np.ndarray, vocab_size: int) -> float:
-    """The k of `Bigram` that predicts the last 10 % of `tokens` best when counts come from the rest."""
-    cut = len(tokens) - max(2, int(HELD_OUT_SHARE * len(tokens)))
-    bigram = Bigram.fit(tokens[:cut], vocab_size)
-    held_out, repeats = np.unique(tokens[cut:-1] * vocab_size + tokens[cut + 1 :], return_counts=True)
-    context, token = np.divmod(held_out, vocab_size)
-    pair_counts, context_counts = bigram.counts(context, token), bigram.context_counts_V[context]
-    prior = bigram.unigram_V[token]
-    losses = [
-        -float((repeats * np.log((pair_counts + k * prior) / (context_counts + k))).sum()) for k in PRIOR_STRENGTHS
-    ]
-    return PRIOR_STRENGTHS[int(np.argmin(losses))]
 
 
 def _counted(train_tokens: np.ndarray) -> np.ndarray:

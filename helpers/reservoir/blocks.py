@@ -1,4 +1,4 @@
-"""Fixed-length blocks of a memory-mapped token file, and the bytes of text that they stand for.
+"""Fixed-length blocks of the tokens of a text, and the bytes of text that they stand for.
 
 # V vocabulary · B blocks · T tokens in a block
 """
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-
-from helpers.reservoir.tokens import TokenFile, open_tokens
 
 
 class TokenBlocks(torch.utils.data.Dataset):
@@ -22,37 +20,31 @@ class TokenBlocks(torch.utils.data.Dataset):
     """
 
     def __init__(
-        self, token_file: TokenFile, sequence_length: int, max_blocks: int | None = None, multiple_of: int = 1
+        self, tokens: np.ndarray, sequence_length: int, max_blocks: int | None = None, multiple_of: int = 1
     ) -> None:
-        count = token_file.tokens // sequence_length
+        count = len(tokens) // sequence_length
         count = count if max_blocks is None else min(count, max_blocks)
-        self.count = count - count % multiple_of
-        if self.count == 0:
+        whole = count - count % multiple_of
+        if whole == 0:
             raise ValueError(
                 f"sequence_length={sequence_length}, batch_size={multiple_of}, max_blocks={max_blocks}: "
-                f"{token_file.tokens} tokens make {count} blocks, not one batch; "
+                f"{len(tokens)} tokens make {count} blocks, not one batch; "
                 "use more stories, a smaller sequence_length or a smaller batch_size"
             )
-        self.token_file = token_file
         self.sequence_length = sequence_length
-        self.tokens = open_tokens(token_file.path)
+        self.ids_BT = tokens[: whole * sequence_length].reshape(whole, sequence_length)
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.ids_BT)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not -self.count <= index < self.count:
-            raise IndexError(f"block {index} of {self.count}")
-        start = index % self.count * self.sequence_length
-        ids_T = torch.from_numpy(self.tokens[start : start + self.sequence_length].astype(np.int64))
+        ids_T = torch.from_numpy(self.ids_BT[index].astype(np.int64))
         return {"input_ids": ids_T, "labels": ids_T.clone()}
 
     def arrays(self, rows: int = 1024) -> Iterator[np.ndarray]:
         """All blocks in order, as int64 arrays [<= rows, T]."""
-        for start in range(0, self.count, rows):
-            stop = min(start + rows, self.count)
-            flat = self.tokens[start * self.sequence_length : stop * self.sequence_length]
-            yield flat.astype(np.int64).reshape(-1, self.sequence_length)
+        for start in range(0, len(self), rows):
+            yield self.ids_BT[start : start + rows].astype(np.int64)
 
 
 def scored_bytes(blocks: TokenBlocks, token_bytes: np.ndarray) -> int:

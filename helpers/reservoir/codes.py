@@ -1,7 +1,6 @@
 """Frozen input codes in which similar tokens are near each other: co-occurrence statistics of the training text, by SVD.
 
-With random codes a readout learns every token anew at every delay, and on a small text it learns the text by heart. These
-codes are computed once, without labels or gradients.
+With random codes a readout learns every token anew at every delay, and on a small text it learns the text by heart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The reservoir beside a transformer of as many trained parameters on as many tokens, over seeds: table and picture."""
+"""The reservoir beside an equal transformer, over seeds: table and picture."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 
 from .experiment import Corpus, LanguageModelTrainer, evaluate, new_model, new_trainer, tell
-from .parameters import ReservoirParameters, transformer_recipe
+from .parameters import TRANSFORMER_RATE, ReservoirParameters, recipe
 from .transformer import equal_transformer
 from .workload import workload
 
@@ -27,7 +28,7 @@ def train_transformer(
 ) -> LanguageModelTrainer:
     """A trained transformer of about `trainable` parameters: the reservoir's batches, steps and stopping rule.
 
-    The learning rate is the transformer's own (`transformer_recipe`) unless the user asked for one.
+    The learning rate is the transformer's own unless the user asked for one.
     """
     model = equal_transformer(
         len(corpus.tokenizer),
@@ -37,7 +38,7 @@ def train_transformer(
         eos_token_id=corpus.tokenizer.eos_token_id,
     )
     own = planner.plan(
-        transformer_recipe(plan.sequence_length, plan.batch_size, plan.max_steps),
+        dataclasses.replace(recipe(plan.sequence_length, 0), learning_rate=TRANSFORMER_RATE),
         workload(model, "llama", plan.sequence_length),
         runtime,
         batch_size=plan.batch_size,
@@ -54,7 +55,7 @@ def row(trainer: LanguageModelTrainer, corpus: Corpus, params: ReservoirParamete
     measured = trainer.meter.results()
     return {
         **evaluate(trainer, corpus),
-        "trainable": sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad),
+        "trainable": trainer.model.num_parameters(only_trainable=True),
         "steps": trainer.state.global_step,
         "tokens": trainer.meter.tokens,
         "training_seconds": round(trainer.meter.training_seconds(), 1),

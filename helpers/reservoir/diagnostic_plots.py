@@ -1,4 +1,4 @@
-"""One picture of what a reservoir does before training, from the results of `diagnostics`."""
+"""One picture of the results of `diagnostics`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,9 @@ def plot_diagnostics(
     *,
     title: str,
 ):
-    """Four panels: eigenvalues in the complex plane, washout, memory by lag, separation by time; written as PNG.
+    """Four panels of results by name: eigenvalues in the complex plane, washout, memory by lag, separation by time.
 
-    Args:
-        spectra, washouts, memories, separations: name -> result; the names are the legends.
-        path: the file.
-        title: above the panels.
-
-    Returns:
-        The matplotlib figure.
+    Returns the matplotlib figure; it is written to `path` as PNG.
     """
     import matplotlib.pyplot as plt
 

@@ -1,7 +1,4 @@
-"""What a reservoir does before anything is trained: its spectrum, how it forgets, remembers and tells inputs apart.
-
-All of it is measured by running the frozen reservoir, without autograd, on the device where its buffers are.
-"""
+"""What a reservoir does before anything is trained: its spectrum, how it forgets, remembers and tells inputs apart."""
 
 from __future__ import annotations
 
@@ -91,8 +88,7 @@ def spectrum(reservoir: Reservoir) -> Spectrum:
 def washout(reservoir: Reservoir, input_ids_BT: torch.Tensor, seed: int) -> Washout:
     """Echo-state property: whether the initial state is forgotten under this input (Jaeger 2001, definition 1).
 
-    Two states uniform in [-1, 1] a row. The distance is that of the features; for tanh and linear reservoirs those are the
-    state. A delay line forgets after `delays` tokens; one of a single token has nothing to forget and is not asked.
+    Two states uniform in [-1, 1] a row; the distance is that of the features. A delay line forgets after `delays` tokens; one of a single token has nothing to forget and is not asked.
     """
     B = len(input_ids_BT)
     state_BS = torch.rand((2 * B, reservoir.state_size), generator=torch.Generator().manual_seed(seed)) * 2 - 1
@@ -122,7 +118,7 @@ def memory_capacity(
     Args:
         vocab_size: V, tokens that occur: ids 0 ... V - 1.
         max_lag: K - 1.
-        ridge: added to the summed squares of features.
+        ridge: as in `RidgeAccumulator.solve`.
         length: tokens of a sequence; the first max_lag are not used.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -18,7 +18,7 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
-from .baselines import bigram_nats, kneser_ney_nats, unigram_nats
+from .baselines import kneser_ney_nats, unigram_nats
 from .blocks import TokenBlocks, bits_per_byte
 from .codes import cooccurrence_codes
 from .diagnostic_plots import plot_diagnostics
@@ -28,7 +28,7 @@ from .parameters import ReservoirParameters
 from .reservoirs import DelayReservoir
 from .ridge import fit_readout, readout_nats
 from .stories import StorySplits
-from .tokens import TokenFile, open_tokens, token_bytes, write_tokens
+from .tokens import token_bytes, write_tokens
 
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
@@ -43,15 +43,15 @@ class LanguageModelTrainer(TrainerMixin, Trainer):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token files of both splits, made once a run."""
+    """The tokens of both splits, memory-mapped, and what made them."""
 
-    train: TokenFile
-    validation: TokenFile
+    train: np.ndarray
+    validation: np.ndarray
     tokenizer: PreTrainedTokenizerFast
 
     def evaluation_batch(self, plan: Plan) -> int:
         """Examples of an evaluation batch: the plan's micro-batch, or less where the validation text is short."""
-        available = self.validation.tokens // plan.sequence_length
+        available = len(self.validation) // plan.sequence_length
         return max(plan.device_count, min(plan.micro_batch_size, available // plan.device_count * plan.device_count))
 
     def blocks(self, plan: Plan) -> tuple[TokenBlocks, TokenBlocks]:
@@ -64,11 +64,11 @@ class Corpus:
 
 
 def tokenise(splits: StorySplits, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Corpus:
-    """Writes both splits as memory-mapped tokens under `folder`, or finds them there; of several processes the first."""
+    """Both splits as memory-mapped tokens under `folder`; of several processes the first writes them."""
     folder = ranks.broadcast(folder.absolute())
     with ranks.main_process_first():
         train, validation = (
-            write_tokens(getattr(splits, split), tokenizer, folder / f"{split}.bin", source=f"{splits.source} {split}")
+            write_tokens(getattr(splits, split), tokenizer, folder / split, source=f"{splits.source} {split}")
             for split in ("train", "validation")
         )
     return Corpus(train=train, validation=validation, tokenizer=tokenizer)
@@ -82,8 +82,7 @@ def new_model(params: ReservoirParameters, corpus: Corpus) -> ReservoirForCausal
             raise ValueError(
                 f"input_codes={params.input_codes}: must be below the vocabulary's {len(tokenizer)} tokens"
             )
-        tokens = open_tokens(corpus.train.path)
-        codes_VC = cooccurrence_codes(tokens, len(tokenizer), params.input_codes, params.seed)
+        codes_VC = cooccurrence_codes(corpus.train, len(tokenizer), params.input_codes, params.seed)
     end = tokenizer.eos_token_id
     config = ReservoirConfig(
         vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, pad_token_id=end, **params.architecture
@@ -99,7 +98,7 @@ def new_trainer(
     runtime: Runtime,
     output_dir: Path,
 ) -> LanguageModelTrainer:
-    """The trainer of a run, with a sample of the model's text at every evaluation."""
+    """The trainer of a run, which prints the beginning of a story at every evaluation."""
     train, validation = corpus.blocks(plan)
     report_to, reason = tracking.report_to(params.report_to)
     if report_to != params.report_to:
@@ -133,8 +132,6 @@ def new_trainer(
 
 
 class StoryAtEvaluation(TrainerCallback):
-    """Prints the beginning of a story at every evaluation during training."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast, params: ReservoirParameters):
         self.tokenizer, self.params = tokenizer, params
         self.training = False
@@ -197,19 +194,19 @@ def evaluate(trainer: LanguageModelTrainer, corpus: Corpus) -> dict[str, float]:
 
 def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]]:
     """`metrics` of what any language model must beat, on the same predictions: counts of one, two and three tokens."""
-    tokens, vocabulary = open_tokens(corpus.train.path), len(corpus.tokenizer)
+    tokens, vocabulary = corpus.train, len(corpus.tokenizer)
     return {
         "unigram": metrics(unigram_nats(tokens, blocks, vocabulary), corpus, blocks),
-        "bigram": metrics(bigram_nats(tokens, blocks, vocabulary), corpus, blocks),
-        "Kneser-Ney trigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary), corpus, blocks),
+        "bigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary, 2), corpus, blocks),
+        "Kneser-Ney trigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary, 3), corpus, blocks),
     }
 
 
 def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer) -> dict[str, float]:
     """`metrics` of the closed-form readout on the features of the last layer.
 
-    Fitted on the first 50,000 training tokens and scored on the first 20,000 validation tokens: features times vocabulary
-    weights make more a matter of hours. On XLA by a copy of the reservoirs on the CPU.
+    Fitted on the first 50,000 training tokens and scored on the first 20,000 validation tokens; on XLA by a copy of the
+    reservoirs on the CPU.
     """
     model = cpu_copy(model) if model.device.type == "xla" else model
     length, train = trainer.plan.sequence_length, trainer.train_dataset
@@ -237,8 +234,8 @@ def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path)
     Real text drives them for washout and separation, two tokens at random for memory (more would divide it among them).
     """
     reservoirs = (cpu_copy(model) if model.device.type == "xla" else model).reservoirs
-    length = min(256, corpus.train.tokens // 4)
-    ids_BT = torch.from_numpy(np.array(open_tokens(corpus.train.path)[: 4 * length], dtype=np.int64)).view(4, length)
+    length = min(256, len(corpus.train) // 4)
+    ids_BT = torch.from_numpy(corpus.train[: 4 * length].astype(np.int64)).view(4, length)
     first = {f"{type(r.spec).__name__.lower()} {place}": r for place, r in enumerate(reservoirs.layers[0], start=1)}
     spectra = {name: spectrum(r) for name, r in first.items() if not isinstance(r, DelayReservoir)}
     washouts = {name: washout(r, ids_BT, seed) for name, r in first.items() if r.state_size}

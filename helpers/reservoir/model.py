@@ -1,7 +1,4 @@
-"""A reservoir language model: frozen reservoirs remember the text, a trained readout predicts; a transformers causal LM.
-
-`architecture.py` says which reservoirs, `reservoirs.py` has the frozen half, `readout.py` the trained one; nothing is trained through time.
-"""
+"""A reservoir language model as a transformers causal LM: frozen reservoirs remember the text, a trained readout predicts."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from helpers.reservoir.architecture import from_json, parse, to_json
+from helpers.reservoir.architecture import DEFAULT, notation, parse
 from helpers.reservoir.readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
 from helpers.reservoir.recall import Recall, proposals
 from helpers.reservoir.reservoirs import Reservoirs
@@ -21,7 +18,6 @@ from helpers.reservoir.reservoirs import Reservoirs
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
 
 EMBEDDING_STD = 0.02  # a tied head then begins near a uniform guess
-DEFAULT_RESERVOIRS = "delay:128 delays:8 + tanh:1024 blocks:8 + linear:512"
 
 
 class ReservoirConfig(PretrainedConfig):
@@ -29,7 +25,7 @@ class ReservoirConfig(PretrainedConfig):
 
     Args:
         vocab_size: V.
-        reservoirs: their notation (architecture.py), or its lists of dictionaries.
+        reservoirs: their notation (architecture.py).
         reservoir_seed: the frozen weights are a function of this seed and `reservoirs`.
         embedding_size: D, width of the trained vector a token.
         recall_tokens: W.
@@ -44,7 +40,7 @@ class ReservoirConfig(PretrainedConfig):
     def __init__(
         self,
         vocab_size: int = 50257,
-        reservoirs: str | list[list[dict]] = DEFAULT_RESERVOIRS,
+        reservoirs: str = DEFAULT,
         reservoir_seed: int = 0,
         embedding_size: int = 256,
         readout_blocks: int = 4,
@@ -70,7 +66,7 @@ class ReservoirConfig(PretrainedConfig):
             if not 0 <= share < 1:
                 raise ValueError(f"{name}={share}: must be in [0, 1)")
         self.vocab_size = vocab_size
-        self.reservoirs = to_json(parse(reservoirs) if isinstance(reservoirs, str) else from_json(reservoirs))
+        self.reservoirs = notation(parse(reservoirs))
         self.reservoir_seed = reservoir_seed
         self.embedding_size = embedding_size
         self.readout_blocks = readout_blocks
@@ -92,7 +88,7 @@ class ReservoirOutput(ModelOutput):
 
 
 class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
-    """Reservoir language model with the interface of a transformers causal LM, streaming `generate` included."""
+    """The model; `generate` streams."""
 
     config_class = ReservoirConfig
     main_input_name = "input_ids"
@@ -105,7 +101,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: ReservoirConfig):
         super().__init__(config)
         V, D = config.vocab_size, config.embedding_size
-        self.reservoirs = Reservoirs(from_json(config.reservoirs), V)
+        self.reservoirs = Reservoirs(parse(config.reservoirs), V)
         self.embedding = nn.Embedding(V, D)
         heads = config.attention_heads
         self.projections = nn.ModuleList(
@@ -131,8 +127,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> ReservoirForCausalLM:
         """A new model: reservoirs drawn from `config.reservoir_seed`, readout from `seed`.
 
-        codes_VC: codes of the tokens (`codes.py`), which the first reservoirs see in place of random ones, for ever, and
-            where the trained embedding begins.
+        codes_VC: codes of the tokens (`codes.py`): what the first reservoirs see, and where the trained embedding begins.
         """
         torch.manual_seed(seed)
         model = cls(config)
@@ -194,8 +189,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         """Features of every layer of reservoirs after each of the tokens [B, T], and the state after the last [B, S].
 
         `state` is the reservoirs' part of the whole one, or all of it; what is returned is their part.
-        Where `attention_mask` [B, >= T] (its last T count) is 0, the token drives nothing: the zero state stays zero
-        through padding on the left.
+        The last T of `attention_mask` [B, >= T] count, as in `Reservoirs.forward`.
         """
         if state is None:
             state = self.initial_state(input_ids.shape[0])
@@ -244,7 +238,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return ReservoirOutput(loss=loss, logits=logits_BTV, state=state)
 
-    # -- generation: one token a step, the state carried in place of a key-value cache --
+    # -- generation: one token a step, the state carried in place of a key-value cache, which is never made --
 
     def prepare_inputs_for_generation(
         self, input_ids, state=None, attention_mask=None, is_first_iteration=False, **kwargs
@@ -262,12 +256,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         return super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
 
     def _prepare_cache_for_generation(self, *args, **kwargs):
-        """A reservoir keeps its own state; there is no key-value cache to make."""
+        pass
 
     def parameter_counts(self) -> dict[str, int]:
         """Trained parameters and frozen weights, counted apart."""
         return {
-            "trainable": sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad),
+            "trainable": self.num_parameters(only_trainable=True),
             "frozen": sum(buffer.numel() for buffer in self.buffers()),
         }
 

@@ -17,9 +17,10 @@ from helpers.parameters import (
     source_path,
 )
 from helpers.plan import Recipe
-from helpers.reservoir.architecture import parse
+from helpers.reservoir.architecture import DEFAULT, parse
 from helpers.reservoir.stories import MIN_STORIES
 
+TRANSFORMER_RATE = 1e-3  # the learning rate of a Llama of this size
 EPOCHS = 5  # passes; the validation loss of 2,000 stories hardly moves after
 LONGEST_RECIPE = 4000  # steps
 SMALL_TEXT = 4_000_000  # tokens; below it steps are small, so that a few passes are enough steps
@@ -57,7 +58,7 @@ class ReservoirParameters(Parameters):
     sequence_length: int = parameter(128, "Tokens of a block.", group=TEXT, low=8, high=4096)
 
     reservoirs: str = parameter(
-        "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linear:512",
+        DEFAULT,
         "`+` puts reservoirs side by side, `|` stacks them; the notation is in helpers/reservoir/architecture.py.",
         group=RESERVOIRS,
     )
@@ -161,17 +162,6 @@ def recipe(sequence_length: int, train_tokens: int) -> Recipe:
         batch_size=batch_size,
         learning_rate=3e-3,
         max_steps=min(LONGEST_RECIPE, max(1, passes)),
-        sequence_length=sequence_length,
-        weight_decay=0.1,
-    )
-
-
-def transformer_recipe(sequence_length: int, batch_size: int, max_steps: int) -> Recipe:
-    """The reservoir's tokens in the reservoir's batches, at the learning rate that suits a transformer of this size."""
-    return Recipe(
-        batch_size=batch_size,
-        learning_rate=1e-3,
-        max_steps=max_steps,
         sequence_length=sequence_length,
         weight_decay=0.1,
     )

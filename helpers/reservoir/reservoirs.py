@@ -29,7 +29,7 @@ def build(spec: Tanh | Linear | Delay, inputs: int) -> Reservoir:
 
 
 class Reservoir(nn.Module):
-    """Frozen: buffers only, no autograd.
+    """`forward(inputs, state_BS, mask_BT)` gives features after every token [B, T, F] and the state after the last [B, S].
 
     Attributes:
         features: F, floats a token that a readout sees.
@@ -70,10 +70,6 @@ class Reservoir(nn.Module):
     @staticmethod
     def _masked(drive_BTN, mask_BT):
         return drive_BTN if mask_BT is None else drive_BTN * mask_BT[..., None].to(drive_BTN.dtype)
-
-    def forward(self, inputs, state_BS, mask_BT=None):
-        """Features after every token [B, T, F] and the state after the last [B, S]."""
-        raise NotImplementedError
 
 
 class TanhReservoir(Reservoir):
@@ -200,7 +196,7 @@ class Reservoirs(nn.Module):
     def draw(self, seed: int, codes_VC: torch.Tensor | None = None) -> None:
         """Draws each reservoir from (seed, its layer, its place), so that one more changes no other.
 
-        codes_VC: what the first layer sees of a token (`codes.py`); None: each token is its own random code.
+        codes_VC: what the first layer sees of a token, as `codes_IC` above.
         """
         for depth, layer in enumerate(self.layers):
             for place, reservoir in enumerate(layer):

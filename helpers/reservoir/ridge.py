@@ -27,11 +27,7 @@ class RidgeAccumulator:
     """Sums over rows from which ridge regression is solved; chunks of any size give what one chunk gives.
 
     Features may have any floating dtype and device; sums and solution are in fp64 on the CPU. They take F (F + Y) numbers
-    and `solve` another F (2 F + Y): at F = 4,096 and Y = 50,000 1.8 GB and 1.9 GB.
-
-    Args:
-        features: F.
-        targets: Y, for tokens the vocabulary size.
+    and `solve` another F (2 F + Y): at F = 4,096 and Y = 50,000 1.8 GB and 1.9 GB. Y of tokens is the vocabulary size.
     """
 
     def __init__(self, features: int, targets: int) -> None:
@@ -114,7 +110,7 @@ class RidgeReadout(torch.nn.Module):
     Least squares on one-hot targets estimates P(v | x) linearly (Bishop, PRML, 4.1.3): the scores sum to one, but some are
     negative; none falls below a share of the unigram here. (A softmax of scores around the unigram has twice the perplexity.)
 
-    Args: weight_FV, bias_V as solved, kept in fp32 (F = 4,096 and V = 50,000: 0.8 GB); prior_V: p, positive.
+    weight_FV and bias_V as solved are kept in fp32; prior_V: p, positive.
     """
 
     def __init__(self, weight_FV: torch.Tensor, bias_V: torch.Tensor, prior_V: torch.Tensor) -> None:
@@ -139,8 +135,8 @@ def fit_readout(
 ) -> RidgeReadout:
     """Fits token t + 1 of each sequence on its features at t, in one pass over batches (features_BTF, input_ids_BT).
 
-    The second of every ten batches is not fitted but chooses c. Memory: F (F + V) numbers of fp64 twice, the features of
-    those batches and of one more. ridge: in units of summed squares, as in `RidgeAccumulator.solve`.
+    The second of every ten batches is not fitted but chooses c; they are kept in memory. ridge: as in
+    `RidgeAccumulator.solve`.
 
     Raises ValueError for fewer than two batches.
     """

@@ -1,9 +1,7 @@
 """Recurrences over time without autograd: leaky tanh (dense or block-diagonal) and complex-diagonal linear.
 
-The tanh recurrence is sequential: one matrix product a token, and on XLA a While loop (`scan`). The linear one has two
-orders of the same sum, which agree to rounding: all chunks of tokens at once, and log2(T) doublings. Neither divides by
-powers of the multiplier: the prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after 128 tokens of
-|lambda| = 0.5.
+The linear one has two orders of the same sum, which agree to rounding. Neither divides by powers of the multiplier: the
+prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after 128 tokens of |lambda| = 0.5.
 """
 
 from __future__ import annotations

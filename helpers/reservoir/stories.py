@@ -1,4 +1,4 @@
-"""Where the stories come from: the embedded grammar, a local file or directory, or a data set on the Hugging Face hub."""
+"""Where the stories come from."""
 
 import hashlib
 import itertools

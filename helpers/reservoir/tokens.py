@@ -4,14 +4,14 @@ import hashlib
 import itertools
 import json
 import os
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from helpers import hub, run_folder
+from helpers import hub
 from helpers.reservoir.stories import END_OF_TEXT, batches
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def load_tokenizer(
 
     source: "gpt2" is GPT-2's, or one trained on `stories` where that cannot be had; "train" trains one of `vocab_size`
         entries on the first 50,000 stories, the same each time; anything else is a local path or hub id.
-    trim: restrict it to what `stories` use (see `trim_vocabulary`). One trained on them has nothing else.
+    trim: see `trim_vocabulary`. A tokeniser that was trained on `stories` has nothing else.
 
     Raises ValueError where it cannot be loaded, has no end-of-text token, or is to be trimmed and is not byte-level BPE.
     """
@@ -64,8 +64,8 @@ def trim_vocabulary(
     """`tokenizer` without the entries that `stories` never use, and a line on what is left; one pass over `stories`.
 
     Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order
-    under new ids, and the merges that make them. `stories` become the same tokens as before; other text is still encoded,
-    in smaller pieces where a token was dropped.
+    under new ids. `stories` become the same tokens as before; other text is still encoded, in smaller pieces where a token
+    was dropped.
 
     Raises ValueError where the tokeniser is not byte-level BPE, and where there is no text.
     """
@@ -100,7 +100,7 @@ def trim_vocabulary(
         **tokenizer.special_tokens_map,
     )
     assert trimmed.get_vocab() == ids
-    return trimmed, f"trimmed to {len(trimmed)}: what the stories use, its merges and the 256 bytes"
+    return trimmed, f"trimmed to {len(trimmed)} that the stories use"
 
 
 def _restrict(definition: dict[str, Any], ids: dict[str, int]) -> None:
@@ -183,74 +183,33 @@ def _pretrained(name: str, revision: str | None, *, local_files_only: bool) -> "
 # ---- token file
 
 
-@dataclass(frozen=True)
-class TokenFile:
-    """A flat file of token ids: each story, then the end-of-text token. Its facts are in `<path>.json` beside it."""
+def write_tokens(stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast", path: Path, *, source: str) -> np.memmap:
+    """The tokens of `stories`, each story and then the end-of-text token, memory-mapped: uint16 or uint32 [tokens].
 
-    path: Path
-    tokens: int
-    dtype: str  # "uint16" or "uint32"
-    origin: str | None  # sha256 of the tokeniser's definition and of the caller's description of the stories
-
-
-def write_tokens(
-    stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast", path: Path, *, source: str | None = None
-) -> TokenFile:
-    """Tokenise `stories` into `path`, streaming; skipped when the file is there already, whole and of the same origin.
-
-    source: describes the stories (`StorySplits.source` and the split's name). Without it nothing is ever skipped.
+    They are written, streaming, to `<path>-<digest>.npy`, whole or not at all; the digest is of the tokeniser and of
+    `source`, which describes the stories (`StorySplits.source` and the split's name). What is there already is read.
 
     A story that spells out a special token is tokenised as the text it is. Raises ValueError when there is no story.
     """
-    path = Path(path)
-    origin = None if source is None else _origin(tokenizer, source)
-    present = _token_file(path)
-    if present and origin is not None and present.origin == origin:
-        return present
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.with_name(f"{path.name}-{_origin(tokenizer, source)[:16]}.npy")
+    try:
+        return np.load(path, mmap_mode="r")
+    except (FileNotFoundError, EOFError, ValueError):  # not there, or cut off
+        path.parent.mkdir(parents=True, exist_ok=True)
     dtype = "uint16" if len(tokenizer) <= 65536 else "uint32"
-    partial, tokens = path.with_name(f"{path.name}.{os.getpid()}.partial"), 0
-    try:
-        with partial.open("wb") as file:
-            for batch in batches(stories):
-                ids = [token for row in _encode(tokenizer, batch) for token in (*row, tokenizer.eos_token_id)]
-                np.asarray(ids, dtype=dtype).tofile(file)
-                tokens += len(ids)
-            file.flush()
-            os.fsync(file.fileno())
-        if not tokens:
+    partial = path.with_suffix(".partial")
+    with tempfile.TemporaryFile(dir=path.parent) as tokens, partial.open("wb") as file:
+        for batch in batches(stories):
+            ids = [token for row in _encode(tokenizer, batch) for token in (*row, tokenizer.eos_token_id)]
+            np.asarray(ids, dtype=dtype).tofile(tokens)
+        if not tokens.tell():
             raise ValueError(f"stories: none to write to {path}")
-        _facts(path).unlink(missing_ok=True)  # old facts must not outlive the tokens that they describe
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    written = TokenFile(path, tokens, dtype, origin)
-    run_folder.write_json(_facts(path), asdict(written) | {"path": path.name})
-    return written
-
-
-def open_tokens(path: Path) -> np.memmap:
-    """The tokens that `write_tokens` wrote to `path`, memory-mapped read-only, uint16 or uint32 [tokens].
-
-    Raises FileNotFoundError where there is no whole token file.
-    """
-    token_file = _token_file(Path(path))
-    if token_file is None:
-        raise FileNotFoundError(f"{path}: no whole token file here; run write_tokens again")
-    return np.memmap(token_file.path, dtype=token_file.dtype, mode="r", shape=(token_file.tokens,))
-
-
-def _facts(path: Path) -> Path:
-    return path.with_name(path.name + ".json")
-
-
-def _token_file(path: Path) -> TokenFile | None:
-    """The token file at `path`, or None where it is absent, unreadable or not of the stated size."""
-    try:
-        found = TokenFile(**json.loads(_facts(path).read_text(encoding="utf-8")) | {"path": path})
-        return found if path.stat().st_size == found.tokens * np.dtype(found.dtype).itemsize else None
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
+        tokens.flush()
+        np.save(file, np.memmap(tokens, dtype, mode="r"))  # the header says how many there are
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return np.load(path, mmap_mode="r")
 
 
 def _origin(tokenizer: "PreTrainedTokenizerFast", source: str) -> str:

@@ -1,4 +1,4 @@
-"""The transformer beside the reservoir: a small Llama of as many trained parameters.
+"""The transformer beside the reservoir.
 
 # V vocabulary · H hidden size · I intermediate size · L layers
 """
@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HEAD_SIZE = 64  # of attention, where it divides H
-STEP = 16  # of H
+WIDEST, STEP = 256, 16  # H at most, and what it is a multiple of
 ASPECT = 16  # at least H / L: thin layers by the hundred would else meet a budget that is nearly all embedding
 CLOSE = 0.005  # share of the parameters that I, a multiple of 8 for fast matrix products, may miss
 TOO_MANY = 1.05
@@ -21,18 +21,16 @@ def equal_transformer(
     sequence_length: int,
     *,
     seed: int,
-    hidden_size: int = 256,
     eos_token_id: int,
 ) -> LlamaForCausalLM:
     """A Llama with a tied embedding and about `trainable` parameters, drawn from `seed`.
 
     trainable: parameters of the model to compare with; met to 1 %, save where even the smallest has more.
-    hidden_size: H, a multiple of 16; smaller where the embedding would leave too little for two layers.
 
-    The caller's random generator stays as it was. Raises ValueError where even the
-    smallest Llama is more than 5 % above `trainable`, or hidden_size is no multiple of 16.
+    The caller's random generator stays as it was. Raises ValueError where even the smallest Llama is more than 5 % above
+    `trainable`.
     """
-    hidden_size, layers, intermediate_size = sizes(vocab_size, trainable, hidden_size)
+    hidden_size, layers, intermediate_size = sizes(vocab_size, trainable)
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -54,14 +52,12 @@ def equal_transformer(
     return model
 
 
-def sizes(vocab_size: int, trainable: int, hidden_size: int = 256) -> tuple[int, int, int]:
+def sizes(vocab_size: int, trainable: int) -> tuple[int, int, int]:
     """H, L and I of a Llama with about `trainable` parameters.
 
-    L is how many layers of the usual I = 8 H / 3 (Touvron et al. 2023) fit, and I then takes up the difference.
+    H is 256, or less where the embedding would leave too little for two layers. L is how many layers of the usual I = 8 H / 3 (Touvron et al. 2023) fit, and I then takes up the difference.
     """
-    if hidden_size < STEP or hidden_size % STEP:
-        raise ValueError(f"hidden_size={hidden_size}: must be a multiple of {STEP}")
-    for H in range(hidden_size, 0, -STEP):
+    for H in range(WIDEST, 0, -STEP):
         layers = round((trainable - parameter_count(vocab_size, H, 0, 0)) / (12 * H * H + 2 * H))
         if layers >= 2:
             break

@@ -40,9 +40,8 @@
 # %% [markdown]
 # ## Parameters
 #
-# `data_source` is a Hub data set, a path to your own `.txt`, `.jsonl` or `.parquet` (stories separated by
-# `<|endoftext|>` or blank lines), or `"sample"`, which needs no network. Zeros mean "what the recipe says".
-# Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# Zeros mean "what the recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's
+# secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
@@ -88,7 +87,7 @@ from helpers.reservoir.tokens import load_tokenizer
 
 story_tokenizer, reason = load_tokenizer(params.tokenizer, splits.train, params.vocab_size, params.trim_vocabulary)
 corpus = experiment.tokenise(splits, story_tokenizer, folder / "data")
-counts = {"training tokens": corpus.train.tokens, "validation tokens": corpus.validation.tokens}
+counts = {"training tokens": len(corpus.train), "validation tokens": len(corpus.validation)}
 tables.show([counts], reason)
 print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["input_ids"][:24]))
 
@@ -134,7 +133,7 @@ from helpers.reservoir.workload import workload
 
 step = workload(model, params.reservoirs, params.sequence_length)
 plan = planner.plan(
-    recipe(params.sequence_length, corpus.train.tokens),
+    recipe(params.sequence_length, len(corpus.train)),
     step,
     machine,
     batch_size=params.batch_size,
@@ -255,7 +254,7 @@ results_file = run_folder.write_results(
         **splits.provenance,
         "train_examples": len(trainer.train_dataset),
         "eval_examples": len(trainer.eval_dataset),
-        "train_tokens": corpus.train.tokens,
+        "train_tokens": len(corpus.train),
         "vocab_size": len(story_tokenizer),
     },
     model=model.parameter_counts(),
