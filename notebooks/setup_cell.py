@@ -3,6 +3,7 @@
 import base64
 import bz2
 import hashlib
+import importlib
 import json
 
 REQUIREMENTS = ""
@@ -18,7 +19,4 @@ if hashlib.sha256(packed).hexdigest() != SHA256:
 files = json.loads(packed)
 exec(files["helpers/unpacking.py"], unpacking := {"__name__": "unpacking"})
 unpacking["use"](files, SHA256)
-
-from helpers import setup  # noqa: E402  now there
-
-setup.install(REQUIREMENTS)
+importlib.import_module("helpers.setup").install(REQUIREMENTS)
