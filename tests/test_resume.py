@@ -17,10 +17,8 @@ from helpers import checkpoint, xla
 
 DRIVER = Path(__file__).with_name("training_run.py")
 LAST_STEP = 12
-KINDS = [
-    pytest.param("cpu", marks=pytest.mark.once),
-    pytest.param("xla", marks=pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")),
-]
+ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+KINDS = [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=ON_XLA)]
 
 
 def run(output_dir: Path, **options) -> subprocess.CompletedProcess:
@@ -174,8 +172,14 @@ def test_a_second_interrupt_does_not_wait_for_a_checkpoint(tmp_path):
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("step", [8, LAST_STEP])
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        pytest.param("cpu", 8, marks=pytest.mark.once),
+        pytest.param("cpu", LAST_STEP, marks=pytest.mark.once),
+        pytest.param("xla", 8, marks=ON_XLA),
+    ],
+)
 def test_a_stop_inside_an_evaluation_does_not_wait_for_its_end_and_loses_nothing(kind, step, undisturbed, tmp_path):
     folder, reference = undisturbed(kind)
     stopped = run(tmp_path, kind=kind, evaluation_signal=(step, "SIGTERM"))
@@ -202,22 +206,20 @@ def test_at_the_end_of_its_time_budget_a_run_saves_and_stops(undisturbed, tmp_pa
     assert fingerprint(tmp_path) == fingerprint(folder)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("kind", "fault", "step", "what"),
     [
-        ({"nan_gradient_step": 8}, "a weight"),
-        ({"nan_moment_step": 8}, "an optimizer state"),
-        ({"nan_step": 7, "logging_steps": 5}, "loss"),
+        pytest.param("cpu", "nan_gradient_step", 8, "a weight", marks=pytest.mark.once),
+        pytest.param("cpu", "nan_moment_step", 8, "an optimizer state", marks=pytest.mark.once),
+        pytest.param("cpu", "nan_step", 7, "loss", marks=pytest.mark.once),
+        pytest.param("xla", "nan_moment_step", 8, "an optimizer state", marks=ON_XLA),
     ],
 )
-def test_what_is_no_number_is_in_no_checkpoint(kind, options, what, tmp_path):
-    failed = run(tmp_path, **{"kind": kind, "logging_steps": 5, **options})
+def test_what_is_no_number_is_in_no_checkpoint(kind, fault, step, what, tmp_path):
+    failed = run(tmp_path, **{"kind": kind, "logging_steps": 5, fault: step})
     assert f"NonFiniteLoss: {what} is nan" in failed.stderr
     assert "The last good checkpoint is checkpoint-4" in failed.stderr
     assert [path.name for path in checkpoint.listed(tmp_path)] == ["checkpoint-4", "checkpoint-0"]
-    again = run(tmp_path, **{"kind": kind, "logging_steps": 5, **options})
-    assert f"NonFiniteLoss: {what} is nan" in again.stderr
     resumed = result(run(tmp_path, kind=kind))
     assert resumed["finite_weights"] and resumed["train"]["resumed_from_step"] == 4
 
