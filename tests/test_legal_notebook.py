@@ -23,7 +23,7 @@ TINY = {
     "save_steps": 3,
     "logging_steps": 3,
     "batch_size": 8,
-    "learning_rate": 0.01,
+    "learning_rate": 0.005,
     "test_records": 3,
     "max_new_tokens": 16,
 }
