@@ -146,15 +146,6 @@ def test_a_duplicate_of_the_anchor_or_of_the_positive_is_no_negative():
     torch.testing.assert_close(found, total / 6)
 
 
-def test_the_contrastive_term_refuses_columns_without_rows_of_ids():
-    class GivenEmbeddings(torch.nn.Module):
-        def forward(self, features):
-            return features
-
-    with pytest.raises(ValueError, match="contrastive_weight needs input_ids"):
-        lejepa(GivenEmbeddings(), contrastive_weight=1.0)([{"sentence_embedding": torch.randn(4, K)}] * 2)
-
-
 # ---- past texts
 
 
@@ -181,13 +172,6 @@ def test_the_effective_batch_grows_to_the_past_and_the_batch(past_texts):
         torch.nn.init.zeros_(weight)  # all embeddings are 0: the value is slope times N
     sizes = [loss(features).item() / collapse_slope(3, 17) for _ in range(5)]
     assert sizes == pytest.approx([12 + min(12 * step, past_texts) for step in range(5)], rel=1e-4)
-
-
-def test_another_number_of_columns_than_the_past_has_is_refused():
-    loss = lejepa(past_texts=8)
-    loss(batch(V=2))
-    with pytest.raises(ValueError, match=r"the batch has 3 columns of 8 dimensions, the past texts \[2, 8\]"):
-        loss(batch(V=3))
 
 
 def test_evaluation_remembers_nothing_and_repeats_exactly():

@@ -110,11 +110,6 @@ def test_padding_is_on_the_side_that_the_tokenizer_pads(model):
     assert features["attention_mask"][:, -1].all() and not features["attention_mask"][:, 0].any()
 
 
-def test_more_tokens_than_the_model_takes_are_refused_by_name(model):
-    with pytest.raises(ValueError, match="max_seq_length=128: the model takes 64 tokens"):
-        PaddedTexts(model, (128,))
-
-
 def test_the_query_prompt_goes_to_the_first_column_and_the_document_prompt_to_the_others(model):
     expected = {"q": "query: ", "d": "document: ", "n": "document: "}
     assert column_prompts(model, ["q", "d", "n"]) == expected
@@ -236,7 +231,7 @@ def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_stat
     resumed = result(run(tmp_path, **options))
     assert resumed["train"]["resumed_from_step"] == resumed_at
     assert resumed["losses"] == reference["losses"]
-    assert resumed["loss_step"] == reference["loss_step"] == last
+    assert resumed["loss_step"] == reference["loss_step"] == reference["best_step"]  # the best is loaded at the end
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
     if kind == "xla":
         assert resumed["xla"]["compiles_after_warmup"] == 0

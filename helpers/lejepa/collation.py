@@ -36,17 +36,9 @@ class PaddedTexts:
     Args:
         model: its preprocessing and tokenizer.
         lengths: ascending, in tokens (see `padded_lengths`); longer texts are cut to the last.
-
-    Raises ValueError for more tokens than the model takes.
     """
 
     def __init__(self, model: SentenceTransformer, lengths: tuple[int, ...]) -> None:
-        longest = model.max_seq_length
-        if longest is not None and lengths[-1] > longest:
-            raise ValueError(
-                f"max_seq_length={lengths[-1]}: the model takes {longest} tokens; "
-                f"use at most {longest}, or raise model.max_seq_length where its positions allow"
-            )
         self.preprocess: Callable = model.preprocess
         self.lengths = tuple(lengths)
         tokenizer = model.tokenizer

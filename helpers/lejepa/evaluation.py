@@ -61,7 +61,6 @@ def evaluate_retrieval(
     model: SentenceTransformer,
     benchmark: Benchmark,
     *,
-    similarity: Sequence[str] = ("cosine", "dot"),
     precision: str = "fp32",
     embeddings: dict[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
@@ -71,14 +70,13 @@ def evaluate_retrieval(
     is evaluated by a copy on the CPU.
 
     Args:
-        similarity: names of `SimilarityFunction`; the texts are encoded once for all.
         precision: see `encode`.
         embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
 
     Returns:
         {"cosine_ndcg@10": 0.40, "cosine_recall@1": ..., "dot_ndcg@10": ...}
     """
-    evaluator = _evaluator(_Retrieval, benchmark, similarity, RECALL_AT)
+    evaluator = _evaluator(_Retrieval, benchmark, ("cosine", "dot"), RECALL_AT)
     evaluator.precision, evaluator.encoded = precision, {}
     metrics = evaluator(on_cpu(model))
     if embeddings is not None:
