@@ -152,6 +152,6 @@ def named(function: str) -> Callable:
 if __name__ == "__main__":
     count, function, parameters = sys.argv[1:]
     if ranks.count() == 1:
-        tracking.say(f"{count} processes")
+        tracking.say(f"training in {count} processes")
         sys.exit(start(__spec__.name, sys.argv[1:], int(count)))
     sys.exit(take_part(lambda: named(function)(**json.loads(parameters))))
