@@ -38,7 +38,7 @@
 # checkpoint.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic sentence-transformers wandb nvidia-ml-py matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers wandb nvidia-ml-py matplotlib
 
 # %% [markdown]
 # ## Parameters

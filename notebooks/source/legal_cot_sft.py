@@ -38,7 +38,7 @@
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic peft trl wandb
+# requirements: torch transformers accelerate datasets pydantic filelock peft trl wandb
 
 # %% [markdown]
 # ## Parameters

@@ -43,7 +43,7 @@
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic sentence-transformers faiss-cpu wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu wandb matplotlib
 
 # %% [markdown]
 # ## Parameters

@@ -35,7 +35,7 @@
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
