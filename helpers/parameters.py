@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 SAMPLE = "sample"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
+LARGEST = 10**9  # of an int that says no other
 LENGTH = ("max_steps", "patience")  # a run goes on where one of these is changed
 MAIN, MACHINE = "Main", "Machine and logging"
 
@@ -49,12 +50,12 @@ def parameter(
         default: of the GPU twin; `tpu` is that of the TPU twin where it differs.
         description: one sentence or two, shown in the form above the field and in the docs.
         group: heading that it stands under; "Main" holds at most eight.
-        low, high, above: the range: at least, at most (else 1e9 for an int), more than.
+        low, high, above: the range: at least, at most (else `LARGEST` for an int), more than.
         suggestions: values that the form offers; others may be given.
         identity: False where it says how a run is watched or shown, and not which run it is.
     """
     if high is None and type(default) is int:
-        high = 10**9
+        high = LARGEST
     extra = {"group": group, "suggestions": [*suggestions], "identity": identity, "tpu": tpu}
     return Field(default, description=description, ge=low, le=high, gt=above, json_schema_extra=extra)
 
@@ -231,7 +232,7 @@ def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
     if field is not None and error["type"].startswith(("greater", "less")):
         limits = {type(limit).__name__: limit for limit in field.metadata}
         low, high = (getattr(limits.get(each), each.lower(), None) for each in ("Ge", "Le"))
-        wanted = f"{low} or more" if high is None else f"{low} to {high}"
+        wanted = f"{low} or more" if high is None or value <= high == LARGEST else f"{low} to {high}"
         if "Gt" in limits:
             wanted = f"more than {limits['Gt'].gt:g}"
         return f"{said} is out of range: give {wanted}. {field.description or ''}".strip()

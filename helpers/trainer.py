@@ -45,6 +45,10 @@ METER_FILE = "meter.json"
 SCHEDULED = ("lr", "weight_decay")  # of an optimizer group, what changes for one step on XLA
 
 
+class _Finished(Exception):
+    """A run that goes on is at its end, as the evaluation shows that was made up for."""
+
+
 class TrainerMixin:
     """Put before a Hugging Face trainer class.
 
@@ -147,6 +151,9 @@ class TrainerMixin:
                 self.meter.start(json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else None)
                 try:
                     output = self._train_from(source, **kwargs)
+                    break
+                except _Finished:
+                    output = None
                     break
                 except Exception as error:
                     if not is_out_of_memory(error):
@@ -556,6 +563,9 @@ class _StepBoundary(TrainerCallback):
             xla.settle(optimizer, self.trainer._tr_loss)
         if state.global_step and self.trainer._owes_evaluation():
             self.trainer._evaluate(None, None, skip_scheduler=True)
+            if self.trainer.control.should_training_stop:  # stock Trainer would train one step too many
+                self.trainer._save_checkpoint(self.trainer.model, None)
+                raise _Finished
 
     def on_train_end(self, args, state, control, **kwargs):
         self.trainer.compilation.stop()

@@ -22,6 +22,7 @@ max_steps: int = 0  #@param {type:"integer"}
 batch_size: int = 0  #@param {type:"integer"}
 learning_rate: float = 0.0  #@param {type:"number"}
 seed: int = 0  #@param {type:"integer"}
+max_hours: float = 0.0  #@param {type:"number"}
 resume: bool = True  #@param {type:"boolean"}
 use_tpu: bool = False  #@param {type:"boolean"}
 precision: str = "auto"  #@param ["auto", "fp32", "bf16", "fp16"]
@@ -121,8 +122,8 @@ def test_grid_runs_typed_writes_one_table_and_is_skipped_the_second_time(noteboo
     assert [path.stat().st_mtime_ns for path in sorted(folder.glob("*/tiny.ipynb"))] == stamps
 
     with pytest.raises(SystemExit):
-        command(notebook, folder, *arguments[:-1], "max_steps=6")
-    assert "max_steps=5 there, 6 now" in capsys.readouterr().err
+        command(notebook, folder, *arguments[:2], "learning_rate=2e-3", *arguments[3:])
+    assert "learning_rate=0.001 there, 0.002 now" in capsys.readouterr().err
 
 
 def test_every_failure_papermill_hides_is_recorded_and_the_grid_goes_on(notebook, tmp_path, capsys):

@@ -118,10 +118,12 @@ def test_more_patience_lets_a_stopped_run_go_on(to_the_end, stopped, tmp_path):
 
 
 @pytest.mark.once
-def test_sigterm_at_the_step_that_stops_is_an_end_and_no_preemption(stopped, tmp_path):
+def test_after_sigterm_at_the_step_that_stops_the_evaluation_is_made_up_and_the_run_is_finished(stopped, tmp_path):
     folder, early = stopped("cpu")
     last = early["train"]["steps"]
-    ended = result(run(tmp_path, patience=PATIENCE, **OVERFITS, sigterm_step=last))
+    preempted = run(tmp_path, patience=PATIENCE, **OVERFITS, signals=[(last, "SIGTERM")])
+    assert f"Stopped: SIGTERM at step {last}" in preempted.stderr
+    ended = result(run(tmp_path, patience=PATIENCE, **OVERFITS))
     assert ended["train"]["steps"] == last and ended["best_step"] == early["best_step"]
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
 

@@ -38,6 +38,7 @@ GOOD = {
     "batch_size": 0,
     "learning_rate": 0.0,
     "seed": 3,
+    "max_hours": 0.0,
     "resume": True,
     "use_tpu": False,
     "precision": "auto",

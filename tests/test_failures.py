@@ -36,7 +36,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_batch_and_
     assert (roomy["plan"]["per_device_batch_size"], tight["plan"]["per_device_batch_size"]) == (64, 16)
     assert tight["plan"]["batch_size"] == roomy["plan"]["batch_size"] == 64
     assert tight["plan"]["learning_rate"] == roomy["plan"]["learning_rate"]
-    assert [message.partition(":")[0] for message in tight["train"]["messages"][:2]] == [
+    halved = [each.partition(":")[0] for each in tight["train"]["messages"] if "micro-batch" in each]
+    assert halved == [
         "out of memory with micro-batch 64",
         "out of memory with micro-batch 32",
     ]

@@ -202,6 +202,7 @@ def parameters(**changed) -> dict:
         "batch_size": 0,
         "learning_rate": 0.0,
         "seed": 0,
+        "max_hours": 0.0,
         "resume": True,
         "use_tpu": False,
         "precision": "auto",
