@@ -35,7 +35,9 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
     import huggingface_hub.errors
     from datasets.utils.extract import Extractor
 
-    datasets.config.STREAMING_READ_MAX_RETRIES = 1  # huggingface_hub tries for 23 s each time; 20 times take ten minutes
+    datasets.config.STREAMING_READ_MAX_RETRIES = (
+        1  # huggingface_hub tries for 23 s each time; 20 times take ten minutes
+    )
     said = f"{name}={source!r}"
     files = Path(source).rglob("*") if name == "data_source" else ()
     if packed := next((file for file in files if file.is_file() and Extractor.infer_extractor_format(file)), None):

@@ -65,7 +65,7 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "8")
     one_each = {"training_data.micro_batch_size": 1, "evaluation.micro_batch_size": 1}
-    executed, results = run("graphmer_se_tpu", alone, tiny(alone, changes=one_each, compare_baselines=False))
+    executed, results = run("graphmer_se_tpu", alone, tiny(alone, changes=one_each))
     assert_whole_run(executed, results, "xla")
     assert results["runtime"]["device_count"] == 8
     assert results["xla"]["compiles_after_warmup"] == 0

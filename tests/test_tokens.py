@@ -326,7 +326,7 @@ def written(stories, tokenizer, folder: Path, source: str = "sample 0"):
 def test_token_file_holds_each_story_then_end_of_text(tokenizer, tmp_path):
     expected = [token for story in STORIES for token in [*encode(tokenizer, story), tokenizer.eos_token_id]]
     assert written(STORIES, tokenizer, tmp_path).tolist() == expected
-    assert [file.suffix for file in tmp_path.iterdir()] == [".npy"]
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".npy", ".sha256"]
 
 
 def test_tokens_are_memory_mapped_read_only(tokenizer, tmp_path):
@@ -377,11 +377,20 @@ def test_other_stories_or_another_tokenizer_are_tokenised_again(tokenizer, tmp_p
 @pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999])
 def test_token_file_that_was_cut_off_does_not_count_and_is_written_again(tokenizer, tmp_path, kept):
     first = written(STORIES, tokenizer, tmp_path).tolist()
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.npy")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole))])
     assert written(STORIES, tokenizer, tmp_path).tolist() == first
     assert path.read_bytes() == whole
+
+
+def test_token_file_with_one_flipped_bit_is_written_again(tokenizer, tmp_path):
+    first = written(STORIES, tokenizer, tmp_path).tolist()
+    (path,) = tmp_path.glob("*.npy")
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    assert written(STORIES, tokenizer, tmp_path).tolist() == first
 
 
 def test_writer_killed_half_way_leaves_no_token_file(tmp_path):

@@ -187,15 +187,16 @@ def write_tokens(stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast", p
     """The tokens of `stories`, each story and then the end-of-text token, memory-mapped: uint16 or uint32 [tokens].
 
     They are written, streaming, to `<path>-<digest>.npy`, whole or not at all; the digest is of the tokeniser and of
-    `source`, which describes the stories (`StorySplits.source` and the split's name). What is there already is read.
+    `source`, which describes the stories (`StorySplits.source` and the split's name). What is there already is read, if
+    it has the sha256 that is noted beside it.
 
     A story that spells out a special token is tokenised as the text it is. Raises ValueError when there is no story.
     """
     path = path.with_name(f"{path.name}-{_origin(tokenizer, source)[:16]}.npy")
-    try:
+    noted = path.with_suffix(".sha256")
+    if path.exists() and noted.exists() and noted.read_text(encoding="ascii") == _sha256(path):
         return np.load(path, mmap_mode="r")
-    except (FileNotFoundError, EOFError, ValueError):  # not there, or cut off
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     dtype = "uint16" if len(tokenizer) <= 65536 else "uint32"
     partial = path.with_suffix(".partial")
     with tempfile.TemporaryFile(dir=path.parent) as tokens, partial.open("wb") as file:
@@ -208,8 +209,14 @@ def write_tokens(stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast", p
         np.save(file, np.memmap(tokens, dtype, mode="r"))  # the header says how many there are
         file.flush()
         os.fsync(file.fileno())
+    noted.write_text(_sha256(partial), encoding="ascii")
     partial.replace(path)
     return np.load(path, mmap_mode="r")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _origin(tokenizer: "PreTrainedTokenizerFast", source: str) -> str:
