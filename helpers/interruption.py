@@ -83,8 +83,9 @@ class Stops(TrainerCallback):
                 tracking.say(f"{self.reason}: the run saves after this step and stops")
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.reason = next(filter(None, ranks.gather(self.reason)), "")  # all processes stop after the same step
-        if self.reason:
+        agreed = next(filter(None, ranks.gather(self.reason)), "")  # all processes stop after the same step
+        if agreed:  # a wish that came while this one waited for the others is for the next step
+            self.reason = agreed
             control.should_save = True
             control.should_training_stop = True
 
