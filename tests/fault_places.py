@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -67,7 +68,7 @@ class Command:
                 [python(self.kind), "-m", *map(str, self.command())],
                 cwd=self.work,
                 env=environment(**self.variables),
-                stdin=-3,  # DEVNULL
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -161,12 +162,14 @@ class Kernel(Command):
         self.client.wait_for_ready(timeout=100)
         self.reply: dict = {}
         code = f"from tests import moments; moments.train({str(output_of(self.work))!r}, 'reservoir', {self.kind!r})"
-        self.client.execute(code)
+        self.asked = self.client.execute(code)
         self.kernel = psutil.Process(self.manager.provisioner.pid)
 
     def goes_on(self) -> bool:
         with contextlib.suppress(Exception):  # queue.Empty: no reply yet
-            self.reply = self.client.get_shell_msg(timeout=0.05)["content"]
+            message = self.client.get_shell_msg(timeout=0.05)
+            if message["parent_header"].get("msg_id") == self.asked:
+                self.reply = message["content"]
         return not self.reply and alive(self.kernel)
 
     def family(self):

@@ -31,6 +31,7 @@ import contextlib
 import fnmatch
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,10 @@ PATIENCE = 300.0  # seconds that an undisturbed run has
 GOOD = ("identical", "equal", "stopped")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
 MOMENTS = ("step", "evaluation", "write")
+TELLING = re.compile(
+    r"(process \d failed: |skipped |resuming from |out of memory|\b[A-Z]\w+Error: |\bStopped: |NonFinite|CheckpointNot|"
+    r"FolderTaken).*"
+)
 KERNELS = ("papermill", "helpers.batch", "kernel shutdown", "Stop button")
 
 
@@ -155,10 +160,9 @@ def finish(place: type[Command], work: Path, kind: str, model: str = "reservoir"
 
 
 def last_words(said: str) -> str:
-    """The line that says why a run ended, of what it printed."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if any(word in line for word in single_faults.TELLING)]
-    return (telling or lines or [""])[-1][:300]
+    """Why a run ended, of what it printed; nothing where it had no time to say it."""
+    found = [match[0] for line in said.splitlines() if (match := TELLING.search(line))]
+    return re.sub(r"/[^ ]*/run/output", "output_dir", (found or [""])[-1])[:400]
 
 
 def disturb(cell: Cell, work: Path) -> dict:
@@ -241,8 +245,9 @@ def run(cell: Cell, references: References, table: Table) -> bool:
     with tempfile.TemporaryDirectory(prefix="fault-", ignore_cleanup_errors=True) as folder:
         try:
             found = outcome(cell, references, Path(folder))
-        except Bad as bad:
-            found = {"outcome": bad.args[0], "said": bad.args[1]}
+        except Exception as error:
+            bad = error.args if isinstance(error, Bad) else ("failed", repr(error))
+            found = {"outcome": bad[0], "said": bad[1]}
             with contextlib.suppress(OSError):
                 shutil.copy(Path(folder) / "log.txt", Path(tempfile.gettempdir()) / "fault-last-bad.log")
     table.add(cell, found)
@@ -265,8 +270,10 @@ def main() -> int:
     table, references = Table(options.out), References()
     done = {name for name, cell in table.found.items() if cell["outcome"] in GOOD and not options.again}
     waiting = [cell for cell in chosen if cell.name not in done]
+    on_ray = [cell for cell in waiting if cell.where == "Ray node"]  # a cluster wants the main thread
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        good = [*pool.map(lambda cell: run(cell, references, table), waiting)]
+        good = [*pool.map(lambda cell: run(cell, references, table), [each for each in waiting if each not in on_ray])]
+    good += [run(cell, references, table) for cell in on_ray]
     print(f"{len(done & {cell.name for cell in chosen})} were there, {sum(good)} of {len(waiting)} are good")
     return int(not all(good))
 
