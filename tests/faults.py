@@ -16,11 +16,11 @@ What is not there. The Stop button is SIGINT and nothing else. A kernel shutdown
 and SIGTERM, and SIGKILL where it has no patience. Ray's nodes are scaled away (SIGTERM) or break down (SIGKILL); nobody
 presses Ctrl-C there. Several processes and Ray's nodes train on CPUs and GPUs, not on XLA.
 
-What is left out, so that the table takes an hour of one core. All places have the reservoir notebook's trainer; the trainers of all
-five notebooks run as a bare script. On XLA SIGINT is left out, since it is handled as SIGTERM is, but for the Stop button; and
-what runs in a kernel is disturbed in a step and while it compiles.
+What is left out, so that the table takes an hour of one core. Every place has the reservoir notebook's trainer. The trainers of
+the other four notebooks run as a bare script, and there, as on XLA, SIGINT is left out: one handler serves it and SIGTERM.
+On XLA what runs in a kernel is disturbed in a step and while it compiles.
 
-The single faults are in tests/single_faults.py. Moving a checkpoint's clock: the system clock is not touched; see there.
+The single faults are in tests/single_faults.py.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ LIMIT = 60.0  # seconds that a run has to end after the fault
 PATIENCE = 300.0  # seconds that an undisturbed run has
 GOOD = ("identical", "equal", "stopped")
 SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
+FEW = ("SIGTERM", "SIGKILL")
 MOMENTS = ("step", "evaluation", "write")
 TELLING = re.compile(
     r"(process \d failed: |skipped |resuming from |out of memory|\b[A-Z]\w+Error: |\bStopped: |NonFinite|CheckpointNot|"
@@ -78,16 +79,16 @@ class Cell(NamedTuple):
 def signals_of(where: str) -> tuple[str, ...]:
     if where == "Stop button":
         return ("SIGINT",)
-    return ("SIGTERM", "SIGKILL") if where in ("kernel shutdown", "Ray node") else SIGNALS
+    return FEW if where in ("kernel shutdown", "Ray node") else SIGNALS
 
 
 def cells() -> list[Cell]:
     """All cells, in the order in which they run."""
     found = [Cell(where, when, how) for where in PLACES for when in MOMENTS for how in signals_of(where)]
     others = [model for model in moments.DRIVERS if model != "reservoir"]
-    found += [Cell("bare script", when, how, model) for model in others for when in MOMENTS for how in SIGNALS]
+    found += [Cell("bare script", when, how, model) for model in others for when in MOMENTS for how in FEW]
     on_xla = [(model, when) for model in moments.DRIVERS for when in ("compile", *MOMENTS)]
-    found += [Cell("bare script", when, how, *(m, "xla")) for m, when in on_xla for how in ("SIGTERM", "SIGKILL")]
+    found += [Cell("bare script", when, how, model, "xla") for model, when in on_xla for how in FEW]
     for where in KERNELS:
         kept = [how for how in signals_of(where) if how != "SIGINT"] or ["SIGINT"]
         found += [Cell(where, when, how, "reservoir", "xla") for when in ("step", "compile") for how in kept]
@@ -166,7 +167,8 @@ def last_words(said: str) -> str:
 
 
 def disturb(cell: Cell, work: Path) -> dict:
-    """The fault: what was said, the step of the newest whole checkpoint then, and how long the end took."""
+    """The fault: what was said, the steps finished when it came, those of the newest whole checkpoint after it, and how long
+    the end took."""
     (work / "run").mkdir(parents=True)
     (work / "run" / "moment").write_text(cell.when)
     run = PLACES[cell.where](work, cell.kind, cell.model, options_of(cell.model))
@@ -194,7 +196,8 @@ def disturb(cell: Cell, work: Path) -> dict:
                 raise Bad("hung", last_words(run.said()))
         newest, _ = checkpoint.newest_whole(output_of(work))
         seconds = round(time.monotonic() - began, 1)
-        return {"said": last_words(run.said()), "saved": newest and checkpoint.step_of(newest), "seconds": seconds}
+        finished, saved = int((work / "run" / "reached").read_text()), newest and checkpoint.step_of(newest)
+        return {"said": last_words(run.said()), "finished": finished, "saved": saved, "seconds": seconds}
     finally:
         run.close()
 

@@ -2,8 +2,8 @@
 
     python -m tests.moments OUTPUT_DIR [MODEL [KIND [OPTIONS]]]
 
-A file `moment` beside OUTPUT_DIR names the moment. The run that comes to it renames the file to `reached`, stands still, and
-leaves a file `left`. Without that file the run is the plain one of the model's own driver (tests/*_run.py).
+A file `moment` beside OUTPUT_DIR names the moment. The run that comes to it renames the file to `reached`, with the number of
+finished steps in it, stands still, and leaves a file `left`. Without that file the run is the plain one of the model's own driver (tests/*_run.py).
 """
 
 from __future__ import annotations
@@ -58,9 +58,13 @@ def _prepare(beside: Path, clock: float, report_to: str) -> None:
     moment = waiting.read_text() if waiting.exists() and ranks.is_main() else ""
     half = STEPS // 2
 
-    def stand_still() -> None:
+    def reached(step: int) -> None:
+        waiting.write_text(str(step))
+        waiting.rename(beside / "reached")
+
+    def stand_still(step: int) -> None:
         if waiting.exists():
-            waiting.rename(beside / "reached")
+            reached(step)
             time.sleep(PAUSE)
             (beside / "left").touch()
 
@@ -75,11 +79,11 @@ def _prepare(beside: Path, clock: float, report_to: str) -> None:
 
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
             if moment == "step" and state.global_step == half:
-                stand_still()
+                stand_still(half)
 
         def on_prediction_step(self, args, state, control, **kwargs):
             if moment == "evaluation" and state.global_step > half:
-                stand_still()
+                stand_still(state.global_step)
 
     callback, original, sync = Moment(), TrainerMixin.__init__, xla.sync
 
@@ -91,7 +95,7 @@ def _prepare(beside: Path, clock: float, report_to: str) -> None:
     def announced_sync() -> None:
         announced = callback.compiles and waiting.exists()
         if announced:
-            waiting.rename(beside / "reached")
+            reached(0)
         sync()
         if announced:
             (beside / "left").touch()
@@ -100,8 +104,9 @@ def _prepare(beside: Path, clock: float, report_to: str) -> None:
         """At the last file of a checkpoint but its manifest: what is written through Python's own `open`."""
         if moment == "write" and event == "open" and str(arguments[0]).endswith("/trainer_state.json"):
             staging = next((part for part in Path(str(arguments[0])).parts if part.startswith(".staging-")), "")
-            if staging and int(staging.removeprefix(".staging-")) > half:
-                stand_still()
+            step = int(staging.removeprefix(".staging-") or 0)
+            if step > half:
+                stand_still(step)
 
     TrainerMixin.__init__, xla.sync = initialise, announced_sync
     sys.addaudithook(opened)
