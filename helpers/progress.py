@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 from transformers import TrainerCallback
+from transformers.integrations import WandbCallback
 
 from . import tables
 from .tracking import say
@@ -54,6 +56,18 @@ class Progress(TrainerCallback):
             self._handle = display(shown, display_id=True)
         else:
             self._handle.update(shown)
+
+
+class Wandb(WandbCallback):
+    """transformers' W&B, without which a run goes on where W&B refuses or does not answer."""
+
+    def setup(self, *args, **kwargs):
+        os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")  # seconds, in the place of 90
+        try:
+            super().setup(*args, **kwargs)
+        except (self._wandb.Error, OSError) as error:
+            say(f"report_to='wandb': W&B cannot be reached, going on without it ({error})")
+            self._wandb = None
 
 
 def _in_notebook() -> bool:

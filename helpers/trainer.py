@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import transformers.trainer
 from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
+from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
@@ -38,7 +39,7 @@ from .interruption import (
 )
 from .meter import Meter
 from .plan import Plan
-from .progress import Progress
+from .progress import Progress, Wandb
 from .runtime import Runtime
 
 METER_FILE = "meter.json"
@@ -89,6 +90,8 @@ class TrainerMixin:
         self.compilation = CompilationCounter(enabled=runtime.kind == "xla")
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
+        if self.pop_callback(WandbCallback):
+            self.add_callback(Wandb())
         self.add_callback(self.stops)
         self.add_callback(_StepBoundary(self))
         self.add_callback(Progress())

@@ -14,6 +14,7 @@ import torch
 import transformers.trainer
 from ipykernel.kernelbase import Kernel
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers.integrations import WandbCallback
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from helpers import xla
@@ -51,6 +52,7 @@ USED = {
     PretrainedConfig: ("_attn_implementation",),
     torch.nn.Module: ("_buffers", "_non_persistent_buffers_set"),
     Kernel: ("_allow_stdin",),
+    WandbCallback: ("_wandb",),
 }
 CALLED_BY = {"_reorder_cache": "_is_stateful"}  # beam search asks for the one where the other says so
 OPERATIONS = (
