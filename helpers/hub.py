@@ -31,9 +31,11 @@ def answers(timeout: float = 5.0) -> bool:
 @contextlib.contextmanager
 def reading(source: str, name: str = "data_source") -> Iterator[None]:
     """Turns what a library raises inside into a Connection-, FileNotFound- or ValueError that names the parameter."""
+    import datasets.config
     import huggingface_hub.errors
     from datasets.utils.extract import Extractor
 
+    datasets.config.STREAMING_READ_MAX_RETRIES = 1  # huggingface_hub tries for 23 s each time; 20 times take ten minutes
     said = f"{name}={source!r}"
     files = Path(source).rglob("*") if name == "data_source" else ()
     if packed := next((file for file in files if file.is_file() and Extractor.infer_extractor_format(file)), None):
