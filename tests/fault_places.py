@@ -23,7 +23,8 @@ XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=fa
 
 def python(kind: str) -> str:
     """The interpreter of the cells of a kind: the Makefile's environment, or this one where that is not there."""
-    return str(PYTHONS[kind] if PYTHONS[kind].exists() else sys.executable)
+    there = PYTHONS.get(kind)
+    return str(there if there and there.exists() else sys.executable)
 
 
 def environment(**more: str) -> dict[str, str]:

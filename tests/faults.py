@@ -56,7 +56,7 @@ SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
 FEW = ("SIGTERM", "SIGKILL")
 MOMENTS = ("step", "evaluation", "write")
 TELLING = re.compile(
-    r"(process \d failed: |skipped |resuming from |out of memory|\b[A-Z]\w+Error: |\bStopped: |NonFinite|CheckpointNot|"
+    r"(process \d failed: |skipped |resuming from |out of memory|report_to=|data_source=|\b[A-Z]\w+Error: |\bStopped: |NonFinite|CheckpointNot|"
     r"FolderTaken).*"
 )
 KERNELS = ("papermill", "helpers.batch", "kernel shutdown", "Stop button")

@@ -15,7 +15,7 @@ ON_A_CPU = (
     Cell("helpers.batch", "write", "SIGKILL"),
     Cell("one of two processes", "step", "SIGTERM"),
     Cell("single fault", "", "folder becomes read-only"),
-    Cell("single fault", "", "clock jumps a day ahead in a step"),
+    Cell("single fault", "", "W&B refuses"),
 )
 ON_XLA = (Cell("bare script", "compile", "SIGTERM", "reservoir", "xla"),)
 
