@@ -191,6 +191,7 @@ class TokenFile:
     tokens: int
     dtype: str  # "uint16" or "uint32"
     origin: str | None  # sha256 of the tokeniser's definition and of the caller's description of the stories
+    sha256: str  # of the file
 
 
 def write_tokens(
@@ -205,7 +206,7 @@ def write_tokens(
     path = Path(path)
     origin = None if source is None else _origin(tokenizer, source)
     present = _token_file(path)
-    if present and origin is not None and present.origin == origin:
+    if present and origin is not None and present.origin == origin and present.sha256 == _sha256(path):
         return present
     path.parent.mkdir(parents=True, exist_ok=True)
     dtype = "uint16" if len(tokenizer) <= 65536 else "uint32"
@@ -220,11 +221,11 @@ def write_tokens(
             os.fsync(file.fileno())
         if not tokens:
             raise ValueError(f"stories: none to write to {path}")
+        written = TokenFile(path, tokens, dtype, origin, _sha256(partial))
         _facts(path).unlink(missing_ok=True)  # old facts must not outlive the tokens that they describe
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    written = TokenFile(path, tokens, dtype, origin)
     run_folder.write_json(_facts(path), asdict(written) | {"path": path.name})
     return written
 
@@ -238,6 +239,11 @@ def open_tokens(path: Path) -> np.memmap:
     if token_file is None:
         raise FileNotFoundError(f"{path}: no whole token file here; run write_tokens again")
     return np.memmap(token_file.path, dtype=token_file.dtype, mode="r", shape=(token_file.tokens,))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _facts(path: Path) -> Path:
