@@ -40,7 +40,7 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(cell, survives):
 @pytest.mark.parametrize("cell", ON_XLA, ids=lambda cell: cell.name)
 def test_a_run_that_is_stopped_while_it_compiles_ends_as_an_undisturbed_one(cell, survives):
     found = survives(cell)
-    assert found["outcome"] == "identical" and found["saved"] == 1
+    assert found["outcome"] == "identical" and found["saved"] >= 1
 
 
 @pytest.mark.once
