@@ -33,6 +33,7 @@ import hashlib
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -197,6 +198,8 @@ def disturb(cell: Cell, work: Path) -> dict:
         newest, _ = checkpoint.newest_whole(output_of(work))
         seconds = round(time.monotonic() - began, 1)
         finished, saved = int((work / "run" / "reached").read_text()), newest and checkpoint.step_of(newest)
+        if saved == moments.STEPS and cell.where != "Ray node":
+            raise Bad("missed", "the run took no notice")
         return {"said": last_words(run.said()), "finished": finished, "saved": saved, "seconds": seconds}
     finally:
         run.close()
@@ -270,6 +273,7 @@ def main() -> int:
     if options.list:
         print(*(cell.name for cell in chosen), sep="\n")
         return 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or a run would inherit that nohup ignores it
     table, references = Table(options.out), References()
     done = {name for name, cell in table.found.items() if cell["outcome"] in GOOD and not options.again}
     waiting = [cell for cell in chosen if cell.name not in done]

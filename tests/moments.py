@@ -82,7 +82,7 @@ def _prepare(beside: Path, clock: float, report_to: str) -> None:
                 stand_still(half)
 
         def on_prediction_step(self, args, state, control, **kwargs):
-            if moment == "evaluation" and state.global_step > half:
+            if moment == "evaluation" and state.global_step >= half:
                 stand_still(state.global_step)
 
     callback, original, sync = Moment(), TrainerMixin.__init__, xla.sync
@@ -105,7 +105,7 @@ def _prepare(beside: Path, clock: float, report_to: str) -> None:
         if moment == "write" and event == "open" and str(arguments[0]).endswith("/trainer_state.json"):
             staging = next((part for part in Path(str(arguments[0])).parts if part.startswith(".staging-")), "")
             step = int(staging.removeprefix(".staging-") or 0)
-            if step > half:
+            if step >= half:
                 stand_still(step)
 
     TrainerMixin.__init__, xla.sync = initialise, announced_sync
