@@ -10,13 +10,8 @@ from helpers import xla
 from tests import fault_places, faults, moments, single_faults
 from tests.faults import Cell
 
-# What no other test does: those of stops, kernels and launchers are in test_resume, test_kernel_stops and test_launch.
-ON_A_CPU = (
-    Cell("helpers.batch", "write", "SIGKILL"),
-    Cell("one of two processes", "step", "SIGTERM"),
-    Cell("single fault", "", "folder becomes read-only"),
-    Cell("single fault", "", "W&B refuses"),
-)
+# What no other test does: others are in test_resume, test_kernel_stops, test_batch_stops, test_launch and test_ray_runs.
+ON_A_CPU = (Cell("single fault", "", "W&B refuses"),)
 ON_XLA = (Cell("bare script", "compile", "SIGTERM", "reservoir", "xla"),)
 
 
