@@ -8,13 +8,15 @@ DATA ?= sample
 STEPS ?= 100
 # Any further notebook parameters: make demo PARAMETERS="reservoir_size=2048 seed=1"
 PARAMETERS ?=
+# make faults ONLY="'papermill/*' '*/xla'"
+ONLY ?= '*'
 
 GPU := .venv-gpu
 TPU := .venv-tpu
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test test-gpu test-tpu notebooks docs lint versions clean
+.PHONY: help demo test test-gpu test-tpu notebooks docs lint versions faults clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -52,6 +54,10 @@ lint: $(GPU)/.installed ## ruff; removed library arguments; notebooks and docs a
 versions: $(GPU)/.installed ## the core tests at the ends of our version ranges and at Colab's (SETS="floor colab"; slow)
 	$(GPU)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) uv
 	PIP_ARGS='$(PIP_ARGS)' $(GPU)/bin/python tests/versions.py $(SETS)
+
+# Where the first call was cut off, the second goes on: each cell is written to docs/results/faults.json when it is known.
+faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='papermill/*'; slow)
+	$(GPU)/bin/python tests/faults.py --only $(ONLY)
 
 clean: ## remove all environments (outputs stay)
 	rm -rf $(GPU) $(TPU) .versions

@@ -35,9 +35,8 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
     import huggingface_hub.errors
     from datasets.utils.extract import Extractor
 
-    datasets.config.STREAMING_READ_MAX_RETRIES = (
-        1  # huggingface_hub tries for 23 s each time; 20 times take ten minutes
-    )
+    # huggingface_hub itself tries for 23 s each time; datasets' 20 times would take ten minutes.
+    datasets.config.STREAMING_READ_MAX_RETRIES = 1
     said = f"{name}={source!r}"
     files = Path(source).rglob("*") if name == "data_source" else ()
     if packed := next((file for file in files if file.is_file() and Extractor.infer_extractor_format(file)), None):

@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 
 from transformers import TrainerControl  # noqa: E402
 
+from helpers import ranks  # noqa: E402
 from helpers.interruption import (  # noqa: E402
     SIGNALS,
     FiniteGuard,
@@ -50,6 +51,22 @@ def test_a_signal_only_says_why(number, arrived):
         os.kill(os.getpid(), number)
         assert stops.reason == signal.Signals(number).name
     assert arrived == []
+
+
+def test_a_signal_that_comes_while_the_others_are_asked_is_kept_for_the_next_step(arrived, monkeypatch):
+    asked, gather = [], ranks.gather
+
+    def ask(value):
+        answers = gather(value)
+        if not asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+        asked.append(value)
+        return answers
+
+    monkeypatch.setattr(ranks, "gather", ask)
+    with Stops().listening() as stops:
+        assert asked_to_stop(stops) == (False, False)
+        assert asked_to_stop(stops) == (True, True)
 
 
 def test_the_step_boundary_after_a_signal_saves_and_stops(arrived):
