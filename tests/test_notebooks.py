@@ -22,9 +22,9 @@ PAIRS = sorted(path.stem for path in (NOTEBOOKS / "source").glob("*.py"))
 TINY = {
     "data_source": "sample",
     "num_stories": 300,
-    "max_steps": 6,
-    "eval_steps": 3,
-    "save_steps": 3,
+    "max_steps": 12,
+    "eval_steps": 6,
+    "save_steps": 6,
     "logging_steps": 3,
     "batch_size": 16,
     "sequence_length": 64,
@@ -96,7 +96,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert re.search(r"^transformer +\S+ ± \S+ \(2 seeds\)", first, re.MULTILINE)
 
     executed, again = execute("tinystories_reservoir", alone, further_seeds=1, resume=True)
-    assert len(re.findall("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)) == 4
+    assert len(re.findall("^the run is finished: checkpoint-12 is its last step", text_of(executed), re.MULTILINE)) == 4
     assert again["eval"]["after"] == results["eval"]["after"]
     assert again["train"]["examples_per_second"] > 0
     for seed, models in again["comparison"].items():
@@ -130,11 +130,11 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert results["xla"]["compiles_after_warmup"] == 0
     assert results["xla"]["host_syncs_per_step"] == 0
     assert results["train"]["compile_seconds"] > 0
-    shutil.rmtree(alone / "out" / "checkpoint-6")  # as if the machine had gone before the last save
+    shutil.rmtree(alone / "out" / "checkpoint-12")  # as if the machine had gone before the last save
     executed, again = execute("tinystories_reservoir_tpu", alone)
-    assert again["train"]["resumed_from_step"] == 3
+    assert again["train"]["resumed_from_step"] == 6
     assert again["eval"]["after"] == results["eval"]["after"]
-    assert "the run is finished: checkpoint-6 is its last step" in text_of(executed)  # the transformer's
+    assert "the run is finished: checkpoint-12 is its last step" in text_of(executed)  # the transformer's
     assert again["comparison"]["0"]["transformer"]["loss"] == results["comparison"]["0"]["transformer"]["loss"]
 
 

@@ -254,15 +254,20 @@ def test_a_finished_run_goes_on_to_more_steps_and_its_schedule_follows(undisturb
     assert rates(longer) == rates(reference)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_out_of_memory_in_an_evaluation_shrinks_the_evaluation_and_nothing_else(kind, undisturbed, tmp_path):
-    folder, reference = undisturbed(kind)
-    most = 8 if kind == "xla" else 2
-    smaller = result(run(tmp_path, kind=kind, exhaust_evaluation_above=most))
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        pytest.param({}, 2, marks=pytest.mark.once, id="cpu"),
+        pytest.param({"kind": "xla", "batch_size": 16, "accumulation": 1}, 8, marks=ON_XLA, id="xla"),
+    ],
+)
+def test_out_of_memory_in_an_evaluation_shrinks_the_evaluation_and_nothing_else(options, most, tmp_path):
+    reference = result(run(tmp_path / "whole", **options))
+    smaller = result(run(tmp_path / "smaller", **options, exhaust_evaluation_above=most))
     assert any(message.startswith("out of memory: evaluating") for message in smaller["train"]["messages"])
     assert smaller["losses"] == reference["losses"]
     assert smaller["eval_losses"] == pytest.approx(reference["eval_losses"], rel=1e-6)
-    assert fingerprint(tmp_path) == fingerprint(folder)
+    assert fingerprint(tmp_path / "smaller") == fingerprint(tmp_path / "whole")
 
 
 @pytest.mark.once
