@@ -71,7 +71,7 @@ def test_a_run_whose_node_dies_goes_on_elsewhere_and_the_table_is_the_local_one(
 
 def test_sigterm_reaches_the_kernels_on_the_nodes_and_what_waits_is_not_run(notebook, tmp_path, cluster):
     folder = tmp_path / "grid"
-    batch_training.pause(notebook, 4)
+    batch_training.pause(notebook, 8)  # seconds an evaluation, in which the signal must come
     running = command(notebook, folder, "seed=0,1", "--ray", cluster.address)
     wait_for((folder / "seed=0" / "output" / "checkpoint-4").is_dir, running, folder)
     running.send_signal(signal.SIGTERM)
