@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/survival.py memory           # 2,000 steps of a small model, CPU
     OMP_NUM_THREADS=1 .venv-tpu/bin/python benchmarks/survival.py memory --xla    # and on 8 virtual XLA devices
 
-Saving: the cells of a notebook up to its training cell run as they are; then its trainer takes a few steps and writes a
+Saving: the cells of a notebook up to its training cell run on its sample; then its trainer takes a few steps and writes a
 checkpoint after each. The share is the time of one checkpoint against that of the steps between two at the notebook's own
 `save_steps`; the first step and the first checkpoint are left out. The check that every number is finite, hashing, syncing
 and renaming are part of a checkpoint; evaluation is not.
@@ -33,7 +33,14 @@ from report import machine, write  # noqa: E402
 
 MOST = 0.05  # of the training time
 STEPS = 4  # measured, each with a checkpoint after it
-NOTEBOOKS = ("tinystories_reservoir", "legal_cot_sft", "lejepa_training", "graphmer_se", "hardware_tuning")
+# What each is told where no hub is: everything else is its default. A language model from the hub becomes a small one.
+NOTEBOOKS = {
+    "tinystories_reservoir": {"data_source": "sample"},
+    "legal_cot_sft": {"data_source": "sample", "base_model": "sample"},
+    "lejepa_training": {"data_source": "sample", "base_model": "sample"},
+    "graphmer_se": {"config": "cpu"},
+    "hardware_tuning": {"data_source": "sample", "base_model": "sample"},
+}
 LONG, MEAN_OF, EVERY = 2_000, 50, 250
 SMALL = {
     "num_stories": 300,
@@ -71,7 +78,7 @@ def saving(notebook: str, folder: Path) -> dict:
     """Seconds of a step and of a checkpoint at a notebook's own settings, and what share saving is."""
     from transformers import TrainerCallback
 
-    trainer = trainer_of(notebook, {"output_dir": str(folder)})
+    trainer = trainer_of(notebook, {**NOTEBOOKS[notebook], "output_dir": str(folder)})
     every = trainer.args.save_steps
     steps: list[float] = []
     saves: list[float] = []
@@ -94,7 +101,7 @@ def saving(notebook: str, folder: Path) -> dict:
         saves.append(time.perf_counter() - since)
 
     trainer._save_checkpoint = timed
-    trainer.args.eval_strategy = trainer.args.eval_on_start = "no"
+    trainer.args.eval_on_start = False
     trainer.add_callback(Watch())
     trainer.train()
     newest = max(folder.rglob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
