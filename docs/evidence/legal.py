@@ -53,17 +53,6 @@ def first_recipe() -> str:
     )
 
 
-def headline() -> str:
-    """One sentence for README.md."""
-    before, after = ([run["eval"][when]["format"] for run in _runs()] for when in ("before", "after"))
-    return (
-        f"**Legal** fine-tuning takes a small random model from {sum(each['count'] for each in before)} to "
-        f"{sum(each['count'] for each in after)} of {sum(each['of'] for each in after)} held-out answers with all their sections, on "
-        f"generated records of fictional law: a format that is learned, not law ({len(after)} seeds; "
-        "[table](docs/legal.md#evidence))."
-    )
-
-
 def real_records() -> str:
     """An early copy of the data set, with the sample's model."""
     run = result("legal_cot_sft_uk_qa_cpu.json")
