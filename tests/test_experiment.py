@@ -267,7 +267,10 @@ def test_token_files_are_written_once(splits, corpus, folder):
     again = experiment.tokenise(splits, corpus.tokenizer, folder)
     assert np.array_equal(again.train, corpus.train) and np.array_equal(again.validation, corpus.validation)
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    assert sorted(path.name.split("-")[0] for path in before) == ["train", "validation"]
+    assert sorted(path.name.split("-")[0] for path in before if path.suffix == ".npy") == ["train", "validation"]
+    assert sorted(path.stem for path in before if path.suffix == ".npy") == sorted(
+        path.stem for path in before if path.suffix == ".sha256"
+    )
 
 
 # ---- measures
