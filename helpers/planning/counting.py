@@ -14,7 +14,7 @@ import copy
 import functools
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -114,7 +114,8 @@ def count(
 
 def _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating) -> Count:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    model = _fake_copy(workload.model, fake, without=[] if layers is None else _equal_layers(workload.model)[layers:])
+    left_out = [] if layers is None else _equal_layers(workload.model)[layers:]
+    model = copy_with(workload.model, functools.partial(_without_numbers, fake), left_out)
     model.train()
     if checkpointing:
         checkpoint_activations(_transformer(model), "cpu")
@@ -150,18 +151,21 @@ def _step(workload, examples, layers, kind, precision, length, checkpointing, ac
     )
 
 
-def _fake_copy(model: nn.Module, fake: FakeTensorMode, without: Sequence[nn.Module]) -> nn.Module:
-    """The model with weights that have shapes alone, wherever its own are, and without some layers at the end of a stack."""
+def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor], without: Sequence[nn.Module] = ()):
+    """The model with what `make` makes of each weight and buffer, and without some layers at the end of a stack."""
     memo: dict[int, object] = {id(layer): _LeftOut() for layer in without}
-    with fake:
-        for tensor in (*model.parameters(), *model.buffers()):
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            is_weight = isinstance(tensor, nn.Parameter)
-            memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_weight else empty
+    for tensor in (*model.parameters(), *model.buffers()):
+        made, is_weight = make(tensor), isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if is_weight else made
     copied = copy.deepcopy(model, memo)
     for stack in [module for module in copied.modules() if isinstance(module, nn.ModuleList)]:
         del stack[sum(not isinstance(layer, _LeftOut) for layer in stack) :]
     return copied
+
+
+def _without_numbers(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    with fake:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 class _LeftOut(nn.Identity):

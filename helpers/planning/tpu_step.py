@@ -1,0 +1,91 @@
+"""A training step traced for a TPU: real size, no numbers, nothing executed.
+
+    traced = trace(workload, 8, precision="bf16")        # torch_xla, no TPU, no memory; seconds
+    compile(traced, "v5e-8")                             # tpu_compiler.py
+
+The step is the trainer's: forward and backward under autocast, clipping, AdamW. Every weight, moment and batch is a placeholder.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from helpers import attention, xla
+
+from .workloads import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A step as an HLO module of one device that sees the whole batch."""
+
+    name: str
+    module: bytes
+    batch: frozenset[int]  # arguments that are split over the chips, along their first axis
+    state: frozenset[int]  # arguments that the step overwrites: weights, moments, gradients
+    held: int  # bytes of weights, moments and gradients, which a chip holds between two steps
+    examples: int  # of a step, over all chips
+
+
+def trace(
+    workload: Workload,
+    examples: int,
+    *,
+    precision: str = "bf16",
+    length: int = 0,
+    checkpointing: bool = False,
+    accumulating: bool = False,
+) -> Traced:
+    """The optimizer step after a micro-batch.
+
+    Args:
+        workload: model, batch and loss; its weights are looked at for shapes alone.
+        examples: of the micro-batch, over all chips.
+        precision: "bf16" autocast, or "fp32".
+        length: tokens of a sequence; 0 = the workload's.
+        checkpointing: activations are computed again in backward.
+        accumulating: gradients of earlier micro-batches are added to.
+
+    Raises RuntimeError where torch_xla is not installed.
+    """
+    if not xla.installed():
+        raise RuntimeError("tracing a TPU's step needs torch_xla: install requirements-tpu.txt")
+    os.environ.setdefault("PJRT_DEVICE", xla.REHEARSAL)
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    from .counting import _transformer, copy_with
+
+    model = copy_with(workload.model, xla.placeholder)
+    model.train()
+    if transformer := _transformer(model):
+        attention.use_one_dtype(transformer)
+        if checkpointing:
+            attention.checkpoint_activations(transformer, "xla")
+    batch = tree_map_only(torch.Tensor, xla.placeholder, workload.batch(examples, length or workload.length))
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
+    for weight in trained:
+        moments = {name: xla.placeholder(weight) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[weight].update(step=torch.tensor(1.0), **moments)
+        if accumulating:
+            weight.grad = xla.placeholder(weight)
+    moments = [each for state in optimizer.state.values() for name, each in state.items() if name != "step"]
+    gradients = [weight.grad for weight in trained if accumulating]
+    state = [*trained, *moments, *gradients]
+    batches, states = ({xla.identity(each) for each in tensors} for tensors in (tree_leaves(batch), state))
+    with torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        loss = workload.loss(model, batch)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(trained, 1.0)
+    optimizer.step()
+    module, arguments = xla.program([loss.detach(), *(each.detach() for each in (*trained, *moments))])
+    return Traced(
+        name=f"{workload.notebook} {workload.name}",
+        module=module,
+        batch=frozenset(at for at, each in enumerate(arguments) if each in batches),
+        state=frozenset(at for at, each in enumerate(arguments) if each in states),
+        held=sum(each.numel() * each.element_size() for each in state),
+        examples=examples,
+    )
