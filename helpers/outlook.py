@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from . import tables
-from .plan import DoesNotFit, plan
+from .hardware import Machine
+from .plan import DoesNotFit, Plan, plan
 from .planning import calibration, prices
 from .planning.forecast import NOT_KNOWN, Forecast, between, dollars, forecast
 from .planning.machines import NAMES, machine, runtime_of
+from .planning.range import Range
 from .planning.rooms import room, rooms
-from .planning.workloads import Asked
+from .planning.tpu_compiler import DoesNotFitChip, available, compile_step
+from .planning.tpu_step import trace
+from .planning.workloads import Asked, Workload
 
 DEFAULT_HARDWARE = "T4,2xT4,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
 
 
 def forecasts(
-    notebook: str, hardware: Sequence[str], asked: Asked, *, precision: str = "auto", **given
+    notebook: str, hardware: Sequence[str], asked: Asked, *, precision: str = "auto", by_compiler: bool = False, **given
 ) -> list[Forecast]:
     """The plan of a notebook's default run on each named machine, with time and cost.
 
@@ -32,6 +37,7 @@ def forecasts(
         notebook: "legal_cot_sft", ...
         hardware: names as `hardware.machine` takes them.
         asked: what differs from the notebook's defaults.
+        by_compiler: memory and time on a TPU are the TPU compiler's, which takes minutes, instead of counted.
         **given: `max_steps` and `gradient_checkpointing` of `plan`, `calibrations` and `prices` of `forecast`.
 
     Raises ValueError for unknown names. Where nothing fits the forecast has no plan, and says why.
@@ -43,11 +49,57 @@ def forecasts(
         recipe, workload = room(notebook).planned(asked, runtime)
         try:
             planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
-            found.append(forecast(workload, planned, each, **given))
+            expected = forecast(workload, planned, each, **given)
+            if by_compiler and each.kind == "xla":
+                expected = compiled(expected, workload, each)
+            found.append(expected)
         except DoesNotFit as error:
             names = {"notebook": notebook, "model": workload.name, "precision": runtime.precision}
             found.append(Forecast(**names, machine=each, price=prices.of(each), problem=error.short))
     return found
+
+
+def compiled(expected: Forecast, workload: Workload, chips: Machine) -> Forecast:
+    """The forecast with the TPU compiler's memory, and its FLOPs and bytes as a bound of the time.
+
+    A micro-batch that the compiler refuses is halved, with twice the accumulation.
+
+    Raises RuntimeError where the compiler is not installed.
+    """
+    if problem := available():
+        raise RuntimeError(problem)
+    planned: Plan = expected.plan
+    share, refusal = planned.batch_size // planned.device_count, None
+    sizes = [size for size in range(planned.per_device_batch_size, workload.least - 1, -1) if share % size == 0]
+    while sizes:
+        size = sizes.pop(0)
+        traced = trace(
+            workload,
+            size * chips.count,
+            precision=planned.precision,
+            checkpointing=planned.gradient_checkpointing,
+            accumulating=size < share,
+        )
+        try:
+            program = compile_step(traced, chips.name)
+        except DoesNotFitChip as error:
+            refusal = error
+            sizes = [each for each in sizes if each <= size // 2]
+            continue
+        held = Range(low=program.peak, high=program.peak, value=program.peak, basis="TPU compiler")
+        accumulation, chip = share // size, chips.accelerator
+        seconds = max(program.flops / chip.peak_for(planned.precision), program.accessed / chip.bandwidth)
+        step = Range(
+            low=accumulation * seconds, high=math.inf, basis="TPU compiler's FLOPs and bytes, datasheet's peaks"
+        )
+        planned = replace(
+            planned,
+            per_device_batch_size=size,
+            gradient_accumulation_steps=accumulation,
+            memory=replace(planned.memory, peak=held),
+        )
+        return replace(expected, plan=planned, memory=held, phases=((planned.max_steps, step),))
+    return replace(expected, plan=None, problem=str(refusal))
 
 
 def row(forecast: Forecast) -> dict[str, str]:
@@ -114,6 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpointing", action="store_true", help="also where it fits without")
     parser.add_argument("--prices", help="JSON with prices that are yours")
     parser.add_argument("--calibration", action="append", default=[], help=f"file; also ./{calibration.FILE} if there")
+    parser.add_argument(
+        "--compile", action="store_true", help="TPUs: ask Google's TPU compiler; minutes, no TPU needed"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     try:
@@ -124,10 +179,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_steps=given.steps,
             gradient_checkpointing=given.checkpointing or None,
             precision=given.precision,
+            by_compiler=given.compile,
             calibrations=calibration.load([*given.calibration, *calibration.here()]),
             prices=prices.table(given.prices),
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     print(json.dumps([each.results() for each in found], indent=1) if given.json else report(found))
