@@ -13,10 +13,11 @@ ONLY ?= '*'
 
 GPU := .venv-gpu
 TPU := .venv-tpu
+COMPILER := .venv-tpu-compiler
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test test-gpu test-tpu notebooks docs lint versions faults clean
+.PHONY: help demo test test-gpu test-tpu notebooks docs lint versions faults tpu clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -59,8 +60,18 @@ versions: $(GPU)/.installed ## the core tests at the ends of our version ranges 
 faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='papermill/*'; slow)
 	$(GPU)/bin/python tests/faults.py --only $(ONLY)
 
+# No TPU is needed: Google's compiler is a Python package.
+tpu: $(COMPILER)/.installed ## the TPU notebooks' steps at real size, by the TPU compiler (ONLY="'legal*/v5e-1'"; slow)
+	$(COMPILER)/bin/python -m pytest tests/test_tpu_compiler.py
+	$(COMPILER)/bin/python benchmarks/tpu_compiler.py $(ONLY)
+
 clean: ## remove all environments (outputs stay)
-	rm -rf $(GPU) $(TPU) .versions
+	rm -rf $(GPU) $(TPU) $(COMPILER) .versions
+
+$(COMPILER)/.installed: requirements-tpu.txt tests/requirements.txt tests/requirements-tpu-compiler.txt
+	test -x $(COMPILER)/bin/python || $(PYTHON) -m venv $(COMPILER)
+	$(COMPILER)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
+	@touch $@
 
 # A stamp, so that the second call reuses the environment and a changed requirement renews it.
 .venv-%/.installed: requirements-%.txt tests/requirements.txt

@@ -34,21 +34,29 @@ def _sdpa_one_dtype(module, query, key, value, attention_mask, **kwargs):
 
 
 def _mask_unread(*args, attention_mask=None, **kwargs):
-    """transformers' SDPA mask without looking on the host whether anything is masked, a wait in every forward pass."""
+    """transformers' SDPA mask without looking on the host whether anything is masked, a wait in every forward pass.
+
+    The padding is not indexed by the example either: for that every chip would need the whole batch.
+    """
     from transformers.masking_utils import sdpa_mask
 
-    if attention_mask is not None:
-        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    if attention_mask is None:
+        return sdpa_mask(*args, **kwargs)
+    kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    if attention_mask.shape[1] != kwargs.get("kv_length"):
+        return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+    return sdpa_mask(*args, **kwargs) & attention_mask.bool()[:, None, None]
 
 
 def _eager_mask_unread(*args, attention_mask=None, **kwargs):
-    """The same for eager attention."""
+    """The same for eager attention, which adds its mask."""
+    import torch
     from transformers.masking_utils import eager_mask
 
-    if attention_mask is not None:
-        kwargs["allow_is_bidirectional_skip"] = False
-    return eager_mask(*args, attention_mask=attention_mask, **kwargs)
+    if attention_mask is None:
+        return eager_mask(*args, **kwargs)
+    seen = _mask_unread(*args, attention_mask=attention_mask, **kwargs)
+    return torch.where(seen, 0.0, torch.finfo(kwargs.get("dtype", torch.float32)).min)
 
 
 def checkpoint_activations(model, kind: str) -> None:

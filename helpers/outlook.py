@@ -22,7 +22,7 @@ from .planning.machines import NAMES, machine, runtime_of
 from .planning.range import Range
 from .planning.rooms import room, rooms
 from .planning.tpu_compiler import DoesNotFitChip, available, compile_step
-from .planning.tpu_step import trace
+from .planning.tpu_step import begin, trace
 from .planning.workloads import Asked, Workload
 
 DEFAULT_HARDWARE = "T4,2xT4,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
@@ -40,8 +40,14 @@ def forecasts(
         by_compiler: memory and time on a TPU are the TPU compiler's, which takes minutes, instead of counted.
         **given: `max_steps` and `gradient_checkpointing` of `plan`, `calibrations` and `prices` of `forecast`.
 
-    Raises ValueError for unknown names. Where nothing fits the forecast has no plan, and says why.
+    Raises:
+        ValueError: unknown names. Where nothing fits the forecast has no plan, and says why.
+        RuntimeError: the TPU compiler is asked for, and not installed.
     """
+    if by_compiler:
+        if problem := available():
+            raise RuntimeError(problem)
+        begin()
     settings = {name: given.pop(name) for name in ("max_steps", "gradient_checkpointing") if name in given}
     found = []
     for each in map(machine, hardware):
@@ -63,11 +69,7 @@ def compiled(expected: Forecast, workload: Workload, chips: Machine) -> Forecast
     """The forecast with the TPU compiler's memory, and its FLOPs and bytes as a bound of the time.
 
     A micro-batch that the compiler refuses is halved, with twice the accumulation.
-
-    Raises RuntimeError where the compiler is not installed.
     """
-    if problem := available():
-        raise RuntimeError(problem)
     planned: Plan = expected.plan
     share, refusal = planned.batch_size // planned.device_count, None
     sizes = [size for size in range(planned.per_device_batch_size, workload.least - 1, -1) if share % size == 0]

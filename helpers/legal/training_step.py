@@ -14,16 +14,25 @@ def workload(model, name: str, length: int, parameters: int = 0) -> Workload:
     import torch
 
     from .loss import add_tiled_loss
+    from .packing import attention_arguments
 
     add_tiled_loss(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
     def batch(examples: int, length: int) -> dict[str, Any]:
         ids = torch.randint(5, 1_000, (examples, length))
         positions = torch.arange(length).expand(examples, length).contiguous()
-        return {"input_ids": ids, "labels": ids.clone(), "position_ids": positions}
+        return {
+            "input_ids": ids,
+            "labels": ids.clone(),
+            "position_ids": positions,
+            "segment_ids": torch.ones_like(ids),
+        }
 
     def loss(model, inputs):
-        return model(**inputs, tiled_loss=True) / inputs["labels"].numel()
+        inputs = dict(inputs)
+        attention = attention_arguments(inputs, model.config._attn_implementation)
+        del inputs["segment_ids"]
+        return model(**inputs, **attention, tiled_loss=True) / inputs["labels"].numel()
 
     return Workload(
         notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length, parameters=parameters

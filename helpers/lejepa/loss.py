@@ -196,14 +196,16 @@ class LeJEPALoss(torch.nn.Module):
 
 
 def _same_rows(column: dict[str, torch.Tensor], spread: bool):
-    """Whether a text of a column is the same as another, [N, N], or as another of any process, [N, C]."""
-    ids_NT = column["input_ids"]
-    if not spread:
-        return (ids_NT[:, None] == ids_NT[None]).all(-1)
-    # Other processes pad to other lengths: a text is told by a polynomial in its tokens, modulo 2^64.
+    """Whether a text of a column is the same as another, [N, N], or as another of any process, [N, C].
+
+    A text is told by a sum over its tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014): other
+    processes pad to other lengths, and chips that share a batch compare N numbers instead of N texts.
+    """
     mask_NT = column["attention_mask"].long()
-    powers_NT = torch.full_like(mask_NT, 6364136223846793005).where(mask_NT > 0, 1).cumprod(1)
-    key_N = ((ids_NT.long() + 1) * powers_NT * mask_NT).sum(1)
+    mixed_NT = (column["input_ids"].long() + (mask_NT.cumsum(1) << 32)) * -4658895280553007687
+    key_N = ((mixed_NT ^ (mixed_NT >> 27)) * -7723592293110705685 * mask_NT).sum(1)
+    if not spread:
+        return key_N[:, None] == key_N
     everyones = [torch.empty_like(key_N) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, key_N)
     return key_N[:, None] == torch.cat(everyones)

@@ -47,6 +47,7 @@ def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
     default = EmbeddingParameters.defaults()
     is_default = name == default.base_model
     config = Gemma3TextConfig(**GEMMA) if is_default else AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config.use_cache = False
     with torch.device("cpu" if weights else "meta"):
         plain = {"bias": False, "activation_function": nn.Identity()}
         model = _encoder(

@@ -64,6 +64,7 @@ class Count:
     begin_peak: int  # bytes at the fullest moment until backward has left the last layer, all of the above included
     end_peak: int  # the same from the first layer's backward on
     update_peak: int  # the same of the optimizer's update
+    accumulated: int  # bytes of gradients of earlier micro-batches, in all of these
 
     @property
     def peak(self) -> int:
@@ -148,6 +149,7 @@ def _step(workload, examples, layers, kind, precision, length, checkpointing, ac
         end_peak=live.peak + optimizer,
         # AdamW on a CPU makes the denominator of the largest weight, twice; in one kernel nothing.
         update_peak=weights + gradients + optimizer + 8 * max(sizes, default=0) * (kind == "cpu"),
+        accumulated=gradients * accumulating,
     )
 
 

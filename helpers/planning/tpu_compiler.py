@@ -16,7 +16,8 @@ import math
 import os
 import re
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,15 +38,28 @@ TOPOLOGIES = {
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 COLLECTIVE = re.compile(rf"\s+(?:ROOT )?%\S+ = (.+?) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}  # else 4
+INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (.+?) ([a-z-]+)\((.*)")
+ARRAY = r"\b[a-z]+\d*\[[\d,]*\](?:\{[^}]*\})?"
+# Names for what is there, the second half of a copy, and loops, whose state stays where it is.
+MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "slice-done", "while")
 MOST = 8  # parts that are named
 
 
 class DoesNotFitChip(RuntimeError):
-    """The program needs more memory than a chip has."""
+    """The program needs more memory than a chip has.
 
-    def __init__(self, needs: str, has: str, buffers: list[str]):
-        super().__init__(f"no: needs {needs} of {has}" + "".join(f"\n  {each}" for each in buffers))
-        self.needs, self.has, self.buffers = needs, has, buffers
+    Attributes:
+        needs, has, held: GiB, in words: of the program, of a chip, and of weights, moments and gradients alone.
+        buffers: the largest between the step's beginning and its end, largest first.
+    """
+
+    def __init__(self, needs: str, has: str, held: str, buffers: list[str]):
+        remedy = "a smaller micro-batch, a shorter sequence or gradient checkpointing"
+        named = "".join(f"\n  {each}" for each in buffers)
+        super().__init__(
+            f"no: needs {needs} of {has} GiB, {held} of it for weights and optimizer; try {remedy}, or a smaller model{named}"
+        )
+        self.needs, self.has, self.held, self.buffers = needs, has, held, buffers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +76,12 @@ class Compiled:
     aliased: int  # of the outputs, written over arguments
     temporaries: int
     flops: float
-    accessed: float  # bytes read and written
+    accessed: float  # bytes read and written by the compiler's own count, copies to the core's memory and back included
+    moved: int  # bytes read from the chip's memory and written to it
     collectives: dict[str, dict[str, int]]  # kind: how many, and their bytes
     custom_calls: dict[str, int]  # target: how many
-    largest: tuple[tuple[str, int], ...]  # bytes that the largest operations write, by where the model asked for them
+    largest: tuple[tuple[str, int], ...]  # of `moved`, by where the model asked for it
+    program: str = field(repr=False)  # optimised HLO in text
 
     @property
     def peak(self) -> int:
@@ -73,7 +89,9 @@ class Compiled:
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
     def results(self) -> dict[str, Any]:
-        return {**asdict(self), "peak": self.peak}
+        found = {**asdict(self), "peak": self.peak}
+        del found["program"]
+        return found
 
 
 def available() -> str:
@@ -115,12 +133,13 @@ def compile_step(traced: Traced, hardware: str) -> Compiled:
         flops=costs["flops"],
         accessed=costs["bytes accessed"],
         **read(program),
+        program=program,
     )
 
 
 def _devices(hardware: str) -> list:
-    # Read by libtpu, which looks for a machine with chips otherwise.
-    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    # Read by libtpu, which looks for a machine with chips otherwise, and wants it for itself.
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import libtpu
     from jax.experimental import topologies
@@ -175,21 +194,23 @@ def _mark(module, traced: Traced, count: int, ir) -> None:
 
 def _in_words(said: str) -> DoesNotFitChip | None:
     """The compiler's refusal of a program that is too large."""
-    found = re.search(r"Used (\S+) of (\S+) hbm", said)
+    found = re.search(r"Used ([\d.]+)G of ([\d.]+)G hbm", said)
     if "RESOURCE_EXHAUSTED" not in said or not found:
         return None
-    buffers = re.findall(r"Size: (\S+)\s+(?:Operator: op_name=\"([^\"]*)\")?.*?Shape: (\S+)", said, re.DOTALL)
-    return DoesNotFitChip(
-        found[1], found[2], [f"{size} {shape} {where}".strip() for size, where, shape in buffers[:MOST]]
-    )
+    held = re.search(r"arguments\s+([\d.]+)G", said)
+    buffers = []
+    for entry in said.split("  Size: ")[1:]:
+        size, shape = re.match(r"[\d.]+[MG]", entry), re.search(r"Shape: (\S+?)[{\s]", entry)
+        if size and shape:
+            buffers.append(f"{size[0]} {shape[1]} {_asked_by(entry)}".strip())
+    return DoesNotFitChip(found[1], found[2], held[1] if held else "0", buffers[:MOST])
 
 
 def read(program: str) -> dict[str, Any]:
-    """`collectives`, `custom_calls` and `largest` of an optimised HLO module in text."""
+    """`moved`, `collectives`, `custom_calls` and `largest` of an optimised HLO module in text."""
     collectives: dict[str, dict[str, int]] = {}
     calls: collections.Counter = collections.Counter()
-    written: collections.Counter = collections.Counter()
-    entry = program[program.index("\nENTRY ") :]
+    moved: collections.Counter = collections.Counter()
     for line in program.splitlines():
         if found := COLLECTIVE.match(line):
             kind = collectives.setdefault(found[2], {"count": 0, "bytes": 0})
@@ -197,16 +218,50 @@ def read(program: str) -> dict[str, Any]:
             kind["bytes"] += size(found[1])
         if found := re.search(r'custom_call_target="([^"]+)"', line):
             calls[found[1]] += 1
-    for line in entry.splitlines():
-        if found := re.match(r"\s+(?:ROOT )?%\S+ = (.+?) (fusion|copy|convolution|dot|custom-call|while)\(", line):
-            where = re.search(r'op_name="([^"]+)"', line)
-            written[f"{found[2]} {where[1] if where else ''}".strip()] += size(found[1])
-    return {"collectives": collectives, "custom_calls": dict(calls), "largest": tuple(written.most_common(MOST))}
+    shapes: dict[str, str] = {}
+    for line in program[program.index("\nENTRY ") :].splitlines():
+        if found := INSTRUCTION.match(line):
+            name, shapes[name], kind, rest = found[1], found[2], found[3], found[4]
+            operands = [shapes.get(each, "") for each in re.findall(r"%([\w.-]+)", rest.split("), ")[0])]
+            moved[f"{kind} {_asked_by(rest)}".strip()] += _moved(kind, name, shapes[name], operands)
+    return {
+        "moved": moved.total(),
+        "collectives": collectives,
+        "custom_calls": dict(calls),
+        "largest": tuple(moved.most_common(MOST)),
+    }
 
 
-def size(shape: str) -> int:
-    """Bytes of a shape in HLO's notation, without padding: `bf16[8,128]{1,0:T(8,128)(2,1)}`, or a tuple of such."""
+def _asked_by(instruction: str) -> str:
+    """`aten__mul torch/optim/adam.py:537` of an instruction's metadata."""
+    found = re.search(r'op_name="(\w+)[^"]*"(?: source_file="([^"]+)" source_line=(\d+))?', instruction)
+    if not found:
+        return ""
+    return f"{found[1]} {'/'.join(found[2].split('/')[-3:])}:{found[3]}" if found[2] else found[1]
+
+
+def _moved(kind: str, name: str, result: str, operands: Sequence[str]) -> int:
+    """Bytes that an instruction reads from a chip's memory and writes to it; what lies in the core's own does not count."""
+    if kind in MOVES_NOTHING or "ConcatBitcast" in name:
+        return 0
+    if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
+        ends = [(size(shape), size(shape, far=True)) for shape in re.findall(ARRAY, result)[:2]]
+        bytes_ = min(whole for whole, _ in ends)
+        return sum(bytes_ for _, far in ends if far)
+    if "dynamic-update-slice" in name and result in operands:  # in place
+        operands = [each for each in operands if each != result]
+        return 2 * sum(size(each, far=True) for each in operands)
+    return size(result, far=True) + sum(size(each, far=True) for each in operands)
+
+
+def size(shape: str, far: bool = False) -> int:
+    """Bytes of a shape in HLO's notation, without padding: `bf16[8,128]{1,0:T(8,128)(2,1)}`, or a tuple of such.
+
+    far: only of what lies in the chip's memory; `S(1)` in a layout is the core's own.
+    """
     total = 0
-    for kind, axes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shape):
-        total += WIDTHS.get(kind, 4) * math.prod(int(axis) for axis in axes.split(",") if axis)
+    for array in re.findall(ARRAY, shape):
+        kind, axes = re.match(r"([a-z]+\d*)\[([\d,]*)\]", array).groups()
+        if not (far and "S(" in array):
+            total += WIDTHS.get(kind, 4) * math.prod(int(axis) for axis in axes.split(",") if axis)
     return total

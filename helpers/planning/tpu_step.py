@@ -1,7 +1,8 @@
 """A training step traced for a TPU: real size, no numbers, nothing executed.
 
+    begin()
     traced = trace(workload, 8, precision="bf16")        # torch_xla, no TPU, no memory; seconds
-    compile(traced, "v5e-8")                             # tpu_compiler.py
+    compile_step(traced, "v5e-8")                        # tpu_compiler.py
 
 The step is the trainer's: forward and backward under autocast, clipping, AdamW. Every weight, moment and batch is a placeholder.
 """
@@ -28,6 +29,23 @@ class Traced:
     examples: int  # of a step, over all chips
 
 
+def begin() -> None:
+    """Makes the device that steps are traced on; before the first backward pass of the process, even of a counted step.
+
+    Autograd looks at the devices once, at its first backward pass, and knows no later one.
+
+    Raises RuntimeError where torch_xla is not installed.
+    """
+    if not xla.installed():
+        raise RuntimeError("tracing a TPU's step needs torch_xla: install requirements-tpu.txt")
+    # The last two: each operation is named after the line that asked for it.
+    os.environ |= {"PJRT_DEVICE": xla.REHEARSAL, "CPU_NUM_DEVICES": "1", "XLA_IR_DEBUG": "1", "XLA_HLO_DEBUG": "1"}
+    import torch
+    import torch_xla
+
+    torch.zeros(1, device=torch_xla.device())
+
+
 def trace(
     workload: Workload,
     examples: int,
@@ -46,12 +64,7 @@ def trace(
         length: tokens of a sequence; 0 = the workload's.
         checkpointing: activations are computed again in backward.
         accumulating: gradients of earlier micro-batches are added to.
-
-    Raises RuntimeError where torch_xla is not installed.
     """
-    if not xla.installed():
-        raise RuntimeError("tracing a TPU's step needs torch_xla: install requirements-tpu.txt")
-    os.environ.setdefault("PJRT_DEVICE", xla.REHEARSAL)
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
 

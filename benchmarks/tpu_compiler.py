@@ -1,0 +1,124 @@
+"""Each TPU notebook's training step at its real size, compiled by Google's TPU compiler: memory, FLOPs, bytes, collectives.
+
+    python benchmarks/tpu_compiler.py                     # every step for v5e-1 and v5e-8; two hours on two cores, no TPU
+    python benchmarks/tpu_compiler.py 'legal*/v5e-1'      # the named ones; the rest of the file stays
+    python benchmarks/tpu_compiler.py --programs DIR      # keeps the compiled programs, to be read
+
+The model, the length and the micro-batch are those that the notebook would take on that slice. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from report import machine as this_machine  # noqa: E402
+from report import write  # noqa: E402
+from transformers import BertConfig  # noqa: E402
+
+from helpers.plan import plan  # noqa: E402
+from helpers.planning import tpu_compiler  # noqa: E402
+from helpers.planning.counting import count  # noqa: E402
+from helpers.planning.machines import machine, runtime_of  # noqa: E402
+from helpers.planning.memory import on_xla  # noqa: E402
+from helpers.planning.rooms import room  # noqa: E402
+from helpers.planning.tpu_step import begin, trace  # noqa: E402
+from helpers.planning.workloads import Asked  # noqa: E402
+
+OUTPUT = ROOT / "docs/results/tpu_compiler_steps.json"
+HARDWARE = ("v5e-1", "v5e-8")
+MINILM = {  # sentence-transformers/all-MiniLM-L6-v2 config.json
+    "vocab_size": 30_522,
+    "hidden_size": 384,
+    "intermediate_size": 1_536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A notebook's step, as a person may ask for it."""
+
+    name: str
+    notebook: str
+    asked: Asked = field(default_factory=Asked)
+    length: int = 0  # 0: the notebook's
+    checkpointing: bool | None = None  # None: the plan's
+    config: dict[str, int] | None = None  # of a BERT that is not the notebook's default
+
+
+CASES = (
+    Case("reservoir", "tinystories_reservoir"),
+    Case("tuning BERT-base", "hardware_tuning"),
+    Case("LeJEPA MiniLM", "lejepa_training", config=MINILM),
+    Case("LeJEPA EmbeddingGemma-300M", "lejepa_training"),
+    Case("legal Qwen2.5-0.5B LoRA", "legal_cot_sft"),
+    Case("legal Qwen2.5-0.5B full", "legal_cot_sft", Asked(method="full")),
+    Case("GraphMER-SE 80M, 512 tokens", "graphmer_se", length=512),
+    Case("GraphMER-SE 80M, 768 tokens", "graphmer_se", length=768),
+)
+
+
+def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
+    """What the compiler and what the planner say of the step."""
+    chips = machine(hardware)
+    runtime = runtime_of(chips)
+    with tempfile.TemporaryDirectory() as folder:
+        asked = case.asked
+        if case.config:
+            BertConfig(**case.config).save_pretrained(folder)
+            asked = Asked(model=folder)
+        recipe, workload = room(case.notebook).planned(asked, runtime)
+    planned = plan(recipe, workload, runtime, gradient_checkpointing=case.checkpointing)
+    step = {
+        "precision": planned.precision,
+        "length": case.length or workload.length,
+        "checkpointing": planned.gradient_checkpointing,
+        "accumulating": planned.gradient_accumulation_steps > 1,
+    }
+    about = {"case": case.name, "notebook": case.notebook, "examples_a_chip": planned.per_device_batch_size, **step}
+    counted = count(workload, planned.per_device_batch_size, kind="xla", **step)
+    about |= {"planned_peak": on_xla(counted), "counted": asdict(counted)}
+    traced = trace(workload, planned.per_device_batch_size * chips.count, **step)
+    try:
+        made = tpu_compiler.compile_step(traced, hardware)
+    except tpu_compiler.DoesNotFitChip as error:
+        return about | {"problem": str(error)}
+    if programs:
+        programs.mkdir(parents=True, exist_ok=True)
+        (programs / f"{case.name}-{hardware}.hlo".replace(" ", "_")).write_text(made.program, encoding="utf-8")
+    return about | made.results()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", default=["*"], help="patterns of NAME/HARDWARE; all by default")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--programs", type=Path, help="folder for the compiled programs as HLO text")
+    given = parser.parse_args()
+    if problem := tpu_compiler.available():
+        parser.error(problem)
+    begin()
+    about = this_machine("cpu", ("torch_xla", "libtpu", "jax"))
+    steps = json.loads(given.output.read_text(encoding="utf-8"))["steps"] if given.output.exists() else {}
+    for hardware in HARDWARE:
+        for case in CASES:
+            name = f"{case.name}/{hardware}"
+            if any(fnmatch.fnmatch(name, pattern) for pattern in given.only):
+                steps[name] = compiled(case, hardware, given.programs)
+                write(given.output, about, steps=steps)
+                print(name, json.dumps(steps[name]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

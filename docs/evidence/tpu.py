@@ -1,0 +1,49 @@
+"""What the TPU compiler says of the TPU notebooks' steps."""
+
+from build import result
+
+from helpers import tables
+
+
+def _steps() -> list[dict]:
+    return list(result("tpu_compiler_steps.json")["steps"].values())
+
+
+def steps() -> str:
+    """Memory, work and traffic of each step at its real size."""
+    rows = [
+        {
+            "step": step["case"],
+            "slice": step["hardware"],
+            "sequences x tokens a chip": f"{step['examples_a_chip']} x {step['length']}",
+            "memory of a chip": tables.size(step["peak"]),
+            "planner's": f"{step['planned_peak'] / step['peak'] - 1:+.1%}",
+            "TFLOP": f"{step['flops'] / 1e12:.2f}",
+            "moved": tables.size(step["moved"]),
+            "sent between chips": _sent(step),
+            "compiled in": tables.seconds(step["seconds"]),
+        }
+        for step in _steps()
+    ]
+    return tables.markdown(rows)
+
+
+def _sent(step: dict) -> str:
+    found = [
+        f"{kind} {tables.size(sent['bytes'])} ({sent['count']})" for kind, sent in sorted(step["collectives"].items())
+    ]
+    return ", ".join(found)
+
+
+def refused() -> str:
+    """Whether the compiler refused one, and how near the planner comes."""
+    found = _steps()
+    missed = [step for step in found if abs(step["planned_peak"] / step["peak"] - 1) > 0.1]
+    donated = min(step["aliased"] / step["outputs"] for step in found)
+    said = f"All {len(found)} steps compile and fit. At least {donated:.1%} of what a step writes at its end replaces what it read. "
+    said += f"The planner's memory is within a tenth of the compiler's for {len(found) - len(missed)} of them"
+    return (
+        said
+        + (": all but " + ", ".join(f"{step['case']} on {step['hardware']}" for step in missed) if missed else "")
+        + "."
+    )

@@ -1,0 +1,99 @@
+"""The training steps of the five TPU notebooks at a small size, compiled by the TPU compiler, in a process of their own.
+
+python tests/tpu_programs.py FOLDER HARDWARE NAME ...    prints one line of JSON a step
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from helpers.planning import tpu_compiler
+from helpers.planning.machines import machine, runtime_of
+from helpers.planning.rooms import room
+from helpers.planning.tpu_step import begin, trace
+from helpers.planning.workloads import Asked, Workload
+from tests.workloads import stack
+
+LENGTH, EXAMPLES = 128, 8  # of a chip
+SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2}
+GRAPH = """
+run: {mixed_precision: bf16}
+hardware: {device: tpu, tpu_cores: 0}
+model: {hidden_size: 128, num_layers: 2, num_heads: 2, intermediate_size: 256, embedding_size: 128}
+training_data: {max_seq_len: 128}
+encoding: {vocab_size: 2000}
+objectives: {mnm: {type_consistent_negatives: 0, hard_negatives: 0, ranking_weight: 0.0}, scoring: {weight: 0.0}}
+regularizers: {ontology_constraints: {antisymmetry_weight: 0.0, acyclicity_weight: 0.0}}
+"""
+
+
+def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
+    """(notebook, what is asked of it) by a name."""
+    from transformers import BertConfig, Qwen2Config
+
+    Qwen2Config(vocab_size=2000, num_key_value_heads=1, **SMALL).save_pretrained(folder / "qwen")
+    BertConfig(vocab_size=2000, **SMALL).save_pretrained(folder / "bert")
+    (folder / "graph.yaml").write_text(GRAPH, encoding="utf-8")
+    return {
+        "reservoir": ("tinystories_reservoir", Asked(model="delay:16 delays:4 + tanh:128 blocks:2 + linear:64")),
+        "lejepa": ("lejepa_training", Asked(model=str(folder / "bert"), length=LENGTH)),
+        "legal": ("legal_cot_sft", Asked(model=str(folder / "qwen"), length=LENGTH)),
+        "legal full": ("legal_cot_sft", Asked(model=str(folder / "qwen"), length=LENGTH, method="full")),
+        "graphmer": ("graphmer_se", Asked(model=str(folder / "graph.yaml"))),
+        "tuning": ("hardware_tuning", Asked(model=str(folder / "bert"), length=LENGTH)),
+    }
+
+
+def compiled(step: Workload, hardware: str) -> dict:
+    """What the compiler says of it."""
+    traced = trace(step, EXAMPLES * machine(hardware).count)
+    return tpu_compiler.compile_step(traced, hardware).results() | {"held": traced.held}
+
+
+def gathering() -> Workload:
+    """A step whose loss needs every example of the batch on every chip, wide as a model."""
+    step = stack(2)
+
+    def loss(model, ids):
+        states = model(ids).flatten(1)
+        return (states @ states.T).exp().mean() + step.loss(model, ids)
+
+    return replace(step, loss=loss)
+
+
+def huge() -> Workload:
+    """A step whose weights and moments alone are more than a chip holds."""
+    with torch.device("meta"):
+        return stack(1, width=40_000)
+
+
+def main(folder: Path, hardware: str, names: list[str]) -> None:
+    begin()
+    runtime = runtime_of(machine(hardware))
+    own = {"stack": lambda: stack(2), "gathering": gathering, "huge": huge}
+    for name, make in own.items():
+        if name in names:
+            _say(name, make(), hardware)
+    for name, (notebook, asked) in steps(folder).items():
+        if name in names:
+            _, step = room(notebook).planned(asked, runtime)
+            _say(name, step, hardware)
+
+
+def _say(name: str, step: Workload, hardware: str) -> None:
+    try:
+        found = compiled(step, hardware)
+    except tpu_compiler.DoesNotFitChip as error:
+        found = {"problem": str(error), **vars(error)}
+    print("STEP " + json.dumps({"step": name, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
