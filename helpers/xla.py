@@ -310,27 +310,3 @@ def counters() -> dict[str, float]:
         "host_transfers": transfers[0] if transfers else 0,
         "item_calls": met.counter_value("aten::_local_scalar_dense") or 0,
     }
-
-
-def placeholder(tensor):
-    """A device tensor of this shape and dtype without numbers: steps on it can be traced, and never be run."""
-    from torch_xla.core import xla_builder
-
-    return xla_builder.create_placeholder_tensor(tensor.shape, tensor.dtype)
-
-
-def identity(tensor) -> int:
-    """The number by which `program` names a tensor that a trace began with."""
-    from torch_xla import _XLAC
-
-    return _XLAC._xla_get_tensor_id(tensor)
-
-
-def program(outputs) -> tuple[bytes, list[int]]:
-    """The HLO module that computes `outputs`, serialised, and the `identity` of each of its arguments.
-
-    A number that the host computed has one that no tensor has.
-    """
-    from torch_xla import _XLAC
-
-    return _XLAC._get_xla_tensors_hlo_proto(outputs), _XLAC._get_tensors_xla_device_data_node(outputs)[0]

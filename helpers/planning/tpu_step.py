@@ -70,30 +70,30 @@ def trace(
 
     from .counting import _transformer, copy_with
 
-    model = copy_with(workload.model, xla.placeholder)
+    model = copy_with(workload.model, _placeholder)
     model.train()
     if transformer := _transformer(model):
         attention.use_one_dtype(transformer)
         if checkpointing:
             attention.checkpoint_activations(transformer, "xla")
-    batch = tree_map_only(torch.Tensor, xla.placeholder, workload.batch(examples, length or workload.length))
+    batch = tree_map_only(torch.Tensor, _placeholder, workload.batch(examples, length or workload.length))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     for weight in trained:
-        moments = {name: xla.placeholder(weight) for name in ("exp_avg", "exp_avg_sq")}
+        moments = {name: _placeholder(weight) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[weight].update(step=torch.tensor(1.0), **moments)
         if accumulating:
-            weight.grad = xla.placeholder(weight)
+            weight.grad = _placeholder(weight)
     moments = [each for state in optimizer.state.values() for name, each in state.items() if name != "step"]
     gradients = [weight.grad for weight in trained if accumulating]
     state = [*trained, *moments, *gradients]
-    batches, states = ({xla.identity(each) for each in tensors} for tensors in (tree_leaves(batch), state))
+    batches, states = ({_identity(each) for each in tensors} for tensors in (tree_leaves(batch), state))
     with torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16"):
         loss = workload.loss(model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()
-    module, arguments = xla.program([loss.detach(), *(each.detach() for each in (*trained, *moments))])
+    module, arguments = _program([loss.detach(), *(each.detach() for each in (*trained, *moments))])
     return Traced(
         name=f"{workload.notebook} {workload.name}",
         module=module,
@@ -102,3 +102,27 @@ def trace(
         held=sum(each.numel() * each.element_size() for each in state),
         examples=examples,
     )
+
+
+def _placeholder(tensor):
+    """A device tensor of this shape and dtype without numbers: steps on it can be traced, and never be run."""
+    from torch_xla.core import xla_builder
+
+    return xla_builder.create_placeholder_tensor(tensor.shape, tensor.dtype)
+
+
+def _identity(tensor) -> int:
+    """The number by which `_program` names a tensor that a trace began with."""
+    from torch_xla import _XLAC
+
+    return _XLAC._xla_get_tensor_id(tensor)
+
+
+def _program(outputs) -> tuple[bytes, list[int]]:
+    """The HLO module that computes `outputs`, serialised, and the `_identity` of each of its arguments.
+
+    A number that the host computed has one that no tensor has.
+    """
+    from torch_xla import _XLAC
+
+    return _XLAC._get_xla_tensors_hlo_proto(outputs), _XLAC._get_tensors_xla_device_data_node(outputs)[0]
