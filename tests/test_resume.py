@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from helpers import checkpoint, xla
+
+from . import forked
 
 DRIVER = Path(__file__).with_name("training_run.py")
 LAST_STEP = 12
@@ -21,14 +21,8 @@ ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not instal
 KINDS = [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=ON_XLA)]
 
 
-def run(output_dir: Path, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(DRIVER), str(output_dir), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-    )
+def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
+    return forked.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
 
 
 def result(process: subprocess.CompletedProcess) -> dict:
@@ -75,7 +69,7 @@ def test_a_run_killed_three_ways_ends_with_identical_weights(kind, undisturbed, 
     assert "Stopped: SIGTERM at step 10: checkpoint-10 is written and whole" in preempted.stderr
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-10"
 
-    resumed = result(run(tmp_path, kind=kind))
+    resumed = result(run(tmp_path, fresh=kind == "cpu", kind=kind))
     assert resumed["train"]["resumed_from_step"] == 10
     assert resumed["losses"] == reference["losses"]
     assert fingerprint(tmp_path) == fingerprint(folder)
@@ -273,9 +267,7 @@ def test_out_of_memory_in_an_evaluation_shrinks_the_evaluation_and_nothing_else(
 @pytest.mark.once
 def test_a_second_process_is_refused_and_the_living_run_is_not_touched(undisturbed, tmp_path):
     folder, _ = undisturbed("cpu")
-    living = subprocess.Popen(
-        [sys.executable, str(DRIVER), str(tmp_path), json.dumps({"evaluation_pause": 4.0})], stdout=subprocess.PIPE
-    )
+    living = forked.Run(DRIVER, tmp_path, json.dumps({"evaluation_pause": 4.0}))
     while not (tmp_path / "checkpoint-4").is_dir():
         assert living.poll() is None
     refused = run(tmp_path)
