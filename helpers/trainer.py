@@ -90,6 +90,7 @@ class TrainerMixin:
         self._batches_checked = False
         self._places: PlaceSampler | None = None
         self._first_step = 0
+        self._unlogged: list | None = None  # sum of the losses since a log, and its step, as the checkpoint tells them
         self._rescheduled = False
         self.compilation = CompilationCounter(enabled=runtime.kind == "xla")
         for callback in (PrinterCallback, ProgressCallback):
@@ -151,7 +152,9 @@ class TrainerMixin:
             source = ranks.broadcast(source)
             self.resumed_from = source and checkpoint.step_of(source)
             while True:
-                self.meter.start(json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else None)
+                counts = json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else {}
+                self._unlogged = counts.pop("unlogged", None)
+                self.meter.start(counts)
                 try:
                     output = self._train_from(source, **kwargs)
                     break
@@ -388,6 +391,7 @@ class TrainerMixin:
 
     def _save_staged(self, model, trial) -> None:
         output_dir, step = Path(self.args.output_dir), self.state.global_step
+        unlogged = [sum(ranks.gather(float(self._tr_loss))) / ranks.count(), self._globalstep_last_logged]
         best = self.state.best_global_step
         self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
         if not self.is_world_process_zero():  # writes its own generator state into what process 0 stages
@@ -403,7 +407,8 @@ class TrainerMixin:
             # Stock code may have noted the staging path of a best checkpoint that is this one.
             self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
             self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
-            (written / METER_FILE).write_text(json.dumps(self.meter.state()), encoding="utf-8")
+            counts = self.meter.state() | {"unlogged": unlogged}
+            (written / METER_FILE).write_text(json.dumps(counts), encoding="utf-8")
         keep, best = self.args.save_total_limit or 2, self.state.best_model_checkpoint
         checkpoint.prune(output_dir, keep, newest=step, protect=best)
         run_folder.note_step(output_dir, step)
@@ -562,6 +567,9 @@ class _StepBoundary(TrainerCallback):
             # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
             self.trainer._save_checkpoint(self.trainer.model, None)
         self.trainer._finite = FiniteGuard(args.device)
+        if self.trainer._unlogged:
+            loss, self.trainer._globalstep_last_logged = self.trainer._unlogged
+            self.trainer._tr_loss = torch.tensor(loss, device=args.device)
         if self.trainer.runtime.kind == "xla":
             xla.settle(optimizer, self.trainer._tr_loss)
         if state.global_step and self.trainer._owes_evaluation():

@@ -39,7 +39,7 @@ OVERRIDDEN = {
 }
 # What our code reads or calls: where the library says it.
 USED = {
-    Trainer: ("_prepare_inputs", "_remove_unused_columns", "_tr_loss", "_train_batch_size"),
+    Trainer: ("_globalstep_last_logged", "_prepare_inputs", "_remove_unused_columns", "_tr_loss", "_train_batch_size"),
     TrainingArguments: ("_n_gpu",),
     PreTrainedModel: (
         "_is_hf_initialized",

@@ -166,6 +166,13 @@ def test_a_second_interrupt_does_not_wait_for_a_checkpoint(tmp_path):
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
 
 
+def test_a_log_after_a_resume_is_over_the_steps_before_the_stop_too(tmp_path):
+    whole = result(run(tmp_path / "whole", logging_steps=4))
+    run(tmp_path / "parts", logging_steps=4, signals=[(6, "SIGTERM")])
+    parts = result(run(tmp_path / "parts", logging_steps=4))
+    assert parts["losses"] == whole["losses"] and len(whole["losses"]) == 4  # the first step, and every fourth
+
+
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
