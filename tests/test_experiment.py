@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,9 +25,9 @@ from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.runtime import Runtime
 
+from . import forked
 from .workloads import plan_by_hand
 
-ROOT = Path(__file__).resolve().parents[1]
 GOOD = {
     "data_source": "sample",
     "output_dir": "out",
@@ -578,15 +575,7 @@ print("ANSWERS " + json.dumps(answers))
 
 def answers_of(script: str, folder: Path) -> tuple[dict, str]:
     given = {"params": GOOD, "stories": STORIES, "folder": str(folder)}
-    clean = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "USE_TORCH_XLA")}
-    process = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(given)],
-        cwd=ROOT,
-        env=clean | {"TOKENIZERS_PARALLELISM": "false"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    process = forked.run("-c", script, json.dumps(given), xla=script == STORY_ON_XLA)
     assert process.returncode == 0, process.stderr[-3000:]
     said, answers = process.stdout.rsplit("ANSWERS ", 1)
     return json.loads(answers), said

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from helpers import checkpoint, xla
 
+from . import forked
 from .test_graph_documents import library
 from .test_resume import KINDS, fingerprint, result
 
@@ -30,14 +29,8 @@ def sources(tmp_path_factory) -> str:
     return str(library(tmp_path_factory.mktemp("library")))
 
 
-def run(output_dir: Path, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(DRIVER), str(output_dir), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-    )
+def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
+    return forked.run(DRIVER, output_dir, json.dumps(options), xla=options["kind"] == "xla", fresh=fresh)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +71,7 @@ def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind,
     killed = run(tmp_path, kind=kind, data=sources, changes=CURRICULUM, kill_step=10)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-8"
-    resumed = result(run(tmp_path, kind=kind, data=sources, changes=CURRICULUM))
+    resumed = result(run(tmp_path, fresh=kind == "cpu", kind=kind, data=sources, changes=CURRICULUM))
     assert resumed["train"]["resumed_from_step"] == 8
     assert resumed["losses"] == reference["losses"]
     assert fingerprint(tmp_path, 12) == fingerprint(folder, 12)

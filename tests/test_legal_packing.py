@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -28,6 +22,7 @@ from helpers.legal.packing import (
 from helpers.runtime import detect
 
 from .test_legal_model import runtime
+from .xla_process import answers_on_xla
 
 # N blocks · B blocks of a batch · T tokens a block · V vocabulary
 LENGTH = 32
@@ -229,16 +224,8 @@ def xla_difference() -> float:
 
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_packed_logits_on_eight_xla_devices_are_those_of_each_example_alone_on_the_cpu():
-    process = subprocess.run(
-        [sys.executable, "-c", "from tests.test_legal_packing import xla_difference as f; print('RESULT', f())"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"},
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    assert json.loads(process.stdout.rsplit("RESULT ", 1)[1]) < 1e-4
+    code = "from tests.test_legal_packing import xla_difference as f; print('ANSWERS', f())"
+    assert answers_on_xla(code) < 1e-4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import checkpoint, xla
 
+from . import forked
 from .legal_run import rows
 from .test_legal_model import loaded
 
@@ -56,16 +55,11 @@ RUNS = {
 }
 
 
-def run(*folders_and_options) -> subprocess.CompletedProcess:
+def run(*folders_and_options, fresh: bool = False) -> subprocess.CompletedProcess:
     """Runs of folder, options, folder, options, ... in one process."""
-    arguments = [json.dumps(each) if isinstance(each, dict) else str(each) for each in folders_and_options]
-    return subprocess.run(
-        [sys.executable, str(DRIVER), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-    )
+    arguments = [json.dumps(each) if isinstance(each, dict) else each for each in folders_and_options]
+    on_xla = any(each["kind"] == "xla" for each in folders_and_options if isinstance(each, dict))
+    return forked.run(DRIVER, *arguments, xla=on_xla, fresh=fresh)
 
 
 def results(process: subprocess.CompletedProcess) -> list[dict]:
@@ -149,7 +143,7 @@ def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, name, fini
     options = {"kind": kind, **RUNS[kind][name]}
     killed = run(tmp_path, {**options, "kill_step": 12})
     assert killed.returncode == -signal.SIGKILL
-    (resumed,) = results(run(tmp_path, options))
+    (resumed,) = results(run(tmp_path, options, fresh=kind == "cpu"))
     assert resumed["train"]["resumed_from_step"] == options["save_steps"]
     assert resumed["losses"] == reference["losses"]
     assert fingerprint(tmp_path, options) == fingerprint(folder, options)

@@ -22,6 +22,7 @@ from helpers.lejepa.model import column_prompts
 from helpers.lejepa.training import flops_per_token, new_trainer
 from helpers.runtime import Runtime
 
+from . import forked
 from .lejepa_run import PROBE, build_model, sentences
 from .workloads import plan_by_hand
 
@@ -32,14 +33,8 @@ SPLIT_OVER_8 = "{devices=[8,1]0,1,2,3,4,5,6,7}"
 NDCG = "eval_retrieval_cosine_ndcg@10"
 
 
-def run(output_dir: Path, *launcher: str, **options) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *launcher, str(DRIVER), str(output_dir), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-    )
+def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
+    return forked.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
 
 
 def result(process: subprocess.CompletedProcess) -> dict:
@@ -228,7 +223,7 @@ def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_stat
     folder, reference = finished(**({} if kind == "cpu" else options))
     killed = run(tmp_path, **options, kill_step=killed_at)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    resumed = result(run(tmp_path, **options))
+    resumed = result(run(tmp_path, fresh=kind == "cpu", **options))
     assert resumed["train"]["resumed_from_step"] == resumed_at
     assert resumed["losses"] == reference["losses"]
     assert resumed["loss_step"] == reference["loss_step"] == reference["best_step"]  # the best is loaded at the end

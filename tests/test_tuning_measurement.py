@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,9 +24,11 @@ from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.task import Task
 
+from . import forked
 from .tuning_run import BATCH, WORDS, bench_of, task_of, trainer_of
-from .xla_process import LIMIT, ROOT, cpu_here
+from .xla_process import cpu_here
 
+DRIVER = Path(__file__).with_name("tuning_run.py")
 START = Settings(batch_size=8, length=192)
 
 
@@ -292,15 +291,7 @@ def test_a_model_trained_in_bf16_is_saved_as_safetensors_alone_and_reloads_to_th
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_a_climb_on_virtual_devices_knows_compile_time_and_memory(tmp_path):
     options = {"kind": "xla", "devices": 2, "climb": ["bf16 autocast", "TF32"]}
-    environment = {name: value for name, value in os.environ.items() if name not in ("USE_TORCH_XLA", "PJRT_DEVICE")}
-    process = subprocess.run(
-        [sys.executable, str(Path("tests") / "tuning_run.py"), str(tmp_path), json.dumps(options)],
-        cwd=ROOT,
-        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    process = forked.run(DRIVER, tmp_path, json.dumps(options), xla=True, TF_CPP_MIN_LOG_LEVEL="3")
     assert process.returncode == 0, process.stderr[-3000:]
     found = json.loads(process.stdout.rsplit("RESULT ", 1)[1])
     start, bf16, tf32 = (Rung(**rung) for rung in found["rungs"])

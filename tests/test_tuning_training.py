@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +16,11 @@ from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.training import GroupedByLength, encode, grouped_order, whole_batches
 
+from . import forked
 from .tuning_run import LENGTH, rows, tiny, trainer_of
-from .xla_process import LIMIT, ROOT, cpu_here
+from .xla_process import cpu_here
 
+DRIVER = Path(__file__).with_name("tuning_run.py")
 WEIGHTS = np.array([0.5, 1.0, 3.0])
 
 
@@ -32,15 +32,8 @@ def cpu():
 
 def in_process(*runs: tuple[str, dict]) -> list[dict]:
     arguments = [argument for folder, options in runs for argument in (str(folder), json.dumps(options))]
-    environment = {name: value for name, value in os.environ.items() if name not in ("USE_TORCH_XLA", "PJRT_DEVICE")}
-    process = subprocess.run(
-        [sys.executable, "tests/tuning_run.py", *arguments],
-        cwd=ROOT,
-        env={**environment, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    on_xla = any(options.get("kind") == "xla" for _, options in runs)
+    process = forked.run(DRIVER, *arguments, xla=on_xla, TF_CPP_MIN_LOG_LEVEL="3")
     assert process.returncode == 0, process.stderr[-3000:]
     return [
         json.loads(line.removeprefix("RESULT ")) for line in process.stdout.splitlines() if line.startswith("RESULT ")

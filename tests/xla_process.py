@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from helpers import runtime, xla
 
-ROOT = Path(__file__).resolve().parents[1]
-LIMIT = 600  # seconds
+from . import forked
 
 
 def cpu_here() -> runtime.Runtime:
@@ -33,10 +28,7 @@ def answers_on_xla(script: str, devices: int = 8) -> dict:
     """
     if not xla.installed():
         pytest.skip("torch_xla is not installed")
-    environment = {name: value for name, value in os.environ.items() if name != "USE_TORCH_XLA"}
-    environment |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT
-    )
+    environment = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    process = forked.run("-c", script, xla=True, **environment)
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])

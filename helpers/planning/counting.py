@@ -75,7 +75,6 @@ class Count:
         return max(self.begin_peak, self.end_peak, self.update_peak)
 
 
-@functools.lru_cache(maxsize=256)
 def count(
     workload: Workload,
     examples: int,
@@ -99,10 +98,13 @@ def count(
         accumulating: the gradients of an earlier micro-batch are there already.
     """
 
+    return _count(workload, examples, kind, precision, length or workload.length, checkpointing, accumulating)
+
+
+@functools.lru_cache(maxsize=256)
+def _count(workload, examples, kind, precision, length, checkpointing, accumulating) -> Count:
     def step(layers: int | None) -> Count:
-        return _step(
-            workload, examples, layers, kind, precision, length or workload.length, checkpointing, accumulating
-        )
+        return _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating)
 
     layers = len(_equal_layers(workload.model))
     if layers <= FEW_LAYERS:
