@@ -70,7 +70,10 @@ def outcome(name: str, kind: str, references, work: Path) -> dict:
         return {"outcome": "identical", **found}
     if not (output_of(work) / f"checkpoint-{STEPS}").is_dir():
         finish(Command, work, kind)
-    got, expected = ending(output_of(work)), references.of("reservoir", kind, **(ROOM if name.startswith("out of memory") else {}))
+    got, expected = (
+        ending(output_of(work)),
+        references.of("reservoir", kind, **(ROOM if name.startswith("out of memory") else {})),
+    )
     differs = [each for each in expected if got[each] != expected[each]]
     if differs == ["losses"] or name == IN_A_STEP:  # sums of fewer examples at a time
         close = all(_close(*pair) for pair in zip(got["losses"], expected["losses"], strict=True))
