@@ -395,7 +395,7 @@ def _(work, kind):
             more = {"Content-Range": f"bytes {first}-{int(first) + len(body) - 1}/{len(TEXTS)}", "ETag": '"b"'}
         elif path.startswith("/api/datasets/owner/texts/tree") and not path.endswith("/data"):
             body, status, more = json.dumps([about | {"size": len(TEXTS)}]).encode(), 200, {}
-        elif path.startswith("/api/datasets/owner/texts/revision"):
+        elif path == "/api/datasets/owner/texts" or path.startswith("/api/datasets/owner/texts/revision"):
             files = {"siblings": [{"rfilename": "train.jsonl"}], "sha": commit, "id": "owner/texts", "tags": []}
             body, status, more = json.dumps(files | {"private": False, "downloads": 0, "likes": 0}).encode(), 200, {}
         request.send_response(status)

@@ -47,7 +47,7 @@ def summary() -> str:
     slowest = max(cell.get("seconds") or 0 for cell in found if cell["where"] not in ("single fault", "Ray node"))
     close = sum(cell["outcome"] == "equal" for cell in found)
     return (
-        f"{len(found)} cells were tried so far, and {sum(map(_survived, found))} survived: run again, they ended with the weights, the optimizer, the "
+        f"{sum(map(_survived, found))} of {len(found)} cells survived: run again, they ended with the weights, the optimizer, the "
         f"schedule and the losses of a run that nobody disturbed, bit for bit ({close} of them, where memory ran out in a step, "
         f"with losses that agree to five digits). After a signal it took {slowest:.0f} seconds at most until all processes were gone."
     )
@@ -118,7 +118,7 @@ def single() -> str:
             }
             | {"what the run said": quoted(cells[0]["said"])}
         )
-    return tables.markdown(rows) if rows else "None of them was tried so far."
+    return tables.markdown(rows)
 
 
 def changeable() -> str:
