@@ -65,6 +65,9 @@ OPERATIONS = (
 ELSEWHERE = {  # tested below, or of the standard library
     "_XLAC",
     "_get_xla_sharding_spec",
+    "_get_xla_tensors_hlo_proto",
+    "_get_tensors_xla_device_data_node",
+    "_xla_get_tensor_id",
     "_cdata",
     "_orig_mod",
     "_overloadpacket",
@@ -128,7 +131,8 @@ def test_torch_xla_says_how_a_tensor_is_split_and_its_loader_is_told_how_to():
     assert "_parallel_loader_kwargs" in inspect.getsource(parallel_loader), (
         "MpDeviceLoader._parallel_loader_kwargs is gone"
     )
-    assert hasattr(torch_xla._XLAC, "_get_xla_sharding_spec"), "torch_xla._XLAC._get_xla_sharding_spec is gone"
+    for name in sorted(each for each in ELSEWHERE if "_xla_" in each):
+        assert hasattr(torch_xla._XLAC, name), f"torch_xla._XLAC.{name} is gone"
 
 
 def test_every_private_name_of_a_library_in_the_helpers_is_tested_here():
