@@ -310,3 +310,11 @@ def counters() -> dict[str, float]:
         "host_transfers": transfers[0] if transfers else 0,
         "item_calls": met.counter_value("aten::_local_scalar_dense") or 0,
     }
+
+
+def tracing():
+    """torch_xla's bindings and its builder, for steps that are traced and never run (planning/tpu_step.py)."""
+    from torch_xla import _XLAC
+    from torch_xla.core import xla_builder
+
+    return _XLAC, xla_builder

@@ -48,7 +48,7 @@ def summary() -> str:
     close = sum(cell["outcome"] == "equal" for cell in found)
     return (
         f"{sum(map(_survived, found))} of {len(found)} cells survived: run again, they ended with the weights, the optimizer, the "
-        f"schedule and the losses of a run that nobody disturbed, bit for bit ({close} of them, where memory ran out in a step, "
+        f"schedule and the losses of a run that nobody disturbed, bit for bit ({close} of them, where memory ran out, "
         f"with losses that agree to five digits). After a signal it took {slowest:.0f} seconds at most until all processes were gone."
     )
 

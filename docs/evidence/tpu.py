@@ -6,7 +6,8 @@ from helpers import tables
 
 
 def _steps() -> list[dict]:
-    return list(result("tpu_compiler_steps.json")["steps"].values())
+    """Of those that the compiler did not refuse."""
+    return [step for step in result("tpu_compiler_steps.json")["steps"].values() if "peak" in step]
 
 
 def steps() -> str:
@@ -36,14 +37,13 @@ def _sent(step: dict) -> str:
 
 
 def refused() -> str:
-    """Whether the compiler refused one, and how near the planner comes."""
-    found = _steps()
-    missed = [step for step in found if abs(step["planned_peak"] / step["peak"] - 1) > 0.1]
+    """How many the compiler refused, and how near the planner comes."""
+    found, tried = _steps(), len(result("tpu_compiler_steps.json")["steps"])
+    near = [step for step in found if abs(step["planned_peak"] / step["peak"] - 1) <= 0.1]
+    missed = ", ".join(f"{step['case']} on {step['hardware']}" for step in found if step not in near)
     donated = min(step["aliased"] / step["outputs"] for step in found)
-    said = f"All {len(found)} steps compile and fit. At least {donated:.1%} of what a step writes at its end replaces what it read. "
-    said += f"The planner's memory is within a tenth of the compiler's for {len(found) - len(missed)} of them"
     return (
-        said
-        + (": all but " + ", ".join(f"{step['case']} on {step['hardware']}" for step in missed) if missed else "")
-        + "."
+        f"{len(found)} of {tried} steps that were tried compile and fit. At least {donated:.1%} of what a step writes at its end "
+        f"replaces what it read. The planner's memory is within a tenth of the compiler's for {len(near)} of them"
+        + (f": not for {missed}." if missed else ".")
     )

@@ -77,7 +77,8 @@ def GaussianEmbeddingGemma(
     if str(getattr(_config(backbone), "model_type", "")).startswith("gemma"):
         prompts = GEMMA_PROMPTS | prompts
     model = SentenceTransformer(modules=[*modules, head], prompts=prompts or None, device=device)
-    _config(model).use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
+    if config := _config(model):
+        config.use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
     _limit_length(model, max_seq_length)
     return model
 

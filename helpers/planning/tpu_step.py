@@ -40,10 +40,10 @@ def begin() -> None:
         raise RuntimeError("tracing a TPU's step needs torch_xla: install requirements-tpu.txt")
     # The last two: each operation is named after the line that asked for it.
     os.environ |= {"PJRT_DEVICE": xla.REHEARSAL, "CPU_NUM_DEVICES": "1", "XLA_IR_DEBUG": "1", "XLA_HLO_DEBUG": "1"}
+    xla.tracing()
     import torch
-    import torch_xla
 
-    torch.zeros(1, device=torch_xla.device())
+    torch.zeros(1, device="xla")
 
 
 def trace(
@@ -106,16 +106,14 @@ def trace(
 
 def _placeholder(tensor):
     """A device tensor of this shape and dtype without numbers: steps on it can be traced, and never be run."""
-    from torch_xla.core import xla_builder
-
-    return xla_builder.create_placeholder_tensor(tensor.shape, tensor.dtype)
+    _, builder = xla.tracing()
+    return builder.create_placeholder_tensor(tensor.shape, tensor.dtype)
 
 
 def _identity(tensor) -> int:
     """The number by which `_program` names a tensor that a trace began with."""
-    from torch_xla import _XLAC
-
-    return _XLAC._xla_get_tensor_id(tensor)
+    bindings, _ = xla.tracing()
+    return bindings._xla_get_tensor_id(tensor)
 
 
 def _program(outputs) -> tuple[bytes, list[int]]:
@@ -123,6 +121,5 @@ def _program(outputs) -> tuple[bytes, list[int]]:
 
     A number that the host computed has one that no tensor has.
     """
-    from torch_xla import _XLAC
-
-    return _XLAC._get_xla_tensors_hlo_proto(outputs), _XLAC._get_tensors_xla_device_data_node(outputs)[0]
+    bindings, _ = xla.tracing()
+    return bindings._get_xla_tensors_hlo_proto(outputs), bindings._get_tensors_xla_device_data_node(outputs)[0]
