@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -44,14 +45,16 @@ class Stops(TrainerCallback):
     def __init__(self, max_hours: float = 0.0):
         self.max_hours = max_hours
         self.reason = ""
+        self._deadline = math.inf
 
     @contextlib.contextmanager
     def listening(self, since: float | None = None) -> Iterator[Stops]:
         """Listens inside the block; `since` is the `time.monotonic()` from which the budget counts (default: now)."""
         self.reason = ""
+        if self.max_hours:
+            self._deadline = (time.monotonic() if since is None else since) + self.max_hours * 3600
         handlers, ended = {}, threading.Event()
-        watch = (ended, time.monotonic() if since is None else since, os.getppid())
-        threading.Thread(target=self._watch, args=watch, daemon=True).start()
+        threading.Thread(target=self._watch, args=(ended, os.getppid()), daemon=True).start()
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -70,19 +73,23 @@ class Stops(TrainerCallback):
             raise KeyboardInterrupt
         self.reason = self.reason or signal.Signals(number).name
 
-    def _watch(self, ended: threading.Event, since: float, parent: int) -> None:
+    def _look_at_the_clock(self) -> None:
+        if time.monotonic() >= self._deadline:
+            self.reason = self.reason or f"max_hours={self.max_hours:g}"
+
+    def _watch(self, ended: threading.Event, parent: int) -> None:
         watched = in_kernel() or ranks.count() > 1
         said = False
         while not ended.wait(WATCH_SECONDS):
             if watched and os.getppid() != parent:
                 self.reason = self.reason or "the parent process is gone"
-            if self.max_hours and time.monotonic() - since >= self.max_hours * 3600:
-                self.reason = self.reason or f"max_hours={self.max_hours:g}"
+            self._look_at_the_clock()
             if self.reason and not said:
                 said = True
                 tracking.say(f"{self.reason}: the run saves after this step and stops")
 
     def on_step_end(self, args, state, control, **kwargs):
+        self._look_at_the_clock()
         agreed = next(filter(None, ranks.gather(self.reason)), "")  # all processes stop after the same step
         if agreed:  # a wish that came while this one waited for the others is for the next step
             self.reason = agreed

@@ -14,7 +14,7 @@ def workload(model, name: str, length: int, parameters: int = 0) -> Workload:
     import torch
 
     from .loss import add_tiled_loss
-    from .packing import attention_arguments
+    from .packing import attention_arguments, uses_segment_starts
 
     add_tiled_loss(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
@@ -29,9 +29,9 @@ def workload(model, name: str, length: int, parameters: int = 0) -> Workload:
         }
 
     def loss(model, inputs):
-        inputs = dict(inputs)
-        attention = attention_arguments(inputs, model.config._attn_implementation)
-        del inputs["segment_ids"]
+        present = model.config._attn_implementation
+        attention = {} if uses_segment_starts(present) else attention_arguments(inputs, present)
+        inputs = {name: tensor for name, tensor in inputs.items() if name != "segment_ids"}
         return model(**inputs, **attention, tiled_loss=True) / inputs["labels"].numel()
 
     return Workload(
