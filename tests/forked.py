@@ -27,8 +27,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 XLA_SWITCH = "USE_TORCH_XLA"  # transformers and accelerate read it on import: CPU and XLA have a server each
 MODULES = ("torch", "transformers.trainer", "accelerate", "datasets", "peft", "sentence_transformers")
-
-
 COMMON = {"TOKENIZERS_PARALLELISM": "false"}
 
 

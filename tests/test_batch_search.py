@@ -99,6 +99,7 @@ def test_sizes_that_make_no_sense_are_refused(sizes):
         largest_batch(linear(0, 1)[0], **{"first": 1, "limit": 8, "memory": 100, **sizes})
 
 
+@pytest.mark.once
 @pytest.mark.skipif(sys.platform != "linux", reason="an address space cannot be limited here")
 def test_a_real_allocator_that_refuses_is_answered_with_a_smaller_batch():
     """A process that may have 1.5 GiB more than it has: 100 MiB an example, freed after every step."""

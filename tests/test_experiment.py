@@ -586,37 +586,44 @@ def trained(tmp_path_factory) -> tuple[dict, str]:
     return answers_of(TRAINER, tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.once
 def test_a_uniform_model_evaluates_to_the_logarithm_of_the_vocabulary(trained):
     answers, _ = trained
     assert answers["uniform"]["loss"] == pytest.approx(math.log(answers["vocabulary"]), abs=1e-5)
     assert answers["uniform"]["perplexity"] == pytest.approx(answers["vocabulary"], rel=1e-5)
 
 
+@pytest.mark.once
 def test_evaluation_is_the_mean_over_all_predicted_tokens(trained):
     answers, _ = trained
     assert answers["untrained"]["loss"] == pytest.approx(answers["untrained by hand"], rel=1e-5)
 
 
+@pytest.mark.once
 def test_two_processes_share_an_evaluation_batch(trained):
     per_device, whole = trained[0]["eval batch"]
     assert per_device * 2 == whole
 
 
+@pytest.mark.once
 def test_work_a_token_is_what_torch_counts_in_a_step(trained):
     planned_flops, counted = trained[0]["flops"]
     assert planned_flops == pytest.approx(counted, rel=1e-12)
 
 
+@pytest.mark.once
 def test_patience_reaches_the_trainer_and_zero_never_stops(trained):
     assert trained[0]["patience"] == [[], [7]]
 
 
+@pytest.mark.once
 def test_training_moves_the_loss_and_never_the_reservoir(trained):
     losses = trained[0]["losses"]
     assert len(losses) == 20 and losses[-1] < losses[0] - 0.3
     assert trained[0]["reservoir unchanged"] is True
 
 
+@pytest.mark.once
 def test_stories_told_at_evaluation_are_shown_and_change_no_weight(trained):
     answers, said = trained
     told = re.findall(r"^    step (\d+): (.*)$", said, re.MULTILINE)

@@ -65,6 +65,7 @@ SMALL = {
 STAGES = "[{steps: 0, max_seq_len: 56}, {steps: 2, max_seq_len: 72}]"
 CURRICULUM = "training_data.short_to_long_curriculum"
 WHOLE_PASSES = {  # few steps: as many sequences as possible in each, and no term that encodes further texts
+    "encoding.windows_per_document": 1,
     "objectives.mnm.type_consistent_negatives": 0,
     "objectives.mnm.hard_negatives": 0,
     "objectives.mnm.ranking_weight": 0.0,

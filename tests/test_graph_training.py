@@ -47,12 +47,14 @@ def undisturbed(sources, tmp_path_factory):
     return of
 
 
+@pytest.mark.once
 def test_the_curriculum_changes_the_length_at_its_step_and_the_run_has_its_steps(undisturbed):
     _, outcome = undisturbed("cpu")
     assert outcome["train"]["steps"] == 12
     assert outcome["shapes"] == [[8, 32]] * 6 + [[8, 48]] * 6
 
 
+@pytest.mark.once
 def test_logs_hold_every_term_of_the_loss_and_their_weighted_sum_is_it(undisturbed):
     from helpers.graphmer.configuration import override, read_configuration
 

@@ -207,6 +207,7 @@ def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
     return process.stdout
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("status", "code", "error", "message"),
     [
@@ -227,6 +228,7 @@ def test_a_model_that_the_hub_refuses_says_what_to_do(status, code, error, messa
     assert re.search(message, said), said
 
 
+@pytest.mark.once
 def test_a_hub_that_cannot_be_reached_is_named_with_what_works_offline(tmp_path):
     said = load_from("http://127.0.0.1:9", tmp_path, offline=True)
     assert said.startswith("ConnectionError base_model='owner/model': the Hugging Face hub cannot be reached"), said

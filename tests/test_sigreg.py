@@ -65,6 +65,7 @@ def error(found, expected) -> float:
 # ---- value and gradient
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("N", [1, 3, 64, 1024, 8192])
 @pytest.mark.parametrize("name", INPUTS)
 def test_value_and_gradient_equal_the_integral_in_fp64(name, N):
@@ -126,6 +127,7 @@ def test_a_past_that_is_all_empty_changes_nothing():
 # ---- constants
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("t_max", "n_points", "floor"), [(3, 17, 1.05246), (5, 17, 1.05942), (5, 41, 1.05942), (3, 5, 1.04968)]
 )
@@ -198,6 +200,7 @@ def test_under_bf16_autocast_only_the_projection_is_rounded():
     assert torch.nn.functional.cosine_similarity(gradient.flatten(), exact[1].flatten(), dim=0) > 0.99
 
 
+@pytest.mark.once
 def test_the_means_of_bf16_embeddings_do_not_stall_in_large_batches():
     embeddings_NK = torch.randn(65_536, 8).bfloat16()
     module = sigreg(16)
