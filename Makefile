@@ -35,7 +35,7 @@ test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 	$(GPU)/bin/python -m pytest tests
 
 # Code that LLVM did not optimise: these programs are compiled far longer than they run.
-test-tpu: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+test-tpu: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, with requirements-tpu.txt on 8 virtual XLA devices
 	$(TPU)/bin/python -m pytest tests -m "not once"
 
