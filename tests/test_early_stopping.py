@@ -10,7 +10,7 @@ import pytest
 
 from helpers import checkpoint
 
-from .test_resume import KINDS, fingerprint, result, run
+from .test_resume import KINDS, SLOW_ON_XLA, fingerprint, result, run
 
 EVERY, PATIENCE, STEPS = 2, 3, 24
 # Tokens at random: what is learned of them soon makes the loss of other tokens worse.
@@ -70,7 +70,7 @@ def test_the_last_and_the_best_checkpoint_are_kept(stopped):
     assert not [path for path in checkpoint.listed(folder) if checkpoint.damage(path)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_resumed_run_stops_where_the_undisturbed_one_does(kind, stopped, tmp_path):
     folder, early = stopped(kind)
     last = early["train"]["steps"]

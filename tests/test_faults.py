@@ -31,6 +31,7 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(cell, survives):
     assert survives(cell)["outcome"] == "identical"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 @pytest.mark.parametrize("cell", ON_XLA, ids=lambda cell: cell.name)
 def test_a_run_that_is_stopped_while_it_compiles_ends_as_an_undisturbed_one(cell, survives):

@@ -288,6 +288,7 @@ def test_every_key_is_flipped_here():
     assert set(FLIPS) == set(values_in(Configuration().model_dump()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", sorted(set(FLIPS) - set(REFUSED)))
 def test_a_flipped_key_changes_the_run(key, run):
     ranks = key.startswith("evaluation.")

@@ -14,7 +14,7 @@ from helpers import checkpoint, xla
 
 from . import forked
 from .test_graph_documents import library
-from .test_resume import KINDS, fingerprint, result
+from .test_resume import SLOW_ON_XLA, fingerprint, result
 
 DRIVER = Path(__file__).with_name("graph_run.py")
 ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
@@ -67,7 +67,7 @@ def test_logs_hold_every_term_of_the_loss_and_their_weighted_sum_is_it(undisturb
         assert entry["loss"] == pytest.approx(total, rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind, undisturbed, sources, tmp_path):
     folder, reference = undisturbed(kind)
     killed = run(tmp_path, kind=kind, data=sources, changes=CURRICULUM, kill_step=10)

@@ -106,6 +106,7 @@ def assert_forecast(executed, results) -> None:
     assert re.search("^forecast and measured +interval +measured +inside", text_of(executed), re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(texts, alone):
     texts |= {"calibrate": True}

@@ -130,6 +130,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one_also_from_its_checkp
     assert {path.name for path in last.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
 
 
+@pytest.mark.slow
 def test_four_processes_that_slurm_started_give_them_too_after_what_one_has_trained(alone, tmp_path):
     shutil.copytree(alone / "half" / "lejepa", tmp_path / "four" / "lejepa")
     started, port = [], str(free_port())
@@ -190,6 +191,7 @@ def machines(function: str, *, before: tuple = ((), ()), **parameters) -> list[s
     ]
 
 
+@pytest.mark.slow
 def test_two_machines_of_which_one_is_killed_end_and_one_goes_on_to_the_losses_of_one_process(alone, tmp_path):
     first, second = machines("train", folders=tmp_path / "run", models="reservoir", pause=2)
     wait_for(checkpoint.folder(tmp_path / "run" / "reservoir", STEPS // 2), first)
@@ -203,6 +205,7 @@ def test_two_machines_of_which_one_is_killed_end_and_one_goes_on_to_the_losses_o
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_machines_that_share_no_disk_are_refused_and_do_not_hang(tmp_path):
     (tmp_path / "run").mkdir()
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:

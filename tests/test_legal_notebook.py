@@ -57,6 +57,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_processes(alone):
     lines = ["text\tanswer"] + [
@@ -74,6 +75,7 @@ def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_process
     assert (Path("out") / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")

@@ -56,6 +56,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert {"source", "revision", "sha256", "kind"} <= set(results["data"])
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = run("lejepa_training", alone, TINY | {"further_seeds": 1})
@@ -69,6 +70,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_a_folder_of_documents_is_enough(alone):
     folder = alone / "documents"
     folder.mkdir()

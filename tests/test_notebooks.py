@@ -120,6 +120,7 @@ def test_the_tpu_notebook_without_a_tpu_warns_and_goes_on(alone):
     assert "use_tpu=True, but torch_xla" in text_of(executed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
@@ -138,6 +139,7 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
     assert again["comparison"]["0"]["transformer"]["loss"] == results["comparison"]["0"]["transformer"]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_use_tpu_alone_moves_the_gpu_notebook_to_xla(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
@@ -164,6 +166,7 @@ def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(pa
     assert not (alone / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_nbmake_passes_from_another_working_directory(alone, tmp_path):
     notebook = nbformat.read(NOTEBOOKS / "tinystories_reservoir.ipynb", as_version=4)
@@ -194,6 +197,7 @@ def test_nbmake_passes_from_another_working_directory(alone, tmp_path):
     assert process.returncode == 0, process.stdout[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root writes everywhere")
 def test_a_read_only_notebook_folder_is_enough(alone, tmp_path):

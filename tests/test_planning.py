@@ -1,5 +1,6 @@
 """helpers.planning: memory as an interval, time, forecasts, calibrations, machines; and the command line over all rooms."""
 
+import functools
 import json
 import math
 import os
@@ -31,7 +32,9 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = Recipe(batch_size=8, learning_rate=1e-3, max_steps=50, sequence_length=16)
 SMALL = stack(3)
-HARDWARE = ("T4", "A100 40GB", "RTX 3050", "v5e-1", "v5e-8")
+HARDWARE = ("T4", "L4", "A100 40GB", "RTX 3050", "v5e-1", "v5e-8")
+ON_HARDWARE = [pytest.param(name, marks=() if name in ("T4", "v5e-1") else pytest.mark.slow) for name in HARDWARE]
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks" / "source").glob("*.py"))
 
 
 def counted(peak: int, gradients: int = 0, **changes) -> Count:
@@ -262,22 +265,21 @@ def test_a_calibration_is_for_its_own_kind_of_device():
 
 
 def test_every_notebook_has_a_room_that_plans_it():
-    notebooks = {path.stem for path in (ROOT / "notebooks" / "source").glob("*.py")}
-    assert set(rooms.rooms()) == notebooks
+    assert set(rooms.rooms()) == set(NOTEBOOKS)
     with pytest.raises(ValueError, match=r"did you mean legal_cot_sft\?"):
         rooms.room("legal_cot")
 
 
-@pytest.fixture(scope="module")
-def published():
-    """Outlooks of every notebook's default run, as the command line makes them."""
-    return {name: outlook.forecasts(name, HARDWARE, Asked()) for name in rooms.rooms()}
+@functools.cache
+def published(notebook, hardware):
+    """The outlook of a notebook's default run, as the command line makes it."""
+    return outlook.forecasts(notebook, (hardware,), Asked())[0]
 
 
-@pytest.mark.parametrize("hardware", HARDWARE)
-@pytest.mark.parametrize("notebook", sorted(path.stem for path in (ROOT / "notebooks" / "source").glob("*.py")))
-def test_the_command_line_recommends_the_batch_that_the_notebook_trains_with(published, notebook, hardware):
-    found = next(each for each in published[notebook] if each.machine.name == hardware)
+@pytest.mark.parametrize("hardware", ON_HARDWARE)
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_the_command_line_recommends_the_batch_that_the_notebook_trains_with(notebook, hardware):
+    found = published(notebook, hardware)
     here = runtime_of(machine(hardware))
     ours = plan(*rooms.room(notebook).planned(Asked(), here), here)
     assert found.plan.memory.fits in ("yes", "tight")
@@ -291,16 +293,18 @@ def test_the_command_line_recommends_the_batch_that_the_notebook_trains_with(pub
         assert getattr(found.plan, name) == getattr(ours, name), name
 
 
-@pytest.mark.parametrize("notebook", sorted(path.stem for path in (ROOT / "notebooks" / "source").glob("*.py")))
-def test_one_more_doubling_of_the_chosen_micro_batch_would_not_surely_fit(published, notebook):
-    for each in published[notebook]:
-        chosen = each.plan
-        if chosen.gradient_accumulation_steps > 1 and notebook != "graphmer_se":  # whose profile says its own
-            here = runtime_of(each.machine)
-            _, workload = rooms.room(notebook).planned(Asked(), here)
-            share = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
-            next_one = min(n for n in range(chosen.per_device_batch_size + 1, share + 1) if share % n == 0)
-            assert memory_of(workload, here, next_one, share, chosen.gradient_checkpointing).fits != "yes"
+@pytest.mark.parametrize("hardware", ON_HARDWARE)
+@pytest.mark.parametrize(
+    "notebook", [name for name in NOTEBOOKS if name != "graphmer_se"]
+)  # whose profile says its own
+def test_one_more_doubling_of_the_chosen_micro_batch_would_not_surely_fit(notebook, hardware):
+    chosen = published(notebook, hardware).plan
+    if chosen.gradient_accumulation_steps > 1:
+        here = runtime_of(machine(hardware))
+        _, workload = rooms.room(notebook).planned(Asked(), here)
+        share = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
+        next_one = min(n for n in range(chosen.per_device_batch_size + 1, share + 1) if share % n == 0)
+        assert memory_of(workload, here, next_one, share, chosen.gradient_checkpointing).fits != "yes"
 
 
 @pytest.fixture(scope="module")

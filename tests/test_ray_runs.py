@@ -45,6 +45,7 @@ def test_no_cluster_is_said_before_anything_runs(notebook, tmp_path, address):
     assert not (tmp_path / "grid").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_node_dies_goes_on_elsewhere_and_the_table_is_the_local_one(notebook, tmp_path, cluster):
     here, there = tmp_path / "here", tmp_path / "there"
     assert command(notebook, here, "seed=0,1", "--jobs", "2").wait(180) == 0, said(here)

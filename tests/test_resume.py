@@ -19,6 +19,7 @@ DRIVER = Path(__file__).with_name("training_run.py")
 LAST_STEP = 12
 ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 KINDS = [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=ON_XLA)]
+SLOW_ON_XLA = [KINDS[0], pytest.param("xla", marks=[ON_XLA, pytest.mark.slow])]
 
 
 def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
