@@ -206,7 +206,7 @@ def test_on_this_machine_the_process_grows_by_what_training_was_said_to_add(alon
     added = planned.memory.count.peak - planned.memory.count.weights
     assert after - before == pytest.approx(added, rel=0.3)
     span = here(large, planned, runtime).memory
-    assert span.low < span.value < span.high
+    assert span.low <= span.value < span.high  # equal where an earlier test of this process took more
 
 
 def test_a_calibration_in_the_working_directory_is_used_and_a_broken_one_refused(alone):
