@@ -43,6 +43,7 @@ NOTEBOOKS = {
 }
 LONG, MEAN_OF, EVERY = 2_000, 50, 250
 SMALL = {
+    "data_source": "sample",
     "num_stories": 300,
     "max_steps": LONG,
     "eval_steps": EVERY,
