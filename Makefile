@@ -27,8 +27,8 @@ demo: $(GPU)/.installed ## run the TinyStories notebook headless (DATA=sample, a
 	$(GPU)/bin/python -m helpers.batch notebooks/tinystories_reservoir.ipynb --output-dir '$(DEMO)' \
 	    'data_source=$(DATA)' max_steps=$(STEPS) eval_steps=50 save_steps=50 $(PARAMETERS)
 
-# Two test files at a time; those marked slow are further cases of what a quicker one shows.
-PYTEST := -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+# Three test files at a time, since many wait for a process; those marked slow are further cases of what a quicker one shows.
+PYTEST := -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder tests
 SELECT ?= not slow
 test: lint test-gpu test-tpu ## everything but a few slow cases, with both sets of requirements (20 minutes on two cores)
 

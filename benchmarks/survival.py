@@ -39,7 +39,7 @@ NOTEBOOKS = {
     "legal_cot_sft": {"data_source": "sample", "base_model": "sample"},
     "lejepa_training": {"data_source": "sample", "base_model": "sample"},
     "graphmer_se": {"config": "cpu"},
-    "hardware_tuning": {"data_source": "sample", "base_model": "sample"},
+    "hardware_tuning": {"data_source": "sample", "base_model": "sample", "compare_start": False},
 }
 LONG, MEAN_OF, EVERY = 2_000, 50, 250
 SMALL = {

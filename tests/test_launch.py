@@ -162,6 +162,7 @@ def notebook(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_notebook_of_which_one_process_is_killed_goes_on_to_its_end_and_only_the_first_speaks_and_writes(
     notebook, tmp_path
 ):

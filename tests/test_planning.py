@@ -329,7 +329,7 @@ def larger_models(tmp_path_factory):
     [
         ("7b", "lora", "A100 40GB", "yes", False),
         ("3b", "lora", "T4", "yes", True),
-        ("7b", "qlora", "T4", "yes", True),
+        pytest.param("7b", "qlora", "T4", "yes", True, marks=pytest.mark.slow),
     ],
 )
 def test_the_usual_adapters_fit_where_people_train_them(larger_models, model, method, hardware, fits, checkpointing):

@@ -229,6 +229,7 @@ def test_a_larger_batch_is_not_tried_where_a_smaller_one_did_not_help():
     assert [rung.verdict.split(":")[0] for rung in rungs] == ["32 examples a second", "did not help here", "not tried"]
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_hopelessly_slow_is_given_up_in_its_warm_up_and_the_climb_goes_on(monkeypatch):
     """A layer that takes a quarter of a second in bf16, as on a CPU that emulates it, and next to nothing in fp32."""
     ran = []
