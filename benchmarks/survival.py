@@ -69,7 +69,7 @@ def trainer_of(notebook: str, values: dict, twin: str = ""):
     namespace: dict = {"__name__": "__main__"}
     for source in cells(ROOT / "notebooks" / f"{notebook}{twin}.ipynb", values):
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(source, namespace)
+            exec(source.partition("output = trainer.train(")[0], namespace)
         if "trainer" in namespace:
             return namespace["trainer"]
     raise ValueError(f"{notebook}: no cell makes a `trainer`")
