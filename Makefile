@@ -30,6 +30,7 @@ demo: $(GPU)/.installed ## run the TinyStories notebook headless (DATA=sample, a
 # Several test files at a time; those marked slow are further cases of what a quicker one shows.
 PYTEST := -m pytest --dist loadfile --no-loadscope-reorder tests
 SELECT ?= not slow
+
 test: lint test-gpu test-tpu ## everything but a few slow cases, with both sets of requirements (half an hour on two cores)
 
 slow: ## the slow cases
@@ -38,8 +39,6 @@ slow: ## the slow cases
 test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 	OMP_NUM_THREADS=1 $(GPU)/bin/python $(PYTEST) --numprocesses 3 -m '$(SELECT)'
 
-# Code that LLVM did not optimise: these programs are compiled far longer than they run.
-test-tpu: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, with requirements-tpu.txt on 8 virtual XLA devices
 	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
 

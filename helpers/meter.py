@@ -60,10 +60,10 @@ class Meter:
         self._started = None
 
     def _read_clocks(self) -> None:
-        self._read_aside()  # the state that a checkpoint holds is read while it is saved
+        now, compiled = time.perf_counter(), self._compile_clock()
+        self._read_aside(now, compiled)  # the state that a checkpoint holds is read while it is saved
         if self._started is None:
             return
-        now, compiled = time.perf_counter(), self._compile_clock()
         self.seconds += now - self._started
         self.compile_seconds += compiled - self._compile_mark
         self._started, self._compile_mark = now, compiled
@@ -88,13 +88,13 @@ class Meter:
             yield
         finally:
             self.runtime.wait()
-            self._read_aside()
+            self._read_aside(time.perf_counter(), self._compile_clock())
             self._aside_mark = None
 
-    def _read_aside(self) -> None:
+    def _read_aside(self, now: float, compiled: float) -> None:
         if self._aside_mark is None:
             return
-        (since, compiled_before), now, compiled = self._aside_mark, time.perf_counter(), self._compile_clock()
+        since, compiled_before = self._aside_mark
         # Compilation in here is counted once, as compilation.
         self.aside_seconds += now - since - (compiled - compiled_before)
         self._aside_mark = now, compiled

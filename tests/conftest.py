@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 # XLA on a CPU compiles in a sixth of the time, in every process that a test starts: what comes out runs for a second.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-)
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 
 @pytest.fixture

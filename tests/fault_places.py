@@ -18,7 +18,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = {"cpu": ROOT / ".venv-gpu/bin/python", "xla": ROOT / ".venv-tpu/bin/python"}
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"  # compiles in a sixth of the time
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"  # compiles in a sixth of the time
 
 
 def python(kind: str) -> str:
