@@ -25,6 +25,7 @@ def kernel(folder, run):
     return json.loads((folder / run / "output" / "kernel.json").read_text())
 
 
+@pytest.mark.slow
 def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_had_been(notebook, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert command(notebook, whole, "seed=0,1", "--jobs", "2").wait(180) == 0, said(whole)

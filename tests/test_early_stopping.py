@@ -10,7 +10,7 @@ import pytest
 
 from helpers import checkpoint
 
-from .test_resume import KINDS, SLOW_ON_XLA, fingerprint, result, run
+from .test_resume import SLOW_ON_XLA, fingerprint, result, run
 
 EVERY, PATIENCE, STEPS = 2, 3, 24
 # Tokens at random: what is learned of them soon makes the loss of other tokens worse.
@@ -128,7 +128,7 @@ def test_after_sigterm_at_the_step_that_stops_the_evaluation_is_made_up_and_the_
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_training_that_only_makes_it_worse_ends_with_the_weights_of_the_start(kind, tmp_path):
     worse = dict(kind=kind, model="llama", learning_rate=0.3, steps=8, save_steps=2, eval_on_start=True)
     killed = run(tmp_path, **worse, kill_step=8)

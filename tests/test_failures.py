@@ -6,10 +6,10 @@ import pytest
 
 from helpers import checkpoint, xla
 
-from .test_resume import KINDS, result, run
+from .test_resume import SLOW_ON_XLA, result, run
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(kind, tmp_path):
     stopped = run(tmp_path, kind=kind, nan_step=6, logging_steps=4, save_steps=4)
     assert stopped.returncode == 1
@@ -51,6 +51,7 @@ def test_out_of_memory_at_one_example_names_what_to_change(tmp_path):
     assert "no smaller micro-batch keeps 2 examples a step. Set gradient_checkpointing=True" in stopped.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_resource_exhausted_on_xla_goes_on_with_half_the_micro_batch(tmp_path):
     options = {"kind": "xla", "batch_size": 16, "accumulation": 1, "blocks": 64, "steps": 4, "dropout": 0.0}

@@ -25,6 +25,7 @@ def survives(tmp_path, monkeypatch):
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize("cell", ON_A_CPU, ids=lambda cell: cell.name)
 def test_a_disturbed_run_ends_as_an_undisturbed_one(cell, survives):

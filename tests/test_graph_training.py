@@ -89,6 +89,7 @@ def on_xla(sources, tmp_path_factory):
     ]
 
 
+@pytest.mark.slow
 @ON_XLA
 def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(on_xla):
     ours, reference = on_xla
@@ -96,6 +97,7 @@ def test_eight_xla_devices_and_a_cpu_give_the_same_losses_in_fp32(on_xla):
     assert ours["eval_losses"] == pytest.approx(reference["eval_losses"], rel=1e-4)
 
 
+@pytest.mark.slow
 @ON_XLA
 def test_each_length_compiles_once_and_no_value_leaves_the_device_between_logs(on_xla):
     ours, _ = on_xla

@@ -45,7 +45,6 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert model.config.hidden_size == SMALL["model.hidden_size"]
 
 
-@pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     executed, results = run("graphmer_se", alone, tiny(alone, further_seeds=1))
@@ -61,6 +60,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert "the data has changed since the run" in refused("graphmer_se", alone, tiny(alone))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")

@@ -106,7 +106,6 @@ def assert_forecast(executed, results) -> None:
     assert re.search("^forecast and measured +interval +measured +inside", text_of(executed), re.M)
 
 
-@pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(texts, alone):
     texts |= {"calibrate": True}
@@ -126,6 +125,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(tex
     assert "belongs to another run (seed=0 there, 7 here)" in refused("hardware_tuning", alone, texts | {"seed": 7})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")

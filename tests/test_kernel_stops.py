@@ -53,7 +53,8 @@ def test_a_kernel_that_is_shut_down_or_interrupted_saves_first(how, undisturbed,
         wait_for_steps(tmp_path, manager.is_alive)
         if how == "interrupt":
             manager.interrupt_kernel()
-            reply = client.get_shell_msg(timeout=60)["content"]
+            said = iter(lambda: client.get_shell_msg(timeout=60), None)  # answers about the kernel itself too
+            reply = next(each["content"] for each in said if each["msg_type"] == "execute_reply")
             assert reply["ename"] == "Stopped" and "SIGINT at step " in reply["evalue"]
     finally:
         client.stop_channels()

@@ -115,6 +115,7 @@ def together(alone, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "name"), [("two", name) for name in MODELS.split()] + [("resumed", n) for n in RESUMED]
 )

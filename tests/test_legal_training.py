@@ -136,7 +136,7 @@ def test_results_tell_useful_tokens_from_padding(finished):
 # ---- resume
 
 
-@pytest.mark.parametrize("name", ["full", "dropout"])
+@pytest.mark.parametrize("name", [pytest.param("full", marks=pytest.mark.slow), "dropout"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, name, finished, tmp_path):
     folder, reference = finished(kind, name)

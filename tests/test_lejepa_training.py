@@ -341,6 +341,7 @@ def test_a_model_saved_on_xla_loads_with_torch_alone_and_embeds_the_same(on_xla)
     assert not {name for name in names if name.endswith((".bin", ".pt", ".pth"))}
 
 
+@pytest.mark.slow
 @ON_XLA
 def test_bf16_autocast_with_checkpointed_activations_stays_near_the_cpu(finished):
     options = {"steps": 4, "dropout": 0.0}

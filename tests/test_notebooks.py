@@ -113,6 +113,8 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert json.loads((alone / "out" / "results.json").read_text())["seed"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.once
 @pytest.mark.filterwarnings("ignore")
 def test_the_tpu_notebook_without_a_tpu_warns_and_goes_on(alone):
     executed, results = execute("tinystories_reservoir_tpu", alone)

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPE = Recipe(batch_size=8, learning_rate=1e-3, max_steps=50, sequence_length=16)
 SMALL = stack(3)
 HARDWARE = ("T4", "L4", "A100 40GB", "RTX 3050", "v5e-1", "v5e-8")
-ON_HARDWARE = [pytest.param(name, marks=() if name in ("T4", "v5e-1") else pytest.mark.slow) for name in HARDWARE]
+ON_HARDWARE = [pytest.param(name, marks=() if name == "T4" else pytest.mark.slow) for name in HARDWARE]
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks" / "source").glob("*.py"))
 
 
@@ -188,6 +188,7 @@ def test_results_are_json_without_infinity():
     assert json.loads(json.dumps(found.results(), allow_nan=False))["run_seconds"]["high"] is None
 
 
+@pytest.mark.slow
 def test_on_this_machine_the_process_grows_by_what_training_was_said_to_add(alone):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

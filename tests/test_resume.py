@@ -214,7 +214,7 @@ def test_at_the_end_of_its_time_budget_a_run_saves_and_stops(undisturbed, tmp_pa
         pytest.param("cpu", "nan_gradient_step", 8, "a weight", marks=pytest.mark.once),
         pytest.param("cpu", "nan_moment_step", 8, "an optimizer state", marks=pytest.mark.once),
         pytest.param("cpu", "nan_step", 7, "loss", marks=pytest.mark.once),
-        pytest.param("xla", "nan_moment_step", 8, "an optimizer state", marks=ON_XLA),
+        pytest.param("xla", "nan_moment_step", 8, "an optimizer state", marks=[ON_XLA, pytest.mark.slow]),
     ],
 )
 def test_what_is_no_number_is_in_no_checkpoint(kind, fault, step, what, tmp_path):

@@ -93,6 +93,7 @@ def compared(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_batch_that_leaves_too_few_steps_is_taken_back(compared, capsys):
     """Three steps of 160 examples learn nothing of what sixty of 8 do; grouping goes first and does not help."""
     found = compared(batch_size=160, padding="grouped", optimizer="adamw_torch_fused")
