@@ -35,7 +35,7 @@ OVERRIDDEN = {
     PreTrainedModel: ("_init_weights",),
     GenerationMixin: ("_prepare_cache_for_generation", "_reorder_cache", "_update_model_kwargs_for_generation"),
     PretrainedConfig: ("_get_generation_parameters",),
-    torch.nn.Module: ("_load_from_state_dict",),
+    torch.nn.Module: ("_apply", "_load_from_state_dict"),
 }
 # What our code reads or calls: where the library says it.
 USED = {

@@ -12,8 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from helpers.planning.counting import count
+from helpers.reservoir.architecture import parse
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 from helpers.reservoir.readout import AttentionProjection, GatedBlock
+from helpers.reservoir.reservoirs import Reservoirs
 from helpers.reservoir.workload import workload
 
 from .test_counting import real_peak
@@ -182,6 +184,16 @@ def test_second_half_from_the_state_of_the_first_equals_the_whole():
     assert torch.allclose(second.state, whole.state, atol=1e-12)
 
 
+@pytest.mark.parametrize("recall_tokens", [0, 7])
+def test_the_state_is_advanced_without_a_readout_to_where_the_model_has_it(recall_tokens):
+    model, ids = new_model(recall_tokens=recall_tokens), tokens(3, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    before = model.advance(ids, attention_mask=mask)
+    assert torch.equal(before, model(ids, attention_mask=mask).state)
+    assert torch.equal(model.advance(ids, before), model(ids, state=before).state)
+
+
 def test_rows_of_a_batch_do_not_touch_each_other():
     model, ids = new_model(), tokens(4, 20)
     changed = ids.clone()
@@ -242,6 +254,7 @@ def test_a_configuration_that_was_written_is_read_as_the_same():
         ("embedding_size", 0),
         ("readout_size", -1),
         ("readout_blocks", -1),
+        ("input_codes", -1),
         ("attention_heads", -1),
         ("dropout", 1.0),
         ("dropout", -0.1),
@@ -310,12 +323,9 @@ def test_tokens_of_one_code_drive_alike_and_others_do_not():
 
 
 def test_codes_change_only_the_first_layer_and_where_the_embedding_begins():
-    without, with_codes = coded(None).state_dict(), coded(codes()).state_dict()
+    without, with_codes = (dict(m.named_buffers()) | dict(m.named_parameters()) for m in (coded(None), coded(codes())))
     changed = {name for name in without if not torch.equal(without[name], with_codes[name])}
-    assert {name for name in changed if not name.startswith("reservoirs.layers.0")} == {
-        "embedding.weight",
-        "head.weight",
-    }
+    assert {name for name in changed if not name.startswith("reservoirs.layers.0")} == {"embedding.weight"}
 
 
 @pytest.mark.parametrize("width", [CODE, 40])
@@ -335,10 +345,42 @@ def test_an_embedding_narrower_than_the_codes_has_their_scale():
     assert float(weight_VD.std()) == pytest.approx(float(drawn_VD.std()), rel=0.05)
 
 
-def test_codes_survive_saving_though_the_configuration_does_not_know_them(tmp_path):
+def test_codes_survive_saving_bit_for_bit_and_drive_as_before(tmp_path):
     model = coded(codes())
     model.save_pretrained(tmp_path)
-    assert same(AutoModelForCausalLM.from_pretrained(tmp_path).state_dict(), model.state_dict())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same(loaded.state_dict(), model.state_dict())
+    assert same(frozen(loaded), frozen(model))
+    assert loaded.reservoirs.layers[0][0].input_weight.any()
+
+
+def test_a_model_that_takes_the_weights_of_another_takes_its_codes():
+    one, other = coded(codes()), coded(codes().flip(0))
+    other.load_state_dict(one.state_dict())
+    assert same(frozen(other), frozen(one))
+
+
+def test_codes_are_saved_once_and_no_table_of_the_vocabulary_beside_them():
+    saved = coded(codes()).reservoirs.state_dict()
+    wide = {name for name, tensor in saved.items() if len(tensor) == MANY}
+    assert wide == {"codes"} and saved["codes"].dtype == torch.float16
+    first = 24 * (80 + 40 + 30) + 80 * 80 + 80 + 2 * 40 + 2 * 0  # maps, W and bias of tanh, multipliers, no pairs
+    deep = (80 + 2 * 40 + 8 * 30) * 20 + 20 * 20 + 20
+    assert sum(tensor.numel() for tensor in saved.values()) == MANY * 24 + first + deep
+    assert coded(codes()).parameter_counts()["frozen"] == MANY * 24 + first + deep
+
+
+def test_the_frozen_part_of_the_default_model_takes_at_most_31_mb_with_all_tokens_of_gpt_2():
+    with torch.device("meta"):
+        saved = Reservoirs(parse(ReservoirConfig().reservoirs), 50257, codes=192).state_dict()
+    assert sum(tensor.nbytes for tensor in saved.values()) < 31e6
+
+
+def test_without_codes_of_a_text_they_are_drawn():
+    drawn = [ReservoirForCausalLM(config(input_codes=6, reservoir_seed=seed)) for seed in (0, 0, 1)]
+    assert same(frozen(drawn[0]), frozen(drawn[1]))
+    assert not torch.equal(drawn[0].reservoirs.codes, drawn[2].reservoirs.codes)
+    assert np.linalg.matrix_rank(drawn[0].reservoirs.layers[0][1].input_weight.numpy(), tol=1e-3) == 6
 
 
 # ---- what is trained
@@ -536,6 +578,22 @@ def test_a_model_loaded_in_bf16_keeps_its_reservoirs_and_their_state_in_fp32(tmp
     assert same(frozen(half), frozen(model))
     assert torch.equal(output.state, exact.state)
     assert (output.logits - exact.logits).abs().max() < 0.05 * exact.logits.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_cast_to_fewer_digits_reaches_what_is_trained_and_nothing_else(dtype):
+    model, cast, ids = coded(codes()), coded(codes()).to(dtype), tokens(2, 40)
+    assert same(frozen(cast), frozen(model))
+    assert {parameter.dtype for parameter in cast.parameters()} == {dtype}
+    output, exact = cast.eval()(ids), model.eval()(ids)
+    assert torch.equal(output.state, exact.state)
+    assert (output.logits - exact.logits).abs().max() < 0.05 * exact.logits.abs().max()
+
+
+def test_a_state_that_was_cast_to_fewer_digits_is_refused():
+    model = new_model(recall_tokens=4)
+    with pytest.raises(ValueError, match=r"state\.dtype=torch\.bfloat16: must be float32"):
+        model(tokens(2, 3), state=model.initial_state(2).bfloat16())
 
 
 def test_in_fp64_the_fp32_model_is_confirmed():

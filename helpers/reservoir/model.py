@@ -12,7 +12,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from helpers.reservoir.architecture import DEFAULT, notation, parse
 from helpers.reservoir.readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
-from helpers.reservoir.recall import Recall, proposals
+from helpers.reservoir.recall import Recall, proposals, read
 from helpers.reservoir.reservoirs import Reservoirs
 
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
@@ -28,6 +28,7 @@ class ReservoirConfig(PretrainedConfig):
         reservoirs: their notation (architecture.py).
         reservoir_seed: the frozen weights are a function of this seed and `reservoirs`.
         embedding_size: D, width of the trained vector a token.
+        input_codes: C, floats of a token's code that the first reservoirs see; 0 where they see a one-hot vector.
         recall_tokens: W.
         token_dropout: in training only (word dropout, Bowman et al. 2016): without it the readout learns a small text's
             contexts by heart.
@@ -46,6 +47,7 @@ class ReservoirConfig(PretrainedConfig):
         readout_blocks: int = 4,
         readout_size: int = 688,
         attention_heads: int = 0,
+        input_codes: int = 0,
         recall_tokens: int = 128,
         dropout: float = 0.1,
         token_dropout: float = 0.0,
@@ -58,6 +60,7 @@ class ReservoirConfig(PretrainedConfig):
             ("readout_size", readout_size, 1),
             ("readout_blocks", readout_blocks, 0),
             ("attention_heads", attention_heads, 0),
+            ("input_codes", input_codes, 0),
             ("recall_tokens", recall_tokens, 0),
         ):
             if value < least:
@@ -72,6 +75,7 @@ class ReservoirConfig(PretrainedConfig):
         self.readout_blocks = readout_blocks
         self.readout_size = readout_size
         self.attention_heads = attention_heads
+        self.input_codes = input_codes
         self.recall_tokens = recall_tokens
         self.dropout = dropout
         self.token_dropout = token_dropout
@@ -94,14 +98,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     _is_stateful = True  # the state cannot be rolled back, so no assisted decoding
     _no_split_modules = ()
-    # Rounded to bf16 at every token a slow leak stalls. `pairs` of a delay line are integers and stay so.
-    _keep_in_fp32_modules_strict: ClassVar = ["reservoirs.*(weight|bias|multiplier)"]
     _tied_weights_keys: ClassVar = {"head.weight": "embedding.weight"}
 
     def __init__(self, config: ReservoirConfig):
         super().__init__(config)
         V, D = config.vocab_size, config.embedding_size
-        self.reservoirs = Reservoirs(parse(config.reservoirs), V)
+        self.reservoirs = Reservoirs(parse(config.reservoirs), V, config.input_codes)
         self.embedding = nn.Embedding(V, D)
         heads = config.attention_heads
         self.projections = nn.ModuleList(
@@ -128,8 +130,11 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         """A new model: reservoirs drawn from `config.reservoir_seed`, readout from `seed`.
 
         codes_VC: codes of the tokens (`codes.py`): what the first reservoirs see, and where the trained embedding begins.
+            `config.input_codes` becomes their C.
         """
         torch.manual_seed(seed)
+        if codes_VC is not None:
+            config.input_codes = codes_VC.shape[1]
         model = cls(config)
         if codes_VC is not None:
             model.reservoirs.draw(config.reservoir_seed, codes_VC)
@@ -158,12 +163,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.ones_(module.weight)
 
     def initialize_weights(self) -> None:
-        """Draws the reservoirs too, unless from_pretrained has marked them as loaded: then no eigenvalues are computed.
-
-        transformers passes no module without tensors of its own to `_init_weights`, hence not `Reservoirs`.
-        """
+        """Draws the reservoirs too, unless from_pretrained has marked them as loaded: then no eigenvalues are computed."""
         super().initialize_weights()
-        if not all(getattr(buffer, "_is_hf_initialized", False) for buffer in self.reservoirs.buffers()):
+        saved = self.reservoirs.state_dict(keep_vars=True).values()
+        if all(getattr(buffer, "_is_hf_initialized", False) for buffer in saved):
+            self.reservoirs.derive()
+        else:
             self.reservoirs.draw(self.config.reservoir_seed)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -173,11 +178,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         return self.head
 
     def initial_state(self, batch: int) -> torch.Tensor:
-        """The state before any token, zeros [B, S], where the model is, in the dtype of the reservoirs.
+        """The state before any token, zeros [B, S], where the model is, in fp32 or fp64 whatever the model's dtype.
 
-        First what the reservoirs carry, then the last `recall_tokens` token ids, plus 1.
+        First what the reservoirs carry, then the last `recall_tokens` token ids, plus 1: fp32 holds them up to 2^24.
         """
-        dtype, size = next(self.reservoirs.buffers()).dtype, self.reservoirs.state_size + self.config.recall_tokens
+        dtype = self.reservoirs.layers[0][0].input_weight.dtype
+        size = self.reservoirs.state_size + self.config.recall_tokens
         return torch.zeros(batch, size, dtype=dtype, device=self.device)
 
     def features(
@@ -191,13 +197,25 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         `state` is the reservoirs' part of the whole one, or all of it; what is returned is their part.
         The last T of `attention_mask` [B, >= T] count, as in `Reservoirs.forward`.
         """
-        if state is None:
-            state = self.initial_state(input_ids.shape[0])
+        state = self._before(input_ids, state)
         mask = _of_these(input_ids, attention_mask)
         if self.training and self.config.token_dropout:
             seen = torch.rand(input_ids.shape, device=input_ids.device) >= self.config.token_dropout
             mask = seen if mask is None else seen * mask
         return self.reservoirs(input_ids, state[:, : self.reservoirs.state_size], mask)
+
+    def advance(self, input_ids: torch.Tensor, state=None, attention_mask=None) -> torch.Tensor:
+        """The whole state [B, S] after these tokens, as `forward` gives it, without a readout."""
+        state = self._before(input_ids, state)
+        _, last_BW = read(state[:, self.reservoirs.state_size :], input_ids, _of_these(input_ids, attention_mask))
+        return torch.cat((self.features(input_ids, state, attention_mask)[1], last_BW), dim=1)
+
+    def _before(self, input_ids: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
+        if state is None:
+            return self.initial_state(input_ids.shape[0])
+        if state.dtype.itemsize < 4:
+            raise ValueError(f"state.dtype={state.dtype}: must be float32 or float64, which hold token ids exactly")
+        return state
 
     def readout(self, input_ids: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
         """The trained vector after each token [B, T, D], before the head."""
@@ -220,8 +238,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         **kwargs,
     ) -> ReservoirOutput:
         """Logits for the token after each position; `labels` [B, T] are `input_ids` (shifted here, -100 ignored)."""
-        if state is None:
-            state = self.initial_state(input_ids.shape[0])
+        state = self._before(input_ids, state)
         line_BW = state[:, self.reservoirs.state_size :]
         features, state = self.features(input_ids, state, attention_mask)
         x_BTD = self.readout(input_ids, features)
@@ -259,10 +276,10 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         pass
 
     def parameter_counts(self) -> dict[str, int]:
-        """Trained parameters and frozen weights, counted apart."""
+        """Trained parameters and frozen weights, counted apart, as they are saved."""
         return {
             "trainable": self.num_parameters(only_trainable=True),
-            "frozen": sum(buffer.numel() for buffer in self.buffers()),
+            "frozen": sum(buffer.numel() for buffer in self.reservoirs.state_dict().values()),
         }
 
 

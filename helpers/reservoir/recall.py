@@ -23,6 +23,14 @@ NOTHING, UNLIKE_ANY = 0, -1  # in a line of ids + 1: before the text began, or m
 
 
 @torch.no_grad()
+def read(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None):
+    """The line and the tokens behind it [B, S], and the line after the last token [B, W]. Arguments as in `proposals`."""
+    ids_BT = (input_ids + 1).to(line_BW.dtype)
+    ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(ids_BT.dtype)), dim=1)
+    return ids_BS, ids_BS[:, input_ids.shape[1] :]
+
+
+@torch.no_grad()
 def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None):
     """Frozen kernels of every position over the tokens before it, the last W of them, its own included.
 
@@ -36,8 +44,7 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
     """
     W, T = line_BW.shape[1], input_ids.shape[1]
     dtype = line_BW.dtype
-    ids_BT = (input_ids + 1).to(dtype)
-    ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(dtype)), dim=1)
+    ids_BS, last_BW = read(line_BW, input_ids, mask_BT)
     position_S = torch.arange(W + T, device=ids_BS.device)
     age_TS = position_S[W:, None] - position_S
     # Products of 0 and 1 in floats: half the time of logic on booleans, which every kernel would turn into floats anyway.
@@ -54,7 +61,7 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         match_BTS = match_BTS * same_BTS * in_line_TS
         if n in MATCHES:
             kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1))
-    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2), ids_BS[:, T:]
+    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2), last_BW
 
 
 class Recall(nn.Module):

@@ -17,15 +17,15 @@ from helpers.reservoir import scans
 from helpers.reservoir.architecture import Delay, Layers, Linear, Tanh
 
 # B batch · T tokens · I inputs (vocabulary, or features of the layer below) · N units · F features · S state floats
-# G blocks of M units
+# C floats of a token's code · G blocks of M units
 
 DRIVEN_TOKENS = 16  # whose drive is computed at once: it stays in cache and takes no second [B, T, N] of memory
 SHORTEST_MEMORY = 1.0  # tokens, time constant of the fastest linear unit
 
 
-def build(spec: Tanh | Linear | Delay, inputs: int) -> Reservoir:
-    """The module of a specification, its weights still zero (`draw` makes them)."""
-    return _MODULES[type(spec)](spec, inputs)
+def build(spec: Tanh | Linear | Delay, inputs: int, codes: int = 0) -> Reservoir:
+    """The module of a specification, its weights still zero (`draw` makes them); codes: C, 0 for one-hot inputs."""
+    return _MODULES[type(spec)](spec, inputs, codes)
 
 
 class Reservoir(nn.Module):
@@ -34,30 +34,30 @@ class Reservoir(nn.Module):
     Attributes:
         features: F, floats a token that a readout sees.
         state_size: S, floats that are carried from one token to the next.
+        input_weight: W_in [I, N]. Of tokens with codes it is made from those (`input_map`, which is saved in its place).
     """
 
     features: int
     state_size: int
 
-    def __init__(self, spec, inputs: int, units: int):
+    def __init__(self, spec, inputs: int, units: int, codes: int):
         super().__init__()
         self.spec = spec
-        self.register_buffer("input_weight", torch.zeros(inputs, units))
+        self.register_buffer("input_weight", _zeros(inputs, units), persistent=not codes)
+        self.register_buffer("input_map", _zeros(codes, units) if codes else None)
 
     @torch.no_grad()
-    def draw(self, generator: torch.Generator, tokens: bool, codes_IC: torch.Tensor | None = None) -> None:
-        """Draws every buffer on the CPU.
+    def draw(self, generator: torch.Generator, tokens: bool) -> torch.Tensor:
+        """Draws every buffer on the CPU and returns the drawn part of W_in.
 
-        tokens: the input is one-hot; else features, whose sum is normalised. codes_IC: codes of unit mean square instead
-        of one-hot inputs; W_in is a random map of them, of the variance that it has otherwise.
+        tokens: the input is one-hot; else features, whose sum is normalised. Of codes of unit mean square W_in is a random
+        map, of the variance that it has otherwise.
         """
-        inputs, units = self.input_weight.shape
-        scale = self.spec.input_scaling * (1 if tokens else inputs**-0.5)
-        if codes_IC is None:
-            self.input_weight.copy_(_uniform((inputs, units), scale, generator))
-            return
-        map_CN = torch.randn(codes_IC.shape[1], units, generator=generator) * (3 * codes_IC.shape[1]) ** -0.5
-        self.input_weight.copy_(codes_IC @ map_CN * scale)
+        scale = self.spec.input_scaling * (1 if tokens else len(self.input_weight) ** -0.5)
+        if self.input_map is None:
+            return self.input_weight.copy_(_uniform(self.input_weight.shape, scale, generator))
+        drawn_CN = torch.randn(self.input_map.shape, generator=generator)
+        return self.input_map.copy_(drawn_CN * (scale * (3 * len(drawn_CN)) ** -0.5))
 
     def drive(self, inputs, mask_BT=None):
         """W_in x_t [B, T, N] of token ids [B, T] or features [B, T, I]; zero where `mask_BT` is 0."""
@@ -75,17 +75,17 @@ class Reservoir(nn.Module):
 class TanhReservoir(Reservoir):
     """Features and state are the N units."""
 
-    def __init__(self, spec: Tanh, inputs: int):
-        super().__init__(spec, inputs, spec.size)
+    def __init__(self, spec: Tanh, inputs: int, codes: int):
+        super().__init__(spec, inputs, spec.size, codes)
         M = spec.size // spec.blocks
-        self.register_buffer("weight", torch.zeros(spec.blocks, M, M))
-        self.register_buffer("bias", torch.zeros(spec.size))
+        self.register_buffer("weight", _zeros(spec.blocks, M, M))
+        self.register_buffer("bias", _zeros(spec.size))
         self.features = self.state_size = spec.size
 
     @torch.no_grad()
-    def draw(self, generator, tokens, codes_IC=None):
+    def draw(self, generator, tokens):
         """Raises ValueError where a block of W has no cycle: then its spectral radius is 0, however it is scaled."""
-        super().draw(generator, tokens, codes_IC)
+        super().draw(generator, tokens)
         spec = self.spec
         weight_GMM = torch.randn(self.weight.shape, generator=generator, dtype=torch.float64)
         weight_GMM *= torch.rand(self.weight.shape, generator=generator, dtype=torch.float64) < spec.density
@@ -117,14 +117,14 @@ class TanhReservoir(Reservoir):
 class LinearReservoir(Reservoir):
     """Features and state are real and imaginary parts, 2 N."""
 
-    def __init__(self, spec: Linear, inputs: int):
-        super().__init__(spec, inputs, spec.size)
-        self.register_buffer("multiplier", torch.zeros(2, spec.size))
+    def __init__(self, spec: Linear, inputs: int, codes: int):
+        super().__init__(spec, inputs, spec.size, codes)
+        self.register_buffer("multiplier", _zeros(2, spec.size))
         self.features = self.state_size = 2 * spec.size
 
     @torch.no_grad()
-    def draw(self, generator, tokens, codes_IC=None):
-        super().draw(generator, tokens, codes_IC)
+    def draw(self, generator, tokens):
+        drawn_IN = super().draw(generator, tokens)
         N = self.spec.size
         longest = -1 / math.log(self.spec.spectral_radius)
         shortest = min(SHORTEST_MEMORY, longest)
@@ -133,7 +133,7 @@ class LinearReservoir(Reservoir):
         radius_N = torch.exp(-1 / time_N)
         phase_N = math.pi * torch.rand(N, generator=generator, dtype=torch.float64)
         self.multiplier.copy_(torch.stack((radius_N * phase_N.cos(), radius_N * phase_N.sin())))
-        self.input_weight.mul_((1 - radius_N**2).sqrt())
+        drawn_IN.mul_((1 - radius_N**2).sqrt())
 
     def forward(self, inputs, state_BS, mask_BT=None):
         drive_BTN = self.drive(inputs, mask_BT)
@@ -145,15 +145,15 @@ class LinearReservoir(Reservoir):
 class DelayReservoir(Reservoir):
     """Features are the codes of the last tokens and products of them; the state is the codes of all but the current."""
 
-    def __init__(self, spec: Delay, inputs: int):
-        super().__init__(spec, inputs, spec.size)
+    def __init__(self, spec: Delay, inputs: int, codes: int):
+        super().__init__(spec, inputs, spec.size, codes)
         self.register_buffer("pairs", torch.zeros(2, spec.quadratic, dtype=torch.int64))
         self.features = spec.size * spec.delays + spec.quadratic
         self.state_size = spec.size * (spec.delays - 1)
 
     @torch.no_grad()
-    def draw(self, generator, tokens, codes_IC=None):
-        super().draw(generator, tokens, codes_IC)
+    def draw(self, generator, tokens):
+        super().draw(generator, tokens)
         # Pair number p of the pairs i < j, row by row of the triangle below the diagonal.
         length, quadratic = self.spec.size * self.spec.delays, self.spec.quadratic
         chooser = random.Random(int(torch.randint(2**62, (1,), generator=generator)))
@@ -179,30 +179,54 @@ _MODULES = {Tanh: TanhReservoir, Linear: LinearReservoir, Delay: DelayReservoir}
 class Reservoirs(nn.Module):
     """Layers of reservoirs: the first sees token ids, each next one the features of the layer below.
 
+    codes: C, floats of a token's code that the first layer sees in place of a one-hot vector; 0 for none. They are saved
+    once for all reservoirs, in 16 bits, and each saves a map of them.
+
     Attributes:
         features: floats a token of each layer.
         state_size: floats carried between calls, all reservoirs together.
     """
 
-    def __init__(self, layers: Layers, vocab_size: int):
+    def __init__(self, layers: Layers, vocab_size: int, codes: int = 0):
         super().__init__()
+        self.register_buffer("codes", _zeros(vocab_size, codes, dtype=torch.float16) if codes else None)
         self.layers, self.features, inputs = nn.ModuleList(), [], vocab_size
         for layer in layers:
-            self.layers.append(nn.ModuleList(build(spec, inputs) for spec in layer))
-            inputs = sum(reservoir.features for reservoir in self.layers[-1])
+            self.layers.append(nn.ModuleList(build(spec, inputs, codes) for spec in layer))
+            inputs, codes = sum(reservoir.features for reservoir in self.layers[-1]), 0
             self.features.append(inputs)
         self.state_size = sum(reservoir.state_size for layer in self.layers for reservoir in layer)
+        self.register_load_state_dict_post_hook(lambda module, _: module.derive())
 
     def draw(self, seed: int, codes_VC: torch.Tensor | None = None) -> None:
         """Draws each reservoir from (seed, its layer, its place), so that one more changes no other.
 
-        codes_VC: what the first layer sees of a token, as `codes_IC` above.
+        codes_VC: of unit mean square, [V, C]; where there are to be some and none are given, they are normal.
         """
+        if self.codes is not None:
+            normal = torch.Generator().manual_seed(seed)
+            self.codes.copy_(torch.randn(self.codes.shape, generator=normal) if codes_VC is None else codes_VC)
         for depth, layer in enumerate(self.layers):
             for place, reservoir in enumerate(layer):
                 entropy = int(np.random.SeedSequence((seed, depth, place)).generate_state(1, np.uint64)[0] >> 1)
-                codes = codes_VC if depth == 0 else None
-                reservoir.draw(torch.Generator().manual_seed(entropy), tokens=depth == 0, codes_IC=codes)
+                reservoir.draw(torch.Generator().manual_seed(entropy), tokens=depth == 0)
+        self.derive()
+
+    @torch.no_grad()
+    def derive(self) -> None:
+        """Makes W_in from codes and maps, on the CPU: on a GPU the product may be rounded to fewer digits."""
+        for reservoir in self.layers[0] if self.codes is not None else ():
+            map_CN = reservoir.input_map.cpu()
+            reservoir.input_weight.copy_(self.codes.cpu().to(map_CN.dtype) @ map_CN)
+
+    def _apply(self, fn, recurse=True):
+        """A model that is cast to bf16 or fp16 keeps these weights as they are: rounded at every token a slow leak stalls."""
+
+        def exact(tensor):
+            moved = fn(tensor)
+            return moved if moved.dtype in (tensor.dtype, torch.float32, torch.float64) else tensor.to(moved.device)
+
+        return super()._apply(exact, recurse)
 
     @torch.no_grad()
     def forward(self, input_ids_BT, state_BS, mask_BT=None):
@@ -222,3 +246,8 @@ class Reservoirs(nn.Module):
 
 def _uniform(shape, scale: float, generator: torch.Generator) -> torch.Tensor:
     return (torch.rand(shape, generator=generator) * 2 - 1) * scale
+
+
+def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """In a dtype of its own, which transformers keeps in whatever dtype it loads a model."""
+    return torch.zeros(shape, dtype=dtype)
