@@ -188,16 +188,3 @@ def speed() -> str:
         f"{ratio(parsing, 2)} times as long as parsing it with `ast`, {ratio(without_collector, 2)} times where Python's garbage collector "
         "is off for the parser."
     )
-
-
-def headline() -> str:
-    """One sentence or two for README.md."""
-    rows = _rows(LINKS)
-    ours, together, strings = (rows[name] for name in (ENCODER, TOGETHER, LEXICAL))
-    return (
-        f"**GraphMER-SE** predicts links of packages that it never saw with an MRR of {_of(ours, 'MRR')}, where the best that names, "
-        f"words of the sources and counts give is {_of(strings, 'MRR')} (beyond what names alone answer "
-        f"{_of(ours, 'MRR beyond names')} against {_of(strings, 'MRR beyond names')}); both together reach {_of(together, 'MRR')} "
-        f"({len(ours)} seeds on one split of the standard library, not the one that the recipe was chosen on; "
-        "[table](docs/graphmer.md#evidence))."
-    )
