@@ -1,4 +1,8 @@
-"""A reservoir language model as a transformers causal LM: frozen reservoirs remember the text, a trained readout predicts."""
+"""A reservoir language model as a transformers causal LM: frozen reservoirs remember the text, a trained readout predicts.
+
+A saved model takes this file and those that it imports with it, and so they import nothing of this suite. Elsewhere it is
+loaded with `trust_remote_code=True`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from helpers.reservoir.architecture import DEFAULT, notation, parse
-from helpers.reservoir.readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
-from helpers.reservoir.recall import Recall, proposals, read
-from helpers.reservoir.reservoirs import Reservoirs
+from .architecture import DEFAULT, notation, parse
+from .readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
+from .recall import Recall, proposals, read
+from .reservoirs import Reservoirs
 
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
 
@@ -290,3 +294,5 @@ def _of_these(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> t
 
 AutoConfig.register(ReservoirConfig.model_type, ReservoirConfig, exist_ok=True)
 AutoModelForCausalLM.register(ReservoirConfig, ReservoirForCausalLM, exist_ok=True)
+ReservoirConfig.register_for_auto_class()
+ReservoirForCausalLM.register_for_auto_class("AutoModelForCausalLM")

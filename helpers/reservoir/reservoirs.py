@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from helpers.reservoir import scans
-from helpers.reservoir.architecture import Delay, Layers, Linear, Tanh
+from .architecture import Delay, Layers, Linear, Tanh
+from .scans import chunked, compute_dtype, doubling, leaky_tanh, linear
 
 # B batch · T tokens · I inputs (vocabulary, or features of the layer below) · N units · F features · S state floats
 # C floats of a token's code · G blocks of M units
@@ -101,16 +101,16 @@ class TanhReservoir(Reservoir):
     def forward(self, inputs, state_BS, mask_BT=None):
         if inputs.device.type == "xla":
             drive_BTN = self._masked(self.drive(inputs) + self.bias, mask_BT)
-            return scans.leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS)
+            return leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS)
         # Piece by piece into one array: another one as large would cost as much, in page faults, as the arithmetic.
-        dtype, shape = scans.compute_dtype(self.bias), (*inputs.shape[:2], self.features)
+        dtype, shape = compute_dtype(self.bias), (*inputs.shape[:2], self.features)
         states_BTN = torch.empty(shape, dtype=dtype, device=self.bias.device)
         for begin in range(0, inputs.shape[1], DRIVEN_TOKENS):
             piece = slice(begin, begin + DRIVEN_TOKENS)
             mask = None if mask_BT is None else mask_BT[:, piece]
             drive_BTN = self._masked(self.drive(inputs[:, piece]) + self.bias, mask)
             out_BTN = states_BTN[:, piece]
-            _, state_BS = scans.leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, out_BTN)
+            _, state_BS = leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, out_BTN)
         return states_BTN, state_BS
 
 
@@ -137,8 +137,8 @@ class LinearReservoir(Reservoir):
 
     def forward(self, inputs, state_BS, mask_BT=None):
         drive_BTN = self.drive(inputs, mask_BT)
-        scan = scans.doubling if drive_BTN.device.type == "xla" else scans.chunked
-        states_BT2N = scans.linear(drive_BTN, self.multiplier, state_BS.unflatten(1, (2, -1)), scan)
+        scan = doubling if drive_BTN.device.type == "xla" else chunked
+        states_BT2N = linear(drive_BTN, self.multiplier, state_BS.unflatten(1, (2, -1)), scan)
         return states_BT2N.flatten(2), states_BT2N[:, -1].flatten(1)
 
 
@@ -214,9 +214,9 @@ class Reservoirs(nn.Module):
 
     @torch.no_grad()
     def derive(self) -> None:
-        """Makes W_in from codes and maps, on the CPU: on a GPU the product may be rounded to fewer digits."""
+        """Makes W_in from codes and maps, the same bits from the same file: on the CPU and of copies, aligned in memory."""
         for reservoir in self.layers[0] if self.codes is not None else ():
-            map_CN = reservoir.input_map.cpu()
+            map_CN = reservoir.input_map.to("cpu", copy=True)
             reservoir.input_weight.copy_(self.codes.cpu().to(map_CN.dtype) @ map_CN)
 
     def _apply(self, fn, recurse=True):

@@ -13,7 +13,10 @@ from torch.backends import mkldnn
 from torch.nn.functional import linear as linear_layer
 from torch.nn.functional import pad as _pad
 
-from helpers import xla
+try:
+    from helpers import xla
+except ImportError:  # a saved model goes without it, and on XLA unrolls the loop
+    xla = None
 
 # B batch · T tokens · N units · G blocks of M units (N = G M) · L tokens of a chunk · C chunks
 
@@ -39,7 +42,7 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None):
     dtype = compute_dtype(drive_BTN)
     weight_GMM = weight_GMM.to(dtype)
     with torch.autocast(drive_BTN.device.type, enabled=False):
-        if drive_BTN.device.type == "xla":
+        if drive_BTN.device.type == "xla" and xla is not None:
             carry = (xla.shard_batch(state_BN), weight_GMM, torch.tensor(leak, device=drive_BTN.device))
             (state_BN, _, _), states_TBN = xla.scan(_leaky_step, carry, drive_BTN.transpose(0, 1))
             return xla.shard_batch(states_TBN.transpose(0, 1).to(dtype)), state_BN
