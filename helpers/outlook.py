@@ -29,7 +29,14 @@ DEFAULT_HARDWARE = "T4,2xT4,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
 
 
 def forecasts(
-    notebook: str, hardware: Sequence[str], asked: Asked, *, precision: str = "auto", by_compiler: bool = False, **given
+    notebook: str,
+    hardware: Sequence[str],
+    asked: Asked,
+    *,
+    precision: str = "auto",
+    by_compiler: bool = False,
+    hourly: dict[str, prices.Price] | None = None,
+    **given,
 ) -> list[Forecast]:
     """The plan of a notebook's default run on each named machine, with time and cost.
 
@@ -38,7 +45,8 @@ def forecasts(
         hardware: names as `hardware.machine` takes them.
         asked: what differs from the notebook's defaults.
         by_compiler: memory and time on a TPU are the TPU compiler's, which takes minutes, instead of counted.
-        **given: `max_steps` and `gradient_checkpointing` of `plan`, `calibrations` and `prices` of `forecast`.
+        hourly: prices instead of those of the table (`prices.table`).
+        **given: `max_steps` and `gradient_checkpointing` of `plan`, `calibrations` of `forecast`.
 
     Raises:
         ValueError: unknown names. Where nothing fits the forecast has no plan, and says why.
@@ -51,17 +59,17 @@ def forecasts(
     settings = {name: given.pop(name) for name in ("max_steps", "gradient_checkpointing") if name in given}
     found = []
     for each in map(machine, hardware):
-        runtime = runtime_of(each, precision)
+        runtime, price = runtime_of(each, precision), prices.of(each, hourly)
         recipe, workload = room(notebook).planned(asked, runtime)
         try:
             planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
-            expected = forecast(workload, planned, each, **given)
+            expected = forecast(workload, planned, each, price=price, **given)
             if by_compiler and each.kind == "xla":
                 expected = compiled(expected, workload, each)
             found.append(expected)
         except DoesNotFit as error:
             names = {"notebook": notebook, "model": workload.name, "precision": runtime.precision}
-            found.append(Forecast(**names, machine=each, price=prices.of(each), problem=error.short))
+            found.append(Forecast(**names, machine=each, price=price, problem=error.short))
     return found
 
 
@@ -183,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             precision=given.precision,
             by_compiler=given.compile,
             calibrations=calibration.load([*given.calibration, *calibration.here()]),
-            prices=prices.table(given.prices),
+            hourly=prices.table(given.prices),
         )
     except (ValueError, OSError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")

@@ -14,7 +14,7 @@ import pytest
 from helpers import outlook
 from helpers.hardware import find
 from helpers.plan import Recipe, memory_of, plan
-from helpers.planning import calibrate, calibration, rooms
+from helpers.planning import calibrate, calibration, prices, rooms
 from helpers.planning.calibration import Calibration, Measured, Size
 from helpers.planning.counting import Count, count
 from helpers.planning.forecast import forecast, here
@@ -163,7 +163,7 @@ def test_a_run_of_several_lengths_is_their_sum_and_a_part_of_it_its_first_steps(
 
 
 def test_a_run_costs_its_hours_and_several_devices_their_number():
-    one, two = forecasted("T4"), forecasted("2xT4")
+    one, two = (forecasted(name, price=prices.of(machine(name))) for name in ("T4", "2xT4"))
     assert one.usd.low == pytest.approx(one.seconds().low / 3600 * 0.35)
     assert two.price.usd_per_hour == pytest.approx(0.70) and "Kaggle" in two.price.free
 

@@ -20,9 +20,7 @@ from helpers.meter import peak_memory
 from helpers.runtime import Runtime
 
 from . import calibration
-from . import prices as price_table
 from .calibration import Calibration
-from .prices import Price
 from .range import Range
 from .speed import step_seconds
 from .workloads import Workload
@@ -43,7 +41,7 @@ class Forecast:
     plan: Any = None  # helpers.plan.Plan; None where nothing fits
     phases: tuple[tuple[int, Range | None], ...] = ()  # steps and seconds of one, for each length
     memory: Range | None = None  # bytes of a device; in a notebook on a CPU of the whole process
-    price: Price
+    price: Any = None  # prices.Price, where machines are compared
     problem: str = ""  # why there is no plan
 
     def seconds(self, steps: int | None = None) -> Range | None:
@@ -60,7 +58,7 @@ class Forecast:
     @property
     def usd(self) -> Range | None:
         """Dollars of the run."""
-        run, hourly = self.seconds(), self.price.usd_per_hour
+        run, hourly = self.seconds(), self.price and self.price.usd_per_hour
         return run * (hourly / 3600) if run and hourly else None
 
     def results(self) -> dict[str, Any]:
@@ -76,14 +74,13 @@ class Forecast:
             "run_seconds": _plain(run),
             "peak_memory_bytes": _plain(self.memory),
             "usd": _plain(self.usd),
-            "price": str(self.price),
+            "price": self.price and str(self.price),
         }
 
     def rows(self) -> list[dict[str, str]]:
         """This run as a table of its own."""
         run = self.seconds()
         rows = [("time of training", run, tables.seconds), ("memory at most", self.memory, tables.size)]
-        rows += [("cost", self.usd, dollars)] if self.usd else []
         return [
             {"forecast": name, "interval": between(span, form), "rests on": span.basis if span else NOT_KNOWN}
             for name, span, form in rows
@@ -119,7 +116,7 @@ def forecast(
     *,
     phases: Sequence[tuple[int, int]] = (),
     calibrations: Sequence[Calibration] = (),
-    prices: dict[str, Price] | None = None,
+    price: Any = None,
 ) -> Forecast:
     """What a plan takes on a machine.
 
@@ -128,6 +125,7 @@ def forecast(
         plan: `helpers.plan.Plan`.
         phases: (steps, tokens of a sequence), where lengths change; else all of the workload's.
         calibrations: used where they are of this kind of device.
+        price: `prices.Price` of an hour.
     """
     from .counting import count
 
@@ -153,7 +151,7 @@ def forecast(
         plan=plan,
         phases=tuple(times),
         memory=plan.memory.peak,
-        price=price_table.of(machine, prices),
+        price=price,
     )
 
 
