@@ -7,27 +7,26 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.reservoir.diagnostics import FORGOTTEN, MemoryCapacity, Separation, Spectrum, Washout
+from helpers.reservoir.diagnostics import FORGOTTEN, MemoryCapacity, Spectrum, Washout
 
 
 def plot_diagnostics(
     spectra: Mapping[str, Spectrum],
     washouts: Mapping[str, Washout],
     memories: Mapping[str, MemoryCapacity],
-    separations: Mapping[str, Separation],
     path: str | Path,
     *,
     title: str,
 ):
-    """Four panels of results by name: eigenvalues in the complex plane, washout, memory by lag, separation by time.
+    """Three panels of results by name: eigenvalues in the complex plane, washout, memory by lag.
 
     Returns the matplotlib figure; it is written to `path` as PNG.
     """
     import matplotlib.pyplot as plt
 
-    figure, ((plane, forgetting), (recall, difference)) = plt.subplots(2, 2, figsize=(10, 8), layout="constrained")
+    figure, (plane, forgetting, recall) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     figure.suptitle(title)
-    names = dict.fromkeys([*spectra, *washouts, *memories, *separations])
+    names = dict.fromkeys([*spectra, *washouts, *memories])
     colors = {name: f"C{index}" for index, name in enumerate(names)}  # one a name, in all panels
     _draw_spectra(plane, spectra, colors)
     for name, washout in washouts.items():
@@ -37,16 +36,17 @@ def plot_diagnostics(
     forgetting.axhline(FORGOTTEN, linestyle="--", color="0.4", label=f"forgotten ({FORGOTTEN:.0e})")
     forgetting.set(title="Washout", xlabel="tokens seen", ylabel="distance / initial distance", ylim=(1e-8, None))
     for name, memory in memories.items():
-        recall.plot(memory.r2_K, "o-", color=colors[name], label=f"{name} (sum {memory.total:.1f})", markersize=3)
+        recall.plot(
+            np.arange(1, len(memory.r2_K) + 1),
+            memory.r2_K,
+            ".",
+            color=colors[name],
+            label=f"{name} (sum {memory.total:.1f})",
+            markersize=3,
+        )
         recall.axhline(memory.floor, linestyle=":", color=colors[name])
     recall.set(title="Memory (dotted: chance)", xlabel="lag (tokens)", ylabel="$r^2$ of the recalled token")
-    for name, separation in separations.items():
-        after = np.arange(len(separation.distance_T)) - separation.position
-        difference.plot(after, separation.distance_T, "o-", color=colors[name], label=name, markersize=3)
-    difference.set(
-        title="Separation", xlabel="tokens since the one that differs", ylabel="distance / norm of the features"
-    )
-    for axes in (forgetting, recall, difference):
+    for axes in (forgetting, recall):
         axes.legend(fontsize="small")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

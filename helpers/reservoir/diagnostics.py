@@ -1,4 +1,4 @@
-"""What a reservoir does before anything is trained: its spectrum, how it forgets, remembers and tells inputs apart."""
+"""What a reservoir does before anything is trained: its spectrum, how it forgets and how it remembers."""
 
 from __future__ import annotations
 
@@ -45,17 +45,9 @@ class Washout:
 class MemoryCapacity:
     """How well a linear readout recalls a token, by how many tokens ago it was."""
 
-    r2_K: np.ndarray  # [max_lag + 1] squared correlation on held-out sequences; lag 0 is the current token
-    total: float  # sum over the lags
+    r2_K: np.ndarray  # [max_lag] squared correlation on held-out sequences, of the lags 1, 2, ...
+    total: float  # sum over the lags; where the last is not yet near `floor`, at least that
     floor: float  # expected r^2 of a token that has left no trace: 1 / (scored tokens - 1)
-
-
-@dataclass(frozen=True)
-class Separation:
-    """Distance of two runs whose input differs in one token."""
-
-    distance_T: np.ndarray  # [T] after each token, as a share of the features' norm; mean over rows
-    position: int  # of the token that differs
 
 
 @torch.no_grad()
@@ -108,16 +100,16 @@ def memory_capacity(
     """Short-term memory capacity: sum over lags k of r^2 between a token's code and its linear estimate k tokens later.
 
     Jaeger, GMD report 152 (2002), with tokens for numbers: 16 sequences of independent uniform tokens, each token with a
-    normal random code; one ridge readout a lag is fitted on half of the sequences and scored on the other. Jaeger sums
-    from lag 1. His bound, N units recall at most N in sum, holds for two tokens; V tokens occupy V - 1 directions each,
-    which leaves about N / (V - 1).
+    normal random code; one ridge readout a lag is fitted on half of the sequences and scored on the other. His bound, N
+    units recall at most N in sum, holds for two tokens; V tokens occupy V - 1 directions each, which leaves about
+    N / (V - 1).
 
     The score is biased upwards by `floor` where nothing is recalled, and downwards by overfitting: 8 (length - max_lag)
     should be several times the number of features.
 
     Args:
         vocab_size: V, tokens that occur: ids 0 ... V - 1.
-        max_lag: K - 1.
+        max_lag: K.
         ridge: as in `RidgeAccumulator.solve`.
         length: tokens of a sequence; the first max_lag are not used.
     """
@@ -125,34 +117,16 @@ def memory_capacity(
     ids_BT = torch.randint(vocab_size, (ROWS, length), generator=generator)
     code_V = torch.randn(vocab_size, generator=generator, dtype=torch.float64)
     features_BTF = _features(reservoir, ids_BT, torch.zeros(ROWS, reservoir.state_size))[:, max_lag:].cpu()
-    # Lag k of token t lies at t - k: windows of K tokens, turned round.
-    targets_BTK = code_V[ids_BT].unfold(1, max_lag + 1, 1).flip(-1)
+    # Lag k of token t lies at t - k: windows of the K tokens before it, turned round.
+    targets_BTK = code_V[ids_BT[:, :-1]].unfold(1, max_lag, 1).flip(-1)
     half = ROWS // 2
-    sums = RidgeAccumulator(features_BTF.shape[-1], max_lag + 1)
+    sums = RidgeAccumulator(features_BTF.shape[-1], max_lag)
     for features_TF, targets_TK in zip(features_BTF[:half], targets_BTK[:half], strict=True):
         sums.add(features_TF, targets_TK)
     weight_FK, bias_K = sums.solve(ridge)
     estimates_RK = torch.cat([features_TF.double() @ weight_FK + bias_K for features_TF in features_BTF[half:]])
     r2_K = _squared_correlation(estimates_RK, targets_BTK[half:].flatten(0, 1))
     return MemoryCapacity(r2_K.numpy(), float(r2_K.sum()), 1 / (len(estimates_RK) - 1))
-
-
-@torch.no_grad()
-def state_separation(reservoir: Reservoir, input_ids_BT: torch.Tensor, position: int, seed: int) -> Separation:
-    """How far apart one different token drives the features, and for how long (separation: Maass et al. 2002).
-
-    In every row the token at `position` is replaced by another one; both runs begin with the zero state. The distance is
-    |f - f'| / |f| of the features f; a feature vector that is zero counts as 0.
-    """
-    B, V = len(input_ids_BT), len(reservoir.input_weight)
-    shift_B = torch.randint(1, V, (B,), generator=torch.Generator().manual_seed(seed))
-    other_BT = input_ids_BT.clone()
-    other_BT[:, position] = (other_BT[:, position] + shift_B.to(other_BT.device)) % V
-    zero_BS = torch.zeros(2 * B, reservoir.state_size)
-    features_BTF = _features(reservoir, torch.cat((input_ids_BT, other_BT)), zero_BS)
-    norm_BT = features_BTF[:B].norm(dim=-1)
-    distance_BT = (features_BTF[:B] - features_BTF[B:]).norm(dim=-1) / norm_BT.clamp_min(1e-30)
-    return Separation((distance_BT * (norm_BT > 0)).mean(0).cpu().double().numpy(), position)
 
 
 def _features(reservoir: Reservoir, input_ids_BT: torch.Tensor, state_BS: torch.Tensor) -> torch.Tensor:
