@@ -21,6 +21,7 @@ from helpers.reservoir.parameters import (
     ReservoirParameters,
     recipe,
 )
+from helpers.reservoir.states import states_before
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.runtime import Runtime
@@ -358,6 +359,7 @@ def test_seed_parameter_sets_reservoirs_codes_and_readout(corpus):
 def ridge(model, corpus, length: int = 16, batch_size: int = 8) -> dict[str, float]:
     made = planned(batch_size, length)
     train, validation = corpus.blocks(made)
+    train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
     return experiment.ridge(model, corpus, SimpleNamespace(train_dataset=train, eval_dataset=validation, plan=made))
 
 
@@ -483,6 +485,7 @@ from helpers.reservoir.parameters import ReservoirParameters, recipe
 from helpers.reservoir.transformer import equal_transformer
 from helpers.reservoir.workload import workload
 from torch.utils.flop_counter import FlopCounterMode
+from helpers.reservoir.states import states_before
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 
@@ -549,6 +552,7 @@ device = xla.start()
 from helpers.attention import use_one_dtype
 from helpers.reservoir import experiment
 from helpers.reservoir.parameters import ReservoirParameters
+from helpers.reservoir.states import states_before
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.reservoir.transformer import equal_transformer

@@ -89,3 +89,62 @@ def speed() -> str:
         f"{machine['device']}, {machine['threads']} threads, medians of turns taken in one process:\n\n"
         + tables.markdown(rows)
     )
+
+
+STUDY = "reservoir_study_cpu.json"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def study() -> str:
+    """Every row of the study beside the first."""
+    found = result(STUDY)
+    rows = []
+    for name, row in found["rows"].items():
+        low, high = row["interval"]
+        first = next(iter(found["rows"])) == name
+        rows.append(
+            {
+                "model": name,
+                "trained": row.get("trainable", "counts"),
+                "rate": f"{row['rate']:g}" if row["rate"] else "",
+                "dev": spread(row["dev"]),
+                "test": spread(row["test"]),
+                "above the first (95 %)": "" if first else f"{_signed(row['above_first'])} ({_signed(low)} to {_signed(high)})",
+                "seeds": len(row["test"]),
+            }
+        )
+    stories, tokens = found["stories"], found["tokens"]
+    return (
+        f"{stories['train']:,} stories ({tokens['train']:,} tokens, vocabulary of {found['vocab_size']:,}), {found['steps']} steps of "
+        f"{found['step_tokens']:,} tokens; dev and test of {stories['dev']} stories each. Bits per byte of {tokens['test_predicted']:,} "
+        "test tokens, mean ± sample standard deviation over the seeds; intervals over the test stories:\n\n" + tables.markdown(rows)
+    )
+
+
+def carrying() -> str:
+    """What the state over the border of a block is worth, in a sentence."""
+    rows = result(STUDY)["rows"]
+    row = rows["each block from nothing"]
+    low, high = row["interval"]
+    return (
+        f"Without the state each block costs **{100 * row['above_first']:.1f} % more bits per byte** ({100 * low:.1f} to "
+        f"{100 * high:.1f} %; {spread(row['test'])} against {spread(rows['reservoirs']['test'])}, {len(row['test'])} seeds)."
+    )
+
+
+def positions() -> str:
+    """Bits per byte by how much of the story was seen."""
+    found = result(STUDY)
+    places = list(next(iter(found["rows"].values()))["positions"])
+    heads = [f"{a} to {int(b) - 1}" for a, b in zip(places, places[1:], strict=False)] + [f"from {places[-1]}"]
+    shown = ("reservoirs", "each block from nothing", "Llama", "Llama, blocks of 512", "Kneser-Ney with a cache")
+    rows = [
+        {"model": name}
+        | {head: f"{found['rows'][name]['positions'][place]:.3f}" for head, place in zip(heads, places, strict=True)}
+        for name in shown
+        if name in found["rows"]
+    ]
+    return "Bits per byte by the number of tokens of the story seen before:\n\n" + tables.markdown(rows)

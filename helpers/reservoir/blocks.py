@@ -15,6 +15,7 @@ class TokenBlocks(torch.utils.data.Dataset):
 
     sequence_length: T, at least 2. max_blocks: take the first ones only. multiple_of: trim the count to a multiple (the
         batch size where every batch must have one shape, as on a TPU).
+    states_BS: where it is set, each block comes with the state of the model before it (`states.py`).
 
     Raises ValueError where no block is left.
     """
@@ -33,13 +34,15 @@ class TokenBlocks(torch.utils.data.Dataset):
             )
         self.sequence_length = sequence_length
         self.ids_BT = tokens[: whole * sequence_length].reshape(whole, sequence_length)
+        self.states_BS: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids_BT)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         ids_T = torch.from_numpy(self.ids_BT[index].astype(np.int64))
-        return {"input_ids": ids_T, "labels": ids_T.clone()}
+        carried = {} if self.states_BS is None else {"state": torch.from_numpy(np.array(self.states_BS[index]))}
+        return {"input_ids": ids_T, "labels": ids_T.clone(), **carried}
 
     def arrays(self, rows: int = 1024) -> Iterator[np.ndarray]:
         """All blocks in order, as int64 arrays [<= rows, T]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +21,20 @@ from .baselines import kneser_ney_nats, unigram_nats
 from .blocks import TokenBlocks, bits_per_byte
 from .codes import cooccurrence_codes
 from .diagnostic_plots import plot_diagnostics
-from .diagnostics import memory_capacity, spectrum, state_separation, washout
+from .diagnostics import memory_capacity, spectrum, washout
 from .model import ReservoirConfig, ReservoirForCausalLM
 from .parameters import ReservoirParameters
 from .reservoirs import DelayReservoir
 from .ridge import fit_readout, readout_nats
+from .states import states_before
 from .stories import StorySplits
 from .tokens import token_bytes, write_tokens
 
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
-RIDGE = 1.0  # in units of summed squares; features are of order one and tokens many
+RIDGES = (1.0, 30.0, 1000.0)  # in units of summed squares; features are of order one and tokens many
 RIDGE_TOKENS, RIDGE_SCORED, RIDGE_ROWS = 50_000, 20_000, 32  # tokens fitted, at most scored; blocks at a time
-MEMORY_LAGS = 60  # tokens
+MEMORY_LAGS = 400  # tokens; at the default radius of 0.98 nothing is left of what was before
 
 
 class LanguageModelTrainer(TrainerMixin, Trainer):
@@ -98,8 +98,13 @@ def new_trainer(
     runtime: Runtime,
     output_dir: Path,
 ) -> LanguageModelTrainer:
-    """The trainer of a run, which prints the beginning of a story at every evaluation."""
+    """The trainer of a run, which prints the beginning of a story at every evaluation.
+
+    A reservoir model reads every block, in training and evaluation, with the state that the text before it gives.
+    """
     train, validation = corpus.blocks(plan)
+    if isinstance(model, ReservoirForCausalLM):
+        train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
     report_to, reason = tracking.report_to(params.report_to)
     if report_to != params.report_to:
         tracking.say(reason)
@@ -212,36 +217,37 @@ def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTra
     length, train = trainer.plan.sequence_length, trainer.train_dataset
     rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
     scored = TokenBlocks(corpus.validation, length, min(len(trainer.eval_dataset), max(1, RIDGE_SCORED // length)))
+    scored.states_BS = trainer.eval_dataset.states_BS
 
     def batches(blocks: TokenBlocks, most: int | None = None):
-        for ids_BT in itertools.islice(blocks.arrays(rows=rows), most):
-            ids_BT = torch.from_numpy(ids_BT).to(model.device)
-            features, _ = model.features(ids_BT)
+        for start in range(0, len(blocks), rows)[:most]:
+            ids_BT, state_BS = (array[start : start + rows] for array in (blocks.ids_BT, blocks.states_BS))
+            ids_BT = torch.from_numpy(ids_BT.astype(np.int64)).to(model.device)
+            features, _ = model.features(ids_BT, torch.from_numpy(np.array(state_BS)).to(model.device))
             yield features[-1], ids_BT
 
     was_training = model.training
     model.eval()
     fitted = batches(train, max(2, RIDGE_TOKENS // (rows * length)))
-    readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGE).to(model.device)
+    readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGES).to(model.device)
     nats = readout_nats(readout, batches(scored))
     model.train(was_training)
     return metrics(nats, corpus, scored)
 
 
 def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path):
-    """What each reservoir remembers, forgets and tells apart, as plain numbers and as a figure written to `path`.
+    """What each reservoir remembers and forgets, as plain numbers and as a figure written to `path`.
 
-    Real text drives them for washout and separation, two tokens at random for memory (more would divide it among them).
+    Real text drives them for washout, two tokens at random for memory (more would divide it among them).
     """
     reservoirs = (cpu_copy(model) if model.device.type == "xla" else model).reservoirs
-    length = min(256, len(corpus.train) // 4)
+    length = min(1024, len(corpus.train) // 4)
     ids_BT = torch.from_numpy(corpus.train[: 4 * length].astype(np.int64)).view(4, length)
     first = {f"{type(r.spec).__name__.lower()} {place}": r for place, r in enumerate(reservoirs.layers[0], start=1)}
     spectra = {name: spectrum(r) for name, r in first.items() if not isinstance(r, DelayReservoir)}
     washouts = {name: washout(r, ids_BT, seed) for name, r in first.items() if r.state_size}
     memories = {name: memory_capacity(r, 2, MEMORY_LAGS, seed) for name, r in first.items()}
-    separations = {name: state_separation(r, ids_BT[:, :64], 16, seed) for name, r in first.items()}
-    figure = plot_diagnostics(spectra, washouts, memories, separations, path, title="Reservoirs before training")
+    figure = plot_diagnostics(spectra, washouts, memories, path, title="Reservoirs before training")
     numbers = {
         name: {
             "spectral_radius": spectra[name].spectral_radius if name in spectra else None,

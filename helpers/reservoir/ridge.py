@@ -2,14 +2,11 @@
 
 W = (X'X + ridge I)^-1 X'Y with X and Y centred (Hoerl and Kennard 1970); b = mean(y) - W' mean(x) is not penalised.
 reservoirpy.nodes.Ridge solves the same system. Rows of a washout are the caller's to drop.
-
-Features are summed about the first chunk's mean and moved to the overall mean at the end (shifted data, Chan, Golub and
-LeVeque 1983): sums about zero cancel where a mean is large, and merging centred chunks would rewrite F Y products a chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -32,7 +29,6 @@ class RidgeAccumulator:
 
     def __init__(self, features: int, targets: int) -> None:
         self.rows = 0
-        self.origin_F = torch.zeros(features, dtype=torch.float64)  # subtracted from features before they are summed
         self.sum_F = torch.zeros(features, dtype=torch.float64)
         self.sum_Y = torch.zeros(targets, dtype=torch.float64)
         self.gram_FF = torch.zeros(features, features, dtype=torch.float64)
@@ -64,27 +60,18 @@ class RidgeAccumulator:
         """
         if self.rows == 0:
             raise ValueError("ridge regression has no rows; call add or add_tokens first")
-        self._move_origin_to_mean()
-        gram_FF = self.gram_FF.clone()
+        mean_F = self.sum_F / self.rows
+        gram_FF = self.gram_FF.addr(mean_F, mean_F, alpha=-self.rows)
         gram_FF.diagonal().add_(ridge)
-        weight_FY = torch.cholesky_solve(self.cross_YF.T, torch.linalg.cholesky(gram_FF))
-        return weight_FY, self.sum_Y / self.rows - self.origin_F @ weight_FY
+        cross_YF = self.cross_YF.addr(self.sum_Y, mean_F, alpha=-1)
+        weight_FY = torch.cholesky_solve(cross_YF.T, torch.linalg.cholesky(gram_FF))
+        return weight_FY, self.sum_Y / self.rows - mean_F @ weight_FY
 
     def _add_features(self, features_BF: torch.Tensor) -> torch.Tensor:
-        if self.rows == 0 and len(features_BF):
-            self.origin_F = features_BF.mean(0)
-        features_BF = features_BF - self.origin_F
         self.gram_FF += _product(features_BF, features_BF)
         self.sum_F += features_BF.sum(0)
         self.rows += len(features_BF)
         return features_BF
-
-    def _move_origin_to_mean(self) -> None:
-        shift_F = self.sum_F / self.rows
-        self.gram_FF.addr_(shift_F, shift_F, alpha=-self.rows)
-        self.cross_YF.addr_(self.sum_Y, shift_F, alpha=-1)
-        self.origin_F = self.origin_F + shift_F
-        self.sum_F.zero_()
 
 
 def _finite(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -131,12 +118,12 @@ class RidgeReadout(torch.nn.Module):
 
 @torch.no_grad()
 def fit_readout(
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], features: int, vocab_size: int, ridge: float
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], features: int, vocab_size: int, ridges: Sequence[float]
 ) -> RidgeReadout:
     """Fits token t + 1 of each sequence on its features at t, in one pass over batches (features_BTF, input_ids_BT).
 
-    The second of every ten batches is not fitted but chooses c; they are kept in memory. ridge: as in
-    `RidgeAccumulator.solve`.
+    The second of every ten batches is not fitted but chooses c and one of `ridges` (`RidgeAccumulator.solve`), which is the
+    `ridge` of what is returned; they are kept in memory.
 
     Raises ValueError for fewer than two batches.
     """
@@ -152,9 +139,14 @@ def fit_readout(
     if not held_out:
         raise ValueError("batches: fewer than two; one is fitted and the next chooses the share of the unigram")
     prior_V = (sums.sum_Y + SMOOTHING) / (sums.rows + SMOOTHING * vocab_size)
-    readout = RidgeReadout(*sums.solve(ridge), prior_V)
-    readout.calibration.fill_(_best_calibration(readout, held_out))
-    return readout
+    best, least = None, float("inf")
+    for ridge in ridges:
+        readout = RidgeReadout(*sums.solve(ridge), prior_V)
+        readout.calibration.fill_(_best_calibration(readout, held_out))
+        nats = readout_nats(readout, held_out) if len(ridges) > 1 else 0.0
+        if nats < least:
+            best, least, readout.ridge = readout, nats, ridge
+    return best
 
 
 @torch.no_grad()

@@ -111,8 +111,7 @@ tables.show([model.parameter_counts()], "Weights")
 #
 # **Spectrum**: the eigenvalues of the tanh network lie inside the circle of the spectral radius asked for. **Washout**: two
 # different initial states must end in the same trajectory (the echo-state property). **Memory**: how much of the token
-# `lag` steps back a linear readout can still recall; the delay line is perfect and then blind. **Separation**: one
-# different token must show, and for how long.
+# `lag` steps back a linear readout can still recall; the delay line is perfect and then blind.
 
 # %%
 diagnostics, figure = experiment.diagnose(model, corpus, params.seed, folder / "figures" / "diagnostics.png")
@@ -162,8 +161,9 @@ tables.show([{"model": name, **values} for name, values in {"untrained": before,
 # %% [markdown]
 # ## Train
 #
-# The best weights by validation loss are kept and are the ones loaded at the end; `patience` evaluations without
-# improvement end the run.
+# Every block is read with the state that the story before it left: nothing in a reservoir is trained, so that state is
+# the same in every epoch, is computed once, and the blocks can still be shuffled. The best weights by validation loss
+# are the ones loaded at the end; `patience` evaluations without improvement end the run.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
