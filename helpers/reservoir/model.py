@@ -18,6 +18,7 @@ from .architecture import DEFAULT, notation, parse
 from .readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
 from .recall import Recall, proposals, read
 from .reservoirs import Reservoirs
+from .scans import since_begin
 
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
 
@@ -36,6 +37,8 @@ class ReservoirConfig(PretrainedConfig):
         recall_tokens: W.
         token_dropout: in training only (word dropout, Bowman et al. 2016): without it the readout learns a small text's
             contexts by heart.
+        eos_token_id: the token that ends a text.
+        reset_at_end: the token after it is read as the first of all, so that a text in a stream of texts is read as alone.
 
     Raises ValueError, which names what is wrong.
     """
@@ -55,6 +58,8 @@ class ReservoirConfig(PretrainedConfig):
         recall_tokens: int = 128,
         dropout: float = 0.1,
         token_dropout: float = 0.0,
+        eos_token_id: int | None = None,
+        reset_at_end: bool = True,
         tie_word_embeddings: bool = True,
         **kwargs,
     ):
@@ -83,7 +88,8 @@ class ReservoirConfig(PretrainedConfig):
         self.recall_tokens = recall_tokens
         self.dropout = dropout
         self.token_dropout = token_dropout
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        self.reset_at_end = reset_at_end
+        super().__init__(tie_word_embeddings=tie_word_embeddings, eos_token_id=eos_token_id, **kwargs)
 
 
 @dataclass
@@ -206,13 +212,25 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         if self.training and self.config.token_dropout:
             seen = torch.rand(input_ids.shape, device=input_ids.device) >= self.config.token_dropout
             mask = seen if mask is None else seen * mask
-        return self.reservoirs(input_ids, state[:, : self.reservoirs.state_size], mask)
+        state = state[:, : self.reservoirs.state_size]
+        return self.reservoirs(input_ids, state, mask, self._since(input_ids, attention_mask))
 
     def advance(self, input_ids: torch.Tensor, state=None, attention_mask=None) -> torch.Tensor:
         """The whole state [B, S] after these tokens, as `forward` gives it, without a readout."""
         state = self._before(input_ids, state)
-        _, last_BW = read(state[:, self.reservoirs.state_size :], input_ids, _of_these(input_ids, attention_mask))
+        _, last_BW = read(*self._recall_inputs(input_ids, state, attention_mask))
         return torch.cat((self.features(input_ids, state, attention_mask)[1], last_BW), dim=1)
+
+    def _recall_inputs(self, input_ids, state, attention_mask):
+        line_BW, mask_BT = state[:, self.reservoirs.state_size :], _of_these(input_ids, attention_mask)
+        return line_BW, input_ids, mask_BT, self._since(input_ids, attention_mask)
+
+    def _since(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Tokens since the text began [B, T + 1], where the model asks; a masked end (padding) ends nothing."""
+        if not self.config.reset_at_end or self.config.eos_token_id is None:
+            return None
+        mask, ends_BT = _of_these(input_ids, attention_mask), input_ids == self.config.eos_token_id
+        return since_begin(ends_BT if mask is None else ends_BT & (mask != 0))
 
     def _before(self, input_ids: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
         if state is None:
@@ -243,21 +261,20 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> ReservoirOutput:
         """Logits for the token after each position; `labels` [B, T] are `input_ids` (shifted here, -100 ignored)."""
         state = self._before(input_ids, state)
-        line_BW = state[:, self.reservoirs.state_size :]
-        features, state = self.features(input_ids, state, attention_mask)
+        features, after = self.features(input_ids, state, attention_mask)
         x_BTD = self.readout(input_ids, features)
         del features  # backward keeps them normalised
         logits_BTV = self.head(x_BTD)
         if self.recall is not None:
-            tokens, weights, line_BW = proposals(line_BW, input_ids, _of_these(input_ids, attention_mask))
+            tokens, weights, last_BW = proposals(*self._recall_inputs(input_ids, state, attention_mask))
             logits_BTV = self.recall(logits_BTV, x_BTD, tokens, weights)
-            state = torch.cat((state, line_BW), dim=1)
+            after = torch.cat((after, last_BW), dim=1)
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits_BTV, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
             )
-        return ReservoirOutput(loss=loss, logits=logits_BTV, state=state)
+        return ReservoirOutput(loss=loss, logits=logits_BTV, state=after)
 
     # -- generation: one token a step, the state carried in place of a key-value cache, which is never made --
 

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import nn
 
-# B batch · T tokens · W tokens of the line · S = W + T tokens that can be proposed · K kernels · D embedding · V vocabulary
+# B batch · T tokens · U = T + 1 · W tokens of the line · S = W + T tokens that can be proposed · K kernels · D embedding · V vocabulary
 
 HALF_LIVES = (8.0, 64.0)  # tokens
 MATCHES = (1, 2, 3)  # tokens
@@ -23,32 +23,37 @@ NOTHING, UNLIKE_ANY = 0, -1  # in a line of ids + 1: before the text began, or m
 
 
 @torch.no_grad()
-def read(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None):
+def read(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None, since_BU=None):
     """The line and the tokens behind it [B, S], and the line after the last token [B, W]. Arguments as in `proposals`."""
     ids_BT = (input_ids + 1).to(line_BW.dtype)
     ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(ids_BT.dtype)), dim=1)
-    return ids_BS, ids_BS[:, input_ids.shape[1] :]
+    last_BW = ids_BS[:, input_ids.shape[1] :]
+    if since_BU is not None:
+        last_BW = last_BW * (since_BU[:, -1:] >= torch.arange(last_BW.shape[1], 0, -1, device=last_BW.device))
+    return ids_BS, last_BW
 
 
 @torch.no_grad()
-def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None):
+def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None, since_BU=None):
     """Frozen kernels of every position over the tokens before it, the last W of them, its own included.
 
     Args:
         line_BW: the W tokens before these as floats, id + 1, 0 where there was none.
         input_ids: [B, T].
         mask_BT: 0 where a token counts as none.
+        since_BU: tokens since the text began (`scans.since_begin`): none before then is proposed or compared.
 
     Returns:
         The proposed tokens [B, S], their weights [B, T, K, S] in the line's dtype, and the line after the last token.
     """
     W, T = line_BW.shape[1], input_ids.shape[1]
     dtype = line_BW.dtype
-    ids_BS, last_BW = read(line_BW, input_ids, mask_BT)
+    ids_BS, last_BW = read(line_BW, input_ids, mask_BT, since_BU)
     position_S = torch.arange(W + T, device=ids_BS.device)
     age_TS = position_S[W:, None] - position_S
+    reach = W if since_BU is None else since_BU[:, :-1, None].clamp(max=W - 1) + 1  # ages in the line and in the text
     # Products of 0 and 1 in floats: half the time of logic on booleans, which every kernel would turn into floats anyway.
-    valid_BTS = ((age_TS >= 0) & (age_TS < W)).to(dtype) * (ids_BS != NOTHING)[:, None].to(dtype)
+    valid_BTS = ((age_TS >= 0) & (age_TS < reach)).to(dtype) * (ids_BS != NOTHING)[:, None].to(dtype)
     # Not `exp2`, which torch_xla computes on the host.
     kernels = [valid_BTS * torch.exp(age_TS.to(dtype) * (-math.log(2) / half)) for half in HALF_LIVES]
     match_BTS = valid_BTS
@@ -57,8 +62,8 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         before_BS = nn.functional.pad(ids_BS, (n, 0), value=NOTHING)[:, : W + T]
         last_BT = nn.functional.pad(ids_BS, (n - 1, 0), value=NOTHING)[:, W : W + T]
         same_BTS = before_BS[:, None] == last_BT.masked_fill(last_BT == NOTHING, UNLIKE_ANY)[..., None]
-        in_line_TS = (age_TS + n < W).to(dtype)  # the ones before it too, so that streaming sees the same
-        match_BTS = match_BTS * same_BTS * in_line_TS
+        # The ones before it too, so that streaming sees the same.
+        match_BTS = match_BTS * same_BTS * (age_TS + n < reach).to(dtype)
         if n in MATCHES:
             kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1))
     return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2), last_BW

@@ -17,7 +17,7 @@ from .architecture import Delay, Layers, Linear, Tanh
 from .scans import chunked, compute_dtype, doubling, leaky_tanh, linear
 
 # B batch · T tokens · I inputs (vocabulary, or features of the layer below) · N units · F features · S state floats
-# C floats of a token's code · G blocks of M units
+# C floats of a token's code · G blocks of M units · U = T + 1
 
 DRIVEN_TOKENS = 16  # whose drive is computed at once: it stays in cache and takes no second [B, T, N] of memory
 SHORTEST_MEMORY = 1.0  # tokens, time constant of the fastest linear unit
@@ -29,7 +29,7 @@ def build(spec: Tanh | Linear | Delay, inputs: int, codes: int = 0) -> Reservoir
 
 
 class Reservoir(nn.Module):
-    """`forward(inputs, state_BS, mask_BT)` gives features after every token [B, T, F] and the state after the last [B, S].
+    """`forward(inputs, state_BS, mask_BT, since_BU)` gives features after every token [B, T, F] and the state after the last.
 
     Attributes:
         features: F, floats a token that a readout sees.
@@ -98,19 +98,18 @@ class TanhReservoir(Reservoir):
         self.weight.copy_(weight_GMM * (spec.spectral_radius / radius_G)[:, None, None])
         self.bias.copy_(_uniform(self.bias.shape, spec.bias_scaling, generator))
 
-    def forward(self, inputs, state_BS, mask_BT=None):
+    def forward(self, inputs, state_BS, mask_BT=None, since_BU=None):
         if inputs.device.type == "xla":
             drive_BTN = self._masked(self.drive(inputs) + self.bias, mask_BT)
-            return leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS)
+            return leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, since_BT=_at(since_BU, slice(-1)))
         # Piece by piece into one array: another one as large would cost as much, in page faults, as the arithmetic.
         dtype, shape = compute_dtype(self.bias), (*inputs.shape[:2], self.features)
         states_BTN = torch.empty(shape, dtype=dtype, device=self.bias.device)
         for begin in range(0, inputs.shape[1], DRIVEN_TOKENS):
             piece = slice(begin, begin + DRIVEN_TOKENS)
-            mask = None if mask_BT is None else mask_BT[:, piece]
-            drive_BTN = self._masked(self.drive(inputs[:, piece]) + self.bias, mask)
-            out_BTN = states_BTN[:, piece]
-            _, state_BS = leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, out_BTN)
+            drive_BTN = self._masked(self.drive(inputs[:, piece]) + self.bias, _at(mask_BT, piece))
+            since_BT = _at(_at(since_BU, slice(-1)), piece)
+            _, state_BS = leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, states_BTN[:, piece], since_BT)
         return states_BTN, state_BS
 
 
@@ -135,10 +134,11 @@ class LinearReservoir(Reservoir):
         self.multiplier.copy_(torch.stack((radius_N * phase_N.cos(), radius_N * phase_N.sin())))
         drawn_IN.mul_((1 - radius_N**2).sqrt())
 
-    def forward(self, inputs, state_BS, mask_BT=None):
+    def forward(self, inputs, state_BS, mask_BT=None, since_BU=None):
         drive_BTN = self.drive(inputs, mask_BT)
         scan = doubling if drive_BTN.device.type == "xla" else chunked
-        states_BT2N = linear(drive_BTN, self.multiplier, state_BS.unflatten(1, (2, -1)), scan)
+        state_B2N = state_BS.unflatten(1, (2, -1))
+        states_BT2N = linear(drive_BTN, self.multiplier, state_B2N, scan, _at(since_BU, slice(-1)))
         return states_BT2N.flatten(2), states_BT2N[:, -1].flatten(1)
 
 
@@ -161,12 +161,17 @@ class DelayReservoir(Reservoir):
         j = ((1 + (1 + 8 * chosen).sqrt()) / 2).floor()
         self.pairs.copy_(torch.stack((chosen - j * (j - 1) / 2, j)).long())
 
-    def forward(self, inputs, state_BS, mask_BT=None):
+    def forward(self, inputs, state_BS, mask_BT=None, since_BU=None):
         T = inputs.shape[1]
         line_BTN = torch.cat((state_BS.unflatten(1, (-1, self.spec.size)), self.drive(inputs, mask_BT)), dim=1)
         delays = self.spec.delays
-        linear_BTF = torch.cat([line_BTN[:, delays - 1 - k : delays - 1 - k + T] for k in range(delays)], dim=-1)
-        state_BS = line_BTN[:, T:].flatten(1)
+        codes = [line_BTN[:, delays - 1 - k : delays - 1 - k + T] for k in range(delays)]
+        last_BTN = line_BTN[:, T:]
+        if since_BU is not None:
+            codes = [code_BTN * (since_BU[:, :-1, None] >= k) for k, code_BTN in enumerate(codes)]
+            ages = torch.arange(delays - 1, 0, -1, device=since_BU.device)
+            last_BTN = last_BTN * (since_BU[:, -1:] >= ages)[..., None]
+        linear_BTF, state_BS = torch.cat(codes, dim=-1), last_BTN.flatten(1)
         if not self.spec.quadratic:
             return linear_BTF, state_BS
         left, right = self.pairs
@@ -229,19 +234,25 @@ class Reservoirs(nn.Module):
         return super()._apply(exact, recurse)
 
     @torch.no_grad()
-    def forward(self, input_ids_BT, state_BS, mask_BT=None):
+    def forward(self, input_ids_BT, state_BS, mask_BT=None, since_BU=None):
         """Features of every layer [[B, T, F], ...] and the state after the last token [B, S].
 
         Where `mask_BT` is 0 the token drives nothing: the zero state stays zero through padding on the left.
+        since_BU: tokens since the text began (`scans.since_begin`); what was before then counts for nothing.
         """
         states = iter(state_BS.split([r.state_size for layer in self.layers for r in layer], dim=1))
         inputs, features, lasts = input_ids_BT, [], []
         for layer in self.layers:
-            outputs = [reservoir(inputs, next(states), mask_BT) for reservoir in layer]
+            outputs = [reservoir(inputs, next(states), mask_BT, since_BU) for reservoir in layer]
             inputs = torch.cat([output for output, _ in outputs], dim=-1) if len(outputs) > 1 else outputs[0][0]
             features.append(inputs)
             lasts += [last for _, last in outputs]
-        return features, torch.cat(lasts, dim=1)
+        last_BS = torch.cat(lasts, dim=1)
+        return features, last_BS if since_BU is None else last_BS * (since_BU[:, -1:] != 0)
+
+
+def _at(tensor_BT: torch.Tensor | None, piece: slice) -> torch.Tensor | None:
+    return None if tensor_BT is None else tensor_BT[:, piece]
 
 
 def _uniform(shape, scale: float, generator: torch.Generator) -> torch.Tensor:

@@ -18,11 +18,31 @@ try:
 except ImportError:  # a saved model goes without it, and on XLA unrolls the loop
     xla = None
 
-# B batch · T tokens · N units · G blocks of M units (N = G M) · L tokens of a chunk · C chunks
+# B batch · T tokens · U = T + 1 · N units · G blocks of M units (N = G M) · L tokens of a chunk · C chunks
+
+LONG_AGO = 2**30  # tokens since the text began: before this call, so that what was carried counts
+
+
+def since_begin(ends_BT):
+    """Tokens since the text began, of every token and of the next one [B, T + 1]: 0 after a token that ends a text.
+
+    ends_BT: whether a token does. Where none did before, LONG_AGO. By doubling: torch_xla has no running maximum of integers.
+    """
+    position_U = torch.arange(ends_BT.shape[1] + 1, device=ends_BT.device)
+    begin_BU = _pad(ends_BT.long(), (1, 0)) * position_U
+    shift = 1
+    while shift < len(position_U):
+        begin_BU = torch.maximum(begin_BU, _pad(begin_BU[:, :-shift], (shift, 0)))
+        shift *= 2
+    return (position_U - begin_BU).masked_fill(begin_BU == 0, LONG_AGO)
+
+
+def _kept(state, kept):
+    return state if kept is None else state * kept
 
 
 @torch.no_grad()
-def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None):
+def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None, since_BT=None):
     """States s_t = (1 - a) s_{t-1} + a tanh(W s_{t-1} + d_t) after every token (Jaeger, GMD report 148, 2001).
 
     Args:
@@ -32,6 +52,7 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None):
         state_BN: the state before the first token.
         out_BTN: where to write the states, in the dtype they have (`compute_dtype`); None makes a new array. XLA never writes
             into it.
+        since_BT: tokens since the text began (`since_begin`); where it is 0 the state before counts for nothing.
 
     Returns:
         States [B, T, N] and the last one [B, N]. Under autocast the product W s and the states have its dtype; what is
@@ -41,22 +62,26 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None):
     G, M, _ = weight_GMM.shape
     dtype = compute_dtype(drive_BTN)
     weight_GMM = weight_GMM.to(dtype)
+    kept_TB1 = [None] * T if since_BT is None else (since_BT != 0).to(state_BN.dtype).T[..., None]
     with torch.autocast(drive_BTN.device.type, enabled=False):
         if drive_BTN.device.type == "xla" and xla is not None:
             carry = (xla.shard_batch(state_BN), weight_GMM, torch.tensor(leak, device=drive_BTN.device))
-            (state_BN, _, _), states_TBN = xla.scan(_leaky_step, carry, drive_BTN.transpose(0, 1))
+            inputs = (drive_BTN.transpose(0, 1), *([] if since_BT is None else [kept_TB1]))
+            (state_BN, _, _), states_TBN = xla.scan(_leaky_step, carry, inputs)
             return xla.shard_batch(states_TBN.transpose(0, 1).to(dtype)), state_BN
         states_BTN = torch.empty((B, T, N), dtype=dtype, device=drive_BTN.device) if out_BTN is None else out_BTN
         if G == 1:
             multiply = _dense_product(weight_GMM[0], B * T)
-            for drive_BN, target_BN in zip(drive_BTN.unbind(1), states_BTN.unbind(1), strict=True):
+            for drive_BN, target_BN, kept_B1 in zip(drive_BTN.unbind(1), states_BTN.unbind(1), kept_TB1, strict=True):
+                state_BN = _kept(state_BN, kept_B1)
                 state_BN = torch.lerp(state_BN, _tanh_(multiply(state_BN.to(dtype)) + drive_BN), leak)
                 target_BN.copy_(state_BN)
             return states_BTN, state_BN
         drive_TGBM = drive_BTN.reshape(B, T, G, M).permute(1, 2, 0, 3)
         states_TGBM = states_BTN.view(B, T, G, M).permute(1, 2, 0, 3)
         state_GBM = state_BN.reshape(B, G, M).transpose(0, 1)
-        for drive_GBM, target_GBM in zip(drive_TGBM, states_TGBM, strict=True):
+        for drive_GBM, target_GBM, kept_B1 in zip(drive_TGBM, states_TGBM, kept_TB1, strict=True):
+            state_GBM = _kept(state_GBM, kept_B1)
             state_GBM = torch.lerp(state_GBM, _tanh_(_add(drive_GBM, state_GBM.to(dtype), weight_GMM.mT)), leak)
             target_GBM.copy_(state_GBM)
         return states_BTN, state_GBM.transpose(0, 1).reshape(B, N)
@@ -84,9 +109,10 @@ def _tanh_(tensor):
     return tensor.tanh_()
 
 
-def _leaky_step(carry, drive_BN):
+def _leaky_step(carry, inputs):
     # Module-level and closed over nothing: XLA's scan caches the traced body by function, and hoists no tensor.
-    state_BN, weight_GMM, leak = carry
+    (state_BN, weight_GMM, leak), (drive_BN, *kept_B1) = carry, inputs
+    state_BN = _kept(state_BN, *kept_B1 or [None])
     G, M, _ = weight_GMM.shape
     if G == 1:
         product_BN = state_BN.to(weight_GMM.dtype) @ weight_GMM[0].T
@@ -104,7 +130,7 @@ def compute_dtype(tensor) -> torch.dtype:
 
 
 @torch.no_grad()
-def linear(drive_BTN, multiplier_2N, state_B2N, scan):
+def linear(drive_BTN, multiplier_2N, state_B2N, scan, since_BT=None):
     """States s_t = lambda s_{t-1} + u_t of a complex-diagonal linear recurrence (LRU, Orvieto et al. 2023, eq. 1).
 
     Complex numbers travel as pairs of real tensors, which every backend supports. Sums are at least fp32, since lambda^t
@@ -115,6 +141,7 @@ def linear(drive_BTN, multiplier_2N, state_B2N, scan):
         multiplier_2N: real and imaginary part of lambda, |lambda| < 1, [2, N].
         state_B2N: real and imaginary part before the first token, [B, 2, N].
         scan: `chunked` or `doubling`.
+        since_BT: as in `leaky_tanh`.
 
     Returns:
         [B, T, 2, N], in the wider dtype of drive and multiplier.
@@ -122,10 +149,10 @@ def linear(drive_BTN, multiplier_2N, state_B2N, scan):
     dtype = torch.promote_types(drive_BTN.dtype, multiplier_2N.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast(drive_BTN.device.type, enabled=False):
-        return scan(drive_BTN.to(wide), multiplier_2N.to(wide), state_B2N.to(wide)).to(dtype)
+        return scan(drive_BTN.to(wide), multiplier_2N.to(wide), state_B2N.to(wide), since_BT).to(dtype)
 
 
-def chunked(drive_BTN, multiplier_2N, state_B2N, length: int = 32):
+def chunked(drive_BTN, multiplier_2N, state_B2N, since_BT=None, length: int = 32):
     """A loop over the tokens of a chunk, all chunks at once, then one over chunks."""
     B, T, N = drive_BTN.shape
     multiplier_N, state_BN = torch.complex(*multiplier_2N), torch.complex(*state_B2N.unbind(1))
@@ -139,16 +166,22 @@ def chunked(drive_BTN, multiplier_2N, state_B2N, length: int = 32):
     states_BTN[:, :T] = drive_BTN
     states_BTN[:, T:] = 0
     states_BCLN = states_BTN.view(B, chunks, length, N)
+    kept_LBC1, carried_CBL1 = [None] * length, [None] * chunks
+    if since_BT is not None:
+        since_BCL1 = _pad(since_BT, (0, chunks * length - T)).view(B, chunks, length, 1)
+        kept_LBC1 = (since_BCL1 != 0).to(states_BTN.dtype).unbind(2)
+        place_L1 = torch.arange(length, device=since_BT.device)[:, None]
+        carried_CBL1 = (since_BCL1 > place_L1).to(states_BTN.dtype).unbind(1)
     # All chunks at once from zero, token by token; then what was there before each, decayed, is added.
-    for before_BCN, state_BCN in itertools.pairwise(states_BCLN.unbind(2)):
-        state_BCN.addcmul_(multiplier_N, before_BCN)
-    for chunk_BLN in states_BCLN.unbind(1):
-        chunk_BLN.addcmul_(powers_LN[:length], state_BN[:, None])
+    for (before_BCN, state_BCN), kept_BC1 in zip(itertools.pairwise(states_BCLN.unbind(2)), kept_LBC1[1:], strict=True):
+        state_BCN.addcmul_(multiplier_N, _kept(before_BCN, kept_BC1))
+    for chunk_BLN, carried_BL1 in zip(states_BCLN.unbind(1), carried_CBL1, strict=True):
+        chunk_BLN.addcmul_(powers_LN[:length], _kept(state_BN[:, None], carried_BL1))
         state_BN = chunk_BLN[:, -1]
     return torch.view_as_real(states_BTN[:, :T]).transpose(-1, -2)
 
 
-def doubling(drive_BTN, multiplier_2N, state_B2N):
+def doubling(drive_BTN, multiplier_2N, state_B2N, since_BT=None):
     """log2(T) elementwise steps (Hillis and Steele 1986): static shapes and no loop over tokens, for XLA."""
     T = drive_BTN.shape[1]
     (factor_re, factor_im), (state_re, state_im) = multiplier_2N.unbind(-2), state_B2N.unbind(-2)
@@ -158,7 +191,8 @@ def doubling(drive_BTN, multiplier_2N, state_B2N):
     im = _pad((factor_re * state_im + factor_im * state_re)[:, None], rest)
     shift = 1
     while shift < T:  # after each pass a state holds twice as many of its inputs
-        earlier_re, earlier_im = (_pad(part[:, :-shift], (0, 0, shift, 0)) for part in (re, im))
+        kept_BT1 = None if since_BT is None else (since_BT >= shift).to(re.dtype)[..., None]
+        earlier_re, earlier_im = (_kept(_pad(part[:, :-shift], (0, 0, shift, 0)), kept_BT1) for part in (re, im))
         re, im = (
             re + factor_re * earlier_re - factor_im * earlier_im,
             im + factor_re * earlier_im + factor_im * earlier_re,
