@@ -5,6 +5,7 @@ import torch
 
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 from helpers.reservoir.recall import HALF_LIVES, KERNELS, MATCHES, Recall, proposals
+from helpers.reservoir.scans import since_begin
 
 B, T, W, V = 3, 17, 6, 5
 
@@ -48,6 +49,22 @@ def test_kernels_equal_a_slow_loop_over_their_definitions(masked):
         assert torch.allclose(weights[row], expected.transpose(0, 1), atol=1e-6)
     assert weights[:, :, len(HALF_LIVES) :].max() > 0
     assert (proposed[:, W:] == ids)[mask.bool()].all()
+
+
+def test_kernels_of_a_text_that_began_within_the_call_are_those_of_the_text_alone():
+    ids, ends = tokens(), torch.zeros(B, T, dtype=torch.bool)
+    ends[0, 4] = ends[0, 12] = ends[1, 16] = True
+    line = torch.randint(1, V + 1, (B, W), generator=torch.Generator().manual_seed(1)).float()
+    _, weights, last = proposals(line, ids, since_BU=since_begin(ends))
+    for row, begins in enumerate(([0, 5, 13], [0], [0])):
+        for begin, end in zip(begins, [*begins[1:], T], strict=True):
+            history = [int(code) - 1 for code in line[row]] if begin == 0 else [None] * W
+            expected = slowly(history, ids[row, begin:end].tolist(), [1] * (end - begin))
+            found = weights[row, begin:end]
+            assert torch.allclose(found[..., begin : W + end], expected.transpose(0, 1), atol=1e-6)
+            assert not found[..., :begin].any()
+    assert last[0].tolist() == [0.0, 0.0, *(ids[0, 13:] + 1).tolist()]
+    assert not last[1].any() and last[2].equal(ids[2, -W:] + 1.0)
 
 
 def test_streaming_sees_what_the_whole_text_sees():

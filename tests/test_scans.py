@@ -1,5 +1,7 @@
 """Recurrences over time against reservoirpy, a Python loop in complex fp64 and the eigenvectors of a dense matrix."""
 
+import itertools
+
 import numpy as np
 import pytest
 import reservoirpy.nodes
@@ -38,11 +40,11 @@ def by_reservoirpy(network, leak):
     return np.stack(states)
 
 
-def by_scan(network, leak, dtype=torch.float64, device="cpu"):
+def by_scan(network, leak, dtype=torch.float64, device="cpu", **options):
     inputs_BTI, weight_GMM, input_weight_NI, bias_N, state_BN = network
     drive_BTN = torch.from_numpy(inputs_BTI @ input_weight_NI.T + bias_N).to(device, dtype)
     weight_GMM, state_BN = (torch.from_numpy(array).to(device, dtype) for array in (weight_GMM, state_BN))
-    return scans.leaky_tanh(drive_BTN, weight_GMM, leak, state_BN)
+    return scans.leaky_tanh(drive_BTN, weight_GMM, leak, state_BN, **options)
 
 
 def off(found, expected) -> float:
@@ -137,14 +139,14 @@ def loop(drive_BTN, multiplier_N, state_BN):
     return states_BTN
 
 
-def by_linear(drive_BTN, multiplier_N, state_BN, method, dtype=torch.float32, device="cpu"):
+def by_linear(drive_BTN, multiplier_N, state_BN, method, dtype=torch.float32, device="cpu", **options):
     """Complex states [B, T, N] of `scans.linear`."""
     arrays = (
         drive_BTN,
         np.stack((multiplier_N.real, multiplier_N.imag)),
         np.stack((state_BN.real, state_BN.imag), axis=1),
     )
-    states_BT2N = scans.linear(*(torch.from_numpy(array).to(device, dtype) for array in arrays), method)
+    states_BT2N = scans.linear(*(torch.from_numpy(array).to(device, dtype) for array in arrays), method, **options)
     assert states_BT2N.dtype == dtype
     states_BT2N = states_BT2N.double().cpu().numpy()
     return states_BT2N[:, :, 0] + 1j * states_BT2N[:, :, 1]
@@ -206,6 +208,50 @@ def test_a_dense_linear_recurrence_equals_its_diagonal_form(method):
     state_BN = np.stack((inverse_NN @ state_N, np.zeros(20)))
     real, imaginary = by_linear(drive_BTN, multiplier_N, state_BN, method, torch.float64)
     assert np.abs((real + 1j * imaginary) @ vectors_NN.T - expected_TN).max() < 1e-10
+
+
+# ---- texts that begin within a call
+
+
+def texts(tokens, share=0.1):
+    """Whether each of two rows of tokens ends a text, and since when the text of each and of the next token is read."""
+    ends_BT = np.random.default_rng(1).random((2, tokens)) < share
+    since_BU = np.full((2, tokens + 1), scans.LONG_AGO)
+    for row, ends_T in enumerate(ends_BT):
+        for t in np.flatnonzero(ends_T):
+            since_BU[row, t + 1 :] = np.arange(tokens - t)
+    return ends_BT, since_BU
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 31, 32, 200])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_tokens_since_a_text_began_are_counted(tokens, share):
+    ends_BT, since_BU = texts(tokens, share)
+    assert np.array_equal(scans.since_begin(torch.from_numpy(ends_BT)).numpy(), since_BU)
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 33, 77, 200])
+@pytest.mark.parametrize("method", METHODS)
+def test_linear_states_begin_anew_with_a_text(method, tokens):
+    (drive_BTN, multiplier_N, state_BN), (_, since_BU) = recurrence(tokens), texts(tokens)
+    expected, state = np.empty(drive_BTN.shape, complex), state_BN
+    for t in range(tokens):
+        state = expected[:, t] = multiplier_N * state * (since_BU[:, t, None] > 0) + drive_BTN[:, t]
+    found = by_linear(drive_BTN, multiplier_N, state_BN, method, since_BT=torch.from_numpy(since_BU[:, :-1]))
+    assert relative(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_tanh_states_begin_anew_with_a_text(blocks):
+    network, (_, since_BU) = echo_state_network(blocks), texts(T)
+    found = by_scan(network, 0.3, since_BT=torch.from_numpy(since_BU[:, :-1]))[0].numpy()
+    for row in range(B):
+        edges = [0, *np.flatnonzero(since_BU[row, :T] == 0), T]
+        for begin, end in itertools.pairwise(edges):
+            inputs_BTI, weight_GMM, input_weight_NI, bias_N, state_BN = network
+            state_BN = state_BN if begin == 0 else 0 * state_BN
+            text = inputs_BTI[:, begin:end], weight_GMM, input_weight_NI, bias_N, state_BN
+            assert np.abs(found[row, begin:end] - by_reservoirpy(text, 0.3)[row]).max() < 1e-12
 
 
 # ---- CUDA

@@ -196,48 +196,35 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         size = self.reservoirs.state_size + self.config.recall_tokens
         return torch.zeros(batch, size, dtype=dtype, device=self.device)
 
-    def features(
-        self,
-        input_ids: torch.Tensor,
-        state: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def features(self, input_ids, state=None, attention_mask=None) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Features of every layer of reservoirs after each of the tokens [B, T], and the state after the last [B, S].
 
         `state` is the reservoirs' part of the whole one, or all of it; what is returned is their part.
         The last T of `attention_mask` [B, >= T] count, as in `Reservoirs.forward`.
         """
-        state = self._before(input_ids, state)
-        mask = _of_these(input_ids, attention_mask)
+        state_BS, _, mask, since_BU = self._begin(input_ids, state, attention_mask)
         if self.training and self.config.token_dropout:
             seen = torch.rand(input_ids.shape, device=input_ids.device) >= self.config.token_dropout
             mask = seen if mask is None else seen * mask
-        state = state[:, : self.reservoirs.state_size]
-        return self.reservoirs(input_ids, state, mask, self._since(input_ids, attention_mask))
+        return self.reservoirs(input_ids, state_BS, mask, since_BU)
 
-    def advance(self, input_ids: torch.Tensor, state=None, attention_mask=None) -> torch.Tensor:
+    def advance(self, input_ids, state=None, attention_mask=None) -> torch.Tensor:
         """The whole state [B, S] after these tokens, as `forward` gives it, without a readout."""
-        state = self._before(input_ids, state)
-        _, last_BW = read(*self._recall_inputs(input_ids, state, attention_mask))
-        return torch.cat((self.features(input_ids, state, attention_mask)[1], last_BW), dim=1)
+        _, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
+        _, state_BS = self.features(input_ids, state, attention_mask)
+        return torch.cat((state_BS, read(line_BW, input_ids, mask, since_BU)[1]), dim=1)
 
-    def _recall_inputs(self, input_ids, state, attention_mask):
-        line_BW, mask_BT = state[:, self.reservoirs.state_size :], _of_these(input_ids, attention_mask)
-        return line_BW, input_ids, mask_BT, self._since(input_ids, attention_mask)
-
-    def _since(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Tokens since the text began [B, T + 1], where the model asks; a masked end (padding) ends nothing."""
-        if not self.config.reset_at_end or self.config.eos_token_id is None:
-            return None
-        mask, ends_BT = _of_these(input_ids, attention_mask), input_ids == self.config.eos_token_id
-        return since_begin(ends_BT if mask is None else ends_BT & (mask != 0))
-
-    def _before(self, input_ids: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
-        if state is None:
-            return self.initial_state(input_ids.shape[0])
+    def _begin(self, input_ids, state, attention_mask):
+        """State of the reservoirs and line of tokens before these, their mask, and tokens since the text began [B, T + 1]."""
+        state = self.initial_state(len(input_ids)) if state is None else state
         if state.dtype.itemsize < 4:
             raise ValueError(f"state.dtype={state.dtype}: must be float32 or float64, which hold token ids exactly")
-        return state
+        size, end, since_BU = self.reservoirs.state_size, self.config.eos_token_id, None
+        # Generation passes the mask of all tokens. A masked end is padding and ends nothing.
+        mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        if self.config.reset_at_end and end is not None:
+            since_BU = since_begin((input_ids == end) if mask is None else (input_ids == end) & (mask != 0))
+        return state[:, :size], state[:, size:], mask, since_BU
 
     def readout(self, input_ids: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
         """The trained vector after each token [B, T, D], before the head."""
@@ -251,30 +238,24 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         return self.norm(x_BTD)
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor | None = None,
-        state: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | None = None,
-        **kwargs,
+        self, input_ids, labels=None, state=None, attention_mask=None, num_items_in_batch=None, **kwargs
     ) -> ReservoirOutput:
         """Logits for the token after each position; `labels` [B, T] are `input_ids` (shifted here, -100 ignored)."""
-        state = self._before(input_ids, state)
-        features, after = self.features(input_ids, state, attention_mask)
+        _, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
+        features, state = self.features(input_ids, state, attention_mask)
         x_BTD = self.readout(input_ids, features)
         del features  # backward keeps them normalised
         logits_BTV = self.head(x_BTD)
         if self.recall is not None:
-            tokens, weights, last_BW = proposals(*self._recall_inputs(input_ids, state, attention_mask))
+            tokens, weights, line_BW = proposals(line_BW, input_ids, mask, since_BU)
             logits_BTV = self.recall(logits_BTV, x_BTD, tokens, weights)
-            after = torch.cat((after, last_BW), dim=1)
+            state = torch.cat((state, line_BW), dim=1)
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits_BTV, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
             )
-        return ReservoirOutput(loss=loss, logits=logits_BTV, state=after)
+        return ReservoirOutput(loss=loss, logits=logits_BTV, state=state)
 
     # -- generation: one token a step, the state carried in place of a key-value cache, which is never made --
 
@@ -302,11 +283,6 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             "trainable": self.num_parameters(only_trainable=True),
             "frozen": sum(buffer.numel() for buffer in self.reservoirs.state_dict().values()),
         }
-
-
-def _of_these(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The mask of the last T tokens: generation passes that of all."""
-    return None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
 
 
 AutoConfig.register(ReservoirConfig.model_type, ReservoirConfig, exist_ok=True)

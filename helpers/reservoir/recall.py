@@ -51,19 +51,21 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
     ids_BS, last_BW = read(line_BW, input_ids, mask_BT, since_BU)
     position_S = torch.arange(W + T, device=ids_BS.device)
     age_TS = position_S[W:, None] - position_S
-    reach = W if since_BU is None else since_BU[:, :-1, None].clamp(max=W - 1) + 1  # ages in the line and in the text
+    in_text_BTS = True if since_BU is None else age_TS <= since_BU[:, :-1, None]
     # Products of 0 and 1 in floats: half the time of logic on booleans, which every kernel would turn into floats anyway.
-    valid_BTS = ((age_TS >= 0) & (age_TS < reach)).to(dtype) * (ids_BS != NOTHING)[:, None].to(dtype)
+    valid_BTS = ((age_TS >= 0) & (age_TS < W) & in_text_BTS).to(dtype) * (ids_BS != NOTHING)[:, None].to(dtype)
     # Not `exp2`, which torch_xla computes on the host.
     kernels = [valid_BTS * torch.exp(age_TS.to(dtype) * (-math.log(2) / half)) for half in HALF_LIVES]
     match_BTS = valid_BTS
     for n in range(1, max(MATCHES) + 1):
         # The n-th token before a proposed one, against the n-th last of the text, of which the current one is the first.
         before_BS = nn.functional.pad(ids_BS, (n, 0), value=NOTHING)[:, : W + T]
+        if since_BU is not None:  # the n-th before is of the same text; tokens of the line are, of the carried one
+            before_BS = before_BS * (nn.functional.pad(since_BU[:, :-1], (W, 0), value=n) >= n)
         last_BT = nn.functional.pad(ids_BS, (n - 1, 0), value=NOTHING)[:, W : W + T]
         same_BTS = before_BS[:, None] == last_BT.masked_fill(last_BT == NOTHING, UNLIKE_ANY)[..., None]
-        # The ones before it too, so that streaming sees the same.
-        match_BTS = match_BTS * same_BTS * (age_TS + n < reach).to(dtype)
+        in_line_TS = (age_TS + n < W).to(dtype)  # the ones before it too, so that streaming sees the same
+        match_BTS = match_BTS * same_BTS * in_line_TS
         if n in MATCHES:
             kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1))
     return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2), last_BW

@@ -18,6 +18,7 @@ from .scans import chunked, compute_dtype, doubling, leaky_tanh, linear
 
 # B batch · T tokens · I inputs (vocabulary, or features of the layer below) · N units · F features · S state floats
 # C floats of a token's code · G blocks of M units · U = T + 1
+# Dtypes are given, since transformers keeps such in whatever dtype it loads a model.
 
 DRIVEN_TOKENS = 16  # whose drive is computed at once: it stays in cache and takes no second [B, T, N] of memory
 SHORTEST_MEMORY = 1.0  # tokens, time constant of the fastest linear unit
@@ -29,7 +30,7 @@ def build(spec: Tanh | Linear | Delay, inputs: int, codes: int = 0) -> Reservoir
 
 
 class Reservoir(nn.Module):
-    """`forward(inputs, state_BS, mask_BT, since_BU)` gives features after every token [B, T, F] and the state after the last.
+    """`forward(inputs, state_BS, mask_BT, since_BT)` gives features after every token [B, T, F] and the state after the last.
 
     Attributes:
         features: F, floats a token that a readout sees.
@@ -43,8 +44,8 @@ class Reservoir(nn.Module):
     def __init__(self, spec, inputs: int, units: int, codes: int):
         super().__init__()
         self.spec = spec
-        self.register_buffer("input_weight", _zeros(inputs, units), persistent=not codes)
-        self.register_buffer("input_map", _zeros(codes, units) if codes else None)
+        self.register_buffer("input_weight", torch.zeros(inputs, units, dtype=torch.float32), persistent=not codes)
+        self.register_buffer("input_map", torch.zeros(codes, units, dtype=torch.float32) if codes else None)
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator, tokens: bool) -> torch.Tensor:
@@ -78,8 +79,8 @@ class TanhReservoir(Reservoir):
     def __init__(self, spec: Tanh, inputs: int, codes: int):
         super().__init__(spec, inputs, spec.size, codes)
         M = spec.size // spec.blocks
-        self.register_buffer("weight", _zeros(spec.blocks, M, M))
-        self.register_buffer("bias", _zeros(spec.size))
+        self.register_buffer("weight", torch.zeros(spec.blocks, M, M, dtype=torch.float32))
+        self.register_buffer("bias", torch.zeros(spec.size, dtype=torch.float32))
         self.features = self.state_size = spec.size
 
     @torch.no_grad()
@@ -98,18 +99,18 @@ class TanhReservoir(Reservoir):
         self.weight.copy_(weight_GMM * (spec.spectral_radius / radius_G)[:, None, None])
         self.bias.copy_(_uniform(self.bias.shape, spec.bias_scaling, generator))
 
-    def forward(self, inputs, state_BS, mask_BT=None, since_BU=None):
+    def forward(self, inputs, state_BS, mask_BT=None, since_BT=None):
         if inputs.device.type == "xla":
             drive_BTN = self._masked(self.drive(inputs) + self.bias, mask_BT)
-            return leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, since_BT=_at(since_BU, slice(-1)))
+            return leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, since_BT=since_BT)
         # Piece by piece into one array: another one as large would cost as much, in page faults, as the arithmetic.
         dtype, shape = compute_dtype(self.bias), (*inputs.shape[:2], self.features)
         states_BTN = torch.empty(shape, dtype=dtype, device=self.bias.device)
         for begin in range(0, inputs.shape[1], DRIVEN_TOKENS):
             piece = slice(begin, begin + DRIVEN_TOKENS)
-            drive_BTN = self._masked(self.drive(inputs[:, piece]) + self.bias, _at(mask_BT, piece))
-            since_BT = _at(_at(since_BU, slice(-1)), piece)
-            _, state_BS = leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, states_BTN[:, piece], since_BT)
+            mask, since = (None if each is None else each[:, piece] for each in (mask_BT, since_BT))
+            drive_BTN = self._masked(self.drive(inputs[:, piece]) + self.bias, mask)
+            _, state_BS = leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, states_BTN[:, piece], since)
         return states_BTN, state_BS
 
 
@@ -118,7 +119,7 @@ class LinearReservoir(Reservoir):
 
     def __init__(self, spec: Linear, inputs: int, codes: int):
         super().__init__(spec, inputs, spec.size, codes)
-        self.register_buffer("multiplier", _zeros(2, spec.size))
+        self.register_buffer("multiplier", torch.zeros(2, spec.size, dtype=torch.float32))
         self.features = self.state_size = 2 * spec.size
 
     @torch.no_grad()
@@ -134,11 +135,10 @@ class LinearReservoir(Reservoir):
         self.multiplier.copy_(torch.stack((radius_N * phase_N.cos(), radius_N * phase_N.sin())))
         drawn_IN.mul_((1 - radius_N**2).sqrt())
 
-    def forward(self, inputs, state_BS, mask_BT=None, since_BU=None):
+    def forward(self, inputs, state_BS, mask_BT=None, since_BT=None):
         drive_BTN = self.drive(inputs, mask_BT)
         scan = doubling if drive_BTN.device.type == "xla" else chunked
-        state_B2N = state_BS.unflatten(1, (2, -1))
-        states_BT2N = linear(drive_BTN, self.multiplier, state_B2N, scan, _at(since_BU, slice(-1)))
+        states_BT2N = linear(drive_BTN, self.multiplier, state_BS.unflatten(1, (2, -1)), scan, since_BT)
         return states_BT2N.flatten(2), states_BT2N[:, -1].flatten(1)
 
 
@@ -161,16 +161,17 @@ class DelayReservoir(Reservoir):
         j = ((1 + (1 + 8 * chosen).sqrt()) / 2).floor()
         self.pairs.copy_(torch.stack((chosen - j * (j - 1) / 2, j)).long())
 
-    def forward(self, inputs, state_BS, mask_BT=None, since_BU=None):
+    def forward(self, inputs, state_BS, mask_BT=None, since_BT=None):
         T = inputs.shape[1]
         line_BTN = torch.cat((state_BS.unflatten(1, (-1, self.spec.size)), self.drive(inputs, mask_BT)), dim=1)
         delays = self.spec.delays
         codes = [line_BTN[:, delays - 1 - k : delays - 1 - k + T] for k in range(delays)]
         last_BTN = line_BTN[:, T:]
-        if since_BU is not None:
-            codes = [code_BTN * (since_BU[:, :-1, None] >= k) for k, code_BTN in enumerate(codes)]
-            ages = torch.arange(delays - 1, 0, -1, device=since_BU.device)
-            last_BTN = last_BTN * (since_BU[:, -1:] >= ages)[..., None]
+        if since_BT is not None:
+            codes = [code_BTN * (since_BT[..., None] >= k) for k, code_BTN in enumerate(codes)]
+            last_BTN = (
+                last_BTN * (since_BT[:, -1:] >= torch.arange(delays - 2, -1, -1, device=inputs.device))[..., None]
+            )
         linear_BTF, state_BS = torch.cat(codes, dim=-1), last_BTN.flatten(1)
         if not self.spec.quadratic:
             return linear_BTF, state_BS
@@ -194,7 +195,7 @@ class Reservoirs(nn.Module):
 
     def __init__(self, layers: Layers, vocab_size: int, codes: int = 0):
         super().__init__()
-        self.register_buffer("codes", _zeros(vocab_size, codes, dtype=torch.float16) if codes else None)
+        self.register_buffer("codes", torch.zeros(vocab_size, codes, dtype=torch.float16) if codes else None)
         self.layers, self.features, inputs = nn.ModuleList(), [], vocab_size
         for layer in layers:
             self.layers.append(nn.ModuleList(build(spec, inputs, codes) for spec in layer))
@@ -240,10 +241,11 @@ class Reservoirs(nn.Module):
         Where `mask_BT` is 0 the token drives nothing: the zero state stays zero through padding on the left.
         since_BU: tokens since the text began (`scans.since_begin`); what was before then counts for nothing.
         """
+        since_BT = None if since_BU is None else since_BU[:, :-1]
         states = iter(state_BS.split([r.state_size for layer in self.layers for r in layer], dim=1))
         inputs, features, lasts = input_ids_BT, [], []
         for layer in self.layers:
-            outputs = [reservoir(inputs, next(states), mask_BT, since_BU) for reservoir in layer]
+            outputs = [reservoir(inputs, next(states), mask_BT, since_BT) for reservoir in layer]
             inputs = torch.cat([output for output, _ in outputs], dim=-1) if len(outputs) > 1 else outputs[0][0]
             features.append(inputs)
             lasts += [last for _, last in outputs]
@@ -251,14 +253,5 @@ class Reservoirs(nn.Module):
         return features, last_BS if since_BU is None else last_BS * (since_BU[:, -1:] != 0)
 
 
-def _at(tensor_BT: torch.Tensor | None, piece: slice) -> torch.Tensor | None:
-    return None if tensor_BT is None else tensor_BT[:, piece]
-
-
 def _uniform(shape, scale: float, generator: torch.Generator) -> torch.Tensor:
     return (torch.rand(shape, generator=generator) * 2 - 1) * scale
-
-
-def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """In a dtype of its own, which transformers keeps in whatever dtype it loads a model."""
-    return torch.zeros(shape, dtype=dtype)
