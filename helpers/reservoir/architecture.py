@@ -27,7 +27,7 @@ class Tanh:
     density: float = 1.0  # share of nonzero weights within a block of W
 
     def __post_init__(self):
-        _at_least(1, size=self.size, blocks=self.blocks)
+        at_least(1, size=self.size, blocks=self.blocks)
         if self.size % self.blocks:
             raise ValueError(f"blocks={self.blocks}: must divide size={self.size}")
         if self.size // self.blocks > LARGEST_BLOCK:
@@ -54,7 +54,7 @@ class Linear:
     input_scaling: float = 1.0  # W_in is uniform in +- this
 
     def __post_init__(self):
-        _at_least(1, size=self.size)
+        at_least(1, size=self.size)
         _positive(input_scaling=self.input_scaling)
         if not 0 < self.spectral_radius < 1:
             raise ValueError(f"spectral_radius={self.spectral_radius}: a linear reservoir is stable in (0, 1) only")
@@ -74,7 +74,7 @@ class Delay:
     input_scaling: float = 1.0  # the code is uniform in +- this
 
     def __post_init__(self):
-        _at_least(1, size=self.size, delays=self.delays)
+        at_least(1, size=self.size, delays=self.delays)
         pairs = self.size * self.delays * (self.size * self.delays - 1) // 2
         if not 0 <= self.quadratic <= pairs:
             raise ValueError(
@@ -130,7 +130,7 @@ def _notation_of_one(spec: Tanh | Linear | Delay) -> str:
     return " ".join((f"{type(spec).__name__.lower()}:{size}", *(f"{name}:{value}" for name, value in settings)))
 
 
-def _at_least(least: int, **values: int) -> None:
+def at_least(least: int, **values: int) -> None:
     for name, value in values.items():
         if value < least:
             raise ValueError(f"{name}={value}: must be at least {least}")

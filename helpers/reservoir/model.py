@@ -1,7 +1,6 @@
 """A reservoir language model as a transformers causal LM: frozen reservoirs remember the text, a trained readout predicts.
 
-A saved model takes this file and those that it imports with it, and so they import nothing of this suite. Elsewhere it is
-loaded with `trust_remote_code=True`.
+A saved model takes this file and those that it imports with it, to be loaded elsewhere with `trust_remote_code=True`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from .architecture import DEFAULT, notation, parse
+from .architecture import DEFAULT, at_least, notation, parse
 from .readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
 from .recall import Recall, proposals, read
 from .reservoirs import Reservoirs
@@ -22,7 +21,7 @@ from .scans import since_begin
 
 # B batch · T tokens · F features of a layer · D embedding · S state floats · V vocabulary
 
-EMBEDDING_STD = 0.02  # a tied head then begins near a uniform guess
+EMBEDDING_STD = 0.02  # that of transformers; a tied head then begins near a uniform guess
 
 
 class ReservoirConfig(PretrainedConfig):
@@ -33,12 +32,12 @@ class ReservoirConfig(PretrainedConfig):
         reservoirs: their notation (architecture.py).
         reservoir_seed: the frozen weights are a function of this seed and `reservoirs`.
         embedding_size: D, width of the trained vector a token.
-        input_codes: C, floats of a token's code that the first reservoirs see; 0 where they see a one-hot vector.
+        input_codes: C, floats of a token's code that the first reservoirs see; 0 for a one-hot vector.
         recall_tokens: W.
         token_dropout: in training only (word dropout, Bowman et al. 2016): without it the readout learns a small text's
             contexts by heart.
         eos_token_id: the token that ends a text.
-        reset_at_end: the token after it is read as the first of all, so that a text in a stream of texts is read as alone.
+        reset_at_end: the token after it is read as the first of all: a text in a stream is read as it is alone.
 
     Raises ValueError, which names what is wrong.
     """
@@ -63,17 +62,9 @@ class ReservoirConfig(PretrainedConfig):
         tie_word_embeddings: bool = True,
         **kwargs,
     ):
-        for name, value, least in (
-            ("vocab_size", vocab_size, 1),
-            ("embedding_size", embedding_size, 1),
-            ("readout_size", readout_size, 1),
-            ("readout_blocks", readout_blocks, 0),
-            ("attention_heads", attention_heads, 0),
-            ("input_codes", input_codes, 0),
-            ("recall_tokens", recall_tokens, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name}={value}: must be at least {least}")
+        at_least(1, vocab_size=vocab_size, embedding_size=embedding_size, readout_size=readout_size)
+        at_least(0, readout_blocks=readout_blocks, attention_heads=attention_heads)
+        at_least(0, input_codes=input_codes, recall_tokens=recall_tokens)
         for name, share in (("dropout", dropout), ("token_dropout", token_dropout)):
             if not 0 <= share < 1:
                 raise ValueError(f"{name}={share}: must be in [0, 1)")
@@ -139,8 +130,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> ReservoirForCausalLM:
         """A new model: reservoirs drawn from `config.reservoir_seed`, readout from `seed`.
 
-        codes_VC: codes of the tokens (`codes.py`): what the first reservoirs see, and where the trained embedding begins.
-            `config.input_codes` becomes their C.
+        codes_VC: of the tokens (`codes.py`): what the first reservoirs see, and where the trained embedding begins.
         """
         torch.manual_seed(seed)
         if codes_VC is not None:
@@ -164,13 +154,11 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=EMBEDDING_STD)
         elif isinstance(module, Recall):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.RMSNorm):
-            nn.init.ones_(module.weight)
+        else:
+            super()._init_weights(module)
 
     def initialize_weights(self) -> None:
         """Draws the reservoirs too, unless from_pretrained has marked them as loaded: then no eigenvalues are computed."""

@@ -41,7 +41,7 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         line_BW: the W tokens before these as floats, id + 1, 0 where there was none.
         input_ids: [B, T].
         mask_BT: 0 where a token counts as none.
-        since_BU: tokens since the text began (`scans.since_begin`): none before then is proposed or compared.
+        since_BU: as of `scans.since_begin`: nothing of another text is proposed or compared.
 
     Returns:
         The proposed tokens [B, S], their weights [B, T, K, S] in the line's dtype, and the line after the last token.
@@ -60,7 +60,7 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
     for n in range(1, max(MATCHES) + 1):
         # The n-th token before a proposed one, against the n-th last of the text, of which the current one is the first.
         before_BS = nn.functional.pad(ids_BS, (n, 0), value=NOTHING)[:, : W + T]
-        if since_BU is not None:  # the n-th before is of the same text; tokens of the line are, of the carried one
+        if since_BU is not None:  # in the line there is one text
             before_BS = before_BS * (nn.functional.pad(since_BU[:, :-1], (W, 0), value=n) >= n)
         last_BT = nn.functional.pad(ids_BS, (n - 1, 0), value=NOTHING)[:, W : W + T]
         same_BTS = before_BS[:, None] == last_BT.masked_fill(last_BT == NOTHING, UNLIKE_ANY)[..., None]

@@ -35,7 +35,7 @@ class Reservoir(nn.Module):
     Attributes:
         features: F, floats a token that a readout sees.
         state_size: S, floats that are carried from one token to the next.
-        input_weight: W_in [I, N]. Of tokens with codes it is made from those (`input_map`, which is saved in its place).
+        input_weight: W_in [I, N]; of tokens with codes, made from those and `input_map`, which is saved in its place.
     """
 
     features: int
@@ -49,10 +49,9 @@ class Reservoir(nn.Module):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator, tokens: bool) -> torch.Tensor:
-        """Draws every buffer on the CPU and returns the drawn part of W_in.
+        """Draws every buffer on the CPU and returns that of the input.
 
-        tokens: the input is one-hot; else features, whose sum is normalised. Of codes of unit mean square W_in is a random
-        map, of the variance that it has otherwise.
+        tokens: the input is one-hot; else features, whose sum is normalised. A map of codes gives W_in the same variance.
         """
         scale = self.spec.input_scaling * (1 if tokens else len(self.input_weight) ** -0.5)
         if self.input_map is None:
@@ -185,8 +184,7 @@ _MODULES = {Tanh: TanhReservoir, Linear: LinearReservoir, Delay: DelayReservoir}
 class Reservoirs(nn.Module):
     """Layers of reservoirs: the first sees token ids, each next one the features of the layer below.
 
-    codes: C, floats of a token's code that the first layer sees in place of a one-hot vector; 0 for none. They are saved
-    once for all reservoirs, in 16 bits, and each saves a map of them.
+    codes: C, floats of a token's code that the first layer sees; 0 for a one-hot vector. Saved once, in 16 bits.
 
     Attributes:
         features: floats a token of each layer.
@@ -207,7 +205,7 @@ class Reservoirs(nn.Module):
     def draw(self, seed: int, codes_VC: torch.Tensor | None = None) -> None:
         """Draws each reservoir from (seed, its layer, its place), so that one more changes no other.
 
-        codes_VC: of unit mean square, [V, C]; where there are to be some and none are given, they are normal.
+        codes_VC: of unit mean square; by default normal.
         """
         if self.codes is not None:
             normal = torch.Generator().manual_seed(seed)
@@ -226,7 +224,7 @@ class Reservoirs(nn.Module):
             reservoir.input_weight.copy_(self.codes.cpu().to(map_CN.dtype) @ map_CN)
 
     def _apply(self, fn, recurse=True):
-        """A model that is cast to bf16 or fp16 keeps these weights as they are: rounded at every token a slow leak stalls."""
+        """In a model cast to bf16 or fp16 nothing changes: rounded at every token a slow leak stalls."""
 
         def exact(tensor):
             moved = fn(tensor)
