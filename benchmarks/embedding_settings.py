@@ -47,7 +47,6 @@ class Setting:
     freeze_layers: int = 0
     gradient_checkpointing: bool = False
     precision: str = "fp32"
-    past_texts: int = 1024
 
 
 CHANGES = {
@@ -58,7 +57,6 @@ CHANGES = {
     "freeze_layers=-1 (head only)": {"freeze_layers": -1},
     "gradient checkpointing (the plan's)": {"gradient_checkpointing": True},
     "precision=bf16": {"precision": "bf16"},
-    "past_texts=0": {"past_texts": 0},
 }
 
 
@@ -102,7 +100,6 @@ def measure(setting: Setting, device: str) -> tuple[float, int]:
             model,
             SIGReg(t_max=3.0, n_points=17, num_slices=256),
             sigreg_weight=0.02,
-            past_texts=setting.past_texts,
             contrastive_weight=1.0,
         )
         recipe = Recipe(

@@ -18,7 +18,7 @@ DEFAULTS = {
     "precision": "fp32",
     "steps": 12,
     "batch_size": 8,
-    "accumulation": 1,
+    "accumulation": 1,  # of LeJEPA's loss, chunks
     "texts": 40,  # training examples: 5 steps an epoch
     "length": 48,
     "dropout": 0.1,
@@ -26,7 +26,6 @@ DEFAULTS = {
     "logging_steps": 1,
     "eval_steps": 4,
     "save_steps": 4,
-    "past_texts": 16,  # earlier texts, half as many on each of two processes
     "contrastive_weight": 0.1,
     "groups": True,  # the head learns ten times as fast, the lower layer a tenth
     "checkpointing": False,
@@ -36,6 +35,7 @@ DEFAULTS = {
     "patience": 0,
     "loss": "lejepa",  # or "ranking", which has no state of its own
     "kill_step": None,  # kill -9 inside this step, before the optimizer
+    "fits": 0,  # texts that can be embedded together; 0: any number
     "export": None,  # where the trained model goes
 }
 WORDS = [
@@ -169,9 +169,14 @@ def main(output_dir: str, options: dict) -> dict:
             model,
             SIGReg(t_max=3, n_points=17, num_slices=32),
             sigreg_weight=0.05,
-            past_texts=options["past_texts"],
             contrastive_weight=options["contrastive_weight"],
         )
+
+    def embed(module, features):
+        if len(features[0]["input_ids"]) > options["fits"] > 0:
+            raise torch.OutOfMemoryError("no room")
+
+    model[0].register_forward_pre_hook(embed)
     planned = plan_by_hand(
         machine,
         batch_size=options["batch_size"],
@@ -246,6 +251,7 @@ def main(output_dir: str, options: dict) -> dict:
         "history": history,
         "best_step": trainer.state.best_global_step,
         "loss_step": getattr(loss, "step", None),
+        "chunk": getattr(loss, "chunk", None),
         "still": [name for name in before if torch.equal(before[name], after[name])],
         "silent": seen["silent"],
         "transfers": seen["transfers"],

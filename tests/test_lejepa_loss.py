@@ -4,17 +4,21 @@ import pytest
 import torch
 
 from helpers import xla
+from helpers.attention import checkpoint_activations
+from helpers.lejepa import gradient_cache
 from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.model import freeze
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.sigreg import SIGReg, gaussian_floor
+from helpers.planning.counting import LiveBytes
 
-from .test_sigreg import collapse_slope, one_of_two
+from .test_sigreg import one_of_two
 from .xla_process import answers_on_xla
 
 K, T = 8, 6
 WORDS = [f"word{index}" for index in range(40)]
 
-# V views · N texts · K embedding · T tokens · Q past texts
+# V views · N texts · K embedding · T tokens
 
 
 def build():
@@ -146,36 +150,111 @@ def test_a_duplicate_of_the_anchor_or_of_the_positive_is_no_negative():
     torch.testing.assert_close(found, total / 6)
 
 
-# ---- past texts
+# ---- gradient caching
 
 
-def test_past_texts_make_sigreg_that_of_a_larger_batch_with_a_gradient_of_this_one():
-    batches = [batch(seed=seed) for seed in range(4)]
-    loss = lejepa(sigreg_weight=1.0, past_texts=30)
-    for features in batches[:3]:
-        loss(features)
-    loss(batches[3]).backward()
-    found = gradients(loss.model)
+def value_and_gradient(loss, features):
     loss.model.zero_grad()
-    past_VQK = torch.cat([embed(loss.model, features) for features in batches[:3]], 1).detach()[:, -30:]
-    together_VNK = torch.cat((past_VQK, embed(loss.model, batches[3])), 1)
-    expected = sigreg()(together_VNK, 3)
-    expected.backward()
-    torch.testing.assert_close(found, gradients(loss.model), rtol=1e-4, atol=1e-6)
-    assert loss.read_terms()["sigreg"] > 0
+    value = loss(features)
+    value.backward()
+    return value.detach(), gradients(loss.model)
 
 
-@pytest.mark.parametrize("past_texts", [5, 12, 30])
-def test_the_effective_batch_grows_to_the_past_and_the_batch(past_texts):
-    loss, features = lejepa(sigreg_weight=1.0, past_texts=past_texts), batch()
-    for weight in loss.model.parameters():
-        torch.nn.init.zeros_(weight)  # all embeddings are 0: the value is slope times N
-    sizes = [loss(features).item() / collapse_slope(3, 17) for _ in range(5)]
-    assert sizes == pytest.approx([12 + min(12 * step, past_texts) for step in range(5)], rel=1e-4)
+def error(found, expected) -> float:
+    """Of the value, relative, and of the gradient, relative to its largest entry."""
+    (value, gradient), (true_value, true_gradient) = found, expected
+    off = (gradient - true_gradient).abs().max() / true_gradient.abs().max()
+    return max(float(abs(value / true_value - 1)), float(off))
+
+
+@pytest.mark.parametrize("chunk", [16, 5, 1, 64, 100])
+def test_chunks_of_a_batch_have_the_value_and_the_gradient_of_the_batch_at_once(chunk):
+    features, options = batch(V=3, N=64), {"contrastive_weight": 0.5}
+    whole = value_and_gradient(lejepa(**options), features)
+    chunked = value_and_gradient(lejepa(chunk=chunk, **options), features)
+    assert error(chunked, whole) < 1e-6
+
+
+@pytest.fixture
+def with_dropout(tmp_path):
+    """BERT as transformers has it, with dropout, and two columns of 64 padded texts."""
+    from .lejepa_run import build_model, sentences
+
+    model = build_model(tmp_path, dropout=0.1).train()
+    return model, [model.preprocess(sentences(64, seed)) for seed in range(2)]
+
+
+def test_dropout_draws_the_same_when_a_chunk_is_embedded_again(with_dropout, monkeypatch):
+    model, features = with_dropout
+    loss = lejepa(model, chunk=16, contrastive_weight=0.5)
+    drawn = []
+    # What the head gets: nothing after that is kept, so that the second time stops there.
+    model[-1].register_forward_pre_hook(lambda head, args: drawn.append(args[0]["sentence_embedding"].detach()))
+    torch.manual_seed(0)
+    replayed = value_and_gradient(loss, features)
+    first, again = drawn[:8], drawn[8:]
+    assert len(again) == 8 and not torch.equal(first[0], first[1])
+    assert all(torch.equal(one, two) for one, two in zip(first, reversed(again), strict=True))
+    monkeypatch.setattr(gradient_cache, "checkpoint", lambda embed, part, **options: embed(part))  # the graph is kept
+    loss.step = 0
+    torch.manual_seed(0)
+    assert error(replayed, value_and_gradient(loss, features)) < 1e-6
+
+
+def test_memory_follows_the_chunk_and_not_the_batch(with_dropout):
+    model, features = with_dropout
+    weights = list(model.parameters())
+
+    def peak(chunk: int, texts: int) -> int:
+        with LiveBytes(weights) as live:
+            lejepa(model, chunk=chunk)(rows(features, slice(texts))).backward()
+        model.zero_grad()
+        return live.peak - sum(weight.nbytes for weight in weights)
+
+    assert peak(16, 64) < 0.3 * peak(0, 64)
+    assert peak(16, 64) < 1.2 * peak(16, 32)
+    assert peak(4, 64) < 0.4 * peak(16, 64)
+
+
+def test_chunks_and_checkpointed_layers_go_together(with_dropout):
+    model, features = with_dropout
+    loss = lejepa(model, chunk=16)
+    torch.manual_seed(0)
+    expected = value_and_gradient(loss, features)
+    checkpoint_activations(model.transformers_model, "cpu")
+    loss.step = 0
+    torch.manual_seed(0)
+    assert error(value_and_gradient(loss, features), expected) < 1e-6
+
+
+def test_in_half_precision_the_gradients_of_chunks_add_up_in_fp32(with_dropout):
+    model, features = with_dropout
+    model.eval()  # no dropout, the same slices
+    weight = model.transformers_model.encoder.layer[0].intermediate.dense.weight
+
+    def gradient(chunk: int, half: bool):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            value = lejepa(model, chunk=chunk)(features)
+        value.backward()
+        return weight.grad.clone()
+
+    exact = gradient(0, half=False)
+    at_once, in_chunks = ((gradient(chunk, half=True) - exact).norm() / exact.norm() for chunk in (0, 1))
+    assert 0 < in_chunks < 1.5 * at_once
+
+
+def test_a_backbone_that_is_not_trained_is_embedded_once_and_keeps_nothing(with_dropout):
+    model, features = with_dropout
+    freeze(model, -1)
+    calls = []
+    model[0].register_forward_hook(lambda *args: calls.append(1))
+    value_and_gradient(lejepa(model, chunk=16), features)
+    assert len(calls) == 2 * 4
 
 
 def test_evaluation_remembers_nothing_and_repeats_exactly():
-    loss = lejepa(past_texts=24)
+    loss = lejepa(chunk=4)
     loss(batch())
     before = {name: tensor.clone() for name, tensor in loss.state_dict().items()}
     terms = loss.read_terms()
@@ -187,7 +266,7 @@ def test_evaluation_remembers_nothing_and_repeats_exactly():
 
 
 def test_a_restored_loss_goes_on_as_the_saved_one_would_have():
-    options = {"past_texts": 24, "contrastive_weight": 0.2}
+    options = {"contrastive_weight": 0.2}
     loss = lejepa(**options)
     for seed in range(3):
         loss(batch(seed=seed))
@@ -226,7 +305,6 @@ def test_terms_are_read_unweighted_as_means_since_the_last_reading():
         ("t_max", float("inf")),
         ("n_points", 1),
         ("n_points", 16),
-        ("past_texts", -1),
         ("contrastive_weight", -1.0),
         ("contrastive_scale", 0.0),
         ("head_within", 1.5),
@@ -263,26 +341,32 @@ def test_a_batch_below_two_views_of_two_texts_is_refused(V, N):
 # ---- two processes
 
 
+ROWS_OF_PROCESSES = [(8, 8), (4, 12)]
+
+
 def train_on_one_of_two(rank, folder):
     with one_of_two(rank, folder):
-        loss = lejepa(sigreg_weight=0.5, past_texts=16)
-        loss.model = torch.nn.parallel.DistributedDataParallel(loss.model, broadcast_buffers=False)
-        for seed in range(2):
-            loss.zero_grad()
-            loss(rows(batch(N=16, seed=seed), slice(8 * rank, 8 * rank + 8))).backward()
-        torch.save(gradients(loss.model), f"{folder}/{rank}.pt")
+        for case, shares in enumerate(ROWS_OF_PROCESSES):
+            loss = lejepa(sigreg_weight=1.0, chunk=4)
+            options = {"broadcast_buffers": False, "find_unused_parameters": True}  # as the trainer has it
+            loss.model = torch.nn.parallel.DistributedDataParallel(loss.model, **options)
+            for seed in range(2):
+                loss.zero_grad()
+                begin = sum(shares[:rank])
+                loss(rows(batch(N=16, seed=seed), slice(begin, begin + shares[rank]))).backward()
+            torch.save(gradients(loss.model), f"{folder}/{case}-{rank}.pt")
 
 
 @pytest.mark.once
-def test_two_processes_under_ddp_have_the_gradients_of_one_with_the_whole_batch_and_past(tmp_path):
+def test_two_processes_with_chunks_of_uneven_shares_have_sigregs_gradient_of_the_whole_batch(tmp_path):
     torch.multiprocessing.spawn(train_on_one_of_two, args=(str(tmp_path),), nprocs=2)
-    loss = lejepa(sigreg_weight=0.5, past_texts=32)
+    loss = lejepa(sigreg_weight=1.0)
     for seed in range(2):
-        loss.zero_grad()
-        loss(batch(N=16, seed=seed)).backward()
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(found, gradients(loss.model), rtol=1e-4, atol=1e-6)
+        value_and_gradient(loss, batch(N=16, seed=seed))
+    for case in range(len(ROWS_OF_PROCESSES)):
+        for rank in range(2):
+            found = torch.load(tmp_path / f"{case}-{rank}.pt")
+            torch.testing.assert_close(found, gradients(loss.model), rtol=1e-4, atol=1e-6)
 
 
 # ---- the trainer
@@ -295,7 +379,7 @@ def test_the_stock_trainer_trains_the_encoder(tmp_path):
 
     texts = [" ".join(WORDS[(7 * row + shift) % 39 + 1] for shift in range(T)) for row in range(16)]
     data = Dataset.from_dict({"text": texts, "crop": texts[1:] + texts[:1]})
-    loss = lejepa(past_texts=8)
+    loss = lejepa(chunk=4)
     before = {name: weight.detach().clone() for name, weight in loss.named_parameters()}
     arguments = SentenceTransformerTrainingArguments(
         str(tmp_path), max_steps=2, per_device_train_batch_size=8, learning_rate=1e-2, use_cpu=True, save_strategy="no"
@@ -316,11 +400,10 @@ from helpers import xla
 from tests.test_lejepa_loss import batch, build, lejepa
 
 device = xla.start()
-OPTIONS = {"past_texts": 40, "contrastive_weight": 0.2}
 
 
-def train(device):
-    loss = lejepa(build().to(device), **OPTIONS).to(device)
+def train(device, chunk=0):
+    loss = lejepa(build().to(device), contrastive_weight=0.2, chunk=chunk).to(device)
     optimizer = torch.optim.SGD(loss.parameters(), 0.05)
     on_xla = device.type == "xla"
     if on_xla:
@@ -346,12 +429,11 @@ def train(device):
             after = xla.counters()
             compiles.append(after["compiles"] - before["compiles"])
             syncs.append(sum(after[name] - before[name] for name in ("host_transfers", "item_calls")))
-    sharded = on_xla and xla.is_batch_sharded(loss.past_QVK)
-    return [float(value) for value in losses], compiles, syncs, sharded, loss.read_terms()
+    return [float(value) for value in losses], compiles, syncs, loss.read_terms()
 
 
-on_cpu, on_devices = train(torch.device("cpu")), train(device)
-print("ANSWERS " + json.dumps({"cpu": on_cpu, "xla": on_devices}))
+answers = {"cpu": train(torch.device("cpu")), "at once": train(device), "in chunks": train(device, 8)}
+print("ANSWERS " + json.dumps(answers))
 """
 
 
@@ -360,14 +442,15 @@ def on_xla():
     return answers_on_xla(ON_XLA)
 
 
-def test_losses_and_terms_on_eight_devices_equal_the_cpus(on_xla):
-    assert on_xla["xla"][0] == pytest.approx(on_xla["cpu"][0], rel=1e-4)
-    assert on_xla["xla"][4] == pytest.approx(on_xla["cpu"][4], rel=1e-4)
+@pytest.mark.parametrize("embedded", ["at once", "in chunks"])
+def test_losses_and_terms_on_eight_devices_equal_the_cpus(embedded, on_xla):
+    assert on_xla[embedded][0] == pytest.approx(on_xla["cpu"][0], rel=1e-4)
+    assert on_xla[embedded][3] == pytest.approx(on_xla["cpu"][3], rel=1e-4)
 
 
-def test_after_two_steps_nothing_compiles_and_nothing_waits_for_the_devices(on_xla):
-    _, compiles, syncs, past_is_sharded, _ = on_xla["xla"]
+@pytest.mark.parametrize("embedded", ["at once", "in chunks"])
+def test_after_two_steps_nothing_compiles_and_nothing_waits_for_the_devices(embedded, on_xla):
+    _, compiles, syncs, _ = on_xla[embedded]
     assert compiles[0] > 0
     assert compiles[2:] == [0] * 4
     assert syncs == [0] * 6
-    assert past_is_sharded

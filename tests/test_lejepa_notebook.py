@@ -28,7 +28,6 @@ TINY = {
     "logging_steps": 3,
     "batch_size": 16,
     "num_slices": 64,
-    "past_texts": 64,
 }
 HEAD, LEJEPA, CONTRASTIVE = "backbone + closed-form head, untrained", "LeJEPA", "MultipleNegativesRankingLoss"
 

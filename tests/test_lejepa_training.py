@@ -18,8 +18,13 @@ from datasets import Dataset
 
 from helpers import checkpoint, xla
 from helpers.lejepa.collation import PaddedTexts, padded_lengths
-from helpers.lejepa.model import column_prompts
+from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.model import column_prompts, freeze
+from helpers.lejepa.sigreg import SIGReg
+from helpers.lejepa.step import workload
 from helpers.lejepa.training import flops_per_token, new_trainer
+from helpers.plan import Recipe, plan
+from helpers.planning.counting import LiveBytes, count
 from helpers.runtime import Runtime
 
 from . import forked
@@ -47,7 +52,7 @@ def fingerprint(output_dir: Path, step: int) -> dict[str, str]:
     """Bytes of everything that training continues from."""
     last = checkpoint.folder(output_dir, step)
     assert checkpoint.damage(last) is None
-    names = ["model.safetensors", "2_Dense/model.safetensors", "optimizer.pt", "scheduler.pt", "loss_0.safetensors"]
+    names = ["model.safetensors", "2_Dense/model.safetensors", "optimizer.pt", "scheduler.pt", "loss.safetensors"]
     return {name: hashlib.sha256((last / name).read_bytes()).hexdigest() for name in names}
 
 
@@ -213,12 +218,66 @@ def test_another_sampler_keeps_the_shapes_and_the_best_checkpoint_is_the_evaluat
     )
 
 
+# ---- chunks of a batch
+
+
+@pytest.mark.once
+def test_a_plan_that_accumulates_trains_on_the_whole_batch_in_chunks(finished):
+    _, whole = finished(dropout=0.0, batch_size=16, steps=4)
+    _, chunked = finished(dropout=0.0, batch_size=4, accumulation=4, steps=4)
+    assert (whole["chunk"], chunked["chunk"]) == (0, 4)
+    assert {rows for rows, _ in chunked["shapes"]} == {16}
+    assert relative(chunked["losses"], whole["losses"]) < 1e-5
+    assert chunked["eval_losses"] == pytest.approx(whole["eval_losses"], rel=1e-5)
+    assert chunked["plan"]["batch_size"] == 16 and chunked["train"]["steps"] == 4
+
+
+@pytest.mark.once
+def test_out_of_memory_halves_the_chunk_and_keeps_the_batch(finished):
+    _, whole = finished(dropout=0.0, batch_size=16, steps=4)
+    _, shrunk = finished(dropout=0.0, batch_size=16, steps=4, fits=4)
+    assert shrunk["chunk"] == 4 and {rows for rows, _ in shrunk["shapes"]} == {16}
+    plan = shrunk["plan"]
+    assert (plan["per_device_batch_size"], plan["gradient_accumulation_steps"], plan["batch_size"]) == (4, 4, 16)
+    assert relative(shrunk["losses"], whole["losses"]) < 1e-5
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("freeze_layers", "chunk"), [(0, 16), (0, 4), (1, 4), (-1, 4)])
+def test_the_planner_counts_the_step_in_chunks_as_it_is_taken(freeze_layers, chunk, tmp_path):
+    model = build_model(tmp_path, dropout=0.1).train()
+    freeze(model, freeze_layers)
+    loss = LeJEPALoss(model, SIGReg(t_max=3, n_points=17, num_slices=16), sigreg_weight=0.05, contrastive_weight=1.0)
+    step = workload(loss, "tiny", 48, views=2)
+    counted = count(step, chunk, kind="cpu", precision="fp32", accumulating=chunk < 16)
+    loss.chunk = chunk if chunk < 16 else 0
+    columns = step.batch(16, 48)
+    with LiveBytes([*loss.parameters(), *loss.buffers()]) as live:
+        loss(columns).backward()
+    assert counted.flops * 16 / chunk == pytest.approx(live.flops, rel=0.001)
+    assert 0.95 < (counted.peak - counted.optimizer) / live.peak < 1.15
+
+
+@pytest.mark.once
+def test_a_batch_that_does_not_fit_is_planned_in_chunks(model):
+    loss = LeJEPALoss(model, SIGReg(t_max=3, n_points=17, num_slices=16), sigreg_weight=0.05)
+    recipe, step = (
+        Recipe(batch_size=512, learning_rate=1e-3, max_steps=2, sequence_length=96),
+        workload(loss, "tiny", 48, 2),
+    )
+    whole = plan(recipe, step, MACHINE)
+    small = dataclasses.replace(MACHINE, memory=int(whole.memory.peak.low / 2))
+    cut = plan(recipe, step, small)
+    assert whole.per_device_batch_size == whole.batch_size == cut.batch_size == 512
+    assert 2 <= cut.per_device_batch_size <= 256 and cut.memory.fits != "no"
+
+
 # ---- resume
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_state(kind, finished, tmp_path):
-    options = {"kind": "cpu"} if kind == "cpu" else {"kind": "xla", "steps": 8, "texts": 24}
+    options = {"kind": "cpu"} if kind == "cpu" else {"kind": "xla", "steps": 8, "texts": 48, "accumulation": 2}
     last, killed_at, resumed_at = (12, 11, 8) if kind == "cpu" else (8, 6, 4)
     folder, reference = finished(**({} if kind == "cpu" else options))
     killed = run(tmp_path, **options, kill_step=killed_at)
@@ -233,8 +292,8 @@ def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_stat
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("options", [{"accumulation": 2}, {"loss": "ranking", "groups": False}])
-def test_accumulation_and_a_loss_without_state_resume_exactly_too(options, tmp_path):
+@pytest.mark.parametrize("options", [{"accumulation": 2}, {"loss": "ranking", "groups": False, "accumulation": 2}])
+def test_chunks_and_a_loss_without_state_resume_exactly_too(options, tmp_path):
     options = {**options, "steps": 8, "texts": 24}
     reference = result(run(tmp_path / "whole", **options))
     assert run(tmp_path / "cut", **options, kill_step=7).returncode == -signal.SIGKILL
@@ -248,13 +307,13 @@ def test_accumulation_and_a_loss_without_state_resume_exactly_too(options, tmp_p
 def test_a_checkpoint_without_the_losss_state_is_refused(finished, tmp_path):
     shutil.copytree(finished()[0], tmp_path, dirs_exist_ok=True)
     last = checkpoint.folder(tmp_path, 12)
-    (last / "loss_0.safetensors").unlink()
+    (last / "loss.safetensors").unlink()
     manifest = json.loads((last / "manifest.json").read_text())
-    del manifest["files"]["loss_0.safetensors"]
+    del manifest["files"]["loss.safetensors"]
     (last / "manifest.json").write_text(json.dumps(manifest))
     again = run(tmp_path)
     assert again.returncode == 1
-    assert "checkpoint-12 has no loss_0.safetensors" in again.stderr
+    assert "checkpoint-12 has no loss.safetensors" in again.stderr
 
 
 # ---- XLA
@@ -264,6 +323,7 @@ def test_a_checkpoint_without_the_losss_state_is_refused(finished, tmp_path):
 def on_xla(finished, tmp_path_factory):
     """A run on 8 devices and the same on a CPU, with an evaluator and an export."""
     options = {"steps": 20, "dropout": 0.0, "logging_steps": 4, "eval_steps": 10, "save_steps": 10, "evaluator": True}
+    options |= {"accumulation": 2, "texts": 80}
     export = str(tmp_path_factory.mktemp("export"))
     _, ours = finished(**options, kind="xla", export=export)
     _, reference = finished(**options)
@@ -306,7 +366,7 @@ def test_decays_never_round_to_the_same_factor_and_move_by_no_more_than_fp32_hol
 
 @ON_XLA
 def test_all_columns_have_one_length_and_are_split_over_all_devices(on_xla):
-    assert on_xla[0]["shapes"] == [[8, 48]]
+    assert on_xla[0]["shapes"] == [[16, 48]]
     names = {f"{column}_{part}" for column in ("text", "part") for part in ("input_ids", "attention_mask")}
     assert on_xla[0]["sharding"] == dict.fromkeys(names, SPLIT_OVER_8)
 

@@ -22,7 +22,7 @@ INPUTS = {
     "constant": lambda N, K: torch.full((N, K), 0.7),
 }
 
-# V views · N texts · K embedding · M slices · Q past texts
+# V views · N texts · K embedding · M slices
 
 
 @pytest.fixture(autouse=True)
@@ -103,25 +103,6 @@ def test_no_tensor_with_a_knot_axis_is_kept_for_the_backward_pass():
     projections = [tensor for tensor in saved if tensor.numel() >= N * M]
     assert [tensor.shape for tensor in projections] == [(1, N, M)] * 2  # cos and sin of one knot
     assert sum(tensor.numel() for tensor in saved) <= 2 * N * M + 2 * n_points * M + (N + M) * K
-
-
-# ---- past embeddings
-
-
-def test_past_embeddings_count_as_constants_and_their_empty_rows_do_not():
-    module, embeddings_VNK, past_VQK = sigreg(), torch.randn(2, 16, K), 1.5 * torch.randn(2, 40, K)
-    reference = lambda z: integral(torch.cat((past_VQK.double(), z), 1), module.slices(K, 7))  # noqa: E731
-    expected = value_and_gradient(reference, embeddings_VNK.double())
-    padded_VQK = torch.cat((torch.zeros(2, 25, K), past_VQK), 1).requires_grad_()
-    assert error(value_and_gradient(lambda z: module(z, 7, padded_VQK, 25), embeddings_VNK), expected) < 1e-5
-    assert padded_VQK.grad is None
-
-
-def test_a_past_that_is_all_empty_changes_nothing():
-    module, embeddings_VNK = sigreg(), torch.randn(1, 16, K)
-    expected = value_and_gradient(lambda z: integral(z, module.slices(K, 0)), embeddings_VNK.double())
-    empty_VQK, missing = torch.zeros(1, 32, K), torch.tensor(32.0)
-    assert error(value_and_gradient(lambda z: module(z, 0, empty_VQK, missing), embeddings_VNK), expected) < 1e-5
 
 
 # ---- constants
@@ -228,11 +209,6 @@ def test_embeddings_of_another_shape_are_refused(shape):
         sigreg()(torch.zeros(shape), 0)
 
 
-def test_past_embeddings_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"past has shape \[2, 9, 24\]: must be \[1, Q, 24\]"):
-        sigreg()(torch.zeros(4, K), 0, torch.zeros(2, 9, K))
-
-
 # ---- two processes
 
 ROWS_OF_PROCESSES = [(32, 32), (24, 40)]
@@ -253,8 +229,7 @@ def train_on_one_of_two(rank, folder):
     with one_of_two(rank, folder):
         for case, rows in enumerate(ROWS_OF_PROCESSES):
             encoder = torch.nn.parallel.DistributedDataParallel(linear_encoder())
-            inputs, past_VQK = shared_batch(rows)
-            value = 0.5 * sigreg()(encoder(inputs.split(rows)[rank]), 3, past_VQK.chunk(2, 1)[rank], 2 * rank)
+            value = 0.5 * sigreg()(encoder(shared_batch(rows).split(rows)[rank]), 3)
             value.backward()
             torch.save((value.item(), encoder.module.weight.grad), f"{folder}/{case}-{rank}.pt")
 
@@ -265,10 +240,7 @@ def linear_encoder():
 
 
 def shared_batch(rows):
-    generator = torch.Generator().manual_seed(2)
-    past_VQK = torch.randn(1, 20, K, generator=generator)
-    past_VQK[:, 10:12] = 0  # the second process's first two rows are still empty
-    return 1.5 * torch.randn(sum(rows), 10, generator=generator), past_VQK
+    return 1.5 * torch.randn(sum(rows), 10, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.once
@@ -276,10 +248,7 @@ def test_two_processes_under_ddp_have_value_and_gradient_of_the_batch_together(t
     torch.multiprocessing.spawn(train_on_one_of_two, args=(str(tmp_path),), nprocs=2)
     for case, rows in enumerate(ROWS_OF_PROCESSES):
         encoder = linear_encoder().double()
-        inputs, past_VQK = shared_batch(rows)
-        past_VQK = past_VQK[:, [*range(10), *range(12, 20)]].double()
-        batch_VNK = torch.cat((encoder(inputs.double())[None], past_VQK), 1)
-        expected = 0.5 * integral(batch_VNK, sigreg().slices(K, 3))
+        expected = 0.5 * integral(encoder(shared_batch(rows).double()), sigreg().slices(K, 3))
         expected.backward()
         for rank in range(2):
             found = torch.load(tmp_path / f"{case}-{rank}.pt")

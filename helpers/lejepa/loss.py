@@ -18,13 +18,13 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy, normalize
 
-from helpers import ranks, xla
+from helpers.lejepa.gradient_cache import embed
 from helpers.lejepa.sigreg import SIGReg, spread_over_processes
 
 if TYPE_CHECKING:
     from helpers.lejepa.parameters import EmbeddingParameters
 
-# V views · N texts · K embedding · Q past texts · T tokens · C candidates: the texts of all processes
+# V views · N texts · K embedding · T tokens · C candidates: the texts of all processes
 
 CONVENTIONS = {
     "convex": lambda inv, sigreg, weight: (1 - weight) * inv + weight * sigreg,  # the paper, lejepa, lightly
@@ -40,17 +40,16 @@ class LeJEPALoss(torch.nn.Module):
     SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
     does, multiplies it by V and mixes correlated rows, so that its lambda is not ours in either convention.
 
-    What `state_dict` holds beside the model's weights (steps taken, past embeddings) is what an exact resume needs, and no
-    trainer saves it by itself.
+    What `state_dict` holds beside the model's weights (steps taken) is what an exact resume needs, and no trainer saves it
+    by itself.
 
     Args:
         model: without a `Normalize` module; its embeddings are the views.
         sigreg: t_max, n_points, slices.
         sigreg_weight: lambda; 0.02 to 0.1 are usual.
         convention: "convex" or "additive", see `CONVENTIONS`.
-        past_texts: Q, earlier texts a process keeps for each view (0: none). They are projected on the current slices and
-            counted into SIGReg as constants: at N = 32 it cannot see half the rank missing, at 4,096 it can. The value is
-            that of the larger batch, the gradient reaches the current one only. Costs Q V num_slices projections a batch.
+        chunk: texts of a process (under SPMD of all chips) that are embedded together, 0: all. Loss and gradient are those
+            of the whole batch whatever it is (see `gradient_cache`).
         contrastive_weight: of the cross-entropy of every further column among the batch's, given the first column
             (MultipleNegativesRankingLoss); rows whose text in either column is the same are no negatives of each other.
         contrastive_scale: inverse temperature of the cosine similarities.
@@ -65,7 +64,7 @@ class LeJEPALoss(torch.nn.Module):
         *,
         sigreg_weight: float,
         convention: str = "convex",
-        past_texts: int = 0,
+        chunk: int = 0,
         contrastive_weight: float = 0.0,
         contrastive_scale: float = 20.0,
     ) -> None:
@@ -75,12 +74,10 @@ class LeJEPALoss(torch.nn.Module):
                 "model normalises its embeddings, and unit vectors look collapsed to SIGReg: "
                 "remove its Normalize module and compare by cosine similarity afterwards"
             )
-        self.model, self.sigreg, self.past_texts = model, sigreg, past_texts
+        self.model, self.sigreg, self.chunk = model, sigreg, chunk
         self.sigreg_weight, self.convention = sigreg_weight, convention
         self.contrastive_weight, self.contrastive_scale = contrastive_weight, contrastive_scale
         self.step = 0  # training batches seen: chooses the slices
-        self.register_buffer("past_QVK", None)
-        self.register_buffer("past_missing", None)  # rows of past_QVK still without a text; on the device, as XLA needs
         self._totals: torch.Tensor | None = None
 
     def forward(
@@ -88,12 +85,12 @@ class LeJEPALoss(torch.nn.Module):
     ) -> torch.Tensor:
         """Loss of a batch whose columns are views of the same texts; labels are not used.
 
-        In evaluation SIGReg has the slices of step 0 and no past, and nothing is remembered.
+        In evaluation SIGReg has the slices of step 0, and nothing is counted.
 
         Raises ValueError for fewer than two columns or texts.
         """
         features = list(sentence_features)
-        views = [self.model(column)["sentence_embedding"] for column in features]
+        views = [embed(self.model, column, self.chunk) for column in features]
         V, N = len(views), len(views[0]) if views else 0
         if V < 2 or N < 2:
             raise ValueError(
@@ -101,20 +98,17 @@ class LeJEPALoss(torch.nn.Module):
                 "add a column (a second crop of the text will do) or raise batch_size"
             )
         embeddings_VNK = torch.stack(views)
-        training, past = self.model.training, ()
-        if training and self.past_texts:
-            self._begin_past(embeddings_VNK)
-            past = self.past_QVK.transpose(0, 1), self.past_missing.float()
+        training = self.model.training
         terms = {
             "invariance": self._invariance(embeddings_VNK),
-            "sigreg": self.sigreg(embeddings_VNK, self.step if training else 0, *past),
+            "sigreg": self.sigreg(embeddings_VNK, self.step if training else 0),
         }
         loss = CONVENTIONS[self.convention](*terms.values(), self.sigreg_weight)
         if self.contrastive_weight:
             terms["contrastive"] = self._contrastive(embeddings_VNK, features)
             loss = loss + self.contrastive_weight * terms["contrastive"]
         if training:
-            self._remember(terms, embeddings_VNK.detach())
+            self._count(terms)
         return loss
 
     def read_terms(self) -> dict[str, float]:
@@ -140,14 +134,6 @@ class LeJEPALoss(torch.nn.Module):
     def set_extra_state(self, state: torch.Tensor) -> None:
         self.step = int(state)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
-        # The first batch gives the past its shape; a state may come before it.
-        for name in ("past_QVK", "past_missing"):
-            if getattr(self, name) is None and prefix + name in state_dict:
-                device = next(self.model.parameters()).device
-                setattr(self, name, torch.empty_like(state_dict[prefix + name], device=device))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
     # -- terms --
 
     def _invariance(self, embeddings_VNK):
@@ -171,24 +157,8 @@ class LeJEPALoss(torch.nn.Module):
                 losses.append(cross_entropy(scores_NC.masked_fill(no_negative, float("-inf")), rows))
             return torch.stack(losses).mean()
 
-    # -- what stays from batch to batch --
-
-    def _begin_past(self, embeddings_VNK) -> None:
-        V, _, K = embeddings_VNK.shape
-        if self.past_QVK is None:
-            # Sent to the device, not made there, and no fp32 number, which may be an input of the graph already: so to XLA
-            # the first step is the same graph as all others.
-            device = embeddings_VNK.device
-            self.past_QVK = _sharded(torch.zeros(self.past_texts, V, K, dtype=embeddings_VNK.dtype).to(device))
-            self.past_missing = _whole(torch.tensor(self.past_texts, dtype=torch.int32).to(device))
-
-    def _remember(self, terms: dict[str, torch.Tensor], embeddings_VNK) -> None:
+    def _count(self, terms: dict[str, torch.Tensor]) -> None:
         self.step += 1
-        if self.past_texts:
-            # Always the same shapes: one that grew would compile anew on XLA at every batch.
-            together_QVK = torch.cat((self.past_QVK, embeddings_VNK.transpose(0, 1).to(self.past_QVK.dtype)))
-            self.past_QVK = _sharded(together_QVK[-self.past_texts :])
-            self.past_missing = (self.past_missing - embeddings_VNK.shape[1]).clamp(min=0)
         one = torch.ones_like(terms["sigreg"])
         seen = torch.stack([*(terms.get(name, 0 * one).detach() for name in TERMS), one])
         before = torch.zeros(seen.shape).to(seen.device) if self._totals is None else self._totals
@@ -211,23 +181,14 @@ def _same_rows(column: dict[str, torch.Tensor], spread: bool):
     return key_N[:, None] == torch.cat(everyones)
 
 
-def _sharded(tensor):
-    return xla.shard_batch(tensor) if tensor.device.type == "xla" else tensor
-
-
-def _whole(tensor):
-    return xla.replicate_tensor(tensor) if tensor.device.type == "xla" else tensor
-
-
 def new_loss(model: SentenceTransformer, params: EmbeddingParameters) -> LeJEPALoss:
-    """The loss of the notebook's parameters, whose past texts all processes share; its slices follow from the seed."""
+    """The loss of the notebook's parameters, whose slices follow from the seed."""
     sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
     return LeJEPALoss(
         model,
         sigreg,
         sigreg_weight=params.sigreg_weight,
         convention=params.convention,
-        past_texts=params.past_texts // ranks.count(),
         contrastive_weight=params.contrastive_weight,
         contrastive_scale=params.contrastive_scale,
     )

@@ -104,9 +104,6 @@ class EmbeddingParameters(Parameters):
     num_slices: int = parameter(256, "Random directions of a step.", group=LOSS, low=1)
     t_max: float = parameter(3.0, "Last knot of the test's integral.", group=LOSS, above=0.0)
     n_points: int = parameter(17, "Knots of the integral, an odd number.", group=LOSS, low=3, high=1001)
-    past_texts: int = parameter(
-        1024, "Queue size: earlier texts that SIGReg counts, too.", group=LOSS, low=0, high=1_000_000
-    )
     contrastive_weight: float = parameter(1.0, "Weight of the contrastive term.", group=LOSS, low=0.0)
     contrastive_scale: float = parameter(20.0, "Its inverse temperature.", group=LOSS, above=0.0)
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, normalize
 
-# V views · N texts · K embedding · M slices · P knots above 0 · Q past texts
+# V views · N texts · K embedding · M slices · P knots above 0
 
 CPU_CHUNK = 2**16  # projections whose powers fit in a core's L2 cache together
 
@@ -58,13 +58,7 @@ class SIGReg(torch.nn.Module):
         slices_MK = torch.randn(self.num_slices, dimensions, generator=torch.Generator().manual_seed(seed))
         return normalize(slices_MK, dim=1)
 
-    def forward(
-        self,
-        embeddings: torch.Tensor,
-        step: int,
-        past: torch.Tensor | None = None,
-        past_missing: torch.Tensor | int = 0,
-    ) -> torch.Tensor:
+    def forward(self, embeddings: torch.Tensor, step: int) -> torch.Tensor:
         """SIGReg of embeddings [V, N, K], or [N, K] of one view, as an fp32 scalar.
 
         The projection is computed in the embeddings' dtype, or autocast's; all that follows in fp32 (cos and sin averaged
@@ -78,9 +72,6 @@ class SIGReg(torch.nn.Module):
         Args:
             embeddings: not L2-normalised: unit vectors look collapsed.
             step: chooses the slices, with the seed.
-            past: embeddings [V, Q, K] of earlier batches, counted into C, S and N as constants. The gradient is the
-                value's with respect to the batch alone: one batch of N + Q would have (N + Q) / N times as much.
-            past_missing: rows of `past` that are zeros in the place of an embedding.
 
         Raises:
             ValueError: shapes that do not fit; or, on a CPU, embeddings that are not finite. On other devices looking
@@ -90,33 +81,16 @@ class SIGReg(torch.nn.Module):
             raise ValueError(f"embeddings has shape {list(embeddings.shape)}: must be [V, N, K] or [N, K] with N > 0")
         embeddings_VNK = embeddings if embeddings.dim() == 3 else embeddings[None]
         V, N, K = embeddings_VNK.shape
-        if past is not None and (past.dim() != 3 or past.shape[::2] != (V, K)):
-            raise ValueError(f"past has shape {list(past.shape)}: must be [{V}, Q, {K}], as the embeddings")
         slices_MK = self.slices(K, step).to(embeddings.device, embeddings.dtype)
         projection_VNM = linear(embeddings_VNK, slices_MK)
-        counted = None
         with torch.autocast(embeddings.device.type, enabled=False):
-            if past is not None:
-                counted = self._count(past.detach(), slices_MK, past_missing, projection_VNM.dtype)
-            value = _EppsPulley.apply(projection_VNM, self, counted)
+            value = _EppsPulley.apply(projection_VNM, self)
         if value.device.type == "cpu" and not math.isfinite(value.detach()):
             rows = int((~torch.isfinite(embeddings_VNK).all(-1)).sum())
             raise ValueError(
                 f"embeddings: {rows} of {V * N} rows here hold NaN or infinity; lower the learning rate or compute in fp32"
             )
         return value
-
-    @torch.no_grad()
-    def _count(self, past_VQK, slices_MK, missing, dtype):
-        """Sums [V, P, 2, M] and number of the past rows."""
-        projection_VQM = linear(past_VQK.to(dtype), slices_MK.to(dtype))
-        sums_VP2M = self.sums(projection_VQM)
-        sums_VP2M[:, :, 0] -= missing  # a row of zeros added cos 0 = 1
-        return sums_VP2M, past_VQK.shape[1] - missing
-
-    def sums(self, projection_VNM: torch.Tensor) -> torch.Tensor:
-        """Sums over N of cos and sin at every knot, [V, P, 2, M], in fp32 or fp64."""
-        return sum(_sums_at_knots(*circle, len(self.knots)) for circle in self.circles(projection_VNM))
 
     def circles(self, projection_VNM: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """cos and sin of a = dt u, in pieces along N, in fp32 or fp64."""
@@ -128,15 +102,13 @@ class _EppsPulley(torch.autograd.Function):
     """SIGReg of projections [V, N, M]:  dT/du_n = 2 sum_k w_k t_k [S_k cos(t_k u_n) - (C_k - phi_k) sin(t_k u_n)]."""
 
     @staticmethod
-    def forward(ctx, projection_VNM, sigreg: SIGReg, counted):
+    def forward(ctx, projection_VNM, sigreg: SIGReg):
         # A CPU keeps cos and sin instead of u: computing them again takes longer than reading them.
         circles = list(sigreg.circles(projection_VNM)) if projection_VNM.device.type == "cpu" else []
         sums_VP2M = sum(
             _sums_at_knots(*circle, len(sigreg.knots)) for circle in circles or sigreg.circles(projection_VNM)
         )
         rows = projection_VNM.shape[1]
-        if counted is not None:
-            sums_VP2M, rows = sums_VP2M + counted[0], rows + counted[1]
         ctx.processes = 1
         if spread_over_processes(projection_VNM):
             ctx.processes = dist.get_world_size()
@@ -157,7 +129,7 @@ class _EppsPulley(torch.autograd.Function):
         slope_VPM, drop_VPM = factor_P1 * sin_VPM, factor_P1 * -excess_VPM
         circles = sigreg.circles(*kept) if len(kept) == 1 else zip(kept[::2], kept[1::2], strict=True)
         parts = [_series(*circle, slope_VPM, drop_VPM).to(ctx.dtype) for circle in circles]
-        return torch.cat(parts, dim=1), None, None
+        return torch.cat(parts, dim=1), None
 
 
 def _cos_and_sin(projection_VNM, spacing: float):

@@ -12,7 +12,10 @@ NOTEBOOK = "lejepa_training"
 
 
 def workload(loss_module, name: str, length: int, views: int) -> Workload:
-    """The step of a loss that holds its model (`LeJEPALoss`), over so many views of each text."""
+    """The step of a loss that holds its model (`LeJEPALoss`), over so many views of each text.
+
+    The planner's micro-batch is a chunk of the batch, and its gradient accumulation is gradient caching.
+    """
     import torch
 
     vocabulary = next(m for m in loss_module.modules() if isinstance(m, torch.nn.Embedding)).num_embeddings
@@ -24,6 +27,9 @@ def workload(loss_module, name: str, length: int, views: int) -> Workload:
         return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
 
     def loss(loss_module, columns):
+        # Gradients are there already: this is one of several chunks. (What is traced for a TPU cannot be cut, and is not.)
+        is_chunk = any(weight.grad is not None and weight.device.type != "xla" for weight in loss_module.parameters())
+        loss_module.chunk = len(columns[0]["input_ids"]) if is_chunk else 0
         return loss_module([dict(column) for column in columns])
 
     return Workload(

@@ -4,7 +4,7 @@
     trainer.train()
     trainer.save_model("embedder")       # SentenceTransformer("embedder") loads it, from a TPU too
 
-What the stock trainer cannot do: train one batch shape, resume a loss that remembers, evaluate or save on XLA.
+What the stock trainer cannot do: train one batch shape, resume a loss with a state, cache gradients, evaluate or save on XLA.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
+LOSS_FILE = "loss.safetensors"
+
 
 class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
     """`SentenceTransformerTrainer` with exact resume, on a GPU, a TPU or a CPU; see `new_trainer`.
 
-    Whatever a loss's `state_dict` holds beside the model's weights is in every checkpoint, a file for each process. A
-    loss's `read_terms()`, where it has one, is merged into the logs. The model card holds no example texts and takes no
+    Whatever a loss's `state_dict` holds beside the model's weights is in every checkpoint. A loss's `read_terms()`, where
+    it has one, is merged into the logs. A loss with a `chunk` caches gradients: it gets the whole batch of a step at once,
+    the plan's micro-batch is its chunk, and nothing is accumulated. The model card holds no example texts and takes no
     inference; checkpoints have none.
 
     Args:
@@ -51,6 +54,7 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         # Looking up the Hub for a licence or encoding examples is nothing that a save should do.
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
+        _embed_in_chunks(kwargs["loss"], kwargs["args"])
         super().__init__(model=model, runtime=runtime, **kwargs)
         if runtime.kind == "xla" and self.evaluator is not None:
             lengths = padded_lengths(model.max_seq_length or max_seq_length, one=False)
@@ -88,6 +92,15 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         self.model_wrapped.eval()
         return super().evaluation_loop(*args, **kwargs)
 
+    def _shrink_micro_batch(self, error: Exception) -> None:
+        if hasattr(self.loss, "chunk"):
+            self.args.gradient_accumulation_steps = self.plan.gradient_accumulation_steps
+            self.args.per_device_train_batch_size //= self.plan.gradient_accumulation_steps
+            self.args.per_device_eval_batch_size = 1  # set below
+        super()._shrink_micro_batch(error)
+        _embed_in_chunks(self.loss, self.args)
+        self._train_batch_size = self.args.per_device_train_batch_size
+
     # -- logs --
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
@@ -120,10 +133,8 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
 
     def _write_checkpoint(self, staging: Path, model, trial) -> None:
         super()._write_checkpoint(staging, model, trial)
-        save_file(self._loss_state(), checkpoint.folder(staging, self.state.global_step) / self._loss_file())
-
-    def _loss_file(self) -> str:
-        return f"loss_{self.args.process_index}.safetensors"  # past texts are each process's own
+        if self.is_world_process_zero():
+            save_file(self._loss_state(), checkpoint.folder(staging, self.state.global_step) / LOSS_FILE)
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
         """What the loss holds beside the model's weights, on the CPU."""
@@ -140,20 +151,29 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         read = SentenceTransformer(checkpoint_path, device="cpu", local_files_only=True).state_dict()
         # Stock reads it the same way, and refuses the pooler that transformers then adds to an encoder without one.
         model.load_state_dict({name: weight for name, weight in read.items() if name in own})
-        folder = Path(checkpoint_path)
-        files = sorted(folder.glob("loss_*.safetensors"), key=lambda path: int(path.stem.removeprefix("loss_")))
-        if not files:
+        file = Path(checkpoint_path, LOSS_FILE)
+        if not file.is_file():
             raise ValueError(
-                f"resume: {folder.name} has no loss_0.safetensors, so it was written by another trainer; start in a new "
+                f"resume: {file.parent.name} has no {LOSS_FILE}, so it was written by another trainer; start in a new "
                 "output_dir"
             )
-        rank, processes = self.args.process_index, self.args.world_size
-        if len(files) == processes:
-            state = load_file(files[rank])
-        else:
-            together = self.args.per_device_train_batch_size * processes
-            state = _shared_out([load_file(file) for file in files], together, rank, processes)
-        _load_loss(self.loss, state)
+        missing, unexpected = self.loss.load_state_dict(load_file(file), strict=False)
+        missing = [name for name in missing if not name.startswith("model.")]
+        if missing or unexpected:
+            raise ValueError(
+                f"resume: the loss of the checkpoint differs from this one (missing {missing}, unexpected {unexpected}); "
+                "use the settings of the run, or start in a new output_dir"
+            )
+
+
+def _embed_in_chunks(loss: nn.Module, arguments) -> None:
+    """Gives a loss that caches gradients the whole batch, also in evaluation, in chunks of what was the micro-batch."""
+    if hasattr(loss, "chunk"):
+        chunks = arguments.gradient_accumulation_steps
+        loss.chunk = arguments.per_device_train_batch_size if chunks > 1 else 0
+        arguments.per_device_train_batch_size *= chunks
+        arguments.per_device_eval_batch_size = arguments.per_device_train_batch_size
+        arguments.gradient_accumulation_steps = 1
 
 
 def new_trainer(
@@ -233,48 +253,6 @@ def flops_per_token(model: SentenceTransformer) -> float:
     tables = {id(part.weight) for part in encoder.modules() if isinstance(part, nn.Embedding)}
     weights = [weight for weight in encoder.parameters() if id(weight) not in tables]
     return float(sum((6 if weight.requires_grad else 2) * weight.numel() for weight in weights))
-
-
-# ---- weights
-
-
-def _shared_out(
-    states: list[dict[str, torch.Tensor]], batch: int, rank: int, processes: int
-) -> dict[str, torch.Tensor]:
-    """One process's state from those of another number of processes: the past texts that it would have kept itself.
-
-    batch: texts of a forward pass over all processes, of which each has the next share.
-    """
-    state = dict(states[0])
-    if "past_QVK" in state:
-        theirs, share = batch // len(states), batch // processes
-        past = [each["past_QVK"] for each in states]
-        if len(past[0]) % theirs or sum(map(len, past)) % batch:
-            raise ValueError(
-                f"past_texts: {sum(map(len, past))} is no multiple of the {batch} texts of a batch, so they cannot be "
-                f"shared out anew; go on with {len(states)} process(es), or start in a new output_dir"
-            )
-        in_order = torch.stack([each.unflatten(0, (-1, theirs)) for each in past], dim=1).flatten(0, 2)
-        state["past_QVK"] = in_order.unflatten(0, (-1, processes, share))[:, rank].flatten(0, 1).contiguous()
-        state["past_missing"] = sum(each["past_missing"] for each in states) // processes
-    return state
-
-
-def _load_loss(loss: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Sets what a loss holds beside the model. What a first batch makes, and the state is without, is unmade again."""
-    for name in [name for name in loss._buffers if name not in loss._non_persistent_buffers_set]:
-        if name not in state:
-            setattr(loss, name, None)
-    missing, unexpected = loss.load_state_dict(state, strict=False)
-    missing = [name for name in missing if not name.startswith("model.")]
-    if missing or unexpected:
-        raise ValueError(
-            f"resume: the loss of the checkpoint differs from this one (missing {missing}, unexpected {unexpected}); "
-            "use the settings of the run, or start in a new output_dir"
-        )
-    for buffer in loss.buffers(recurse=False):
-        if buffer.device.type == "xla":  # past texts lie as the batches did that they come from
-            xla.shard_batch(buffer) if buffer.dim() > 1 else xla.replicate_tensor(buffer)
 
 
 # ---- XLA

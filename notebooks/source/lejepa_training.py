@@ -119,8 +119,11 @@ tables.show([vars(fitted)], "The closed-form head")
 # What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
 # runs once on tensors without numbers, with every view as long as it may be; shorter texts take less. Without a
 # `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU it is not known.
-# The same table with what was measured comes after training. The batch is not only a matter of memory: SIGReg tests a
-# batch, so that a smaller one sees less (`past_texts` makes up for it).
+# The same table with what was measured comes after training.
+#
+# SIGReg and the contrastive term are about a whole batch, so that a smaller one would be another objective. Where the batch
+# does not fit, `per_device_batch_size` texts at a time are embedded, in `gradient_accumulation_steps` chunks (gradient
+# caching): loss and gradient stay exactly those of the whole batch, memory is that of a chunk, and each chunk is embedded twice.
 
 # %%
 from helpers import plan as planner
@@ -284,6 +287,7 @@ print(results_file.resolve())
 # - **Use the model elsewhere**: `SentenceTransformer("<output_dir>/model")`, with `encode_query` and `encode_document`.
 #   `faiss.read_index("<output_dir>/index/index.faiss")` holds the documents at length 1, in the order of `index.json`.
 # - **Your own documents**: set `data_source` to their folder. Crops are the views, no questions are needed.
-# - **Out of memory or slow**: lower `batch_size` and raise `past_texts` by as much, shorten `max_seq_length`, or leave the
-#   first layers as they are (`freeze_layers`); what each gave is measured in `docs/lejepa.md`.
+# - **A larger batch**: raise `batch_size`. What does not fit is embedded in chunks, with the same result.
+# - **Slow**: shorten `train_length`, or leave more of the first layers as they are (`freeze_layers`); what each gave is
+#   measured in `docs/lejepa.md`.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.
