@@ -12,6 +12,7 @@ OURS, PEER = "LeJEPA", "MultipleNegativesRankingLoss"
 METRICS = {  # column: metric and digits
     "nDCG@10": ("ndcg@10", 3),
     "recall@10": ("recall@10", 3),
+    "recall@100": ("recall@100", 3),
     "effective rank": ("effective_rank", 0),
     "tr(S)² / tr(S²)": ("participation_ratio", 0),
 }
@@ -104,6 +105,7 @@ def settings() -> str:
             "memory": f"{each['memory_ratio']:.2f}",
         }
         for each in found["settings"]
+        if each["setting"] != "past_texts=0"  # there was a queue then
     ]
     machine = found["machine"]
     return (

@@ -25,7 +25,7 @@ from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.encoding import encode, on_cpu
 
 RECALL_AT = (1, 5, 10, 100)
-SCORES = ("ndcg@10", "recall@10", "mrr@10", "similarity")
+SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10", "similarity")
 DIGITS = dict.fromkeys(SCORES, 3) | {"effective_rank": 1, "participation_ratio": 1, "sigreg_excess": 3}  # in a table
 WIDTH = 100  # characters of a text in a table
 
