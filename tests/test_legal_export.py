@@ -7,7 +7,6 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from helpers.legal.evaluation import rate, table
 from helpers.legal.export import MERGED, export, reload_check
 from helpers.legal.layout import Layout
 from helpers.legal.model import QWEN, QWEN_REVISION
@@ -17,12 +16,10 @@ from .test_legal_layout import CHATML, byte_level_bpe, tiny_qwen2
 from .xla_process import answers_on_xla
 
 RECORDS = load_records("sample", num_records=4, seed=1).records
-BEFORE = {"loss": 6.5, "format": rate(0, 9)}
-AFTER = {"loss": 1.25, "format": rate(9, 9)}
 CARD = {
     "Data": {"source": "sample, 4 records, seed 1", "train_examples": 3},
     "Plan": [{"setting": "learning_rate", "value": 2e-4}],
-    "Results": table(BEFORE, AFTER),
+    "Results": [{"answers": "base model", "verdict": "50 [27, 73]"}, {"answers": "trained", "verdict": "90 [60, 98]"}],
     "Use": "No legal advice.",
 }
 
@@ -197,8 +194,8 @@ def test_the_card_says_what_was_passed_in_and_the_base_models_licence(tokenizer,
     for line in ("- source: sample, 4 records, seed 1", "| learning_rate | 0.0002 |", "No legal advice."):
         assert line in card.text.splitlines()
     assert f"revision `{QWEN_REVISION}`" in card.text
-    row = next(line for line in card.text.splitlines() if line.startswith("| format"))
-    assert row == "| format | 0.0% (0/9) [0.0, 29.9] | 100.0% (9/9) [70.1, 100.0] |"
+    row = next(line for line in card.text.splitlines() if line.startswith("| trained"))
+    assert row == "| trained | 90 [60, 98] |"
     sections = [line for line in card.text.splitlines() if line.startswith("## ")]
     assert sections == ["## Data", "## Plan", "## Results", "## Use"]
 

@@ -389,10 +389,14 @@ def test_an_answer_that_does_not_fit_without_reasoning_is_cut_at_its_end_and_cou
     assert f"1 the end of their answer ({long.id})" in str(truncation)
 
 
-def test_a_question_that_leaves_no_room_for_an_answer_is_refused_by_id(instruct):
+def test_a_question_that_leaves_no_room_for_an_answer_is_set_aside_by_id_unless_all_do(instruct):
     long = replace(RECORDS[0], question=RECORDS[0].question * 100)
-    with pytest.raises(ValueError, match=rf"max_length=512.*no room.*1 of 2 records \({long.id}\)\. Raise"):
-        Layout(instruct).encode([RECORDS[1], long], max_length=512)
+    rows, truncation = Layout(instruct).encode([long, RECORDS[1]], max_length=1024)
+    assert rows == Layout(instruct).encode([RECORDS[1]], max_length=1024)[0]
+    assert truncation.set_aside == (long.id,)
+    assert f"1 are set aside because the question leaves no room for an answer ({long.id})" in str(truncation)
+    with pytest.raises(ValueError, match=rf"max_length=512.*no room.*any of 1 records \({long.id}\)\. Raise"):
+        Layout(instruct).encode([long], max_length=512)
 
 
 def test_headings_alone_are_no_answer(instruct):
@@ -403,6 +407,15 @@ def test_headings_alone_are_no_answer(instruct):
         layout.encode([record], max_length=upto_answer)
     (row,), _ = layout.encode([record], max_length=upto_answer + 3)
     assert len(row["input_ids"]) == upto_answer + 3
+
+
+def test_a_template_whose_prompt_is_not_how_a_training_row_begins_is_refused():
+    """As those of R1's distillations: the prompt opens the reasoning, and a whole conversation leaves it out."""
+    thinking = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+    assert thinking != CHATML
+    with pytest.raises(ValueError, match=r"asks with .*<think>.* does not go on.*Use layout='instruction'"):
+        Layout(byte_level_bpe(thinking, eos="<|im_end|>"))
+    Layout(byte_level_bpe(thinking, eos="<|im_end|>"), "instruction")
 
 
 # ---- max_length

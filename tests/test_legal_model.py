@@ -120,7 +120,7 @@ def test_the_stop_token_of_a_base_model_gets_an_embedding_that_is_trained(base_m
     assert stop != tokenizer.eos_token_id
     assert model.peft_config["default"].trainable_token_indices == {"model.embed_tokens": [stop]}
     deltas = [p for name, p in model.named_parameters() if "trainable_tokens_delta" in name]
-    assert [tuple(delta.shape) for delta in deltas] == [(1, 64)]  # the head shares it
+    assert [tuple(delta.shape) for delta in deltas] == [(1, model.config.hidden_size)]  # the head shares it
     with torch.no_grad():
         before = model(input_ids=torch.tensor([[5, 6, 7]])).logits
         deltas[0].add_(1.0)
@@ -146,7 +146,9 @@ def test_an_untied_head_gets_its_own_row_trained():
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     adapted = apply_lora(model, 2, 4, trained_tokens=[2])
     shapes = {n.split(".token_adapter")[0]: tuple(p.shape) for n, p in adapted.named_parameters() if "delta" in n}
-    assert shapes == {"base_model.model.model.embed_tokens": (1, 64), "base_model.model.lm_head": (1, 64)}
+    assert shapes == dict.fromkeys(
+        ("base_model.model.model.embed_tokens", "base_model.model.lm_head"), (1, model.config.hidden_size)
+    )
 
 
 def test_a_model_without_chat_template_is_refused_before_its_weights_are_read(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.legal.evaluation import rate
+from helpers.legal.correctness import rate
 from helpers.legal.generation import generate
 from helpers.legal.layout import Layout
 from helpers.legal.multiple_choice import ANSWER, Question, Scored, accuracy, load_questions, prompt_text, score_labels

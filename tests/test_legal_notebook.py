@@ -35,9 +35,12 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert all(cell.execution_count for cell in code)
     assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, TINY["max_steps"])
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
-    before, after = results["eval"]["before"], results["eval"]["after"]
-    assert after["completion"]["loss"] < before["completion"]["loss"] - 0.1
-    assert before["format"]["of"] == after["format"]["of"] == TINY["test_records"]
+    before, after, baselines = (results["eval"][name] for name in ("before", "after", "baselines"))
+    assert [(row["questions"], row["verbatim"]) for row in results["eval"]["overlap"]] == [("test", 0), ("areas", 0)]
+    for part in ("test", "areas"):
+        assert after[part]["completion"]["loss"] < before[part]["completion"]["loss"] - 0.1
+        assert before[part]["verdict"]["of"] == after[part]["verdict"]["of"] == TINY["test_records"]
+        assert baselines[part]["gold"]["verdict"]["rate"] == 1
     assert 0 < results["train"]["fill"] <= 1
     assert max(results["artifacts"]["reload"].values()) < 1e-4
     model = AutoModelForCausalLM.from_pretrained(output / "model" / "merged")
@@ -53,7 +56,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert_whole_run(executed, results, "cpu")
     executed, again = run("legal_cot_sft", alone, TINY)
     assert re.search("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)
-    assert again["eval"]["after"]["completion"] == results["eval"]["after"]["completion"]
+    assert again["eval"]["after"] == results["eval"]["after"]
     assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
 
 
@@ -69,8 +72,11 @@ def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_process
     assert "training in 2 processes" in text_of(executed)
     assert results["model"]["method"] == "full"
     assert (results["plan"]["device_count"], results["plan"]["per_device_batch_size"]) == (2, 4)
-    assert results["eval"]["after"]["completion"]["loss"] < results["eval"]["before"]["completion"]["loss"] - 0.1
-    asked = results["eval"]["after"]["questions"]
+    assert (
+        results["eval"]["after"]["test"]["completion"]["loss"]
+        < results["eval"]["before"]["test"]["completion"]["loss"] - 0.1
+    )
+    asked = results["eval"]["after"]["test"]["questions"]
     assert asked["direct"]["accuracy"]["of"] == asked["after_reasoning"]["accuracy"]["of"] == 8
     assert (Path("out") / "model" / "model.safetensors").is_file()
 

@@ -20,7 +20,7 @@ from helpers.legal.sample import sample_records
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
-ROWS = sample_records(40, seed=0)
+ROWS = [{name: row[name] for name in COLUMNS} for row in sample_records(40, seed=0)]
 RECORDS = tuple(Record(**row) for row in ROWS)
 
 
@@ -247,15 +247,27 @@ def reworded(records: list[Record]) -> list[Record]:
     return [replace(record, id=record.id + "-2", question=f"Please tell me: {record.question}") for record in records]
 
 
-def test_splits_are_80_10_10_and_hold_every_record_once():
+def unlabelled(count: int) -> list[Record]:
+    return [replace(record, gold=None) for record in load_records("sample", num_records=count, seed=0).records]
+
+
+def test_the_sample_says_where_each_record_belongs():
     records = load_records("sample", num_records=500, seed=0).records
     splits = split_records(records, seed=0)
-    assert (len(splits.train), len(splits.validation), len(splits.test)) == (400, 50, 50)
+    assert [len(part) for part in vars(splits).values()] == [350, 50, 50, 50]
+    for name, part in vars(splits).items():
+        assert part == tuple(record for record in records if record.gold.part == name)
+
+
+def test_splits_are_80_10_10_and_hold_every_record_once():
+    records = unlabelled(500)
+    splits = split_records(records, seed=0)
+    assert [len(part) for part in vars(splits).values()] == [400, 50, 50, 0]
     assert Counter(splits.train + splits.validation + splits.test) == Counter(records)
 
 
 def test_no_near_duplicate_question_crosses_the_splits():
-    records = list(load_records("sample", num_records=300, seed=0).records)
+    records = unlabelled(300)
     records += reworded(records[::3])
     splits = split_records(records, seed=1)
     where = {r.id: name for name in ("train", "validation", "test") for r in getattr(splits, name)}
@@ -290,10 +302,10 @@ def test_a_group_larger_than_a_tenth_goes_to_training():
 
 
 def test_too_few_different_questions_are_refused():
-    with pytest.raises(ValueError, match=r"30 with 1 different questions cannot be split"):
+    with pytest.raises(ValueError, match=r"records: 30 cannot be split"):
         split_records([replace(RECORDS[0], id=str(n)) for n in range(30)], seed=0)
 
 
 def test_asdict_of_a_record_has_the_seven_columns_of_the_data_set():
     names = {"id", "question", "answer", "topic", "difficulty", "case_citation", "reasoning"}
-    assert set(asdict(RECORDS[0])) == set(COLUMNS) == names
+    assert set(asdict(RECORDS[0])) - {"gold"} == set(COLUMNS) == names

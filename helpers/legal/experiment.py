@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from helpers.plan import Plan
 from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime, detect
 
-from .evaluation import Sample, evaluate_answers, loss_and_perplexity
+from .correctness import Sample, baselines, overlap
+from .evaluation import evaluate_answers, loss_and_perplexity
 from .generation import Generated, generate
 from .layout import MAX_LENGTH, Layout, Truncation, choose_max_length
 from .model import load_model
 from .multiple_choice import accuracy, load_questions, score_labels
 from .packing import pack
 from .parameters import LegalParameters, recipe
-from .records import Records, RecordSplits, load_records, split_records
+from .records import Record, Records, RecordSplits, load_records, split_records
 from .training import LegalTrainer, new_trainer
 from .training_step import workload
 from .validation import SET_ASIDE, Report, validate
@@ -54,12 +55,14 @@ class Encoded:
     """The splits as token rows no longer than `max_length`."""
 
     layout: Layout
+    splits: RecordSplits  # without those that are set aside; a row each
     max_length: int
     block_length: int  # tokens of a block; several rows share one
     why: str  # both lengths
     train: list[dict[str, list[int]]]
     validation: list[dict[str, list[int]]]
     test: list[dict[str, list[int]]]
+    areas: list[dict[str, list[int]]]
     truncation: Truncation  # of the training records
     blocks: int  # of the training rows, packed
 
@@ -70,17 +73,21 @@ def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
     max_length, why = choose_max_length(layout.lengths(splits.train), wanted=params.max_length)
     chosen = params.max_length or params.packing == "padded"
     block_length = max_length if chosen else max(max_length, MAX_LENGTH)  # into short blocks little fits beside another
-    train, truncation = layout.encode(splits.train, max_length)
-    blocks = len(pack(train, block_length, strategy=params.packing, pad_token_id=tokenizer.pad_token_id))
+    rows, kept = {}, {}
+    for name in (field.name for field in fields(splits)):
+        rows[name], truncation = layout.encode(getattr(splits, name), max_length)
+        kept[name] = tuple(r for r in getattr(splits, name) if r.id not in truncation.set_aside)
+        if name == "train":
+            cut = truncation
+    blocks = len(pack(rows["train"], block_length, strategy=params.packing, pad_token_id=tokenizer.pad_token_id))
     return Encoded(
         layout=layout,
+        splits=RecordSplits(**kept),
         max_length=max_length,
         block_length=block_length,
         why=f"{why}; in blocks of {block_length:,}",
-        train=train,
-        validation=layout.encode(splits.validation, max_length)[0],
-        test=layout.encode(splits.test, max_length)[0],
-        truncation=truncation,
+        **rows,
+        truncation=cut,
         blocks=blocks,
     )
 
@@ -158,20 +165,41 @@ def train_together(parameters: str) -> None:
         run_folder.write_json(Path(params.output_dir) / MEASURED_FILE, trainer.results())
 
 
+def references(encoded: Encoded, params: LegalParameters) -> dict[str, dict[str, Any]]:
+    """`correctness.baselines` on the questions that `examine` asks, by the split they are of."""
+    return {name: baselines(encoded.splits.train, asked) for name, asked in _asked(encoded, params).items()}
+
+
+def overlaps(encoded: Encoded, params: LegalParameters) -> list[dict[str, Any]]:
+    """`correctness.overlap` of the same questions, a row a split."""
+    asked = _asked(encoded, params)
+    return [{"questions": name} | overlap(encoded.splits.train, records) for name, records in asked.items()]
+
+
+def _asked(encoded: Encoded, params: LegalParameters) -> dict[str, tuple[Record, ...]]:
+    found = {name: getattr(encoded.splits, name)[: params.test_records] for name in ("test", "areas")}
+    return {name: records for name, records in found.items() if records}
+
+
 def examine(
-    model, splits: RecordSplits, encoded: Encoded, params: LegalParameters, runtime: Runtime
-) -> tuple[dict[str, Any], list[Sample]]:
-    """Metrics and texts of the first `test_records` test records: completion loss, format, steps, citations and stops; and
-    accuracy on labelled questions, where there are any, answered at once and after reasoning.
+    model, encoded: Encoded, params: LegalParameters, runtime: Runtime
+) -> tuple[dict[str, dict[str, Any]], list[Sample]]:
+    """What `correctness.measure` finds on the first `test_records` test records, and with the sample as many of other areas
+    of law, by split, with the loss on the records' own completions; and the texts for the test records.
+
+    On labelled questions, where there are any, the accuracy of answers at once and after reasoning is with `test`.
     """
-    records, rows = splits.test[: params.test_records], encoded.test[: params.test_records]
+    metrics, texts = {}, {}
     with autocast(runtime):
-        metrics: dict[str, Any] = {"completion": loss_and_perplexity(model, rows)}
-        answers, samples = evaluate_answers(model, encoded.layout, records, max_new_tokens=params.max_new_tokens)
-        metrics |= answers
+        for name, records in _asked(encoded, params).items():
+            rows = getattr(encoded, name)[: len(records)]
+            answers, texts[name] = evaluate_answers(
+                model, encoded.layout, records, max_new_tokens=params.max_new_tokens
+            )
+            metrics[name] = {"completion": loss_and_perplexity(model, rows), **answers}
         if params.questions:
             questions = load_questions(params.questions).questions
-            metrics["questions"] = {
+            metrics["test"]["questions"] = {
                 name: accuracy(
                     score_labels(
                         model, encoded.layout, questions, max_length=encoded.max_length, reasoning_tokens=tokens
@@ -179,7 +207,7 @@ def examine(
                 )
                 for name, tokens in (("direct", 0), ("after_reasoning", params.max_new_tokens))
             }
-    return metrics, samples
+    return metrics, texts["test"]
 
 
 def autocast(runtime: Runtime) -> contextlib.AbstractContextManager:

@@ -121,14 +121,16 @@ class Truncation:
     reasoning_cut: tuple[str, ...]  # last steps dropped; the answer is whole
     answer_cut: tuple[str, ...]  # all steps dropped and the end of the answer too: these end without a stop token
     tokens_cut: int
+    set_aside: tuple[str, ...] = ()  # the question leaves no room for an answer
 
     def __str__(self) -> str:
-        if not self.reasoning_cut and not self.answer_cut:
+        if not self.reasoning_cut and not self.answer_cut and not self.set_aside:
             return f"max_length={self.max_length:,}: all {self.records:,} records fit"
         return (
-            f"max_length={self.max_length:,}: of {self.records:,} records {len(self.reasoning_cut):,} lost reasoning steps "
-            f"and {len(self.answer_cut):,} the end of their answer{_some(self.answer_cut)}; "
-            f"{self.tokens_cut:,} tokens cut in all. A larger max_length cuts less"
+            f"max_length={self.max_length:,}: of {self.records:,} records {len(self.reasoning_cut):,} lost reasoning steps, "
+            f"{len(self.answer_cut):,} the end of their answer{_some(self.answer_cut)}, and {len(self.set_aside):,} are set aside "
+            f"because the question leaves no room for an answer{_some(self.set_aside)}; {self.tokens_cut:,} tokens cut in "
+            "all. A larger max_length cuts less"
         )
 
 
@@ -139,7 +141,8 @@ class Layout:
         "instruction" is plain text for models without one: `### Instruction:`, `### Response:`, then the response and
         the tokeniser's end-of-text token.
 
-    Raises ValueError for another name, a tokeniser without chat template, and one that has no token to stop at.
+    Raises ValueError for another name, a tokeniser without chat template, one that has no token to stop at, and a template
+    whose prompt is not how the same conversation with its answer begins: what is asked would not be what was trained.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", name: str = "chat"):
@@ -155,6 +158,8 @@ class Layout:
         self.name = name
         self.stop_token_id = tokenizer.eos_token_id if name == "instruction" else self._end_of_turn()
         self._system_role = name == "chat" and self._renders_system()
+        if name == "chat":
+            self._check_prompt()
 
     # -- text
 
@@ -218,6 +223,16 @@ class Layout:
         except jinja2.TemplateError:
             return False
 
+    def _check_prompt(self) -> None:
+        example = {"prompt": self.prompt("question"), "completion": [{"role": "assistant", "content": "answer"}]}
+        prompt, whole = self._prompt_text(example["prompt"]), self._text(example)
+        if not whole.startswith(prompt):
+            raise ValueError(
+                f"layout='chat': this chat template asks with {prompt[-40:]!r}, and a conversation with its answer does not "
+                "go on from there, so the model would be asked in another way than it was trained (reasoning models' "
+                "templates do this). Use layout='instruction', or a model with another template"
+            )
+
     # -- tokens
 
     def tokenize(self, examples: Sequence[dict[str, Any]]) -> list[dict[str, list[int]]]:
@@ -242,9 +257,10 @@ class Layout:
         """`tokenize` of each record, none longer than `max_length`, and what was cut: rows ready for `SFTTrainer`.
 
         A record that is too long loses its last reasoning steps, as few as will do, and keeps question, answer,
-        citation and stop token. Only an answer that does not fit without any reasoning is cut at its end.
+        citation and stop token. Only an answer that does not fit without any reasoning is cut at its end; a record of
+        whose answer nothing fits is set aside, and has no row.
 
-        Raises ValueError where nothing of an answer fits, and where a text spells out a token that stops generation.
+        Raises ValueError where that is so of all records, and where a text spells out a token that stops generation.
         """
         self._check_no_stop_inside(records)
         rows = self.tokenize([self.example(record) for record in records])
@@ -268,12 +284,14 @@ class Layout:
                     no_room.append(record.id)
             rows[index] = row
             tokens_cut += length - len(row["input_ids"])
-        if no_room:
+        if records and len(no_room) == len(records):
             raise ValueError(
-                f"max_length={max_length}: the question leaves no room for an answer in {len(no_room)} of {len(records)} "
-                f"records{_some(no_room)}. Raise max_length, or shorten or remove them"
+                f"max_length={max_length}: the question leaves no room for an answer in any of {len(records)} records"
+                f"{_some(no_room)}. Raise max_length, or shorten them"
             )
-        return rows, Truncation(max_length, len(records), tuple(reasoning_cut), tuple(answer_cut), tokens_cut)
+        rows = [row for record, row in zip(records, rows, strict=True) if record.id not in no_room]
+        cut = tuple(reasoning_cut), tuple(answer_cut), tokens_cut, tuple(no_room)
+        return rows, Truncation(max_length, len(records), *cut)
 
     def _check_no_stop_inside(self, records: Sequence[Record]) -> None:
         stops = self.tokenizer.convert_ids_to_tokens(list(self.stop_token_ids))

@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from .evaluation import rate, row_nats
+from .correctness import rate
+from .evaluation import row_nats
 from .files import as_text, read_rows
 from .generation import generate
 from .layout import IGNORED, SECTIONS, Layout

@@ -9,12 +9,12 @@ import random
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from helpers import hub
 from helpers.legal.files import as_text, read_rows
-from helpers.legal.sample import sample_records
+from helpers.legal.sample import PARTS, Gold, sample_records
 from helpers.parameters import SAMPLE, source_path
 from helpers.row_files import Row
 
@@ -41,9 +41,10 @@ class Record:
     difficulty: str  # lower case
     case_citation: str  # several are parted by ";"
     reasoning: str  # "Step 1: ... Step 2: ..."
+    gold: Gold | None = None  # what is right, of the sample alone
 
 
-COLUMNS = tuple(field.name for field in fields(Record))
+COLUMNS = tuple(field.name for field in fields(Record) if field.name != "gold")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class RecordSplits:
     train: tuple[Record, ...]
     validation: tuple[Record, ...]
     test: tuple[Record, ...]
+    areas: tuple[Record, ...] = ()  # a second test, of areas of law that are not in training; of the sample alone
 
 
 def load_records(data_source: str, *, num_records: int = 0, seed: int, revision: str | None = LAW_REVISION) -> Records:
@@ -111,7 +113,9 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int, revision:
         name=path.name if path else data_source,
         revision=None if path or data_source == SAMPLE else revision,
         draw=f"{num_records or 'all'} records, seed {seed}",
-        sha256=hashlib.sha256(json.dumps([astuple(record) for record in records]).encode()).hexdigest(),
+        sha256=hashlib.sha256(
+            json.dumps([[getattr(record, column) for column in COLUMNS] for record in records]).encode()
+        ).hexdigest(),
     )
 
 
@@ -160,24 +164,40 @@ def near_duplicates(texts: Sequence[str], threshold: float = NEAR_DUPLICATE) -> 
     Case, punctuation and white space do not count; a text without a letter or digit is like no other. Exact, not
     estimated: every pair is counted, in a product of sparse matrices.
     """
+    pairs = []
+    for i, j, jaccard in _jaccard(texts, texts):
+        found = (jaccard >= threshold) & (i < j)
+        pairs += zip(i[found].tolist(), j[found].tolist(), jaccard[found].tolist(), strict=True)
+    return sorted(pairs)
+
+
+def closest(texts: Sequence[str], others: Sequence[str]) -> list[float]:
+    """The highest Jaccard index of each of `texts` with any of `others`, counted as in `near_duplicates`."""
+    import numpy as np
+
+    highest_R = np.zeros(len(texts))
+    for i, _, jaccard in _jaccard(texts, others):
+        np.maximum.at(highest_R, i, jaccard)
+    return highest_R.tolist()
+
+
+def _jaccard(texts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
+    """Rows of texts, rows of others and the Jaccard index of each pair that shares a shingle, some rows at a time."""
     import numpy as np
     from scipy import sparse
 
     ids: dict[str, int] = {}
-    sets = [[ids.setdefault(shingle, len(ids)) for shingle in _shingles(text)] for text in texts]
+    sets = [[ids.setdefault(shingle, len(ids)) for shingle in _shingles(text)] for text in (*texts, *others)]
     sizes_R = np.array([len(each) for each in sets])
     columns = np.array([shingle for each in sets for shingle in each], int)
     member_RS = sparse.csr_matrix(
         (np.ones(len(columns), np.int32), columns, np.cumsum([0, *sizes_R])), shape=(len(sets), max(1, len(ids)))
     )
-    pairs = []
-    for start in range(0, len(sets), PAIRED_ROWS):
-        shared = sparse.triu(member_RS[start : start + PAIRED_ROWS] @ member_RS.T, k=start + 1).tocoo()
+    others_SR = member_RS[len(texts) :].T
+    for start in range(0, len(texts), PAIRED_ROWS):
+        shared = (member_RS[start : min(start + PAIRED_ROWS, len(texts))] @ others_SR).tocoo()
         i, j = shared.row + start, shared.col
-        jaccard = shared.data / (sizes_R[i] + sizes_R[j] - shared.data)
-        found = jaccard >= threshold
-        pairs += zip(i[found].tolist(), j[found].tolist(), jaccard[found].tolist(), strict=True)
-    return sorted(pairs)
+        yield i, j, shared.data / (sizes_R[i] + sizes_R[len(texts) + j] - shared.data)
 
 
 def _shingles(text: str) -> set[str]:
@@ -192,8 +212,20 @@ def split_records(records: Sequence[Record], seed: int) -> RecordSplits:
     """80 % to train, 10 % to validate, 10 % to test; seeded, and no near-duplicate question is in two of them.
 
     Questions linked by a chain of near-duplicates go together. A group too large for what is left of a tenth goes to
-    training. Raises ValueError where the groups are too few for three splits.
+    training. Of the sample each record says where it belongs (`sample.PARTS`). Raises ValueError where the groups are too
+    few for three splits.
     """
+    named = [tuple(r for r in records if r.gold and r.gold.part == part) for part in PARTS]
+    splits = RecordSplits(*(named if any(named) else _by_groups(records, seed)))
+    if not (splits.train and splits.validation and splits.test):
+        raise ValueError(
+            f"records: {len(records)} cannot be split into training, validation and test; give more records, or questions "
+            "that are less alike"
+        )
+    return splits
+
+
+def _by_groups(records: Sequence[Record], seed: int) -> list[tuple[Record, ...]]:
     groups = list(_groups(records))
     random.Random(seed).shuffle(groups)
     train: list[int] = []
@@ -203,12 +235,7 @@ def split_records(records: Sequence[Record], seed: int) -> RecordSplits:
     for group in groups:
         rows = next((rows for rows in (test, validation) if len(rows) + len(group) <= quota), train)
         rows += group
-    if not (train and validation and test):
-        raise ValueError(
-            f"records: {len(records)} with {len(groups)} different questions cannot be split into training, validation and "
-            "test; give more records, or questions that are less alike"
-        )
-    return RecordSplits(*(tuple(records[row] for row in sorted(rows)) for rows in (train, validation, test)))
+    return [tuple(records[row] for row in sorted(rows)) for rows in (train, validation, test)]
 
 
 def _groups(records: Sequence[Record]) -> Iterator[list[int]]:

@@ -1,235 +1,285 @@
 """A small grammar of legal questions and answers in a fictional jurisdiction: data for a run with no network.
 
 Acts, cases and parties are invented, and every year is 2071 or later, so that nothing can be taken for law in force.
-The citations have the shape of real ones. Each record is a small reasoning task: a claim succeeds if every element in
-dispute is shown, and the facts in the question decide which are. The text is ours; nothing is copied from a data set.
+The citations have the shape of real ones. The text is ours; nothing is copied from a data set.
+
+No record can be learnt by heart: the question holds the rule, the facts and two cases. A claim succeeds if every element
+asked for is shown, and the case that went the same way supports it. Whether a fact shows its element follows from how it is
+told ("did not fail to" is "managed to"; the absence of something is shown by what was not done). Names are two syllables,
+facts an act and a circumstance. A fifth of the names, of the facts and of the sets of elements is not in training, and two
+areas of law are not.
 """
 
 import random
-import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+
+class Gold(NamedTuple):
+    """What is right for one record of the sample."""
+
+    part: str  # a key of PARTS
+    verdict: str  # "succeeds" or "fails"
+    findings: tuple[tuple[str, bool], ...]  # each element asked for, and whether it is shown
+    facts: tuple[str, ...]  # as the question tells them, one an element
+    parties: tuple[str, ...]  # named in the question; who asks for himself has no name
+    citation: str  # the case that supports the verdict
+    other_citation: str  # and the one that does not
 
 
 class _Element(NamedTuple):
     name: str
-    met: list[str]  # what the claimant did, past tense, so that "I" fits as well as a name
-    unmet: list[str]
+    acts: list[str]  # infinitives, without "to"
 
 
 class _Area(NamedTuple):
     topic: str
     act: str
     section: str
+    reports: list[str]  # where its cases are reported, one that was allowed and one that was not
     event: list[str]  # what happened, before the other party's name
-    things: list[str]
     remedy: str
-    purpose: str
-    cases: list[str]
-    elements: list[_Element]  # four
+    elements: list[_Element]  # five
 
 
-# A block is one area: topic; Act, section; events with {thing}; things; remedy; purpose; cases; then one line an element,
-# "name: met | met / unmet | unmet". " | " parts alternatives.
+# A block is one area: topic; Act, section; two reports; events; remedy; then a line an element, "name: its acts". " | " parts
+# alternatives. Of the last two areas nothing is in training.
 _AREAS = """
 Employment Law - Night Bakers
-Night Bakers' Rest Act 2077, 21
-worked nights among {thing} for | was employed to mind {thing} by | tended {thing} on the late shift for
-the rye ovens | the croissant line | the sourdough vats | the pretzel belt | the honey cake trays | the bagel kettles
-compensation for missed rest
-those who bake through the night can sleep by day
-Mistry v Goldcrust Ltd [2083] EAT 41 | Vane v Harbour Bakery [2087] ICR 902
-employment: held a written contract of service | drew a monthly wage and wore the uniform / ran an independent stall and sent invoices | helped as a guest without pay
-length of service: had completed a full year | joined four years earlier / started only nine days earlier | left after a trial of one week
-missed breaks: was refused every break for a month | worked through ten nights without a pause / took each break in full | rested for an hour each night
-timely claim: lodged the claim within six weeks | filed at the tribunal the next month / waited three years to claim | filed long after the time limit had run
+Night Bakers Act 2077, 21
+[2083] EAT 41 | [2087] ICR 902
+worked nights for | minded the ovens of
+pay for missed rest
+written proof: sign a contract | keep a copy | agree wages on paper
+steady service: turn up each week | finish a full year | wear the uniform
+missed rest: work all night | go without a pause | skip every break
+timely notice: warn the manager | file a complaint | send the form
+absence of waiver: accept money | give up the right | sign a release
 
 Administrative Law - Carnival Permits
 Carnival Permits Act 2088, 17
-was refused a permit for {thing} by | applied to show {thing} before | lost a licence for {thing} at the hands of
-a parade of giants | a lantern procession | a brass band raft | a stilt race | a mask market | a fireworks barge
-an order quashing the decision
-permits are decided fairly and in the open
-R (Juniper) v Eastmere Council [2092] EWHC 96 (Admin) | R (Dray) v Mayor of Coldharbour [2091] AC 201
-standing: was the applicant named in the form | lived on the route and ran the event / had no link to the town at all | acted for a rival who wished to stay unnamed
-an unfair hearing: was never told the objections | was refused a word at the meeting / spoke for an hour and answered every point | received all papers a month ahead
-promptness: issued the claim within three weeks | went to court the same fortnight / let two carnivals pass before acting | delayed for nineteen months without cause
-lack of another remedy: had no right of appeal | used up the internal review first / ignored a free appeal | withdrew an appeal that was about to succeed
+[2092] EWHC 96 (Admin) | [2091] AC 201
+was refused a parade by | lost a licence to
+a quashing order
+public standing: fill in the form | live on the route | run the event
+open hearing: speak at the meeting | see the papers | answer each point
+prompt action: issue the claim | go to court | ask for a review
+public benefit: invite the schools | open the gates | sweep the streets
+absence of danger: block the lane | light a fire | crowd the bridge
 
 Family Law - Shared Pets
 Shared Pets Act 2086, 8
-shared {thing} for years with | raised {thing} together with | quarrelled about {thing} with
-a grey parrot | an elderly tortoise | two whippets | a one-eyed cat | a talking mynah | a miniature donkey
+[2089] EWFC 52 | [2095] 2 FLR 610
+shared a parrot with | quarrelled about a cat with
 an order for alternate weeks
-an animal keeps the company that it is used to
-Amory v Amory [2089] EWFC 52 | Re T (A Tortoise) [2095] 2 FLR 610
-joint care: fed and walked it every other day | shared each bill of the veterinary surgeon / met it only at new year | left all its care to others
-welfare: offered a large garden and a calm home | had a letter from the veterinary surgeon in support / lived where animals were forbidden | forgot its medicine for a month
-workable distance: lived two streets away | moved to the same village / moved to another continent | lived nine hours away by train
-good faith: kept every handover so far | told the other side of each illness / hid it in a friend's barn | renamed it and denied that it was the same animal
+joint care: feed the animal | share the bills | take it for walks
+calm home: fence the garden | heat the stable | keep the rooms quiet
+good faith: keep each promise | tell of its illness | return its basket
+close distance: move to the village | stay in the street | travel by road
+absence of cruelty: starve the animal | leave it in the rain | tease it
 
 Intellectual Property - Recipe Rights
 Recipe Rights Act 2082, 5
-created {thing} later sold by | wrote down {thing} now used by | invented {thing} copied by
-a plum dumpling | a saffron broth | a seaweed biscuit | a chestnut glaze | a pickled quince | a smoked butter
+[2087] EWHC 233 (IPEC) | [2085] FSR 41
+created a soup sold by | wrote down a cake used by
 an injunction
-cooks share freely what they choose to share
-Saltmarsh v Bramble Foods Ltd [2087] EWHC 233 (IPEC) | Fennel v Rusk [2085] FSR 41
-originality: tried sixty versions before the final one | combined the parts in a way unknown before / took it word for word from an old book | changed only the name of a common dish
-fixation: recorded it in a dated notebook | filed the text at the registry / never put it into writing | only ever hummed the steps
-copying: found the same misprint in the other text | traced a leaked page to the other kitchen / faced a rival who had worked alone | faced a text that was older than the claim
-lack of a licence: never allowed any other use | limited the use to one evening / had sold all rights for a fee | gave the recipe to the public in print
+original work: invent the method | test new spices | combine the parts
+fixed record: write it down | register the text | film each step
+proven copying: find the misprint | trace a leaked page | taste the dish
+secret kept: lock the kitchen | swear in the cooks | hide the list
+absence of licence: sell the rights | lend the method | print it
+
+Maritime Law - Ferry Lanterns
+Ferry Lanterns Act 2090, 12
+[2094] EWHC 18 (Admlty) | [2093] 1 Lloyd's Rep 77
+lost a cargo on a boat of | shipped an organ with
+the value of the goods
+paid passage: buy a ticket | pay the freight | settle the toll
+sound packing: pad the crates | seal the lids | tie the ropes
+clear marking: paint a number | attach a label | list the goods
+swift protest: call the harbour | write to the owner | report the loss
+absence of recklessness: sail alone | ignore the bell | race another boat
+
+Planning Law - Shadow Gardens
+Shadow Gardens Act 2079, 33
+[2084] UKUT 140 (LC) | [2086] PTSR 58
+grew ferns beside a wall of | planted moss under the windows of
+removal of the wall
+long use: tend the beds | water the soil | gather a harvest
+lawful planting: obtain a certificate | follow the plan | respect the hedge
+real harm: measure the light | photograph the leaves | record the loss
+fair offer: propose a trellis | meet the neighbour | suggest a fence
+absence of spite: mock the builder | block the path | spoil the mortar
 """
 
+HELD_OUT_AREAS = 2
+HELD_OUT = 5  # one in so many of the names, the facts and the sets of elements
+PARTS = {
+    "train": 7,
+    "validation": 1,
+    "test": 1,
+    "areas": 1,
+}  # of ten records; "areas" are of law that is not in training
+DIFFICULTIES = {"basic": 1, "intermediate": 2, "advanced": 3, "expert": 4}  # elements asked for; steps are three more
+DONE = ("managed to", "took care to", "remembered to", "did not fail to", "did not forget to", "did not decline to")
+NOT_DONE = ("failed to", "forgot to", "declined to", "did not manage to", "did not take care to", "did not remember to")
+CIRCUMSTANCES = "in January|before noon|at the gate|with a cousin|on a Sunday|near the mill|without help|in public|after supper|for a wager"
+FIRST = "Al Ben Cor Dor El Fa Gre Hol Im Jas Ker Leo Mar Nik Ot Per Ros Seb Tab Ul"
+FIRST_ENDS = "bert dora fina gard linda mira nald sine thea vino wena zar"
+OTHER = "Alder Bex Dun Ember Gorse Ink Jolly Kestrel Low Nettle Orchard Quarry Rook Silver Thistle"
+OTHER_ENDS = "cott moor fold whistle bridge field penny brook ton marsh"
+CASE = "Ash Birk Colt Dray Finch Grim Hay Jux Kell Lang Mort Nor Pell Rud Stan Tew Vane Wick Yar Zell"
+CASE_ENDS = "son worth man ett by ham"
+TOWNS = "Eastmere|Coldharbour|Sallow|Port Meridian|Upper Finch|Marlstone|Gullhaven|Old Tarn"
 
-DIFFICULTIES = {"basic": 1, "intermediate": 2, "advanced": 3, "expert": 4}  # elements in dispute; steps are three more
-CLAIMANTS = (
-    "Alba Benedek Cosima Dorian Elspeth Fabian Greta Horatio Imogen Jasper Kerensa Leopold Marguerite Nikolai Ottilie "
-    "Percival Quentin Rosalind Sebastian Tabitha Ulrika Valentin Winifred Xavier Yolanda Zebedee"
-)
-OPPONENTS = (
-    "Aldercott Bexmoor Cranfold Dunwhistle Emberly Foxbridge Gorsefield Harkwell Inkpenny Jollibrook Kestrelton Lowmarsh "
-    "Mossgrave Nettlecombe Orchardson Pinchbeck Quarrington Rookhope Silverthorn Thistlewood Vellacott Yarrowby"
-)
-TOWNS = (
-    "Eastmere|Coldharbour|Little Sallow|Port Meridian|Upper Finch|Marlstone|Gullhaven|Old Tarn|Rushy Bay|Windlebury|"
-    "North Quill|Saint Osk"
-)
-
-# The four forms of an answer; in a question " | " parts alternatives of one sentence.
+# The three forms of an answer; in a question " | " parts alternatives of one sentence.
 FORMS = {
     "case analysis": (
-        "In {town}, {who} {event} {other}. | {who} of {town} {event} {other}. | The parties are {who} and {other}; {who} {event} {other}.",
-        "{who} {facts}. | It is agreed that {who} {facts}. | The court found that {who} {facts}.",
-        "Is {who} entitled to {remedy}? | Will a claim for {remedy} succeed? | Decide under section {section} of the {act}. | What should the judge in {town} order?",
-        "ISSUE: Whether {who} may have {remedy}.\nRULE: {rule}\nAPPLICATION: {application}\nCONCLUSION: {conclusion}",
+        "In {town}, {who} {event} {other}. | The parties are {who} and {other}; {who} {event} {other}.",
+        "{law}",
+        "It is agreed {facts}. | The court found {facts}.",
+        "Is {who} entitled to {remedy}? | What should the judge in {town} order?",
+        "ISSUE: Whether {who} may have {remedy} from {other}.\nRULE: Each element must be shown.\nAPPLICATION: {balance}\nCONCLUSION: {conclusion}",
     ),
     "educational": (
-        "What does the {act} mean by {elements}? | Explain {elements} to a first-year student. | How is section {section} of the {act} taught?",
-        "Take {who}, who {event} {other} in {town}. | Use as an example {who}, who {event} {other}. | In the textbook case {who} {event} {other}.",
-        "There {who} {facts}. | Suppose that {who} {facts}. | The students learn that {who} {facts}.",
-        "DEFINITION: Section {section} gives {remedy} to those who show {elements}.\nLEGAL BASIS: {rule}\n"
-        "KEY ELEMENTS: In dispute are {elements}.\nEXAMPLES: {application} {conclusion}\n"
-        "DISTINCTIONS: If {who} {opposite}, {element} would {be} shown and the claim would {change}.",
+        "{law}",
+        "Explain this to a student. | How is this taught?",
+        "Take {who}, who {event} {other}. | In the textbook case {who} {event} {other} in {town}.",
+        "The book says {facts}. | Suppose {facts}.",
+        "DEFINITION: The section gives {remedy}.\nEXAMPLE: {who} against {other}; each element must be shown. {balance}\nRESULT: {conclusion}",
     ),
     "client interaction": (
-        "I {event} {other}. | Last spring in {town} I {event} {other}. | I live in {town}. I {event} {other}.",
-        "I {facts}. | I should add that I {facts}. | To be honest, I {facts}.",
-        "Can I get {remedy}? | Should I sue? | Is it worth going to court under the {act}? | What are my chances of {remedy}?",
-        "UNDERSTANDING: You {your_event} {other} and ask for {remedy}.\nLEGAL POSITION: {rule} {your_application}\n"
-        "OPTIONS: You can bring a claim or settle with {other}.\nRECOMMENDATION: {conclusion} {advice}\n"
-        "NEXT STEPS: Collect the papers on {elements} and write to {other}.",
+        "I {event} {other}. | I live in {town}. I {event} {other}.",
+        "My notes say {facts}. | I can prove {facts}.",
+        "{law}",
+        "Can I get {remedy}? | Should I sue?",
+        "UNDERSTANDING: You ask {other} for {remedy}.\nLEGAL POSITION: Each element must be shown. {balance}\nRECOMMENDATION: {conclusion} {advice}",
     ),
-    "statutory interpretation": (
-        "How should section {section} of the {act} be read? | What is the right reading of {elements} in the {act}? | Does section {section} cover this case?",
-        "{who} {event} {other} in {town}. | The dispute began when {who} {event} {other}. | In {town}, {who} {event} {other}.",
-        "The evidence is that {who} {facts}. | {who} {facts}. | Nobody doubts that {who} {facts}.",
-        "STATUTORY TEXT: Section {section} of the {act} speaks of {elements}.\nPURPOSE: The Act sees to it that {purpose}.\n"
-        "INTERPRETATION: The words are read in the light of that purpose.\n"
-        "CASE LAW: {case} reads the section in the same way.\nAPPLICATION: {application} {conclusion}",
-    ),
-}
+}  # fmt: skip
 
 
-def sample_records(count: int, seed: int) -> list[dict[str, str]]:
+def sample_records(count: int, seed: int) -> list[dict[str, Any]]:
     """The fields of `count` records with different questions; the first n are the same for every `count` >= n.
 
-    The number of reasoning steps is 4, 5, 6 or 7 from basic to expert, and answers take one of four forms. Raises
-    ValueError when `count` is negative or more than one seed can give.
+    Of ten records in a row seven are to train on, one to validate, one to test, and one is of an area that is not in
+    training (`Gold.part`). The number of reasoning steps is 4, 5, 6 or 7 from basic to expert, and answers take one of
+    three forms. Raises ValueError when `count` is negative or more than one seed can give.
     """
     if count < 0:
         raise ValueError(f"count={count}: must be 0 or more")
     generator = random.Random(seed)
-    records: dict[str, dict[str, str]] = {}
+    parts = [part for part, share in PARTS.items() for _ in range(share)]
+    records: dict[str, dict[str, Any]] = {}
     for _ in range(20 * count + 100):
         if len(records) == count:
             return list(records.values())
-        texts = _draw(generator)
-        records.setdefault(texts["question"], {"id": f"sample-{len(records) + 1:05d}"} | texts)
+        fields = _draw(generator, parts[len(records) % len(parts)])
+        records.setdefault(fields["question"], {"id": f"sample-{len(records) + 1:05d}"} | fields)
     raise ValueError(f"count={count}: seed {seed} gives only {len(records)} different questions; ask for fewer")
 
 
-def _draw(generator: random.Random) -> dict[str, str]:
-    """The texts of one record, without its id."""
-    area = generator.choice(AREAS)
-    difficulty = generator.choice(list(DIFFICULTIES))
-    elements = sorted(generator.sample(area.elements, DIFFICULTIES[difficulty]), key=area.elements.index)
+def _draw(generator: random.Random, part: str) -> dict[str, Any]:
+    """The fields of one record, without its id."""
+    choice, held = generator.choice, part != "train"
+
+    def drawn(starts: list[str], ends: list[str], shift: int = 0) -> str:
+        """One of each, from a diagonal of their grid that is held out, or from none of these."""
+        while True:
+            row, column = generator.randrange(len(starts)), generator.randrange(len(ends))
+            if ((row + column + shift) % HELD_OUT == 0) == held:
+                return starts[row] + ends[column]
+
+    def name(ends: str, starts: str) -> str:
+        return drawn(starts.split(), ends.split())
+
+    def case(report: str) -> str:
+        return f"{name(CASE_ENDS, CASE)} v {name(CASE_ENDS, CASE)} {report}"
+
+    areas = AREAS[-HELD_OUT_AREAS:] if part == "areas" else AREAS[:-HELD_OUT_AREAS]
+    area = choice(areas)
+    difficulty = choice(list(DIFFICULTIES))
+    while True:
+        chosen = sorted(generator.sample(range(len(area.elements)), DIFFICULTIES[difficulty]))
+        if part == "areas" or ((sum(chosen) + areas.index(area)) % HELD_OUT == 0) == held:
+            break
+    elements = [area.elements[each] for each in chosen]
     wins = generator.random() < 0.5  # or with four elements nearly every claim would fail
     shown = [wins or generator.random() < 0.5 for _ in elements]
     if not wins and all(shown):
         shown[generator.randrange(len(shown))] = False
-    facts = [generator.choice(e.met if met else e.unmet) for e, met in zip(elements, shown, strict=True)]
-    who = generator.choice(CLAIMANTS.split())
+    facts = []
+    for shift, element, met in zip(chosen, elements, shown, strict=True):
+        verb = choice(DONE if met != element.name.startswith("absence") else NOT_DONE)
+        circumstances = [f" {each}" for each in CIRCUMSTANCES.split("|")]
+        facts.append(f"{verb} {drawn(element.acts, circumstances, shift)}")
+    told = [f"on {element.name}: {fact}" for element, fact in zip(elements, facts, strict=True)]
+    who, other = name(FIRST_ENDS, FIRST), name(OTHER_ENDS, OTHER)
+    form = choice(list(FORMS))
+    claimant = "The client" if form == "client interaction" else who
+    cases = dict(zip(("allowed", "dismissed"), map(case, generator.sample(area.reports, 2)), strict=True))
+    outcome = "allowed" if wins else "dismissed"
     names = _series([element.name for element in elements])
-    case = generator.choice(area.cases)
-    findings = [
-        f"{fact}, so {e.name} is {'shown' if met else 'not shown'}."
-        for fact, e, met in zip(facts, elements, shown, strict=True)
-    ]
+    rule = f"Section {area.section} of the {area.act} asks for {names}."
     missing = [element.name for element, met in zip(elements, shown, strict=True) if not met]
-    conclusion = (
-        f"Not shown: {_series(missing)}. The claim fails." if missing else "All is shown, so the claim succeeds."
-    )
-    event = generator.choice(area.event).format(thing=generator.choice(area.things))
-    rule = f"Section {area.section} of the {area.act} requires {names}; nothing else is in dispute."
-    first = elements[0]
-    words = area._asdict() | {
+    balance = f"Not shown: {_series(missing)}." if missing else "All is shown."
+    conclusion = "The claim fails." if missing else "The claim succeeds."
+    law = " and ".join(f"{way} in {cases[way]}" for way in generator.sample(list(cases), 2))
+    words = {
         "who": who,
-        "other": generator.choice(OPPONENTS.split()),
-        "town": generator.choice(TOWNS.split("|")),
-        "case": case,
-        "elements": names,
-        "event": event,
-        "your_event": _second_person(event),
-        "facts": _series(facts),
+        "other": other,
+        "town": choice(TOWNS.split("|")),
+        "remedy": area.remedy,
+        "event": choice(area.event),
+        "facts": "; ".join(told),
+        "law": f"{rule} A claim was {law}.",
         "rule": rule,
-        "application": " ".join(f"{who} {finding}" for finding in findings),
-        "your_application": " ".join(f"You {_second_person(finding)}" for finding in findings),
+        "balance": balance,
         "conclusion": conclusion,
         "advice": "Settle if you can." if missing else "Bring the claim.",
-        "opposite": generator.choice(first.unmet if shown[0] else first.met),
-        "element": first.name,
-        "be": "not be" if shown[0] else "be",
-        "change": "succeed" if missing == [first.name] else "fail",
     }
-    *sentences, answer = FORMS[generator.choice(list(FORMS))]
-    question = " ".join(generator.choice(sentence.split(" | ")).format_map(words) for sentence in sentences)
+    *sentences, answer = FORMS[form]
     steps = [
-        f"The question is whether section {area.section} of the {area.act} gives {area.remedy}.",
-        f"The section asks for {names}.",
-        *(f"The claimant {finding}" for finding in findings),
-        conclusion,
+        f"{claimant} asks {other} for {area.remedy}.",
+        rule,
+        *(
+            f"{text}, so {element.name} is {'shown' if met else 'not shown'}."
+            for text, element, met in zip(told, elements, shown, strict=True)
+        ),
+        f"{balance} {conclusion} A claim was {outcome} in {cases[outcome].partition(' [')[0]}.",
     ]
     return {
-        "question": question,
+        "question": " ".join(choice(sentence.split(" | ")).format_map(words) for sentence in sentences),
         "answer": answer.format_map(words),
         "topic": area.topic,
         "difficulty": difficulty,
-        "case_citation": f"{case}; {area.act}, s {area.section}",
+        "case_citation": f"{area.act}, s {area.section}; {cases[outcome]}",
         "reasoning": " ".join(f"Step {number}: {step}" for number, step in enumerate(steps, 1)),
+        "gold": Gold(
+            part=part,
+            verdict="fails" if missing else "succeeds",
+            findings=tuple((element.name, met) for element, met in zip(elements, shown, strict=True)),
+            facts=tuple(facts),
+            parties=(other,) if form == "client interaction" else (who, other),
+            citation=cases[outcome],
+            other_citation=cases["dismissed" if wins else "allowed"],
+        ),
     }
 
 
 def _area(block: str) -> _Area:
-    topic, act, event, things, remedy, purpose, cases, *elements = block.split("\n")
-    parted = [re.split(": | / ", line) for line in elements]
+    topic, act, reports, event, remedy, *elements = block.split("\n")
+    parted = [line.split(": ") for line in elements]
     return _Area(
         topic,
         *act.rsplit(", ", 1),
+        reports.split(" | "),
         event.split(" | "),
-        things.split(" | "),
         remedy,
-        purpose,
-        cases.split(" | "),
-        [_Element(name, met.split(" | "), unmet.split(" | ")) for name, met, unmet in parted],
+        [_Element(name, acts.split(" | ")) for name, acts in parted],
     )
 
 
 def _series(phrases: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
-
-
-def _second_person(phrase: str) -> str:
-    return re.sub(r"^was |(?<= and )was ", "were ", phrase)
 
 
 AREAS = [_area(block) for block in _AREAS.strip().split("\n\n")]

@@ -1,0 +1,264 @@
+"""Whether what is written for held-out questions is right, beside answers that cost nothing.
+
+# Q questions · T training questions · W words
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from .generation import Generated
+from .layout import STEP, Response, parse_response, response
+from .records import NEAR_DUPLICATE, Record, closest
+from .validation import STEPS, citations
+
+CALIBRATED = 0.95  # share of the records themselves that a measure must find right, or it says nothing
+RESAMPLES = 2_000
+VERDICT = re.compile(r"\bclaim (succeeds|fails)\b")
+FINDING = re.compile(r"\bso ([^.,;]+?) is (not )?shown\b")
+CASE = re.compile(r"\b\w+ v \w+")
+NAME = re.compile(r"(?<=[a-z,] )[A-Z]\w+")  # a word within a sentence that begins with a capital
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out record and what was written for it."""
+
+    record: Record
+    generated: Generated
+    response: Response
+
+    def __str__(self) -> str:
+        form = "well-formed" if self.response.well_formed else self.response.problems[0]
+        end = "stopped by itself" if self.generated.stopped else "cut off"
+        return f"{form}; {self.response.steps} steps; {len(self.generated.text.split())} words, {end}"
+
+
+def read(record: Record, generated: Generated) -> Sample:
+    return Sample(record, generated, parse_response(generated.text))
+
+
+# ---- measures: from 0 (wrong) to 1 (right) for one question, None where there is nothing to measure
+
+
+def verdict_of(text: str) -> str | None:
+    """None where a text says neither, or both."""
+    found = {*VERDICT.findall(text)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _verdict(sample: Sample) -> float | None:
+    return verdict_of(sample.response.answer) == sample.record.gold.verdict
+
+
+def _findings(sample: Sample) -> float:
+    """Share of the elements asked for whose finding is right."""
+    own = {element: not negated for element, negated in FINDING.findall(sample.response.reasoning)}
+    return fmean(own.get(element) == shown for element, shown in sample.record.gold.findings)
+
+
+def _facts(sample: Sample) -> float:
+    """Share of the question's facts that the reasoning tells."""
+    return fmean(fact in sample.response.reasoning for fact in sample.record.gold.facts)
+
+
+def _parties(sample: Sample) -> float:
+    """The question's are named, and nobody else."""
+    text = CASE.sub("", f"{sample.response.reasoning}\n{sample.response.answer}")
+    known = {*re.findall(r"\w+", sample.record.question)}
+    return {*sample.record.gold.parties} <= {*re.findall(r"\w+", text)} and {*NAME.findall(text)} <= known
+
+
+def _support(sample: Sample) -> float:
+    """Of the question's two cases only the one that went the same way is cited."""
+    cited, gold = sample.response.case_citation, sample.record.gold
+    return gold.citation in cited and gold.other_citation not in cited
+
+
+def _agreement(sample: Sample) -> float:
+    """The findings of the reasoning, its verdict and the answer's are one."""
+    reasoning = sample.response.reasoning
+    found = [not negated for _, negated in FINDING.findall(reasoning)]
+    verdict = "succeeds" if all(found) else "fails"
+    return bool(found) and verdict_of(reasoning) == verdict_of(sample.response.answer) == verdict
+
+
+def _cited(sample: Sample) -> float | None:
+    """Share of the record's citations that are cited."""
+    entries = [entry for entry, _ in citations(sample.record.case_citation)]
+    return fmean(entry in sample.response.case_citation for entry in entries) if entries else None
+
+
+def _steps(sample: Sample) -> float:
+    """Numbered without a gap, and as many as the difficulty asks for."""
+    numbers = [int(number) for number in STEP.findall(sample.response.reasoning)]
+    enough = len(numbers) >= STEPS.get(sample.record.difficulty, 1)
+    return enough and numbers == list(range(1, len(numbers) + 1))
+
+
+LABELLED: dict[str, Callable[[Sample], float]] = {  # of records with `gold`
+    "verdict": _verdict,
+    "findings": _findings,
+    "facts": _facts,
+    "parties": _parties,
+    "support": _support,
+    "agreement": _agreement,
+}
+MEASURES: dict[str, Callable[[Sample], float | None]] = LABELLED | {
+    "cited": _cited,
+    "steps": _steps,
+    "format": lambda sample: sample.response.well_formed,
+    "stops": lambda sample: sample.generated.stopped,
+}
+
+
+def measure(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Every measure over `samples` as `rate` or `mean` gives it, and the mean number of steps and words."""
+    found: dict[str, Any] = {}
+    for name, function in MEASURES.items():
+        asked = [sample for sample in samples if name not in LABELLED or sample.record.gold]
+        values = [float(value) for sample in asked if (value := function(sample)) is not None]
+        if values:
+            found[name] = rate(int(sum(values)), len(values)) if {*values} <= {0.0, 1.0} else mean(values)
+    found["mean_steps"] = fmean(sample.response.steps for sample in samples)
+    found["mean_words"] = fmean(len(sample.generated.text.split()) for sample in samples)
+    return found
+
+
+def rate(count: int, of: int) -> dict[str, float | int | None]:
+    """`count` of `of`, with the 95 % interval of Wilson (1927), which stays inside 0 and 1 and holds for few trials."""
+    from scipy.stats import binomtest
+
+    low, high = binomtest(count, of).proportion_ci(0.95, method="wilson") if of else (0.0, 1.0)
+    return {"rate": count / of if of else None, "count": count, "of": of, "low": float(low), "high": float(high)}
+
+
+def mean(values: Sequence[float]) -> dict[str, float | int]:
+    """Mean of shares, one a question, with its 95 % interval by the percentile bootstrap over questions."""
+    import numpy as np
+
+    drawn_Q = np.random.default_rng(0).choice(values, (RESAMPLES, len(values))).mean(1)
+    low, high = np.quantile(drawn_Q, (0.025, 0.975))
+    return {"rate": fmean(values), "of": len(values), "low": float(low), "high": float(high)}
+
+
+# ---- answers that cost nothing
+
+
+def baselines(train: Sequence[Record], asked: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """`measure` of copied answers: the training record with the most steps (constant), the one whose question is most like
+    the question (`nearest`), and the question's own (gold: what it does not reach is no measure, `left_out`).
+    """
+    constant = max(train, key=lambda record: len(STEP.findall(record.reasoning)))
+    near = nearest([record.question for record in train], [record.question for record in asked])
+    sources = {
+        "constant": [constant] * len(asked),
+        "nearest training record": [train[row] for row in near],
+        "gold": asked,
+    }
+    return {
+        name: measure([read(*each) for each in zip(asked, map(_copied, records), strict=True)])
+        for name, records in sources.items()
+    }
+
+
+def _copied(record: Record) -> Generated:
+    return Generated(response(record), (), stopped=True)
+
+
+def nearest(train: Sequence[str], asked: Sequence[str]) -> list[int]:
+    """Row of the text of `train` that is most like each of `asked`, by the cosine of their words' TF-IDF."""
+    import numpy as np
+    from scipy import sparse
+
+    counts = [Counter(re.findall(r"\w+", text.lower())) for text in (*train, *asked)]
+    ids = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain(*counts)))}
+    rows = [row for row, words in enumerate(counts) for _ in words]
+    columns = [ids[word] for words in counts for word in words]
+    values = np.array([count for words in counts for count in words.values()], float)
+    weight_W = np.log(
+        (1 + len(train)) / (1 + np.bincount(columns[: sum(map(len, counts[: len(train)]))], minlength=len(ids)))
+    )
+    weighed_W = sparse.csr_matrix((values * weight_W[columns], (rows, columns)), shape=(len(counts), len(ids)))
+    norms = np.sqrt(weighed_W.multiply(weighed_W).sum(1)).A1
+    unit_W = sparse.diags(1 / np.maximum(norms, 1e-12)) @ weighed_W
+    similar_QT = (unit_W[len(train) :] @ unit_W[: len(train)].T).toarray()
+    return similar_QT.argmax(1).tolist()
+
+
+def overlap(train: Sequence[Record], asked: Sequence[Record]) -> dict[str, int]:
+    """How many reasoning steps of the records asked are in training, word for word or nearly."""
+    seen = sorted({step for record in train for step in _split(record)})
+    steps = [_split(record) for record in asked]
+    flat = [*itertools.chain(*steps)]
+    verbatim = {*seen} & {*flat}
+    return {
+        "records": len(asked),
+        "records_with_every_step_verbatim": sum({*each} <= verbatim for each in steps),
+        "steps": len(flat),
+        "verbatim": sum(step in verbatim for step in flat),
+        "near_duplicates": sum(jaccard >= NEAR_DUPLICATE for jaccard in closest(flat, seen)),
+    }
+
+
+def _split(record: Record) -> list[str]:
+    return [text.strip() for text in STEP.split(record.reasoning)[2::2]]
+
+
+# ---- to read
+
+
+def left_out(gold: Mapping[str, Any]) -> dict[str, float]:
+    """Measures that the records themselves do not pass, which would say nothing about a model."""
+    return {name: found["rate"] for name, found in _rates(gold).items() if found["rate"] < CALIBRATED}
+
+
+def note(references: Mapping[str, Any]) -> str:
+    """What the table is of, and what is left out of it."""
+    gold = references["gold"]
+    text = f"Percent of {gold['stops']['of']} questions, with 95 % intervals over them"
+    if out := left_out(gold):
+        listed = ", ".join(f"{name} {share:.0%}" for name, share in out.items())
+        text += f"; not shown, because the records themselves do not pass: {listed}"
+    return text
+
+
+def table(
+    references: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any] | None = None
+) -> list[dict[str, str | float | None]]:
+    """A row for each of `baselines` and for the model; gold is last."""
+    systems = {name: found for name, found in references.items() if name != "gold"} | {"base model": before}
+    systems |= ({"trained": after} if after else {}) | {"gold": references["gold"]}
+    out = left_out(references["gold"])
+    return [{"answers": name} | _cells(found, out) for name, found in systems.items()]
+
+
+def _cells(found: Mapping[str, Any], out: Collection[str]) -> dict[str, str | float | None]:
+    cells: dict[str, str | float | None] = {
+        name: "{:.0f} [{:.0f}, {:.0f}]".format(*(100 * each[key] for key in ("rate", "low", "high")))
+        for name, each in _rates(found).items()
+        if name not in out
+    }
+    return cells | {name.replace("_", " "): round(found[name], 1) for name in ("mean_steps", "mean_words")}
+
+
+def _rates(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: found[name] for name in MEASURES if name in found}
+
+
+def beside(before: Sequence[Sample], after: Sequence[Sample], count: int) -> str:
+    """The first `count` questions with the texts before and after training and the record's own."""
+    lines = []
+    for first, second in itertools.islice(zip(before, after, strict=True), count):
+        record = first.record
+        lines += [f"=== {record.id} ({record.difficulty}): {record.question}"]
+        for title, sample in (("before", first), ("after", second)):
+            lines += [f"\n--- {title} training: {sample}", str(sample.generated)]
+        lines += ["\n--- the reference", response(record), ""]
+    return "\n".join(lines)

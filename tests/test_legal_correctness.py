@@ -1,0 +1,247 @@
+"""Whether answers are right: each measure on answers changed by hand, baselines that know nothing, and gold as the ceiling."""
+
+import random
+import re
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from helpers.legal import correctness
+from helpers.legal.correctness import (
+    baselines,
+    beside,
+    closest,
+    left_out,
+    mean,
+    measure,
+    nearest,
+    note,
+    overlap,
+    rate,
+    read,
+    table,
+)
+from helpers.legal.generation import Generated
+from helpers.legal.layout import response
+from helpers.legal.records import Record, load_records, split_records
+from helpers.legal.sample import Gold
+
+pytestmark = pytest.mark.once
+
+SAMPLE = split_records(load_records("sample", num_records=2000, seed=0).records, 0)
+GOLD = Gold(
+    part="test",
+    verdict="fails",
+    findings=(("joint care", True), ("good faith", False)),
+    facts=("managed to feed the animal at noon", "failed to keep each handover in Lent"),
+    parties=("Alba", "Foxton"),
+    citation="Cranham v Dunett [2091] EWFC 7",
+    other_citation="Inkby v Lowson [2092] FLR 8",
+)
+RECORD = Record(
+    id="by-hand",
+    question=(
+        "Alba shared a cat with Foxton. Section 8 of the Shared Pets Act 2086 asks for joint care and good faith. A claim was "
+        "allowed in Inkby v Lowson [2092] FLR 8 and dismissed in Cranham v Dunett [2091] EWFC 7. Alba managed to feed the animal "
+        "at noon and failed to keep each handover in Lent."
+    ),
+    answer="ISSUE: Whether Alba may have an order against Foxton.\nCONCLUSION: The claim fails.",
+    topic="Family Law",
+    difficulty="basic",
+    case_citation="Cranham v Dunett [2091] EWFC 7; Shared Pets Act 2086, s 8",
+    reasoning=(
+        "Step 1: Alba asks Foxton for an order. Step 2: The claimant managed to feed the animal at noon, so joint care is shown. "
+        "Step 3: The claimant failed to keep each handover in Lent, so good faith is not shown. Step 4: Not shown: good faith. "
+        "The claim fails. A claim was dismissed in Cranham v Dunett."
+    ),
+    gold=GOLD,
+)
+RIGHT = response(RECORD)
+
+
+def sample(record, text, *, stopped=True):
+    return read(record, Generated(text, (), stopped))
+
+
+def shares(text, *, stopped=True, record=RECORD):
+    found = measure([sample(record, text, stopped=stopped)])
+    return {name: found[name]["rate"] for name in correctness.MEASURES if name in found}
+
+
+# ---- each measure on answers changed by hand
+
+
+def test_the_right_answer_has_everything_right():
+    assert shares(RIGHT) == dict.fromkeys(correctness.MEASURES, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("CONCLUSION: The claim fails.", "CONCLUSION: The claim succeeds.", {"verdict": 0, "agreement": 0}),
+        ("CONCLUSION: The claim fails.", "CONCLUSION: It depends.", {"verdict": 0, "agreement": 0}),
+        ("CONCLUSION: The claim fails.", "The claim fails. No, the claim succeeds.", {"verdict": 0, "agreement": 0}),
+        ("good faith. The claim fails.", "good faith. The claim succeeds.", {"agreement": 0}),
+        ("good faith is not shown", "good faith is shown", {"findings": 0.5, "agreement": 0}),
+        ("joint care is shown", "joint care is not shown", {"findings": 0.5}),
+        (" Step 3: The claimant failed to keep each handover in Lent, so good faith is not shown. Step 4:", " Step 3:",
+         {"findings": 0.5, "facts": 0.5, "agreement": 0, "steps": 0}),
+        ("good faith is not", "good will is not", {"findings": 0.5}),
+        ("feed the animal at noon", "feed the animal at night", {"facts": 0.5}),
+        ("Foxton", "Bexmoor", {"parties": 0}),
+        ("against Foxton", "against Foxton and Bexmoor", {"parties": 0}),
+        ("1: Alba asks Foxton", "1: Foxton asks Foxton", {}),  # Alba is named in the answer still
+        ("Cranham v Dunett [2091] EWFC 7;", "Inkby v Lowson [2092] FLR 8;", {"support": 0, "cited": 0.5}),
+        ("[2091] EWFC 7;", "[2091] EWFC 7; Inkby v Lowson [2092] FLR 8;", {"support": 0}),
+        ("s 8", "s 9", {"cited": 0.5}),
+        ("### Topic: ", "", {"format": 0}),
+        ("Step 2:", "Step 9:", {"steps": 0}),
+    ],
+)  # fmt: skip
+def test_a_change_costs_what_it_makes_wrong_and_nothing_else(old, new, wrong):
+    assert old in RIGHT
+    assert shares(RIGHT.replace(old, new)) == dict.fromkeys(correctness.MEASURES, 1.0) | wrong
+
+
+def test_an_answer_that_is_cut_off_does_not_stop_and_noise_has_nothing_right():
+    assert shares(RIGHT, stopped=False)["stops"] == 0
+    noise = shares("of the the in of", stopped=False)
+    assert set(noise.values()) == {0.0}
+
+
+def test_a_record_without_labels_is_measured_by_its_form_and_its_citations_alone():
+    found = shares(RIGHT, record=replace(RECORD, gold=None))
+    assert set(found) == {"cited", "steps", "format", "stops"}
+    assert "cited" not in shares(RIGHT, record=replace(RECORD, gold=None, case_citation=""))
+
+
+def test_a_shorter_reasoning_than_the_difficulty_asks_for_has_too_few_steps():
+    assert shares(RIGHT, record=replace(RECORD, difficulty="expert"))["steps"] == 0
+
+
+# ---- intervals
+
+
+def test_a_mean_of_shares_has_the_interval_of_resampled_questions():
+    generator = random.Random(3)
+    values = [generator.choice((0.0, 0.25, 0.5, 1.0)) for _ in range(80)]
+    drawn = sorted(fmean(generator.choices(values, k=80)) for _ in range(4000))
+    found = mean(values)
+    assert found["rate"] == fmean(values)
+    assert (found["low"], found["high"]) == pytest.approx((drawn[100], drawn[3900]), abs=0.02)
+    assert rate(81, 100)["low"] < 0.81 < rate(81, 100)["high"]
+
+
+# ---- answers that cost nothing
+
+
+@pytest.mark.parametrize("part", ["test", "areas"])
+def test_gold_is_the_ceiling_and_answers_that_know_nothing_are_at_chance(part):
+    asked = getattr(SAMPLE, part)
+    found = baselines(SAMPLE.train, asked)
+    assert {found["gold"][name]["rate"] for name in correctness.MEASURES} == {1.0}
+    assert left_out(found["gold"]) == {}
+    for name in ("constant", "nearest training record"):
+        assert found[name]["verdict"]["low"] < 0.5 < found[name]["verdict"]["high"]
+        assert found[name]["verdict"]["rate"] < 0.6
+        assert found[name]["findings"]["rate"] < 0.6
+        assert {found[name][measure]["rate"] for measure in ("facts", "parties", "support")} == {0.0}
+        assert found[name]["format"]["rate"] == found[name]["stops"]["rate"] == 1.0
+    assert found["constant"]["steps"]["rate"] == 1.0, "it is the longest: form alone it has"
+
+
+def test_the_nearest_text_shares_the_rare_words_not_the_many():
+    train = ["the cat of the house and the", "a dog in a garden", "the fish of the sea"]
+    asked = ["the dog of the and the house the", "the fish", "A GARDEN", "nothing known"]
+    assert nearest(train, asked)[:3] == [0, 2, 1]
+    assert nearest(train, train) == [0, 1, 2]
+
+
+# ---- the split
+
+
+def test_no_fact_name_case_or_set_of_elements_of_a_test_question_is_in_training():
+    train = "\n".join(f"{record.question}\n{response(record)}" for record in SAMPLE.train)
+    words = {*re.findall(r"\w+", train)}
+    patterns = {(record.topic, tuple(name for name, _ in record.gold.findings)) for record in SAMPLE.train}
+    for record in (*SAMPLE.validation, *SAMPLE.test, *SAMPLE.areas):
+        for fact in record.gold.facts:
+            told, act = fact.split(" to ", 1)
+            assert told in train
+            assert act not in train
+        assert words.isdisjoint(record.gold.parties)
+        assert record.gold.citation not in train
+        assert (record.topic, tuple(name for name, _ in record.gold.findings)) not in patterns
+    assert {record.topic for record in SAMPLE.areas}.isdisjoint(record.topic for record in SAMPLE.train)
+    assert {record.topic for record in SAMPLE.test} == {record.topic for record in SAMPLE.train}
+
+
+def test_no_reasoning_step_of_a_test_question_is_in_training_word_for_word():
+    for part in (SAMPLE.test, SAMPLE.areas):
+        found = overlap(SAMPLE.train, part)
+        assert found["steps"] == sum(len(record.gold.facts) + 3 for record in part)
+        assert (found["verbatim"], found["records_with_every_step_verbatim"]) == (0, 0)
+    assert overlap(SAMPLE.train, SAMPLE.areas)["near_duplicates"] < 0.3 * found["steps"]
+
+
+def test_steps_that_are_in_training_are_counted():
+    learnt = replace(RECORD, id="2", reasoning=RECORD.reasoning.replace("Lent", "January"))
+    found = overlap([RECORD], [learnt, RECORD])
+    assert (found["steps"], found["verbatim"], found["records_with_every_step_verbatim"]) == (8, 7, 1)
+    assert found["near_duplicates"] == 8
+    assert overlap([RECORD], [replace(RECORD, reasoning="Step 1: Something else altogether.")])["near_duplicates"] == 0
+
+
+def test_the_closest_is_that_of_a_loop():
+    def shingles(text):
+        text = " ".join(re.findall(r"\w+", text.lower()))
+        return {text[i : i + 5] for i in range(max(1, len(text) - 4))}
+
+    texts = [record.question for record in SAMPLE.test[:30]]
+    others = [record.question for record in SAMPLE.train[:300]]
+    expected = [max(len(shingles(a) & shingles(b)) / len(shingles(a) | shingles(b)) for b in others) for a in texts]
+    assert closest(texts, others) == pytest.approx(expected)
+
+
+# ---- to read
+
+
+def test_the_table_leaves_out_what_gold_does_not_pass_and_says_so():
+    records = [replace(record, gold=None, difficulty="expert") for record in SAMPLE.test[:40]]
+    references = baselines(SAMPLE.train, records)
+    before = measure([sample(record, "noise", stopped=False) for record in records])
+    rows = table(references, before)
+    assert [row["answers"] for row in rows] == ["constant", "nearest training record", "base model", "gold"]
+    assert all("steps" not in row for row in rows)
+    assert rows[-1]["format"] == "100 [91, 100]"
+    assert rows[-2]["format"] == "0 [0, 9]"
+    share = references["gold"]["steps"]["rate"]
+    assert note(references).endswith(f"not shown, because the records themselves do not pass: steps {share:.0%}")
+    assert "not shown" not in note(baselines(SAMPLE.train, SAMPLE.test))
+
+
+def test_the_table_after_training_has_the_trained_model_before_gold():
+    references = baselines(SAMPLE.train, SAMPLE.test)
+    right = measure([sample(record, response(record)) for record in SAMPLE.test])
+    rows = table(references, references["constant"], right)
+    assert [row["answers"] for row in rows][-3:] == ["base model", "trained", "gold"]
+    assert rows[-2] == rows[-1] | {"answers": "trained"}
+    assert rows[-1].keys() == {"answers", *correctness.MEASURES, "mean steps", "mean words"}
+
+
+def test_texts_stand_beside_each_other_under_their_question():
+    records = SAMPLE.test[:2]
+    before = [sample(record, "words words", stopped=False) for record in records]
+    after = [sample(record, response(record)) for record in records]
+    text = beside(before, after, 1)
+    assert records[1].id not in text
+    question, first, second, reference = text.split("\n--- ")
+    assert question.startswith(f"=== {records[0].id} ({records[0].difficulty}): {records[0].question}")
+    assert first.startswith("before training: no topic; 0 steps; 2 words, cut off\nwords words")
+    verdict, _, written = second.partition("\n")
+    words = len(response(records[0]).split())
+    assert verdict == f"after training: well-formed; {after[0].response.steps} steps; {words} words, stopped by itself"
+    assert written.strip() == response(records[0])
+    assert reference.strip() == f"the reference\n{response(records[0])}"
+    assert beside(before, after, 5).count("--- the reference") == 2
