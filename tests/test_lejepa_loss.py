@@ -155,7 +155,7 @@ def test_a_duplicate_of_the_anchor_or_of_the_positive_is_no_negative():
 
 def value_and_gradient(loss, features):
     loss.model.zero_grad()
-    value = loss(features)
+    value = loss([dict(column) for column in features], None)
     value.backward()
     return value.detach(), gradients(loss.model)
 
@@ -214,6 +214,19 @@ def test_memory_follows_the_chunk_and_not_the_batch(with_dropout):
     assert peak(16, 64) < 0.3 * peak(0, 64)
     assert peak(16, 64) < 1.2 * peak(16, 32)
     assert peak(4, 64) < 0.4 * peak(16, 64)
+
+
+def test_the_baseline_in_chunks_is_multiple_negatives_ranking_of_the_whole_batch(with_dropout):
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    from helpers.lejepa.experiment import RankingLoss
+
+    model, features = with_dropout
+    model.eval().double()  # these gradients nearly cancel: fp32 rounds them to 6e-6
+    baseline = RankingLoss(model)
+    baseline.chunk = 16
+    expected = value_and_gradient(MultipleNegativesRankingLoss(model), features)
+    assert error(value_and_gradient(baseline, features), expected) < 1e-6
 
 
 def test_chunks_and_checkpointed_layers_go_together(with_dropout):

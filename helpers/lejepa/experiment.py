@@ -23,6 +23,7 @@ from .crops import in_order, make_views
 from .data import TextData, load_texts
 from .encoding import encode, on_cpu
 from .evaluation import evaluate_retrieval, evaluate_similarity, retrieval_evaluator
+from .gradient_cache import embed
 from .head import HeadFit, fit_head
 from .isotropy import Isotropy, isotropy
 from .loss import new_loss
@@ -39,6 +40,16 @@ CONTRASTIVE_RATE = 2e-5  # the usual one of MultipleNegativesRankingLoss, ten ti
 BEST = "eval_held-out_cosine_ndcg@10"
 LEJEPA, CONTRASTIVE = "LeJEPA", "MultipleNegativesRankingLoss"
 UNTRAINED, HEAD_ONLY = "backbone, untrained", "backbone + closed-form head, untrained"
+
+
+class RankingLoss(MultipleNegativesRankingLoss):
+    """Stock's, with gradient caching: it ranks among the whole batch, as LeJEPA's contrastive term does."""
+
+    chunk = 0
+
+    def forward(self, sentence_features, labels=None):
+        views = [embed(self.model, column, self.chunk) for column in sentence_features]
+        return self.compute_loss_from_embeddings(views, labels)
 
 
 @dataclass(frozen=True)
@@ -252,10 +263,8 @@ def train_contrastive(
     """
     plan = dataclasses.replace(plan, learning_rate=params.learning_rate or CONTRASTIVE_RATE)
     rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
-    rows, loss = (
-        rows.select_columns(rows.column_names[:2]),
-        MultipleNegativesRankingLoss(backbone, gather_across_devices=ranks.count() > 1),
-    )
+    rows = rows.select_columns(rows.column_names[:2])
+    loss = RankingLoss(backbone, gather_across_devices=ranks.count() > 1)
     trainer = _trainer(backbone, loss, rows, corpus, params, plan, runtime, output_dir, {})
     trainer.train(resume_from_checkpoint=params.resume)
     return row(trainer, corpus, params, runtime)[0]
