@@ -387,7 +387,9 @@ def test_ridge_readout_sees_further_back_with_more_memory(corpus):
 
 def test_ridge_readout_is_of_the_last_layer_and_changes_nothing(corpus):
     """What stands above a layer that says nothing of the text cannot say more than the unigram."""
-    model = experiment.new_model(params(reservoirs="delay:300 delays:1 | tanh:4 input_scaling:1e-6"), corpus)
+    model = experiment.new_model(
+        params(reservoirs="delay:300 delays:1 | tanh:4 input_scaling:1e-6 bias_scaling:0"), corpus
+    )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = [ridge(model, corpus) for _ in range(2)]
     unigram = experiment.baselines(corpus, corpus.blocks(planned())[1])["unigram"]
@@ -507,10 +509,11 @@ answers = {"uniform": experiment.evaluate(uniform, corpus), "vocabulary": len(to
 
 untrained = trainer("untrained")
 answers["untrained"] = experiment.evaluate(untrained, corpus)
-total = count = 0
+total, count, state = 0, 0, None
 with torch.no_grad():
-    for block in untrained.eval_dataset:
-        logits = untrained.model.eval()(block["input_ids"][None]).logits[0].double().log_softmax(-1)
+    for block in untrained.eval_dataset:  # one after the other, the state handed on
+        output = untrained.model.eval()(block["input_ids"][None], state=state)
+        state, logits = output.state, output.logits[0].double().log_softmax(-1)
         total -= float(logits[:-1].gather(-1, block["input_ids"][1:, None]).sum())
         count += len(logits) - 1
 answers["untrained by hand"] = total / count
@@ -598,7 +601,7 @@ def test_a_uniform_model_evaluates_to_the_logarithm_of_the_vocabulary(trained):
 
 
 @pytest.mark.once
-def test_evaluation_is_the_mean_over_all_predicted_tokens(trained):
+def test_evaluation_is_the_mean_over_all_predicted_tokens_of_one_long_text(trained):
     answers, _ = trained
     assert answers["untrained"]["loss"] == pytest.approx(answers["untrained by hand"], rel=1e-5)
 

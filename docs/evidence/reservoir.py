@@ -1,5 +1,7 @@
 """What was measured of the reservoir language model."""
 
+import itertools
+
 from build import ratio, result, seeds, spread
 
 from helpers import tables
@@ -112,7 +114,9 @@ def study() -> str:
                 "rate": f"{row['rate']:g}" if row["rate"] else "",
                 "dev": spread(row["dev"]),
                 "test": spread(row["test"]),
-                "above the first (95 %)": "" if first else f"{_signed(row['above_first'])} ({_signed(low)} to {_signed(high)})",
+                "above the first (95 %)": ""
+                if first
+                else f"{_signed(row['above_first'])} ({_signed(low)} to {_signed(high)})",
                 "seeds": len(row["test"]),
             }
         )
@@ -120,7 +124,8 @@ def study() -> str:
     return (
         f"{stories['train']:,} stories ({tokens['train']:,} tokens, vocabulary of {found['vocab_size']:,}), {found['steps']} steps of "
         f"{found['step_tokens']:,} tokens; dev and test of {stories['dev']} stories each. Bits per byte of {tokens['test_predicted']:,} "
-        "test tokens, mean ± sample standard deviation over the seeds; intervals over the test stories:\n\n" + tables.markdown(rows)
+        "test tokens, mean ± sample standard deviation over the seeds; intervals over the test stories:\n\n"
+        + tables.markdown(rows)
     )
 
 
@@ -139,7 +144,7 @@ def positions() -> str:
     """Bits per byte by how much of the story was seen."""
     found = result(STUDY)
     places = list(next(iter(found["rows"].values()))["positions"])
-    heads = [f"{a} to {int(b) - 1}" for a, b in zip(places, places[1:], strict=False)] + [f"from {places[-1]}"]
+    heads = [f"{a} to {int(b) - 1}" for a, b in itertools.pairwise(places)] + [f"from {places[-1]}"]
     shown = ("reservoirs", "each block from nothing", "Llama", "Llama, blocks of 512", "Kneser-Ney with a cache")
     rows = [
         {"model": name}

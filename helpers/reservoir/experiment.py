@@ -33,7 +33,7 @@ from .tokens import token_bytes, write_tokens
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
 RIDGES = (1.0, 30.0, 1000.0)  # in units of summed squares; features are of order one and tokens many
-RIDGE_TOKENS, RIDGE_SCORED, RIDGE_ROWS = 50_000, 20_000, 32  # tokens fitted, at most scored; blocks at a time
+RIDGE_TOKENS, RIDGE_ROWS = 50_000, 32  # tokens fitted; blocks at a time
 MEMORY_LAGS = 400  # tokens; at the default radius of 0.98 nothing is left of what was before
 
 
@@ -210,14 +210,11 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
 def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer) -> dict[str, float]:
     """`metrics` of the closed-form readout on the features of the last layer.
 
-    Fitted on the first 50,000 training tokens and scored on the first 20,000 validation tokens; on XLA by a copy of the
-    reservoirs on the CPU.
+    Fitted on the first 50,000 training tokens; on XLA by a copy of the reservoirs on the CPU.
     """
     model = cpu_copy(model) if model.device.type == "xla" else model
     length, train = trainer.plan.sequence_length, trainer.train_dataset
     rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
-    scored = TokenBlocks(corpus.validation, length, min(len(trainer.eval_dataset), max(1, RIDGE_SCORED // length)))
-    scored.states_BS = trainer.eval_dataset.states_BS
 
     def batches(blocks: TokenBlocks, most: int | None = None):
         for start in range(0, len(blocks), rows)[:most]:
@@ -230,9 +227,9 @@ def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTra
     model.eval()
     fitted = batches(train, max(2, RIDGE_TOKENS // (rows * length)))
     readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGES).to(model.device)
-    nats = readout_nats(readout, batches(scored))
+    nats = readout_nats(readout, batches(trainer.eval_dataset))
     model.train(was_training)
-    return metrics(nats, corpus, scored)
+    return metrics(nats, corpus, trainer.eval_dataset)
 
 
 def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path):

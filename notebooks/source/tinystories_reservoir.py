@@ -11,8 +11,7 @@
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
 # text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
-# byte beside n-gram baselines and an equally large transformer, a story told by each, and a checkpoint that
-# `AutoModelForCausalLM.from_pretrained` loads.
+# byte beside n-gram baselines and an equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait:
 # what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
@@ -25,8 +24,7 @@
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
 # text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
-# byte beside n-gram baselines and an equally large transformer, a story told by each, and a checkpoint that
-# `AutoModelForCausalLM.from_pretrained` loads.
+# byte beside n-gram baselines and an equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
@@ -49,8 +47,7 @@
 # %% [markdown]
 # ## Check and look around
 #
-# Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
-# reported with the reason for each choice.
+# Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
@@ -66,7 +63,7 @@ print(f"output     {folder.resolve()}")
 # %% [markdown]
 # ## Data
 #
-# One story first, as a person reads it. Exact duplicates are removed, so that no story is in both splits.
+# One story first, as a person reads it. Exact duplicates are removed: no story is in both splits.
 
 # %%
 from helpers.reservoir.stories import load_stories
@@ -120,9 +117,9 @@ tables.show([{"reservoir": name, **values} for name, values in diagnostics.items
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
-# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is
-# a datasheet's bound, on a CPU it is not known. The same table with what was measured comes after training.
+# What will run, and why; then what it is expected to take. Memory is counted: the training step runs once on tensors
+# without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound,
+# on a CPU it is not known.
 
 # %%
 from helpers import plan as planner
@@ -149,7 +146,7 @@ tables.show(forecast.rows())
 # ## Before training
 #
 # The Kneser-Ney trigram is the bar: a model that ends above it has learned no more than which token follows which two.
-# `ridge` is the same reservoirs with the classic readout, linear regression in closed form: no gradient, and limited.
+# `ridge` is the same reservoirs with the classic readout, linear regression in closed form.
 
 # %%
 trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
@@ -161,9 +158,9 @@ tables.show([{"model": name, **values} for name, values in {"untrained": before,
 # %% [markdown]
 # ## Train
 #
-# Every block is read with the state that the story before it left: nothing in a reservoir is trained, so that state is
-# the same in every epoch, is computed once, and the blocks can still be shuffled. The best weights by validation loss
-# are the ones loaded at the end; `patience` evaluations without improvement end the run.
+# Every block is read with the state that the story so far left: nothing in a reservoir is trained, so it is computed
+# once, and blocks can still be shuffled. The best weights by validation loss are loaded at the end; `patience`
+# evaluations without improvement end the run.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
@@ -184,9 +181,9 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## A transformer beside it
 #
-# The same tokens in the same batches through the same trainer, for a Llama of as many trained parameters. Its attention is
-# trained and sees every earlier token exactly; a reservoir pays for its cheap memory with a blurred one. Skip it with
-# `compare_transformer=False`; `further_seeds=2` repeats both for the spread, without which a difference means little.
+# The same batches through the same trainer, for a Llama of as many trained parameters. It sees every earlier token of a
+# block exactly, and nothing before the block. Skip it with `compare_transformer=False`; `further_seeds=2` repeats both,
+# without which a small difference means little.
 
 # %%
 from helpers.reservoir import comparison
@@ -203,8 +200,7 @@ rows |= comparison.further_seeds(params, corpus, plan, machine, folder)
 # %% [markdown]
 # ## After training
 #
-# The same measure on the same tokens. Bits per byte does not depend on the tokeniser, so it is the number to compare with
-# other people's. Then a story from each model, with the same prompt, seed and sampling.
+# The same measure on the same tokens; bits per byte does not depend on the tokeniser. Then a story from each model.
 
 # %%
 tables.show(comparison.table({"untrained": before, **baselines}, rows))
@@ -229,8 +225,9 @@ figure = comparison.plot(
 # %% [markdown]
 # ## Save, reload, compare
 #
-# The saved model must tell the same story as the one in memory. (In half precision it may not: the one in memory rounds
-# its products, the reloaded one computes in fp32.)
+# The saved model must tell the same story as the one in memory (in half precision, which rounds products, it may not).
+# Its code is saved beside the weights: where nothing but torch and transformers is installed, load it with
+# `trust_remote_code=True`.
 
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -269,8 +266,7 @@ print(results_file.resolve())
 # %% [markdown]
 # ## Next steps
 #
-# - **Use the model elsewhere**: `import helpers.reservoir.model`, then
-#   `AutoModelForCausalLM.from_pretrained("<output_dir>/model")`.
+# - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
 # - **Your own text**: set `data_source` to a `.txt` with `<|endoftext|>` between the pieces.
 # - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs` and give a new `output_dir`.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.
