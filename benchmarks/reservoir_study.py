@@ -62,7 +62,7 @@ SEEDS = (0, 1, 2)
 BOOTSTRAP = 1_000
 POSITIONS = (0, 16, 32, 64, 128, 256)  # tokens of the story that were seen
 BLOCK, LONG_BLOCK, STEP_TOKENS = 128, 512, 2048
-RATES, OTHER_RATES = (1.5e-3, 3e-3, 6e-3), (0.75e-3, 1.5e-3, 3e-3)  # three each, the best of each in the middle
+RATES, OTHER_RATES = (3e-3, 6e-3, 1.2e-2), (0.75e-3, 1.5e-3, 3e-3)  # three each
 RIDGES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)
 CACHE_SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 SIZES = {
@@ -102,7 +102,7 @@ ROWS = {
     "Llama": Row("llama", rates=OTHER_RATES),
     "Llama, blocks of 512": Row("llama", rates=OTHER_RATES, block=LONG_BLOCK),
     "Llama without codes": Row("llama", rates=OTHER_RATES, codes=False),
-    "GRU": Row("gru", rates=OTHER_RATES),
+    "GRU": Row("gru", rates=RATES),
     "ridge readout, all tokens": Row("ridge", rates=(0.0,)),
     "Kneser-Ney with a cache": Row("counts", rates=(0.0,)),
 }
@@ -281,7 +281,7 @@ class GRUConfig(PretrainedConfig):
 
     def __init__(self, vocab_size: int = 2048, width: int = 192, **kwargs):
         self.vocab_size, self.width = vocab_size, width
-        super().__init__(**kwargs)
+        super().__init__(**{"tie_word_embeddings": True} | kwargs)
 
 
 class GRU(PreTrainedModel):
