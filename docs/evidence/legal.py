@@ -45,11 +45,13 @@ def _table(part: str) -> str:
         for run, ours, theirs in zip(runs, trained, near, strict=True)
     )
     ahead = sum(a["verdict"]["low"] > b["verdict"]["high"] for a, b in zip(trained, near, strict=True))
+    behind = sum(a["verdict"]["count"] < b["verdict"]["count"] for a, b in zip(trained, near, strict=True))
     counted = [each for run in runs for each in run["eval"]["overlap"] if each["questions"] == part]
     return (
         f"{tables.markdown(rows)}\n\nPercent, seed by seed. Right verdicts of the trained model and of the nearest training "
         f"record, with 95 % intervals: {verdicts}. The intervals are apart, with the trained model ahead, in {ahead} of "
-        f"{len(runs)} runs. Of {sum(each['steps'] for each in counted):,} reasoning steps of these questions "
+        f"{len(runs)} runs; the nearest training record has more right verdicts in {behind} of {len(runs)}. "
+        f"Of {sum(each['steps'] for each in counted):,} reasoning steps of these questions "
         f"{sum(each['verbatim'] for each in counted):,} are in training word for word and "
         f"{sum(each['near_duplicates'] for each in counted):,} are near-duplicates of one that is."
     )
