@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.timing import seconds_of, taking_turns
 from helpers.reservoir import scans
-from helpers.reservoir.architecture import Tanh
+from helpers.reservoir.architecture import DEFAULT, Tanh
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 from helpers.reservoir.reservoirs import Reservoirs
 from helpers.reservoir.transformer import equal_transformer
@@ -37,7 +37,6 @@ TOKENS = 16  # V, in favour of reservoirpy: it multiplies W_in by a one-hot vect
 PROBED_SEQUENCES = 16  # of the batch, to find out which form of the peer is the fastest
 GPU_UNITS = 4096
 LEAK = 0.5
-NOTEBOOKS_RESERVOIRS = "delay:128 delays:8 + tanh:1024 blocks:8 leak:0.5 + linear:512"
 
 
 def main() -> None:
@@ -203,7 +202,7 @@ def training_step(device: torch.device, repetitions: int):
     Random weights and tokens: neither changes the work. The vocabulary is that of 2,000 stories in GPT-2's tokens.
     """
     V, B, T = 8811, 16, 128
-    config = ReservoirConfig(V, NOTEBOOKS_RESERVOIRS, readout_blocks=3, dropout=0.1, token_dropout=0.15)
+    config = ReservoirConfig(V, DEFAULT, readout_blocks=3, dropout=0.1, token_dropout=0.15)
     ours = ReservoirForCausalLM.initialise(config)
     trainable = ours.parameter_counts()["trainable"]
     peer = equal_transformer(V, trainable, T, seed=0, eos_token_id=0)

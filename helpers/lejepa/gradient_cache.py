@@ -42,20 +42,20 @@ def _part(value, number: int, P: int):
 
 
 def _embed_part(model: nn.Module, part: dict, again: bool) -> torch.Tensor:
-    def embedded(part, _=None):
-        return model(dict(part))["sentence_embedding"]
+    def embedded(*values):
+        return model(dict(zip(part, values, strict=False)))["sentence_embedding"]
 
     torch.clear_autocast_cache()  # a half-precision copy of the weights that all chunks shared would sum their gradients in half
     if part["input_ids"].device.type != "xla":
-        return checkpoint(embedded, part, use_reentrant=False) if again else embedded(part)
+        return checkpoint(embedded, *part.values(), use_reentrant=False) if again else embedded(*part.values())
     for value in part.values():
         if torch.is_tensor(value):
             xla.shard_batch(value)
     xla.sync()  # a graph a chunk, the same for all, not one that grows with their number
     if not again:
-        return embedded(part)
+        return embedded(*part.values())
     # torch_xla's function gives no gradient to weights unless an input asks for one.
     anchor = torch.zeros((), device=part["input_ids"].device, requires_grad=True)
-    embedded_NK = xla.checkpoint_function()(embedded, part, anchor)
+    embedded_NK = xla.checkpoint_function()(embedded, *part.values(), anchor)
     embedded_NK.register_hook(lambda gradient: xla.sync())
     return embedded_NK

@@ -27,8 +27,8 @@ def workload(loss_module, name: str, length: int, views: int) -> Workload:
         return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
 
     def loss(loss_module, columns):
-        # Gradients are there already: this is one of several chunks. (What is traced for a TPU cannot be cut, and is not.)
-        is_chunk = any(weight.grad is not None and weight.device.type != "xla" for weight in loss_module.parameters())
+        # Gradients are there already: this is one of several chunks.
+        is_chunk = any(weight.grad is not None for weight in loss_module.parameters())
         loss_module.chunk = len(columns[0]["input_ids"]) if is_chunk else 0
         return loss_module([dict(column) for column in columns])
 

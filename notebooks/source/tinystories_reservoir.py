@@ -92,8 +92,8 @@ print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["in
 # ## Model
 #
 # `frozen` weights are the reservoirs: drawn once from the seed, never touched again, so nothing is trained through time.
-# `reservoirs` names them: `+` puts them side by side, `|` stacks them. A **delay** line holds the last tokens exactly, the
-# leaky **tanh** network is Jaeger's echo-state network, the **linear** one forgets at many speeds at once. What they see of
+# `reservoirs` names them: the leaky **tanh** network is Jaeger's echo-state network; `+` puts a **delay** line (the last
+# tokens exactly) or a **linear** reservoir (many speeds of forgetting) beside it, `|` stacks them. What they see of
 # a token is its co-occurrence code, computed from the training text without any labels (`input_codes=0`: a random code).
 # **Recall** proposes tokens of the recent text again where it looked as it does now; only how far to trust it is learned.
 # `trainable` weights are all that is.
@@ -108,7 +108,7 @@ tables.show([model.parameter_counts()], "Weights")
 #
 # **Spectrum**: the eigenvalues of the tanh network lie inside the circle of the spectral radius asked for. **Washout**: two
 # different initial states must end in the same trajectory (the echo-state property). **Memory**: how much of the token
-# `lag` steps back a linear readout can still recall; the delay line is perfect and then blind.
+# `lag` steps back a linear readout can still recall.
 
 # %%
 diagnostics, figure = experiment.diagnose(model, corpus, params.seed, folder / "figures" / "diagnostics.png")
