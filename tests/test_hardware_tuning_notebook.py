@@ -116,6 +116,8 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(tex
     assert results["data"]["removed"]["repeated in a split"] == 1
     assert results["data"]["source"] == "texts.csv" and re.fullmatch("[0-9a-f]{64}", results["data"]["sha256"])
     assert [each["last_step"] for each in results["sessions"]] == [results["train"]["steps"]]
+    carried = {file.name for file in Path("out/stock").iterdir()}
+    assert carried == {"train.py", "training_args.json", "model.json", "accelerate.yaml"}
     executed, again = run("hardware_tuning", alone, texts)
     assert "measured before: ladder.json" in text_of(executed)
     assert "measured before: calibration.json" in text_of(executed)

@@ -195,7 +195,9 @@ def test_dropout_draws_the_same_when_a_chunk_is_embedded_again(with_dropout, mon
     first, again = drawn[:8], drawn[8:]
     assert len(again) == 8 and not torch.equal(first[0], first[1])
     assert all(torch.equal(one, two) for one, two in zip(first, reversed(again), strict=True))
-    monkeypatch.setattr(gradient_cache, "checkpoint", lambda embed, *values, **options: embed(*values))  # the graph is kept
+    monkeypatch.setattr(
+        gradient_cache, "checkpoint", lambda embed, *values, **options: embed(*values)
+    )  # the graph is kept
     loss.step = 0
     torch.manual_seed(0)
     assert error(replayed, value_and_gradient(loss, features)) < 1e-6

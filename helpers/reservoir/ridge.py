@@ -113,7 +113,7 @@ class RidgeReadout(torch.nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of the next token after features [..., F]."""
-        return _floored(self.scores(features), self.log_prior_V, self.calibration)
+        return self.scores(features).maximum(self.calibration * self.log_prior_V.exp()).log()
 
 
 @torch.no_grad()
@@ -164,16 +164,11 @@ def _best_calibration(readout: RidgeReadout, batches: Iterable[tuple[torch.Tenso
     """Where the mean nats are least, of a grid over log2(c)."""
     nats = np.zeros(len(LOG2_CALIBRATIONS))
     for features_RF, tokens_R in _predictions(batches):
-        scores_RV = readout.scores(features_RF)
+        scores_RV, prior_V = readout.scores(features_RF), readout.log_prior_V.exp()
         for index, log2 in enumerate(LOG2_CALIBRATIONS):
-            logits_RV = _floored(scores_RV, readout.log_prior_V, float(2**log2))
-            nats[index] += float(torch.nn.functional.cross_entropy(logits_RV, tokens_R, reduction="sum"))
+            floored_RV = scores_RV.maximum(float(2**log2) * prior_V)
+            nats[index] += float((floored_RV.sum(1) / floored_RV.gather(1, tokens_R[:, None])[:, 0]).log().sum())
     return float(2 ** LOG2_CALIBRATIONS[nats.argmin()])
-
-
-def _floored(scores: torch.Tensor, log_prior_V: torch.Tensor, share) -> torch.Tensor:
-    """Logits log max(s, c p)."""
-    return scores.maximum(share * log_prior_V.exp()).log()
 
 
 def _predictions(

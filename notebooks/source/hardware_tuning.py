@@ -218,6 +218,18 @@ label, probability = experiment.classify(reloaded, tokenizer, params.text, compa
 print(f"{params.text!r}: {label} ({probability:.0%})")
 
 # %% [markdown]
+# ## Carry it away
+#
+# The settings that were kept, for stock transformers: a script of your own to start from, its `TrainingArguments` and an
+# `accelerate` configuration. `python train.py texts.csv` needs nothing of this notebook. (Rare labels weigh no more there.)
+
+# %%
+from helpers.tuning import export
+
+for file in export.write(task, compared.settings, folder / "stock", model="../model"):
+    print(file.resolve())
+
+# %% [markdown]
 # ## Calibrate the planner
 #
 # A few real steps of this model in three sizes. With the file in the folder that a notebook runs in, this model's time is

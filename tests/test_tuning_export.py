@@ -1,0 +1,98 @@
+"""The tuned settings carried away: a script that trains with stock transformers, without this suite."""
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from transformers import TrainingArguments, pipeline
+
+from helpers import runtime
+from helpers.tuning import export
+from helpers.tuning.data import load_labelled
+from helpers.tuning.parameters import TuningParameters
+from helpers.tuning.task import load_task
+from helpers.tuning.training import new_trainer
+
+pytestmark = pytest.mark.once
+FAMILIES = {"asyncio": "await loop task future", "xml": "element tree node parse"}
+RUN = {"seed", "num_train_epochs", "warmup_steps", "eval_strategy", "save_strategy", "save_total_limit"}
+EVALUATION = {"per_device_eval_batch_size", "train_sampling_strategy"}  # our trainer has its own of both
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory):
+    """(task, settings, folder) of settings that were never tuned, on texts that are written here."""
+    folder = tmp_path_factory.mktemp("carried")
+    draw = random.Random(0)
+    rows = []
+    for number in range(260):
+        label = draw.choice(list(FAMILIES))
+        words = draw.choices([*FAMILIES[label].split(), "the", "a"], k=draw.randint(4, 20))
+        rows.append({"text": f"{' '.join(words)} {number}", "label": label})
+    lines = [f'"{row["text"]}",{row["label"]}' for row in rows]
+    (folder / "texts.csv").write_text("text,label\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    jsonl = [json.dumps({"review": row["text"], "stars": row["label"]}) for row in rows]
+    (folder / "texts.jsonl").write_text("\n".join(jsonl) + "\n", encoding="utf-8")
+    given = {"data_source": str(folder / "texts.csv"), "base_model": "sample", "max_length": 64, "learning_rate": 1e-3}
+    params = TuningParameters(**{name: field.default for name, field in TuningParameters.model_fields.items()} | given)
+    texts = load_labelled(params.data_source, num_rows=0, eval_rows=0, positive_label="", seed=0)
+    task = load_task(params, texts, runtime.detect(False, "fp32"))
+    task.model.save_pretrained(folder / "model")
+    task.tokenizer.save_pretrained(folder / "model")
+    changes = {"batch_size": 16, "padding": "grouped", "attention": "sdpa", "optimizer": "adamw_torch_fused"}
+    return task, dataclasses.replace(task.start, **changes), folder
+
+
+def test_the_script_trains_where_nothing_of_this_suite_is_installed(carried):
+    task, settings, folder = carried
+    export.write(task, settings, folder / "stock", model="../model")
+    for given in (["texts.csv"], ["texts.jsonl", "--text", "review", "--label", "stars", "--output", "again"]):
+        command = [sys.executable, "-I", "stock/train.py", *given]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for output in ("trained", "again"):
+        classify = pipeline("text-classification", str(folder / output), device="cpu")
+        found = [classify(f"{words} 7")[0]["label"] for words in FAMILIES.values()]
+        assert found == list(FAMILIES)
+        state = json.loads(next((folder / output).glob("checkpoint-*/trainer_state.json")).read_text())
+        assert state["train_batch_size"] == 16 and state["num_train_epochs"] == 3
+        assert state["log_history"][-1]["eval_accuracy"] > 0.9
+
+
+def test_a_file_that_it_cannot_read_is_refused_before_anything_is_loaded(carried):
+    task, settings, folder = carried
+    export.write(task, settings, folder / "stock", model="../model")
+    command = [sys.executable, "-I", "stock/train.py", "texts.xls"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 2 and "texts.xls: must end in .csv, .jsonl, .parquet" in done.stderr
+
+
+def test_the_arguments_are_those_of_the_tuned_run(carried, tmp_path):
+    task, settings, _ = carried
+    written = export.training_arguments(task, settings)
+    ours = new_trainer(task, settings, tmp_path / "run", seed=0).args
+    stock = TrainingArguments(str(tmp_path / "stock"), **written)
+    for name in written.keys() - RUN - EVALUATION:
+        theirs = getattr(stock, name)
+        assert theirs == (settings.compiled if name == "torch_compile" else getattr(ours, name)), name
+    assert stock.warmup_steps == pytest.approx(ours.warmup_steps / ours.max_steps)
+    assert stock.train_sampling_strategy == "group_by_length"
+
+
+def test_accelerate_reads_its_configuration(carried):
+    task, settings, folder = carried
+    *_, path = export.write(task, settings, folder / "stock", model="../model")
+    found = load_config_from_file(str(path))
+    assert (found.mixed_precision, found.use_cpu, found.num_processes) == ("no", True, 1)
+
+
+def test_for_a_tpu_nothing_is_written(carried, tmp_path: Path, capsys):
+    task, settings, _ = carried
+    on_tpu = dataclasses.replace(task, runtime=dataclasses.replace(task.runtime, kind="xla"))
+    assert export.write(on_tpu, settings, tmp_path / "stock", model="../model") == []
+    assert not (tmp_path / "stock").exists() and "not written for a TPU" in capsys.readouterr().out
