@@ -12,8 +12,10 @@ import pytest
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 WORDS = " ".join(README.split())  # a line may end within a figure
+TROUBLESHOOTING = " ".join((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").split())
 RESERVOIR_PAGE = (ROOT / "docs" / "reservoir.md").read_text(encoding="utf-8")
 BENCHMARK = ROOT / "docs" / "results" / "reservoir_benchmark_cpu.json"
 RESULTS = sorted((ROOT / "docs" / "results").glob("tinystories_reservoir_cpu_seed*.json"))
@@ -86,9 +88,15 @@ def test_the_legal_page_quotes_three_seeds_and_the_benchmark():
     assert f"**{ratio['ratio']} times** ({ratio['ratio_range'][0]:.2f} to {ratio['ratio_range'][1]:.2f}" in page
 
 
-def test_every_path_that_the_readme_links_exists():
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{each.name}" for each in DOCS.glob("*.md"))])
+def test_every_path_that_a_page_links_exists(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
 
 
 @pytest.mark.parametrize(
@@ -104,12 +112,17 @@ def test_every_path_that_the_readme_links_exists():
         ("has changed since it was written", "checkpoint.py"),
         ("was not written to output_dir=", "checkpoint.py"),
         ("belongs to another run", "run_folder.py"),
+        ("the data has changed since the run in output_dir=", "run_folder.py"),
+        ("holds files that are no run of this suite", "run_folder.py"),
+        ("already holds this run", "run_folder.py"),
+        ("is in use by", "folder_lock.py"),
+        ("is written and whole.", "trainer.py"),
         ("is not a parameter of this notebook", "parameters.py"),
         ("is gated: accept its licence at", "lejepa/model.py"),
     ],
 )
-def test_a_message_that_the_readme_quotes_is_what_the_code_says(quoted, module):
-    assert quoted in WORDS
+def test_a_message_that_is_explained_is_what_the_code_says(quoted, module):
+    assert quoted in TROUBLESHOOTING
     source = (ROOT / "helpers" / module).read_text(encoding="utf-8")
     said = " ".join(re.sub(r'"\s*\n\s*f?"', "", source).split())
     assert quoted in said
