@@ -153,3 +153,19 @@ def positions() -> str:
         if name in found["rows"]
     ]
     return "Bits per byte by the number of tokens of the story seen before:\n\n" + tables.markdown(rows)
+
+
+def generation() -> str:
+    """What a token costs after many."""
+    found = result("reservoir_generation_cpu.json")
+    rows = [
+        {
+            "model": row["model"],
+            "tokens read": f"{row['read']:,}",
+            "processor time a token": f"{1000 * row['cpu_seconds_a_token']:.2f} ms",
+            "carried": f"{row['carried_bytes'] / 1024:,.0f} KiB",
+        }
+        for row in sorted(found["rows"], key=lambda row: (row["model"], row["read"]))
+    ]
+    machine = found["machine"]
+    return f"{machine['device']}, {machine['threads']} threads, one text at a time:\n\n" + tables.markdown(rows)
