@@ -15,10 +15,10 @@ def existing_file(name: str, value: str, remedy: str) -> str:
     return str(path)
 
 
-def _model_folder_or_hub(value: str, info) -> str:
+def model_folder_or_hub(value: str, info) -> str:
     if value != SAMPLE and expanded(info.field_name, value).is_file():
         raise ValueError(f"{info.field_name}={value!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}")
     return local_or_hub(value, info)
 
 
-ModelSource = Annotated[str, AfterValidator(_model_folder_or_hub)]
+ModelSource = Annotated[str, AfterValidator(model_folder_or_hub)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pydantic.dataclasses
@@ -80,6 +80,10 @@ class Plan:
         """The `plan` part of results.json."""
         return {"batch_size": self.batch_size, **asdict(self), "memory": self.memory.results()}
 
+    def on(self, runtime: Runtime) -> Runtime:
+        """The machine in the plan's precision."""
+        return replace(runtime, precision=self.precision, precision_reason=self.reasons["precision"])
+
     def rows(self) -> list[dict[str, str]]:
         """Setting, value and reason, for `tables.show`."""
         span = self.memory.peak
@@ -130,6 +134,9 @@ def plan(
         if value < 0:
             raise ValueError(f"{name}={value}: must be positive, or 0 for the plan's own")
     on_xla = runtime.kind == "xla"
+    if runtime.precision == "fp16" and workload.overflows_fp16:
+        why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better"
+        runtime = replace(runtime, precision="fp32", precision_reason=why)
     reasons = {"precision": runtime.precision_reason}
     effective, reasons["batch_size"] = _chosen(batch_size, recipe.batch_size, recipe.tpu_batch_factor, on_xla)
     rate, reasons["learning_rate"] = _chosen(

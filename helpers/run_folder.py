@@ -29,6 +29,14 @@ _NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.", folder_lock.LOCK_FILE, fol
 RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
 
 
+def begun(output_dir: str) -> dict[str, Any]:
+    """Parameters that the run in this folder began with; {} where there is none, or none that can be read."""
+    try:
+        return dict(json.loads((Path(output_dir).expanduser() / RUN_FILE).read_text(encoding="utf-8"))["parameters"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
 def claim(notebook: str, params: Parameters) -> Path:
     """Creates `params.output_dir` for a new run, or takes it back for the same one, which has the same `identity`.
 

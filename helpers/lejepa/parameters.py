@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, field_validator, model_validator
 
 from helpers.lejepa.data import MIN_ROWS, MSMARCO
-from helpers.local_paths import ModelSource, existing_file
+from helpers.local_paths import existing_file, model_folder_or_hub
 from helpers.parameters import (
     MACHINE,
     SAMPLE,
@@ -24,9 +24,14 @@ EMBEDDING_GEMMA = "google/embeddinggemma-300m"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MPNET = "sentence-transformers/all-mpnet-base-v2"
 HELD_OUT = "held-out"
+AUTO = "auto"
 LEAST_BATCH = 2  # texts: LeJEPA compares at least two
 EPOCHS, LONGEST_RECIPE = 3, 5_000  # passes over the texts; steps
 VIEWS, EVALUATION, HEAD, LOSS = "Texts and views", "Evaluation and comparison", "Backbone and head", "Loss"
+
+
+def _backbone(value: str, info) -> str:
+    return value if value == AUTO else model_folder_or_hub(value, info)
 
 
 class EmbeddingParameters(Parameters):
@@ -37,10 +42,11 @@ class EmbeddingParameters(Parameters):
         "Hub data set; your own texts: `.jsonl` or `.csv` with anchor and positive, or text, a `.txt`, or a folder of `.txt` "
         "and `.md`; or 'sample', documentation strings of Python, which need no network.",
     )
-    base_model: ModelSource = parameter(
-        EMBEDDING_GEMMA,
-        "Backbone: hub id, local path, or 'sample' for a tiny random one.",
-        suggestions=(EMBEDDING_GEMMA, MINILM, MPNET, SAMPLE),
+    base_model: Annotated[str, AfterValidator(_backbone)] = parameter(
+        AUTO,
+        "Backbone: hub id, local path, 'sample' for a tiny random one; 'auto': EmbeddingGemma where a token gives access and "
+        "the device has bf16, else mpnet, on a CPU MiniLM.",
+        suggestions=(AUTO, EMBEDDING_GEMMA, MINILM, MPNET, SAMPLE),
     )
     output_dir: str = parameter(
         "outputs/lejepa_training",

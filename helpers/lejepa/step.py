@@ -41,4 +41,9 @@ def workload(loss_module, name: str, length: int, views: int) -> Workload:
         length=length,
         views=views,
         least=LEAST_BATCH,
+        overflows_fp16=any(_is_gemma3(module) for module in loss_module.modules()),
     )
+
+
+def _is_gemma3(module) -> bool:
+    return str(getattr(getattr(module, "config", None), "model_type", "")).startswith("gemma3")

@@ -8,7 +8,7 @@ from helpers.plan import Recipe
 from helpers.planning.workloads import Asked, Workload
 from helpers.runtime import Runtime
 
-from .parameters import EmbeddingParameters, recipe
+from .parameters import EMBEDDING_GEMMA, EmbeddingParameters, recipe
 from .step import NOTEBOOK, workload
 
 __all__ = ["NOTEBOOK", "planned", "workload"]
@@ -28,9 +28,12 @@ GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after poolin
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated."""
+    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated.
+
+    In the place of "auto" it is the largest of those that may be chosen.
+    """
     default = EmbeddingParameters.defaults()
-    name, length = asked.model or default.base_model, asked.length or default.view_length
+    name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length
     rows, views = asked.examples or default.num_samples, default.views(documents=False)
     return recipe(rows, views, length), (_made if weights else _weightless)(name, length, views)
 
@@ -45,7 +48,7 @@ def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
     from .model import freeze
 
     default = EmbeddingParameters.defaults()
-    is_default = name == default.base_model
+    is_default = name == EMBEDDING_GEMMA
     config = Gemma3TextConfig(**GEMMA) if is_default else AutoConfig.from_pretrained(name, trust_remote_code=False)
     config.use_cache = False
     with torch.device("cpu" if weights else "meta"):

@@ -18,9 +18,8 @@
 # what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
 # `lejepa_training_tpu.ipynb`; it has the same cells.
 #
-# **The default backbone is gated**: EmbeddingGemma asks you to accept its licence on its page and to put `HF_TOKEN` into the
-# runtime's secrets. `base_model="sentence-transformers/all-MiniLM-L6-v2"` or `"sentence-transformers/all-mpnet-base-v2"`
-# need neither.
+# **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
+# runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -36,9 +35,8 @@
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Texts are
 # padded to one length, since each new one would compile anew. The GPU twin is `lejepa_training.ipynb`; it has the same cells.
 #
-# **The default backbone is gated**: EmbeddingGemma asks you to accept its licence on its page and to put `HF_TOKEN` into the
-# runtime's secrets. `base_model="sentence-transformers/all-MiniLM-L6-v2"` or `"sentence-transformers/all-mpnet-base-v2"`
-# need neither.
+# **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
+# runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -66,12 +64,15 @@
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
+from helpers.lejepa.backbone import chosen
 from helpers.lejepa.parameters import EmbeddingParameters
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(EmbeddingParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
+params, reason = chosen(params, machine)
+print(f"backbone   {params.base_model}: {reason}")
 folder = run_folder.claim("lejepa_training", params)
 print(f"output     {folder.resolve()}")
 
@@ -142,6 +143,7 @@ plan = planner.plan(
 tables.show(plan.rows())
 
 # %%
+machine = plan.on(machine)
 forecast = forecasts.here(step, plan, machine)
 tables.show(forecast.rows())
 

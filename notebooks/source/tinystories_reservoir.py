@@ -63,7 +63,7 @@ print(f"output     {folder.resolve()}")
 # %% [markdown]
 # ## Data
 #
-# One story first, as a person reads it. Exact duplicates are removed: no story is in both splits.
+# Exact duplicates are removed: no story is in both splits.
 
 # %%
 from helpers.reservoir.stories import load_stories
@@ -159,8 +159,7 @@ tables.show([{"model": name, **values} for name, values in {"untrained": before,
 # ## Train
 #
 # Every block is read with the state that the story so far left: nothing in a reservoir is trained, so it is computed
-# once, and blocks can still be shuffled. The best weights by validation loss are loaded at the end; `patience`
-# evaluations without improvement end the run.
+# once, and blocks can still be shuffled. The best weights by validation loss are loaded at the end.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
@@ -200,7 +199,7 @@ rows |= comparison.further_seeds(params, corpus, plan, machine, folder)
 # %% [markdown]
 # ## After training
 #
-# The same measure on the same tokens; bits per byte does not depend on the tokeniser. Then a story from each model.
+# The same measure on the same tokens; bits per byte does not depend on the tokeniser.
 
 # %%
 tables.show(comparison.table({"untrained": before, **baselines}, rows))
