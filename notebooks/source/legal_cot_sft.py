@@ -113,7 +113,7 @@ print(f"--- learned\n{tokenizer.decode(row['input_ids'][first:])}")
 #
 # What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step runs
 # once on tensors without numbers. Without a `calibration.json` (`hardware_tuning` writes one) time is a datasheet's bound, on
-# a CPU unknown. The same table with what was measured comes after training.
+# a CPU unknown.
 
 # %%
 from helpers.planning import forecast as forecasts
