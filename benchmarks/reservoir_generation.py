@@ -87,16 +87,10 @@ def of_reservoirs(model: ReservoirForCausalLM, read: int) -> tuple[Iterator, int
 def of_llama(model: LlamaForCausalLM, read: int, window: bool = False) -> tuple[Iterator, int]:
     """The same with a cache of random keys and values; `window`: that does not grow."""
     model.eval()
-    shape = (1, model.config.num_key_value_heads, read, model.config.head_dim)
+    cache, shape = DynamicCache(), (1, model.config.num_key_value_heads, read, model.config.head_dim)
     layers = range(model.config.num_hidden_layers)
-
-    def filled() -> DynamicCache:
-        cache = DynamicCache()
-        for layer in layers:
-            cache.update(torch.randn(shape), torch.randn(shape), layer)
-        return cache
-
-    cache = filled()
+    for layer in layers:
+        cache.update(torch.randn(shape), torch.randn(shape), layer)
 
     def stream():
         while True:

@@ -37,7 +37,11 @@ def train(data: Path, text: str, label: str, output: str) -> None:
     here = Path(__file__).parent
     chosen, settings = (json.loads((here / name).read_text()) for name in ("model.json", "training_args.json"))
     name = str(here / chosen["model"]) if (here / chosen["model"]).exists() else chosen["model"]
-    rows = load_dataset(FORMATS[data.suffix], data_files=str(data), split="train").class_encode_column(label)
+    rows = load_dataset(FORMATS[data.suffix], data_files=str(data), split="train")
+    for option, column in (("--text", text), ("--label", label)):
+        if column not in rows.column_names:
+            raise SystemExit(f"{option} {column}: no such column in {data}; there are {', '.join(rows.column_names)}")
+    rows = rows.class_encode_column(label)
     labels = rows.features[label].names
     tokenizer = AutoTokenizer.from_pretrained(name, revision=chosen["revision"])
     padding = "max_length" if chosen["fixed_length"] else False
