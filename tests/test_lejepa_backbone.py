@@ -1,21 +1,19 @@
 """`base_model="auto"`: which model it is on which machine, with and without the hub."""
 
-import dataclasses
 import json
 
 import pytest
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
-from helpers import plan, runtime
+from helpers import plan
 from helpers.lejepa.backbone import chosen
 from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, EmbeddingParameters
+from helpers.planning.machines import machine, runtime_of
 from helpers.planning.rooms import room
 from helpers.planning.workloads import Asked
 
 pytestmark = pytest.mark.once
-CPU = runtime.detect(False, "fp32")
-T4 = dataclasses.replace(CPU, kind="cuda", device_name="Tesla T4", precision="fp16", compute_capability=(7, 5))
-A100 = dataclasses.replace(T4, device_name="A100", precision="bf16", compute_capability=(8, 0))
+CPU, T4, A100 = (runtime_of(machine(name)) for name in ("cpu", "t4", "a100"))
 
 
 def asked(folder, **changes) -> EmbeddingParameters:
@@ -42,7 +40,7 @@ def cached(tmp_path, name: str, revision: str) -> None:
     ("machine", "name", "reason"),
     [
         (CPU, MINILM, f"{EMBEDDING_GEMMA} takes hours on a CPU"),
-        (T4, MPNET, f"{EMBEDDING_GEMMA} overflows in fp16, and Tesla T4 has no bf16"),
+        (T4, MPNET, f"{EMBEDDING_GEMMA} overflows in fp16, and T4 has no bf16"),
         (A100, MPNET, f"{EMBEDDING_GEMMA} cannot be had: the hub cannot be reached"),
     ],
 )
@@ -87,7 +85,5 @@ def test_gemma_is_planned_in_fp32_where_there_is_no_bf16():
     recipe, step = room("lejepa_training").planned(Asked(), T4)
     assert step.overflows_fp16 and any(isinstance(module, Gemma3TextModel) for module in step.model.modules())
     planned = plan.plan(recipe, step, T4)
-    assert (
-        planned.precision == "fp32" and "overflow in fp16, and Tesla T4 has no better" in planned.reasons["precision"]
-    )
+    assert planned.precision == "fp32" and "overflow in fp16, and T4 has no better" in planned.reasons["precision"]
     assert plan.plan(recipe, step, A100).precision == "bf16"
