@@ -84,6 +84,14 @@ def _links(path: Path) -> str:
     return ", ".join(links)
 
 
+def draw() -> None:
+    """The figures of the modules that have a function `draw`. How a picture looks is not checked: libraries differ in it."""
+    for path in sorted((ROOT / "docs/evidence").glob("*.py")):
+        module = importlib.import_module(f"evidence.{path.stem}")
+        if hasattr(module, "draw"):
+            module.draw(ROOT / "docs/figures")
+
+
 def typed_by_hand(text: str) -> Iterable[tuple[int, str]]:
     """Line number and figure of each that is in the prose outside of blocks."""
 
@@ -100,6 +108,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     check, wrong = parser.parse_args().check, 0
+    if not check:
+        draw()
     for path in PAGES:
         name, text = path.relative_to(ROOT), page(path)
         if text != path.read_text(encoding="utf-8"):

@@ -31,6 +31,14 @@ METRICS: dict[str, Callable[[dict], float]] = {
 LEAST_ASKED = 20  # of a relation with a line of its own
 
 
+def headline() -> str:
+    """For README.md."""
+    return (
+        "No claim yet: what the encoder was asked is what a resolver of names reads from the same text, and better features of names "
+        "answer it better ([why](docs/graphmer.md#evidence))"
+    )
+
+
 def _rows(file: str) -> dict[str, list[dict]]:
     """Scorer -> its results, in the order of seeds."""
     found: dict[str, list[dict]] = {}

@@ -9,6 +9,21 @@ def _runs() -> list[dict]:
     return [result(path.name) for path in sorted(RESULTS.glob("legal_cot_sft_sample_cpu_seed?.json"))]
 
 
+def headline() -> str:
+    """In a few words, for README.md: right verdicts, seed by seed."""
+
+    def verdicts(part: str) -> tuple[str, str]:
+        ours = [run["eval"]["after"][part]["verdict"]["rate"] for run in _runs()]
+        near = [run["eval"]["baselines"][part]["nearest training record"]["verdict"]["rate"] for run in _runs()]
+        return tuple(" / ".join(f"{100 * rate:.0f}" for rate in rates) for rates in (ours, near))
+
+    (ours, near), (ours_away, near_away) = verdicts("test"), verdicts("areas")
+    return (
+        f"On invented law with new names and facts **{ours} % right verdicts**, where copying the nearest training record gives {near} %. "
+        f"In areas of law that are not in training no better than that: {ours_away} % against {near_away} %"
+    )
+
+
 def recipe() -> str:
     """What was trained, on what, and for how long."""
     runs = _runs()

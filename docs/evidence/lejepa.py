@@ -72,13 +72,11 @@ def _differences() -> str:
 
 
 def headline() -> str:
-    """One sentence for README.md."""
+    """In a few words, for README.md."""
     ndcg = {name: _spread(found, "ndcg@10", 3) for name, found in _models("adaptation").items()}
     return (
-        f"**LeJEPA** fits MiniLM to a folder of documents without a question: nDCG@10 on Cranfield {ndcg[OURS]}, where the backbone "
-        f"as it is has {ndcg[BACKBONE]} and contrastive training falls to {ndcg[PEER]}. The head that it begins with, set in closed "
-        f"form with nothing trained, has {ndcg[HEAD]}: the gain is the head's, and training keeps it "
-        "([both settings](docs/lejepa.md#evidence))."
+        f"nDCG@10 on Cranfield **{ndcg[OURS]}**. MiniLM as it is has {ndcg[BACKBONE]}, contrastive training {ndcg[PEER]}; the head in "
+        f"closed form, with nothing trained, {ndcg[HEAD]}: the gain is the head's, and training keeps it"
     )
 
 
