@@ -1,0 +1,66 @@
+"""docs/add-a-notebook.md, followed to the letter in a copy of the sources."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .notebook_run import ROOT, run, text_of
+
+pytestmark = pytest.mark.once
+PAGE = (ROOT / "docs/add-a-notebook.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^`([\w/]+\.py)`\n\n```python\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL))
+NAME = "byte_language_model"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """The sources with the files of the page, and no other notebook."""
+    folder = tmp_path_factory.mktemp("checkout")
+    unwanted = shutil.ignore_patterns("__pycache__", "source", "*.ipynb")
+    for name in ("helpers", "notebooks", "requirements-gpu.txt", "requirements-tpu.txt", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name, **({"ignore": unwanted} if (ROOT / name).is_dir() else {}))
+    for name, text in FILES.items():
+        path = folder / name
+        assert not path.exists(), f"{name} is there already"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    said(folder, "notebooks/build.py")
+    return folder
+
+
+def said(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert not done.returncode, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_page_has_a_whole_notebook_in_fewer_than_150_lines():
+    assert len(FILES) == 5
+    assert sum(len(text.splitlines()) for text in FILES.values()) < 150
+
+
+def test_its_code_is_as_clean_as_ours(checkout):
+    names = [name for name in FILES if name.startswith("helpers")]
+    said(checkout, "-m", "ruff", "check", *names)
+    said(checkout, "-m", "ruff", "format", "--check", *names)
+
+
+def test_it_trains_beside_what_costs_nothing_and_goes_on(checkout, alone):
+    executed, results = run(NAME, alone, {"max_steps": 40, "precision": "fp32"}, notebooks=checkout / "notebooks")
+    reached = results["eval"]
+    assert reached["trained"] < reached["bytes counted"] < reached["untrained"]
+    assert "LZMA" in text_of(executed)
+    _, again = run(NAME, alone, {"max_steps": 40, "precision": "fp32"}, notebooks=checkout / "notebooks")
+    assert again["train"]["resumed_from_step"] == 40
+    assert again["eval"]["trained"] == reached["trained"]
+
+
+def test_the_planner_knows_it_on_machines_that_are_not_here(checkout):
+    assert "v5e-8" in said(checkout, "-m", "helpers.plan", NAME, "--hardware", "T4,v5e-8")
