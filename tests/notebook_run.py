@@ -14,9 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 
 
-def run(
-    name: str, folder: Path, parameters: dict, notebooks: Path = NOTEBOOKS
-) -> tuple[nbformat.NotebookNode, dict]:
+def run(name: str, folder: Path, parameters: dict, notebooks: Path = NOTEBOOKS) -> tuple[nbformat.NotebookNode, dict]:
     """Copies one notebook into `folder`, runs all of it there, and returns what was executed and its results."""
     shutil.copy(notebooks / f"{name}.ipynb", folder)
     output = folder / "out"
