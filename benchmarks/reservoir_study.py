@@ -10,7 +10,7 @@ the seeds 1 and 2 run with it. The test stories are read once, when a run is ove
 goes on there, and the results are written to docs/results whenever a run ends.
 
 Every model predicts every token of the test text but the first. Reservoirs carry their state, or begin each block from
-nothing; attention sees windows that overlap by half, of which the second half counts. Intervals are of 95 %, from
+nothing; attention and RWKV see windows that overlap by half, of which the second half counts. Intervals are of 95 %, from
 1,000 bootstrap samples of the test stories, paired with the first row and taken as the mean over the seeds.
 """
 
@@ -36,7 +36,7 @@ from benchmarks import report  # before torch, which it gives huge pages
 # isort: split
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, RwkvConfig, RwkvForCausalLM
 from transformers.modeling_outputs import CausalLMOutput
 
 from helpers import plan as planner
@@ -62,7 +62,7 @@ SEEDS = (0, 1, 2)
 BOOTSTRAP = 1_000
 POSITIONS = (0, 16, 32, 64, 128, 256)  # tokens of the story that were seen
 BLOCK, LONG_BLOCK, STEP_TOKENS = 128, 512, 2048
-RATES, OTHER_RATES = (3e-3, 6e-3, 1.2e-2), (0.75e-3, 1.5e-3, 3e-3)  # three each
+RATES, OTHER_RATES, RWKV_RATES = (3e-3, 6e-3, 1.2e-2), (0.75e-3, 1.5e-3, 3e-3), (1.5e-3, 3e-3, 6e-3)  # three each
 RIDGES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)
 CACHE_SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 SIZES = {
@@ -77,7 +77,7 @@ FIRST = "reservoirs"  # the notebook's default, which all others are compared wi
 class Row:
     """One model: what differs from the notebook's defaults, and how it is trained and read."""
 
-    kind: str = "reservoir"  # or llama, gru, ridge, counts
+    kind: str = "reservoir"  # or llama, gru, rwkv, ridge, counts
     changes: dict = dataclasses.field(default_factory=dict)  # of ReservoirParameters
     rates: tuple[float, ...] = ()  # empty: that of the first row; 0 where nothing is trained
     carry: bool = True  # the state over the border of a block, in training and in test
@@ -105,6 +105,7 @@ ROWS = {
     "Llama, blocks of 512": Row("llama", rates=OTHER_RATES, block=LONG_BLOCK),
     "Llama without codes": Row("llama", rates=OTHER_RATES, codes=False),
     "GRU": Row("gru", rates=RATES),
+    "RWKV": Row("rwkv", rates=RWKV_RATES),
     "ridge readout, all tokens": Row("ridge", rates=(0.0,)),
     "Kneser-Ney with a cache": Row("counts", rates=(0.0,)),
 }
@@ -260,13 +261,13 @@ def run(row: Row, texts: Texts, size: str, seed: int, rate: float, folder: Path)
 
 
 def other_model(row: Row, corpus: experiment.Corpus, trainable: int, seed: int, code_size: int) -> PreTrainedModel:
-    """A Llama or GRU of about as many trained weights, its embedding begun at the same codes."""
+    """A Llama, RWKV or GRU of about as many trained weights, its embedding begun at the same codes."""
     V, end = len(corpus.tokenizer), corpus.tokenizer.eos_token_id
     if row.kind == "llama":
         model = equal_transformer(V, trainable, row.block, seed=seed, eos_token_id=end)
     else:
         torch.manual_seed(seed)
-        model = GRU(GRUConfig(V, equal_width(V, trainable)))
+        model = equal_rwkv(V, trainable, end) if row.kind == "rwkv" else GRU(GRUConfig(V, equal_width(V, trainable)))
     if row.codes:
         codes_VC = cooccurrence_codes(corpus.train, V, code_size, seed)
         weight = model.get_input_embeddings().weight
@@ -326,6 +327,22 @@ def equal_width(vocab_size: int, trainable: int) -> int:
     return round((math.sqrt(linear**2 + 48 * (trainable - vocab_size)) - linear) / 24)
 
 
+def equal_rwkv(vocab_size: int, trainable: int, end: int) -> RwkvForCausalLM:
+    """Three layers of RWKV-4 (Peng et al., arXiv 2305.13048) with tied embeddings, in width steps of 4."""
+
+    def config(width: int) -> RwkvConfig:
+        shape = {"hidden_size": width, "attention_hidden_size": width, "intermediate_size": 2 * width}
+        ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+        size = {"vocab_size": vocab_size, "num_hidden_layers": 3, "context_length": BLOCK}
+        return RwkvConfig(**shape, **ends, **size, tie_word_embeddings=True, use_cache=False)
+
+    def weights(width: int) -> int:
+        with torch.device("meta"):
+            return RwkvForCausalLM(config(width)).num_parameters()
+
+    return RwkvForCausalLM(config(min(range(32, 1024, 4), key=lambda width: abs(weights(width) - trainable))))
+
+
 # ---- bits per byte of every token but the first
 
 
@@ -339,7 +356,7 @@ def nats(model: PreTrainedModel, row: Row, tokens: np.ndarray) -> np.ndarray:
     """Nats of the tokens 1, 2, ... of a text [P]."""
     model.eval()
     T, count, found = row.block, usable(tokens), []
-    stride = T // 2 if row.kind == "llama" else T
+    stride = T // 2 if row.kind in ("llama", "rwkv") else T
     blocks = TokenBlocks(tokens[:count], T)
     states_NS = states_before(model, blocks) if row.kind == "reservoir" and row.carry else None
     starts = range(0, count - T + 1, stride)

@@ -135,3 +135,21 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
     assert not broken
+
+
+def test_a_public_address_gives_each_notebook_a_button_for_colab_and_one_for_kaggle():
+    code = "import evidence.readme as page; page.ADDRESS = 'someone/notebooks'; print(page.results())"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'docs')!r}]; {code}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    names = [path.name for path in (ROOT / "notebooks").glob("*.ipynb")]
+    assert len(names) == 10
+    for name in names:
+        at = f"github{{}}/someone/notebooks/blob/main/notebooks/{name})"
+        assert f"(https://colab.research.google.com/{at.format('')}" in done.stdout
+        assert f"(https://kaggle.com/kernels/welcome?src=https://{at.format('.com')}" in done.stdout

@@ -8,6 +8,8 @@ from evidence import graphmer, legal, lejepa, reservoir, tuning
 
 from helpers import tables
 
+ADDRESS = ""  # owner/name on GitHub, once the repository is public: then each notebook has buttons that open it
+
 
 @dataclass(frozen=True)
 class Notebook:
@@ -63,8 +65,7 @@ def results() -> str:
     """A row a notebook."""
     rows = [
         {
-            "notebook": f"**{notebook.title}**: [GPU](notebooks/{notebook.file}.ipynb) · "
-            f"[TPU](notebooks/{notebook.file}_tpu.ipynb)",
+            "notebook": f"**{notebook.title}**: {_opened('GPU', notebook.file)} · {_opened('TPU', notebook.file + '_tpu')}",
             "what you get": f"{notebook.gives} ([how](docs/{notebook.page}.md))",
             "what was measured": notebook.evidence.headline(),
             "ran on": _ran_on(name, notebook),
@@ -72,6 +73,23 @@ def results() -> str:
         for name, notebook in NOTEBOOKS.items()
     ]
     return tables.markdown(rows)
+
+
+def _opened(twin: str, name: str) -> str:
+    """The twin's file, and the buttons that open it in Colab and on Kaggle."""
+    path = f"notebooks/{name}.ipynb"
+    buttons = {
+        "Colab": (
+            "https://colab.research.google.com/assets/colab-badge.svg",
+            f"https://colab.research.google.com/github/{ADDRESS}/blob/main/{path}",
+        ),
+        "Kaggle": (
+            "https://kaggle.com/static/images/open-in-kaggle.svg",
+            f"https://kaggle.com/kernels/welcome?src=https://github.com/{ADDRESS}/blob/main/{path}",
+        ),
+    }
+    shown = [f"[![{where}]({image})]({target})" for where, (image, target) in buttons.items() if ADDRESS]
+    return " ".join([f"[{twin}]({path})", *shown])
 
 
 def _ran_on(name: str, notebook: Notebook) -> str:
