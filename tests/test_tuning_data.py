@@ -75,6 +75,35 @@ def test_columns_are_found_by_their_usual_names_and_numbers_stay_in_order(tmp_pa
     assert found.labels == tuple(map(str, range(11)))
 
 
+def test_columns_of_any_name_are_taken_where_they_are_asked_for(tmp_path):
+    rows = [(text, "ignored", label) for text, label in numbered(40)]
+    path = write(tmp_path / "d.csv", rows, ("review", "text", "stars"))
+    found = load_labelled(path, text_column="review", label_column="stars", seed=0)
+    assert found.labels == ("a", "b") and "text number 0" in texts(found.train + found.validation + found.test)
+    with pytest.raises(ValueError, match=r"no column 'star'; columns found: review, text, stars. Set label_column to"):
+        load_labelled(path, text_column="review", label_column="star", seed=0)
+
+
+def test_parquet_gives_what_csv_gives(tmp_path):
+    from datasets import Dataset
+
+    rows = numbered(40)
+    Dataset.from_list([{"text": text, "label": label} for text, label in rows]).to_parquet(tmp_path / "d.parquet")
+    found, same = load_labelled(str(tmp_path / "d.parquet")), load_labelled(write(tmp_path / "d.csv", rows))
+    assert (found.train, found.validation, found.test) == (same.train, same.validation, same.test)
+
+
+def test_what_is_no_classification_of_texts_is_refused_with_the_reason(tmp_path):
+    path = write(tmp_path / "d.csv", [(text, f"{place / 7:.3f}") for place, (text, _) in enumerate(numbered(60))])
+    with pytest.raises(
+        ValueError, match=r"measured numbers such as .*does not train regression; put each into a class"
+    ):
+        load_labelled(path)
+    (tmp_path / "d.jsonl").write_text(json.dumps({"text": "a b", "label": ["O", "B"]}))
+    with pytest.raises(ValueError, match=r"line 1: column 'label' holds a list; .*no labels of tokens"):
+        load_labelled(str(tmp_path / "d.jsonl"))
+
+
 def test_json_lines_are_read(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text("\n".join(json.dumps({"text": text, "label": label == "a"}) for text, label in numbered(40)))
@@ -105,8 +134,8 @@ def test_the_sample_is_real_text_of_this_python_by_package():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("words,label\nx,a\n", r"no column 'text', .*columns found: words, label. Rename"),
-        ("text,kind\nx,a\n", r"no column 'label', .*columns found: text, kind"),
+        ("words,label\nx,a\n", r"no column 'text', .*columns found: words, label. Set text_column to"),
+        ("text,kind\nx,a\n", r"no column 'label', .*columns found: text, kind. Set label_column to"),
         ("text,label\nx,a,b\n", r"line 2 has not as many fields as the header; put fields that hold a comma"),
         ("text,label\nx\n", r"line 2 has not as many fields"),
         ("text,label\nx,\n", r"line 2: column 'label' is empty"),
@@ -123,13 +152,16 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_remedy(content, message,
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no train\.csv or train\.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"no train\.csv, train\.jsonl or train\.parquet"):
         load_labelled(str(tmp_path), seed=0)
     with pytest.raises(FileNotFoundError, match=r"nothing at"):
         load_labelled(str(tmp_path / "none.csv"), seed=0)
     (tmp_path / "d.parquet").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"cannot read this; give a \.csv or \.jsonl"):
+    with pytest.raises(ValueError, match=r"not a readable parquet file"):
         load_labelled(str(tmp_path / "d.parquet"), seed=0)
+    (tmp_path / "d.xlsx").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cannot read this; give a \.csv, \.jsonl or \.parquet"):
+        load_labelled(str(tmp_path / "d.xlsx"), seed=0)
     path = write(tmp_path / "d.csv", numbered(40))
     with pytest.raises(ValueError, match=r"positive_label='z': no training row has it"):
         load_labelled(path, positive_label="z", seed=0)

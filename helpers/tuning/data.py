@@ -7,6 +7,7 @@ import csv
 import hashlib
 import json
 import random
+import re
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from helpers.parameters import SAMPLE, source_path
 TEXT_COLUMNS = ("text", "sentence", "content", "comment", "texts")
 LABEL_COLUMNS = ("label", "labels", "category", "class", "intent")
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
+MOST_DECIMALS = 20  # different labels with a decimal point; beyond it they are no labels
 HELD_OUT = 0.1  # of the training rows, for each split that is not there
 EMOTION = "dair-ai/emotion"
 REVISIONS = {EMOTION: "cab853a1dbdf4c42c2b3ef2173804746df8825fe"}
@@ -50,29 +52,37 @@ class LabelledTexts:
 
 
 def load_labelled(
-    data_source: str, *, num_rows: int = 0, eval_rows: int = 0, positive_label: str = "", seed: int = 0
+    data_source: str,
+    *,
+    text_column: str = "",
+    label_column: str = "",
+    num_rows: int = 0,
+    eval_rows: int = 0,
+    positive_label: str = "",
+    seed: int = 0,
 ) -> LabelledTexts:
     """Labelled texts, of which `num_rows` to train on and `eval_rows` each to validate and test on are drawn; 0: all.
 
     data_source: one of
         "sample": docstrings of the installed Python's standard library, the label is the package;
-        a .csv or .jsonl with a text and a label column, of which a tenth each is held out to validate and to test on,
-            label by label; or a folder with train.csv and perhaps validation.csv and test.csv (or .jsonl);
+        a .csv, .jsonl or .parquet with a text and a label column, of which a tenth each is held out to validate and to
+            test on, label by label; or a folder with train.csv and perhaps validation.csv and test.csv (or the others);
         a hub id with such splits and columns.
+    text_column, label_column: "" takes the first of TEXT_COLUMNS and of LABEL_COLUMNS that is there.
     positive_label: this label against all others; "": as they are.
 
     A text that is in several splits stays in the last of train, validation, test. A text with several labels is left out.
 
-    Raises ValueError (no such column, label or enough rows), FileNotFoundError (no such path or hub id) and
+    Raises ValueError (no such column, label or enough rows; labels that are lists or measured numbers), FileNotFoundError (no such path or hub id) and
     ConnectionError (hub not reachable and nothing cached).
     """
-    path = source_path("data_source", data_source)
+    path, asked = source_path("data_source", data_source), (text_column, label_column)
     if data_source == SAMPLE:
         splits = {"train": list(_sample())}
     elif path is not None:
-        splits = _read_folder(path) if path.is_dir() else {"train": list(_read_file(path))}
+        splits = _read_folder(path, asked) if path.is_dir() else {"train": list(_read_file(path, asked))}
     else:
-        splits = _read_hub(data_source)
+        splits = _read_hub(data_source, asked)
     if positive_label:
         other = f"not {positive_label}"
         for name, rows in splits.items():
@@ -122,26 +132,26 @@ def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFun
             yield from _docstrings(child)
 
 
-def _read_folder(path: Path) -> dict[str, list[Row]]:
+def _read_folder(path: Path, asked: tuple[str, str]) -> dict[str, list[Row]]:
     found = {}
     for split, names in SPLITS.items():
-        files = [path / f"{name}{suffix}" for name in names for suffix in (".csv", ".jsonl")]
+        files = [path / f"{name}{suffix}" for name in names for suffix in READERS]
         if file := next((file for file in files if file.is_file()), None):
-            found[split] = list(_read_file(file))
+            found[split] = list(_read_file(file, asked))
     if "train" not in found:
         raise FileNotFoundError(
-            f"data_source={str(path)!r}: no train.csv or train.jsonl in the folder; name the training file so"
+            f"data_source={str(path)!r}: no train.csv, train.jsonl or train.parquet in the folder; name the training file so"
         )
     return found
 
 
-def _read_file(path: Path) -> Iterator[Row]:
+def _read_file(path: Path, asked: tuple[str, str]) -> Iterator[Row]:
     where, columns = f"data_source={str(path)!r}", None
-    read = {".csv": _csv, ".jsonl": row_files.jsonl}.get(path.suffix.lower())
+    read = READERS.get(path.suffix.lower())
     if read is None:
-        raise ValueError(f"{where}: cannot read this; give a .csv or .jsonl with a text and a label column")
+        raise ValueError(f"{where}: cannot read this; give a .csv, .jsonl or .parquet with a text and a label column")
     for number, values in read(f"{where}:", path):
-        columns = columns or _columns(where, list(values))
+        columns = columns or _columns(where, list(values), asked)
         yield _row(f"{where}: line {number}", values, columns)
 
 
@@ -162,14 +172,23 @@ def _csv(where: str, path: Path) -> Iterator[row_files.Row]:
         raise ValueError(f"{where} line {reader.line_num} is not CSV ({error})") from error
 
 
-def _columns(where: str, found: Sequence[str]) -> tuple[str, str]:
-    chosen = [next((name for name in wanted if name in found), None) for wanted in (TEXT_COLUMNS, LABEL_COLUMNS)]
-    if None in chosen:
-        wanted = TEXT_COLUMNS if chosen[0] is None else LABEL_COLUMNS
-        raise ValueError(
-            f"{where}: no column {', '.join(map(repr, wanted))}; columns found: {', '.join(found) or 'none'}. "
-            "Rename them to text and label"
-        )
+READERS = {".csv": _csv, ".jsonl": row_files.jsonl, ".parquet": row_files.parquet}
+
+
+def _columns(where: str, found: Sequence[str], asked: tuple[str, str]) -> tuple[str, str]:
+    """The text and the label column: as asked for, or by their usual names."""
+    chosen = []
+    for parameter, name, usual in zip(
+        ("text_column", "label_column"), asked, (TEXT_COLUMNS, LABEL_COLUMNS), strict=True
+    ):
+        wanted = (name,) if name else usual
+        column = next((each for each in wanted if each in found), None)
+        if column is None:
+            raise ValueError(
+                f"{where}: no column {', '.join(map(repr, wanted))}; columns found: {', '.join(found) or 'none'}. "
+                f"Set {parameter} to the one to take"
+            )
+        chosen.append(column)
     return chosen[0], chosen[1]
 
 
@@ -177,23 +196,30 @@ def _row(where: str, values: Mapping[str, Any], columns: tuple[str, str]) -> Row
     text, label = (values.get(column) for column in columns)
     if not isinstance(text, str | None):
         raise ValueError(f"{where}: column {columns[0]!r} holds a {type(text).__name__}, not text")
+    if isinstance(label, list | dict):
+        raise ValueError(
+            f"{where}: column {columns[1]!r} holds a {type(label).__name__}; this notebook trains one label a text, no labels of "
+            "tokens and not several"
+        )
     if label is None or not str(label).strip():
         raise ValueError(f"{where}: column {columns[1]!r} is empty; every row needs a label")
     return (text or "").strip(), str(label).strip()
 
 
-def _read_hub(data_source: str) -> dict[str, list[Row]]:
+def _read_hub(data_source: str, asked: tuple[str, str]) -> dict[str, list[Row]]:
     import datasets
 
     with hub.reading(data_source):
         loaded = datasets.load_dataset(data_source, SUBSETS.get(data_source), revision=REVISIONS.get(data_source))
     hub.train_split(data_source, loaded)  # or an error
     named = {split: next((name for name in names if name in loaded), None) for split, names in SPLITS.items()}
-    return {split: _rows_of(f"data_source={data_source!r}", loaded[name]) for split, name in named.items() if name}
+    return {
+        split: _rows_of(f"data_source={data_source!r}", loaded[name], asked) for split, name in named.items() if name
+    }
 
 
-def _rows_of(where: str, part) -> list[Row]:
-    columns = _columns(where, part.column_names)
+def _rows_of(where: str, part, asked: tuple[str, str]) -> list[Row]:
+    columns = _columns(where, part.column_names, asked)
     names = getattr(part.features[columns[1]], "names", None)
     return [
         _row(f"{where}: row {number}", {columns[0]: text, columns[1]: names[label] if names else label}, columns)
@@ -253,6 +279,11 @@ def _remove_overlaps(splits: dict[str, list[Row]], removed: Counter) -> None:
 
 def _labels(data_source: str, splits: dict[str, list[Row]], positive: str) -> tuple[str, ...]:
     trained = sorted({label for _, label in splits["train"]})
+    if sum(bool(re.fullmatch(r"-?\d*\.\d+", label)) for label in trained) > MOST_DECIMALS:
+        raise ValueError(
+            f"data_source={data_source!r}: the labels are measured numbers such as {trained[0]} and {trained[-1]}, and this "
+            "notebook does not train regression; put each into a class, or set label_column to another column"
+        )
     unknown = sorted({label for name in ("validation", "test") for _, label in splits[name]}.difference(trained))
     if unknown:
         raise ValueError(

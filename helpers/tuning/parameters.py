@@ -20,8 +20,8 @@ class TuningParameters(Parameters):
 
     data_source: Source = parameter(
         "dair-ai/emotion",
-        "Hub data set; or a path to your own `.csv` or `.jsonl` with text and label, or to a folder with train, validation "
-        "and test; or 'sample', documentation strings of Python by package.",
+        "Hub data set; or a path to your own `.csv`, `.jsonl` or `.parquet` with text and label, or to a folder with train, "
+        "validation and test; or 'sample', documentation strings of Python by package.",
     )
     base_model: ModelSource = parameter(
         "google-bert/bert-base-uncased",
@@ -36,6 +36,8 @@ class TuningParameters(Parameters):
     )
     max_length: int = parameter(192, "Tokens; longer texts are cut.", low=8, high=8192)
     batch_size: int = parameter(0, "The only batch size to try; 0 finds the largest that fits and that helps.", low=0)
+    text_column: str = parameter("", "Column of the texts; empty finds text, sentence, content, ...", group=DATA)
+    label_column: str = parameter("", "Column of the labels; empty finds label, category, class, ...", group=DATA)
     num_rows: int = parameter(0, "Rows to train on; 0 takes all.", group=DATA, low=0)
     eval_rows: int = parameter(0, "Rows of validation and of test at most; 0 takes all.", group=DATA, low=0)
     positive_label: str = parameter(

@@ -72,13 +72,22 @@ print(f"output     {folder.resolve()}")
 # ## Data
 #
 # A text that is in two splits would be a question whose answer was trained on: it stays in the last of training, validation
-# and test only, and what was removed is counted.
+# and test only, and what was removed is counted. Your own file has a row a text and a header, such as
+#
+# ```
+# review,stars
+# "Arrived late, and broken.",1
+# ```
+#
+# with `data_source="reviews.csv"`, `text_column="review"` and `label_column="stars"`.
 
 # %%
 from helpers.tuning.data import load_labelled
 
 texts = load_labelled(
     params.data_source,
+    text_column=params.text_column,
+    label_column=params.label_column,
     num_rows=params.num_rows,
     eval_rows=params.eval_rows,
     positive_label=params.positive_label,
