@@ -80,7 +80,12 @@ print(f"output     {folder.resolve()}")
 # ## Data
 #
 # Rows first as they are. No text is in both splits, in any column. The held-out rows choose the best checkpoint; the test
-# is a benchmark of its own where `benchmark` names a folder in BEIR's layout.
+# is a benchmark of its own where `benchmark` names a folder in BEIR's layout. Your own texts are a folder of `.txt` and `.md`
+# files, or a file of rows, with `data_source="questions.jsonl"`:
+#
+# ```
+# {"anchor": "how long is the warranty", "positive": "Defects are repaired free of charge for two years."}
+# ```
 
 # %%
 from helpers.lejepa import experiment
