@@ -62,7 +62,7 @@ SEEDS = (0, 1, 2)
 BOOTSTRAP = 1_000
 POSITIONS = (0, 16, 32, 64, 128, 256)  # tokens of the story that were seen
 BLOCK, LONG_BLOCK, STEP_TOKENS = 128, 512, 2048
-RATES, OTHER_RATES, RWKV_RATES = (3e-3, 6e-3, 1.2e-2), (0.75e-3, 1.5e-3, 3e-3), (1.5e-3, 3e-3, 6e-3)  # three each
+RATES, OTHER_RATES = (3e-3, 6e-3, 1.2e-2), (0.75e-3, 1.5e-3, 3e-3)  # three each
 RIDGES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)
 CACHE_SHARES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 SIZES = {
@@ -105,7 +105,7 @@ ROWS = {
     "Llama, blocks of 512": Row("llama", rates=OTHER_RATES, block=LONG_BLOCK),
     "Llama without codes": Row("llama", rates=OTHER_RATES, codes=False),
     "GRU": Row("gru", rates=RATES),
-    "RWKV": Row("rwkv", rates=RWKV_RATES),
+    "RWKV": Row("rwkv", rates=RATES),
     "ridge readout, all tokens": Row("ridge", rates=(0.0,)),
     "Kneser-Ney with a cache": Row("counts", rates=(0.0,)),
 }

@@ -117,7 +117,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         hanging_BG = root_positions.gather(1, head_start)
         position_BN = torch.cat((root_positions, hanging_BG.repeat_interleave(L, dim=1)), dim=1)
         roots_BSD = self.embedding(root_ids)
-        leaves_BGLD = self._leaves(leaf_ids, roots_BSD, relation_ids, head_start, head_length)
+        leaves_BGLD = self._leaves(leaf_ids, root_ids, relation_ids, head_start, head_length)
         bias = segment_bias(segment_BN)
         if self.relation_bias is not None:
             bias = bias + self.relation_bias(S, L, relation_ids, head_start, head_length)
@@ -139,14 +139,13 @@ class GraphMERModel(GraphMERPreTrainedModel):
         mean_PD = total_PD / there_PC.sum(1).clamp(min=1)[:, None]
         return mean_PD.view(*text_ids.shape[:-1], -1)
 
-    def _leaves(self, leaf_ids, roots_BSD, relation_ids, head_start, head_length) -> torch.Tensor:
+    def _leaves(self, leaf_ids, root_ids, relation_ids, head_start, head_length) -> torch.Tensor:
         leaves_BGLD = self.embedding(leaf_ids)
         if self.hgat is not None:
-            B, S, D = roots_BSD.shape
-            H = self.config.max_head_tokens
-            order_H = torch.arange(H, device=leaf_ids.device)
-            place_BGH = (head_start[..., None] + order_H).clamp(max=S - 1)
-            heads_BGHD = roots_BSD.gather(1, place_BGH.flatten(1)[..., None].expand(-1, -1, D)).view(B, -1, H, D)
+            order_H = torch.arange(self.config.max_head_tokens, device=leaf_ids.device)
+            place_BGH = (head_start[..., None] + order_H).clamp(max=root_ids.shape[1] - 1)
+            # Looked up again, not gathered from the roots' vectors: XLA would send those of every chip to all for the gradient.
+            heads_BGHD = self.embedding(root_ids.gather(1, place_BGH.flatten(1)).view_as(place_BGH))
             leaves_BGLD = leaves_BGLD + self.hgat(
                 leaves_BGLD, heads_BGHD, order_H < head_length[..., None], relation_ids
             )

@@ -166,8 +166,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
 
     def root_logits(self, **batch: torch.Tensor) -> torch.Tensor:
         """What stands at the masked roots [B, M, V], with `mlm_positions` beside the inputs."""
-        place_BMD = batch["mlm_positions"][..., None].expand(-1, -1, self.config.hidden_size)
-        return self.token_logits(self._states(batch).root_states.gather(1, place_BMD))
+        return self.token_logits(_at(self._states(batch).root_states, batch["mlm_positions"]))
 
     def query_features(self, **batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of leaves: features [B, G, ...] to multiply with those of entities, tokens [B, T] that they copy, weights [B, G, T].
@@ -221,8 +220,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
                 )
         terms = {}
         if "mlm" in wanted:
-            place_BMD = labels["mlm_positions"][..., None].expand(-1, -1, self.config.hidden_size)
-            logits_BMV = self.token_logits(states.root_states.gather(1, place_BMD))
+            logits_BMV = self.token_logits(_at(states.root_states, labels["mlm_positions"]))
             terms["mlm"] = objectives.token_loss(logits_BMV, labels["mlm_labels"])
         if "mnm" in wanted or "mnm_ranking" in wanted:
             logits_BGLV = self.token_logits(states.leaf_states)
@@ -346,3 +344,15 @@ def _range_table(config: GraphMERConfig) -> torch.Tensor:
             table[relation] = 0
             table[relation, numbers] = 1
     return table
+
+
+def _at(states_BSD: torch.Tensor, place_BM: torch.Tensor) -> torch.Tensor:
+    """The states at these places, [B, M, D].
+
+    A product with zeros and ones: the gradient of a gather is a scatter, for which XLA sends the places of every chip to all,
+    and whose sums come in any order on a GPU.
+    """
+    place_S = torch.arange(states_BSD.shape[1], device=place_BM.device)
+    chosen_BMS = (place_BM[..., None] == place_S).to(states_BSD.dtype)
+    with torch.autocast(states_BSD.device.type, enabled=False):
+        return chosen_BMS @ states_BSD
