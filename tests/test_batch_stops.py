@@ -126,7 +126,7 @@ def test_one_job_changes_nothing_for_its_kernel():
     ("arguments", "message"),
     [
         (("--jobs", "0"), "jobs=0: give 1 or more"),
-        (("--gpus", "1"), "gpus=1: these are for --ray"),
+        (("--gpus", "1"), "gpus=1: these need --ray"),
         (("--jobs", "2", "--ray", "auto"), "not allowed with argument --jobs"),
     ],
 )
