@@ -254,7 +254,7 @@ def test_a_call_from_a_kernel_says_why_a_process_failed():
         (["{notebook}", "-p", "resume", "1"], "resume='1' is unknown"),
         (["{notebook}", "-p", "seed", "1", "-p", "seed", "2"], "seed: given twice"),
         (["{notebook}", "--machines", "2"], "--address='': give HOST:PORT of machine 0"),
-        (["{notebook}", "--machines", "2", "--address", "a:1", "--rank", "2"], "--rank=2: must be 0 to 1"),
+        (["{notebook}", "--machines", "2", "--address", "a:1", "--rank", "2"], "--rank=2: give 0 to 1"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(arguments, message, notebook, capsys):
