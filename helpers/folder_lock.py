@@ -68,7 +68,7 @@ def own(output_dir: Path | str) -> None:
 
 
 def _outwait(lease: SoftFileLease, path: Path) -> None:
-    """Waits for `SILENCE` seconds, and acquires the lease if its owner is silent. Raises FolderTaken otherwise."""
+    """Acquires the lease if its owner, on another machine, is silent for `SILENCE` seconds; else raises FolderTaken."""
     owner, seen = lease.owner, _heartbeat(path)
     who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
     with contextlib.suppress(OSError, ValueError, LookupError):

@@ -116,7 +116,7 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 class Parameters(BaseModel):
-    """The parameters of every notebook. A room's subclass adds its own, with validators, and sets other defaults.
+    """The parameters of every notebook. The subclass of a model adds its own, with validators, and may set other defaults.
 
     Values are not converted, except an int for a float and a leading ~ in a path.
 

@@ -35,7 +35,7 @@ def install(requirements: str) -> list[str]:
     requirements: one specifier in each line, as in requirements-gpu.txt.
 
     Returns what was installed for them, as `name==version`. An installed torch or torch_xla is kept, with a warning if it
-    is out of range. torch_xla is left out, with a warning, if it does not fit the installed torch.
+    is out of range. An absent torch_xla is left out, with a warning, if it does not fit the installed torch.
 
     Raises ValueError for a line that is no requirement; RuntimeError if pip is absent or fails, or changed a package
     that this kernel has loaded.

@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def show(rows: Sequence[Row], caption: str = "") -> None:
-    """Shows rows as a table, in IPython as HTML and as text.
+    """Shows rows as a table: HTML in a notebook, text elsewhere.
 
     Args:
         rows: for each line a mapping of column to value; a missing column stays empty.
