@@ -60,15 +60,17 @@ def forecasts(
     found = []
     for each in map(machine, hardware):
         runtime, price = runtime_of(each, precision), prices.of(each, hourly)
-        recipe, workload = room(notebook).planned(asked, runtime)
+        name = asked.model
         try:
+            recipe, workload = room(notebook).planned(asked, runtime)
+            name = workload.name
             planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
             expected = forecast(workload, planned, each, price=price, **given)
             if by_compiler and each.kind == "xla":
                 expected = compiled(expected, workload, each)
             found.append(expected)
         except DoesNotFit as error:
-            names = {"notebook": notebook, "model": workload.name, "precision": runtime.precision}
+            names = {"notebook": notebook, "model": name, "precision": runtime.precision}
             found.append(Forecast(**names, machine=each, price=price, problem=error.short))
     return found
 

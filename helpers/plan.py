@@ -15,8 +15,9 @@ from .planning.workloads import Workload
 from .runtime import Runtime
 
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
-# `TrainingArguments.optim` and the reason, by kind of device.
+# `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
 OPTIMIZER = {
+    "paged_adamw_8bit": ("paged_adamw_8bit", "moments in 8 bits, which move to the host where a GPU is full"),
     "cpu": ("adamw_torch", "the fused kernel is for GPUs"),
     "cuda": ("adamw_torch_fused", "one kernel for the whole update"),
     "xla": ("adamw_torch", "the fused kernel crashes on XLA"),
@@ -163,7 +164,7 @@ def plan(
     there = tables.size(runtime.memory) or "memory unknown"
     reasons["memory"] = f"{held.peak.basis}; {runtime.device_name} has {there}"
     reasons |= dict.fromkeys(("sequence_length", "warmup_steps", "weight_decay", "max_grad_norm"), "the recipe's")
-    optimizer, reasons["optimizer"] = OPTIMIZER[runtime.kind]
+    optimizer, reasons["optimizer"] = OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.kind]
     reasons["dataloader_workers"] = WORKERS[runtime.kind]
     return Plan(
         precision=runtime.precision,

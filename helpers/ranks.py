@@ -27,6 +27,11 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0")) if count() > 1 else 0
 
 
+def local() -> int:
+    """Which of the GPUs that this process sees is its own."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def is_main() -> bool:
     """Whether this process is the one that writes, prints and draws."""
     return rank() == 0

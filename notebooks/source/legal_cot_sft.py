@@ -73,6 +73,7 @@ print(f"output     {folder.resolve()}")
 # %%
 from helpers.legal import experiment
 
+experiment.check(params, machine)
 data = experiment.load_data(params)
 run_folder.same_data(folder, data.records.source)
 tables.show(data.report.rows())
@@ -82,14 +83,15 @@ print(", ".join(f"{name} {len(records):,}" for name, records in vars(data.splits
 # %% [markdown]
 # ## Model
 #
-# With LoRA the base model stays as it is and small matrices beside its projections are trained; their weights are fp32.
+# With LoRA the base model stays as it is and small matrices beside its projections are trained; their weights are fp32. With
+# QLoRA these projections are kept in 4 bits: a model of 7 billion weights can be trained on a T4.
 
 # %%
 from helpers.legal.model import load_model
 
 model, tokenizer = load_model(params, machine)
-trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} parameters are trained")
+trained = model.num_parameters(only_trainable=True)
+print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
 
 # %% [markdown]
 # ## One example before and after
@@ -137,7 +139,7 @@ tables.show(forecast.rows())
 trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
 
 # %%
-from helpers.legal import correctness
+from helpers.legal import correctness, harness
 
 references = experiment.references(encoded, params)
 before, samples_before = experiment.examine(trainer.model, encoded, params, machine)
@@ -175,6 +177,9 @@ for name, found in after.items():
     tables.show(rows, f"{name}: {correctness.note(references[name])}")
 
 # %%
+if params.questions:
+    asked = harness.table(before=before["test"]["questions"], after=after["test"]["questions"])
+    tables.show(asked, "Labelled questions, by lm-evaluation-harness")
 print(correctness.beside(samples_before, samples_after, 2))
 
 # %%
@@ -198,7 +203,8 @@ results_file = run_folder.write_results("legal_cot_sft", params, machine, **resu
 # %% [markdown]
 # ## Export and load back
 #
-# With LoRA: the adapter, and in `merged/` the whole model. Both, loaded back, must give the same logits.
+# With LoRA: the adapter, and in `merged/` the whole model; with QLoRA the adapter alone. What is loaded back must give the same
+# logits.
 
 # %%
 from helpers.legal.export import export, reload_check
