@@ -56,6 +56,18 @@ def rows(part):
     return [tuple(row.values()) for row in part]
 
 
+def everything(data):
+    return [row for part in parts(data) for row in rows(part)]
+
+
+def parts(data):
+    return data.train, data.validation, data.test
+
+
+def all_texts(data):
+    return {text for part in parts(data) for text in texts(part)}
+
+
 def texts(part):
     return {plain(text) for row in rows(part) for text in row}
 
@@ -77,8 +89,8 @@ def test_a_local_file_gives_back_its_rows(tmp_path, name, write, given, kind):
     data = load_texts(write(tmp_path / name, given), seed=0)
     assert data.kind == kind
     assert tuple(data.train.column_names) == COLUMNS[kind]
-    assert sorted(rows(data.train) + rows(data.validation)) == sorted(tuple(row.values()) for row in given)
-    assert len(data.validation) == 4
+    assert sorted(everything(data)) == sorted(tuple(row.values()) for row in given)
+    assert (len(data.validation), len(data.test)) == (8, 8)
 
 
 def test_query_is_another_name_of_anchor(tmp_path):
@@ -91,7 +103,7 @@ def test_query_is_another_name_of_anchor(tmp_path):
 def test_a_title_goes_before_its_text_unless_it_is_there(tmp_path):
     given = [{"title": f"T{i}", "text": f"T{i} again" if i % 2 else "body"} for i in range(8)]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", given), seed=0)
-    assert texts(data.train) | texts(data.validation) == {f"t{i} again" if i % 2 else f"t{i} body" for i in range(8)}
+    assert all_texts(data) == {f"t{i} again" if i % 2 else f"t{i} body" for i in range(8)}
 
 
 @pytest.mark.parametrize("separator", ["\n\n", "\n"])
@@ -99,7 +111,7 @@ def test_a_text_file_is_parted_by_blank_lines_or_else_by_lines(tmp_path, separat
     (tmp_path / "d.txt").write_text(separator.join(f"Document number {i}." for i in range(9)) + "\n")
     data = load_texts(str(tmp_path / "d.txt"), seed=0)
     assert data.kind == "documents"
-    assert texts(data.train) | texts(data.validation) == {f"document number {i}." for i in range(9)}
+    assert all_texts(data) == {f"document number {i}." for i in range(9)}
 
 
 def test_a_folder_of_texts_is_a_document_a_file_and_empty_ones_are_counted(tmp_path):
@@ -108,7 +120,7 @@ def test_a_folder_of_texts_is_a_document_a_file_and_empty_ones_are_counted(tmp_p
         (tmp_path / ("inner" if i % 2 else ".") / f"{i}.{'md' if i % 2 else 'txt'}").write_text(f"Note\n\nof day {i}")
     (tmp_path / "empty.md").write_text(" \n")
     data = load_texts(str(tmp_path), seed=0)
-    assert texts(data.train) | texts(data.validation) == {f"note of day {i}" for i in range(7)}
+    assert all_texts(data) == {f"note of day {i}" for i in range(7)}
     assert data.empty_removed == 1
 
 
@@ -117,14 +129,14 @@ def test_of_a_beir_folder_the_queries_are_never_read(tmp_path):
     write_jsonl(tmp_path / "corpus.jsonl", [*corpus, {"_id": "9", "title": "", "text": ""}])
     write_jsonl(tmp_path / "queries.jsonl", [{"_id": "1", "text": "secret question"}])
     data = load_texts(str(tmp_path), seed=0)
-    assert texts(data.train) | texts(data.validation) == {f"title {i} text {i}" for i in range(9)}
+    assert all_texts(data) == {f"title {i} text {i}" for i in range(9)}
     assert data.empty_removed == 1
 
 
 def test_pairs_read_as_documents_are_their_positives(tmp_path):
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", TRIPLETS), seed=0, documents=True)
     assert data.kind == "documents"
-    assert texts(data.train) | texts(data.validation) == {plain(row["positive"]) for row in PAIRS}
+    assert all_texts(data) == {plain(row["positive"]) for row in PAIRS}
 
 
 def test_a_hub_set_is_streamed_one_row_an_anchor(tmp_path, dataset_cache, monkeypatch):
@@ -134,9 +146,9 @@ def test_a_hub_set_is_streamed_one_row_an_anchor(tmp_path, dataset_cache, monkey
     source = write_hub(tmp_path / "hub", [{"query": r["anchor"], **r} for r in given])
     monkeypatch.setattr(datasets, "load_dataset", only_streaming(datasets.load_dataset))
     data = load_texts(source, num_samples=40, seed=0)
-    everything = rows(data.train) + rows(data.validation)
-    assert (data.kind, len(everything), len({row[0] for row in everything})) == ("triplets", 40, 40)
-    assert set(everything) <= {tuple(row.values()) for row in given}
+    found = everything(data)
+    assert (data.kind, len(found), len({row[0] for row in found})) == ("triplets", 40, 40)
+    assert set(found) <= {tuple(row.values()) for row in given}
     assert data.duplicates_removed > 0
     again, other = (load_texts(source, num_samples=40, seed=seed) for seed in (0, 1))
     assert (again.source, rows(again.train)) == (data.source, rows(data.train))
@@ -189,7 +201,7 @@ def test_sample_is_the_standard_librarys_docstrings_and_imports_none_of_its_modu
 
 def test_sample_pairs_are_real_and_the_same_each_time():
     data = load_texts("sample", num_samples=2000, seed=3)
-    assert (data.kind, len(data.train) + len(data.validation) + data.overlaps_removed) == ("pairs", 2000)
+    assert (data.kind, len(everything(data)) + data.overlaps_removed) == ("pairs", 2000)
     assert all(anchor.strip() and len(positive.split()) >= 4 for anchor, positive in rows(data.train))
     again = load_texts("sample", num_samples=2000, seed=3)
     assert (again.source, rows(again.train)) == (data.source, rows(data.train))
@@ -218,7 +230,7 @@ def test_without_source_there_is_no_sample(tmp_path):
 # ---- splits
 
 
-def test_no_text_is_on_both_sides_whatever_the_rows_share(tmp_path):
+def test_no_text_is_in_two_splits_whatever_the_rows_share(tmp_path):
     generator = random.Random(0)
     given = [
         {
@@ -229,25 +241,24 @@ def test_no_text_is_on_both_sides_whatever_the_rows_share(tmp_path):
         for i in range(200)
     ]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", given), seed=1)
-    assert len(data.validation) >= 2
+    assert min(map(len, parts(data))) >= 2
     assert data.overlaps_removed > 0
-    assert not texts(data.train) & texts(data.validation)
+    assert len(all_texts(data)) == sum(len(texts(part)) for part in parts(data))
 
 
 def test_repeats_are_dropped_and_counted_whatever_their_case_and_spaces(tmp_path):
     repeats = [{name: f"  {text.upper()} " for name, text in row.items()} for row in PAIRS[:7]]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", PAIRS + repeats), seed=0)
     assert data.duplicates_removed == 7
-    assert len(data.train) + len(data.validation) == 80
+    assert len(everything(data)) == 80
 
 
 def test_passages_of_a_long_document_stay_together_and_lose_no_word(tmp_path):
     documents = [" ".join(f"d{i}w{j}." for j in range(1000)) for i in range(40)]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", [{"text": d} for d in documents]), seed=0)
-    sides = [{text.split("w")[0] for (text,) in rows(part)} for part in (data.train, data.validation)]
-    assert not sides[0] & sides[1]
-    assert len(sides[1]) >= 1
-    words = [word for part in (data.train, data.validation) for (text,) in rows(part) for word in text.split()]
+    splits = [{text.split("w")[0] for (text,) in rows(part)} for part in parts(data)]
+    assert min(map(len, splits)) >= 1 and sum(map(len, splits)) == 40
+    words = [word for (text,) in everything(data) for word in text.split()]
     assert sorted(words) == sorted(" ".join(documents).split())
 
 
@@ -267,7 +278,7 @@ def test_a_passage_ends_with_a_paragraph_where_one_is_near():
         ([{"anchor": "a", "answer": "b"}] * 9, r"no column `positive`; columns found: anchor, answer. Rename"),
         ([{"positive": "a"}] * 9, r"no column `anchor`"),
         ([{"content": "a"}] * 9, r"no column `text`, nor `anchor`"),
-        (PAIRS[:1], r"1 different rows; at least 4"),
+        (PAIRS[:1], r"1 different rows; at least 6"),
         ([*PAIRS, {"anchor": " ", "positive": "b"}], r"line 81 has an empty text in `anchor`; fill"),
         ([*PAIRS, {"anchor": "c", "positive": 3}], r"line 81: column `positive` holds a int"),
         ([{"anchor": f"a{i}", "positive": "one"} for i in range(50)], r"cannot be split"),
