@@ -384,12 +384,12 @@ def test_views_in_a_folder_are_memory_mapped_and_used_again(tmp_path):
     assert len(list((tmp_path / "views").glob("*.arrow"))) == 4
 
 
-def test_pairs_may_get_crops_of_the_positive_and_triplets_leave_the_negative_out(tmp_path):
+def test_pairs_may_get_crops_of_the_positive_and_triplets_keep_their_negative_last(tmp_path):
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", TRIPLETS), seed=0)
     views = make_views(data, seed=0, crops=1, **SHARES)
-    assert views.column_names == ["anchor", "positive", "view_1"]
+    assert views.column_names == ["anchor", "positive", "view_1", "negative"]
     assert all(row["view_1"] in row["positive"] for row in views)
-    assert make_views(data, seed=0, crops=0, **SHARES).column_names == ["anchor", "positive"]
+    assert {tuple(row.values()) for row in make_views(data, seed=0, crops=0, **SHARES)} == set(rows(data.train))
 
 
 def test_a_single_crop_of_documents_is_refused(tmp_path):

@@ -242,7 +242,6 @@ def _split(
     if kind == "documents":  # passages have the key of their document
         cut = [((part,), key) for (text,), key in zip(drawn, keys, strict=True) for part in passages(text)]
         drawn, keys = zip(*cut, strict=True)
-    groups = _groups(keys)
     found = _hold_out(_groups(keys), len(drawn), data_source)
     seen: set[bytes] = set()
     kept = []

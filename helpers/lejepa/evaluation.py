@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
-from sentence_transformers.util import semantic_search
 
 from helpers.lejepa import text_files
 from helpers.lejepa.beir import Benchmark
@@ -27,7 +26,6 @@ from helpers.lejepa.encoding import encode, on_cpu
 RECALL_AT = (1, 5, 10, 100)
 SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10", "similarity")
 DIGITS = dict.fromkeys(SCORES, 3) | {"effective_rank": 1, "participation_ratio": 1, "sigreg_excess": 3}  # in a table
-WIDTH = 100  # characters of a text in a table
 
 
 class _NoCard:
@@ -142,39 +140,17 @@ def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
     return scored
 
 
-def before_after(
-    model_before: SentenceTransformer,
-    model_after: SentenceTransformer,
-    queries: Mapping[str, Collection[str]],
-    documents: Mapping[str, str],
-    *,
-    k: int = 3,
-) -> list[dict[str, Any]]:
-    """The k nearest documents of the same queries under both models, side by side, for `tables.show`.
-
-    A document stands behind its cosine, and behind a * where it answers the query.
+def by_dimension(models: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """nDCG@10 of models whose embeddings are cut to their first numbers: a row a dimension, for `tables.show`.
 
     Args:
-        queries: text -> ids of the documents that answer it.
-        documents: id -> text.
+        models: model -> metric -> value, "ndcg@10" and "ndcg@10 of 256" among them.
     """
-    found = {}
-    for name, model in (("before", on_cpu(model_before)), ("after", on_cpu(model_after))):
-        embeddings = (
-            torch.from_numpy(encode(model, list(texts), task=task))
-            for task, texts in (("query", queries), ("document", documents.values()))
-        )
-        found[name] = semantic_search(*embeddings, top_k=k)
-    ids = list(documents)
-
-    def cell(query: str, hit: Mapping[str, Any]) -> str:
-        document = ids[hit["corpus_id"]]
-        return _cut(f"{hit['score']:.3f} {'* ' if document in queries[query] else ''}{documents[document]}")
-
+    lengths = dict.fromkeys(name for values in models.values() for name in values if name.startswith("ndcg@10"))
     return [
-        {"query": "" if rank else _cut(query)} | {name: cell(query, hits[row][rank]) for name, hits in found.items()}
-        for row, query in enumerate(queries)
-        for rank in range(min(k, len(ids)))
+        {"dimensions": length.removeprefix("ndcg@10 of ").replace("ndcg@10", "all")}
+        | {model: f"{values[length]:.3f}" for model, values in models.items() if length in values}
+        for length in lengths
     ]
 
 
@@ -207,8 +183,3 @@ def table(
         | {"seeds": len(seeds)}
         for name, seeds in models.items()
     ]
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"

@@ -40,10 +40,10 @@ def fit_head(
     """Sets the head so that these texts have mean 0 and mean variance 1: z = W2 W1 (x - mean), in fp64 on the CPU.
 
     W1 damps the directions in which views of one text differ, W2 evens out those in which texts do. Both are
-    R (L + s)^(-a / 2) U^T of a covariance with eigenvalues L and eigenvectors U: W1 of that within texts, with a = within,
-    W2 of that of all W1 x, with a = power, of its largest min(D, K) eigenvalues, and scaled. The rotation R keeps coordinates
-    nearest to the backbone's (orthogonal Procrustes to U's first rows), which for K = D makes W2 the symmetric (ZCA) form;
-    for K > D it is that form in D random orthonormal directions out of K (seeded). Whitening: Kessy, Lewin and Strimmer
+    (L + s)^(-a / 2) U^T of a covariance with eigenvalues L and eigenvectors U: W1 of that within texts, with a = within,
+    W2 of that of all W1 x, with a = power, of its largest min(D, K) eigenvalues, and scaled. The coordinates of z are the
+    principal axes, largest first, so that its first numbers are the best short embedding; for K > D they lie in D random
+    orthonormal directions out of K (seeded), as zeros have no variance. Whitening: Kessy, Lewin and Strimmer
     (arXiv 1512.00809); of the covariance within classes: Hatch, Kajarekar and Stolcke (Interspeech 2006).
 
     texts: documents, or column -> texts, each with its column's prompt; the columns are views of the same texts where
@@ -73,8 +73,7 @@ def fit_head(
             f"shrinkage={shrinkage}: {int((damped_R <= 1e-12 * damped_R[0]).sum())} of {R} directions have no variance in "
             f"{N} texts and cannot be whitened; give more texts (4 x {D} or so), shrinkage=0.01 or power=0"
         )
-    left_RR, _, right_RR = torch.linalg.svd(vectors_DR[:R])
-    weight_KD = left_RR @ right_RR @ (damped_R ** (-power / 2))[:, None].mul(vectors_DR.T)
+    weight_KD = (damped_R ** (-power / 2))[:, None] * vectors_DR.T
     output_variance_R = kept_R * damped_R**-power
     if head.out_features > D:
         generator = torch.Generator().manual_seed(seed)

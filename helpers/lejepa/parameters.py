@@ -27,6 +27,7 @@ HELD_OUT = "held-out"
 AUTO = "auto"
 LEAST_BATCH = 2  # texts: LeJEPA compares at least two
 EPOCHS, LONGEST_RECIPE = 3, 5_000  # passes over the texts; steps
+SHORTER = (512, 256, 128)  # dimensions that an embedding may be cut to
 VIEWS, EVALUATION, HEAD, LOSS = "Texts and views", "Evaluation and comparison", "Backbone and head", "Loss"
 
 
@@ -112,10 +113,13 @@ class EmbeddingParameters(Parameters):
     n_points: int = parameter(17, "Knots of the integral, an odd number.", group=LOSS, low=3, high=1001)
     contrastive_weight: float = parameter(1.0, "Weight of the contrastive term.", group=LOSS, low=0.0)
     contrastive_scale: float = parameter(20.0, "Its inverse temperature.", group=LOSS, above=0.0)
+    matryoshka: bool = parameter(
+        True, "The contrastive term also of the first 512, 256 and 128 numbers, for `truncate_dim`.", group=LOSS
+    )
 
     benchmark: str = parameter(
         HELD_OUT,
-        "Folder in BEIR's layout to test on, or 'held-out' for the validation rows.",
+        "Folder in BEIR's layout to test on, or 'held-out' for the test rows of the data.",
         group=EVALUATION,
         identity=False,
     )
@@ -149,7 +153,7 @@ class EmbeddingParameters(Parameters):
         if not (folder / "corpus.jsonl").is_file():
             raise FileNotFoundError(
                 f"benchmark={value!r}: no corpus.jsonl in {folder.resolve()}; "
-                f"give a folder in BEIR's layout, or {HELD_OUT!r} for the validation rows"
+                f"give a folder in BEIR's layout, or {HELD_OUT!r} for the test rows of the data"
             )
         return str(folder)
 
@@ -184,13 +188,20 @@ class EmbeddingParameters(Parameters):
         """Tokens of a view in training."""
         return self.train_length or self.max_seq_length
 
-    def views(self, documents: bool) -> int:
-        """Columns that a training batch has, for data that are documents or pairs."""
-        return (self.crops or 2) if documents else 2 + self.crops
+    @property
+    def shorter_dimensions(self) -> tuple[int, ...]:
+        """Where an embedding may be cut off, below `output_dim`."""
+        return tuple(size for size in SHORTER if size < self.output_dim)
+
+    def columns(self, kind: str) -> int:
+        """Columns that a training batch has, for "documents", "pairs" or "triplets"."""
+        return {"documents": self.crops or 2, "pairs": 2 + self.crops, "triplets": 3 + self.crops}[kind]
 
 
-def recipe(rows: int, views: int, view_length: int) -> Recipe:
-    """The recipe for so many rows of so many views: three passes, at most 5,000 steps. A token of any view counts.
+def recipe(rows: int, columns: int, view_length: int) -> Recipe:
+    """The recipe for so many rows of so many columns: three passes or 5,000 steps, what is less, but one pass at least.
+
+    A token of any column counts.
 
     The rates are gentle on purpose: at 2e-5 a pretrained backbone forgets more than it learns (docs/lejepa.md).
     """
@@ -198,8 +209,8 @@ def recipe(rows: int, views: int, view_length: int) -> Recipe:
     return Recipe(
         batch_size=max(LEAST_BATCH, min(batch_size, rows)),
         learning_rate=2e-6,  # the backbone's; the head's is a hundred times that
-        max_steps=min(LONGEST_RECIPE, max(1, EPOCHS * rows // batch_size)),
-        sequence_length=views * view_length,
+        max_steps=max(1, rows // batch_size, min(LONGEST_RECIPE, EPOCHS * rows // batch_size)),
+        sequence_length=columns * view_length,
         warmup_fraction=0.1,
         weight_decay=0.01,
     )

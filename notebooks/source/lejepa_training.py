@@ -10,9 +10,9 @@
 # # LeJEPA text embeddings (GPU)
 #
 # Trains a text-embedding model with **LeJEPA**: views of one text are drawn together, and all texts towards an isotropic
-# Gaussian (SIGReg), so that every dimension is used. At the end you have retrieval quality before and after on the same
-# queries, beside the untrained backbone and the usual contrastive training for as many steps, an isotropy report, a search
-# index, and a model that `SentenceTransformer("...")` loads.
+# Gaussian (SIGReg), so that every dimension is used. At the end you have one paragraph that says whether the model is better
+# than what you started with and how sure that is, a search over your texts before and after, and a model that
+# `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait:
 # what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
@@ -27,9 +27,9 @@
 # # LeJEPA text embeddings (TPU)
 #
 # Trains a text-embedding model with **LeJEPA**: views of one text are drawn together, and all texts towards an isotropic
-# Gaussian (SIGReg), so that every dimension is used. At the end you have retrieval quality before and after on the same
-# queries, beside the untrained backbone and the usual contrastive training for as many steps, an isotropy report, a search
-# index, and a model that `SentenceTransformer("...")` loads.
+# Gaussian (SIGReg), so that every dimension is used. At the end you have one paragraph that says whether the model is better
+# than what you started with and how sure that is, a search over your texts before and after, and a model that
+# `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Texts are
@@ -79,9 +79,9 @@ print(f"output     {folder.resolve()}")
 # %% [markdown]
 # ## Data
 #
-# Rows first as they are. No text is in both splits, in any column. The held-out rows choose the best checkpoint; the test
-# is a benchmark of its own where `benchmark` names a folder in BEIR's layout. Your own texts are a folder of `.txt` and `.md`
-# files, or a file of rows, with `data_source="questions.jsonl"`:
+# Rows first as they are. No text is in two splits, in any column. The validation rows choose the checkpoint and the model
+# that is exported; the test chooses nothing: rows held out, or a folder in BEIR's layout (`benchmark`). Both search among
+# 1,000 texts or more where there are as many. Your own texts are a folder of `.txt` and `.md` files, or a file of rows, with `data_source="questions.jsonl"`:
 #
 # ```
 # {"anchor": "how long is the warranty", "positive": "Defects are repaired free of charge for two years."}
@@ -93,7 +93,9 @@ from helpers.lejepa import experiment
 corpus = experiment.load_corpus(params)
 texts = corpus.texts
 run_folder.same_data(folder, texts.source)
-print(f"{len(texts.train)} training and {len(texts.validation)} validation {texts.kind} from {texts.source}")
+print(
+    f"{len(texts.train)} training, {len(texts.validation)} validation, {len(texts.test)} test {texts.kind}: {texts.source}"
+)
 print(
     f"{texts.duplicates_removed} duplicates, {texts.empty_removed} empty and {texts.overlaps_removed} overlapping removed"
 )
@@ -138,7 +140,7 @@ from helpers.planning import forecast as forecasts
 
 step = experiment.workload(model, corpus, params)
 plan = planner.plan(
-    recipe(len(texts.train), params.views(corpus.documents), params.view_length),
+    recipe(len(texts.train), params.columns(texts.kind), params.view_length),
     step,
     machine,
     batch_size=params.batch_size,
@@ -155,7 +157,8 @@ tables.show(forecast.rows())
 # %% [markdown]
 # ## What the loss sees
 #
-# One row as its views, with the prompt that goes before each.
+# One row as its views, with the prompt that goes before each. A hard negative, where the data have one, is no view: it is
+# one more text for SIGReg and one more candidate for the contrastive term.
 
 # %%
 from helpers.lejepa.model import column_prompts
@@ -173,23 +176,22 @@ tables.show([{"view": column, "text": prompts.get(column, "") + text[:200]} for 
 # hundreds of dimensions: random slices of half a Gaussian look Gaussian too.
 
 # %%
+import copy
+
 from helpers.lejepa import evaluation
 
-untrained, reports = {}, {}
-for name, each in ((experiment.UNTRAINED, backbone), (experiment.HEAD_ONLY, model)):
-    untrained[name], reports[name] = experiment.measure(each, corpus, params, machine)
+models = {experiment.UNTRAINED: backbone, experiment.HEAD_ONLY: copy.deepcopy(experiment.on_cpu(model))}
+measured = {name: experiment.measure(each, corpus, params, machine) for name, each in models.items()}
+untrained = {name: found.values for name, found in measured.items()}
 tables.show(evaluation.table(untrained, {}))
 
 # %% [markdown]
 # ## Train
 #
-# The best weights by nDCG@10 on the held-out rows are kept and are the ones loaded at the end; `patience` evaluations without
+# The best weights by nDCG@10 on the validation rows are kept and are the ones loaded at the end; `patience` evaluations without
 # improvement end the run.
 
 # %%
-import copy
-
-before = copy.deepcopy(experiment.on_cpu(model))
 output = trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown] tags=["gpu"]
@@ -200,25 +202,44 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 # else means that shapes change or that values leave the chip at every step.
 
 # %%
-measured = trainer.results()
-tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-tables.show(forecast.beside(measured["train"]))
+cost = trainer.results()
+tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
+tables.show(forecast.beside(cost["train"]))
 
 # %% [markdown]
 # ## Against contrastive training
 #
-# The same backbone with `MultipleNegativesRankingLoss` on the same rows for as many steps. Skip it with
-# `compare_contrastive=False`; `further_seeds=2` repeats both for the spread, without which a difference means little.
+# The same backbone with `MultipleNegativesRankingLoss` on the same rows for as many steps, hard negatives included. Skip it
+# with `compare_contrastive=False`; `further_seeds=2` repeats both for the spread. The second table cuts the embeddings to
+# their first numbers, as `truncate_dim` does.
 
 # %%
-after, reports[experiment.LEJEPA] = experiment.row(trainer, corpus, params, machine)
-rows = {params.seed: {experiment.LEJEPA: after}}
+measured[experiment.LEJEPA] = experiment.measure_trained(trainer, corpus, params, machine)
 if params.compare_contrastive:
-    rows[params.seed][experiment.CONTRASTIVE] = experiment.train_contrastive(
+    measured[experiment.CONTRASTIVE] = experiment.train_contrastive(
         backbone, corpus, params, plan, machine, folder / "contrastive"
     )
+rows = {params.seed: {name: found.values for name, found in measured.items() if name not in models}}
 rows |= experiment.further_seeds(params, corpus, plan, machine, folder)
 tables.show(evaluation.table(untrained, rows))
+tables.show(evaluation.by_dimension(untrained | rows[params.seed]))
+
+# %% [markdown]
+# ## Better than what you started with?
+#
+# The model with the best nDCG@10 on the validation queries is exported, and that may be the start. What it is worth is told
+# on the test queries, which chose nothing. The intervals are a paired bootstrap over those queries: where 0 lies inside, the
+# two models are not told apart.
+
+# %%
+from helpers.lejepa import evidence
+
+models[experiment.LEJEPA] = trainer.model
+exported, scores = experiment.choose(models, corpus, machine)
+verdicts = experiment.verdicts(measured)
+said = evidence.paragraph(exported, experiment.UNTRAINED, experiment.LEJEPA, scores, verdicts)
+tables.show([vars(verdict) for verdict in verdicts], "nDCG@10 on the test queries, 95 % intervals")
+print(said)
 
 # %% [markdown]
 # ## Isotropy
@@ -229,61 +250,67 @@ tables.show(evaluation.table(untrained, rows))
 # %%
 from helpers.lejepa.isotropy import plot_isotropy
 
+reports = {name: found.isotropy for name, found in measured.items() if name != experiment.CONTRASTIVE}
 figure = plot_isotropy(reports, folder / "figures" / "isotropy.png", title=f"Test documents ({corpus.test.name})")
 
 # %% [markdown]
-# ## The same queries before and after
+# ## Save and reload
 #
-# The three nearest documents of some test queries by cosine, with the closed-form head before training and with the trained
-# model. A * stands before a document that answers the query.
-
-# %%
-shown = {corpus.test.queries[name]: corpus.test.relevant[name] for name in list(corpus.test.queries)[:4]}
-tables.show(evaluation.before_after(before, trainer.model, shown, corpus.test.corpus))
-
-# %% [markdown]
-# ## Save, reload, search
-#
-# The saved model must embed as the one in memory does, but for rounding where that one computes in half precision. The index
-# is FAISS, exact, on the CPU also beside a TPU, saved without pickle.
+# The saved model must embed as the one in memory does, but for rounding where that one computes in half precision. Its card
+# holds the evidence.
 
 # %%
 from sentence_transformers import SentenceTransformer
 
-from helpers.lejepa.retrieval import TextIndex
-
-trainer.save_model(str(folder / "model"))
+experiment.export(models[exported], folder / "model", said, measured, corpus, params.base_model)
 reloaded = SentenceTransformer(str(folder / "model"), device="cpu")
-difference = experiment.same_embeddings(trainer.model, reloaded, list(corpus.test.corpus.values())[:8])
+difference = experiment.same_embeddings(models[exported], reloaded, list(corpus.test.corpus.values())[:8])
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
 if difference > (1e-3 if machine.precision == "fp32" else 5e-2):
-    raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
+    raise RuntimeError(f"the model saved in {folder / 'model'} differs from the one in memory")
+
+# %% [markdown]
+# ## Search your texts, before and after
+#
+# Type a query and run the cell: the ten nearest texts, by the backbone as it came and by the exported model. The index is
+# FAISS, exact, on the CPU also beside a TPU, saved without pickle.
 
 # %%
-documents = corpus.test.corpus
-index = TextIndex(reloaded, list(documents), list(documents.values()))
-found, scores = index.search(reloaded, [params.query], 3)
-hits = [(f"{score:.3f}", documents[name][:200]) for name, score in zip(found[0], scores[0], strict=True)]
-tables.show([{"cosine": cosine, "document": " ".join(text.split())} for cosine, text in hits], params.query)
-index.save(folder / "index")
+from helpers.lejepa.retrieval import side_by_side
+
+found = experiment.searchable(params, corpus)
+indexes = {"before": experiment.index(backbone, found, machine), "after": experiment.index(reloaded, found, machine)}
+indexes["after"].save(folder / "index")
+
+# %%
+# @title Search {display-mode: "form"}
+ask = ""  # @param {type:"string"}
+question = ask or params.query
+tables.show(side_by_side(indexes, question), f"{question} ({len(found)} texts)")
 
 # %%
 results_file = run_folder.write_results(
     "lejepa_training",
     params,
     machine,
-    **measured,
+    **cost,
     forecast=forecast.results(),
     data={
         **texts.provenance,
         "kind": texts.kind,
         "train_examples": len(texts.train),
         "eval_examples": len(texts.validation),
+        "test_examples": len(texts.test),
         "test": corpus.test.name,
     },
     model={"base_model": params.base_model, **sizes, "head": vars(fitted)},
-    eval={"before": untrained[experiment.HEAD_ONLY], "after": after, "baselines": untrained},
+    eval={
+        "before": untrained[experiment.HEAD_ONLY],
+        "after": measured[experiment.LEJEPA].values,
+        "baselines": untrained,
+    },
     comparison=rows,
+    evidence={"exported": exported, "chosen_by": scores, "says": said, "verdicts": [vars(each) for each in verdicts]},
     artifacts={"model": "model", "index": "index", "figures": "figures"},
 )
 print(results_file.resolve())
@@ -291,7 +318,8 @@ print(results_file.resolve())
 # %% [markdown]
 # ## Next steps
 #
-# - **Use the model elsewhere**: `SentenceTransformer("<output_dir>/model")`, with `encode_query` and `encode_document`.
+# - **Use the model elsewhere**: `SentenceTransformer("<output_dir>/model")`, with `encode_query` and `encode_document`;
+#   `truncate_dim=256` for shorter embeddings.
 #   `faiss.read_index("<output_dir>/index/index.faiss")` holds the documents at length 1, in the order of `index.json`.
 # - **Your own documents**: set `data_source` to their folder. Crops are the views, no questions are needed.
 # - **A larger batch**: raise `batch_size`. What does not fit is embedded in chunks, with the same result.
