@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.lejepa import sample
+from helpers.lejepa import experiment, sample
 from helpers.lejepa.crops import crop, in_order, make_views
 from helpers.lejepa.data import COLUMNS, load_texts, passages
+from helpers.lejepa.experiment import load_corpus
+from helpers.lejepa.parameters import EmbeddingParameters, recipe
 
 pytestmark = pytest.mark.once
 
@@ -267,6 +269,41 @@ def test_a_passage_ends_with_a_paragraph_where_one_is_near():
     first, second = passages(text, 48)
     assert (first.split()[-1], second.split()[0]) == ("a44", "b0")
     assert passages("one two", 2) == ["one two"]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_what_chooses_the_model_is_not_what_tests_it(documents):
+    params = EmbeddingParameters.defaults().model_copy(
+        update={"data_source": "sample", "num_samples": 300, "documents": documents}
+    )
+    corpus = load_corpus(params)
+    asked, answers = [], []
+    for benchmark in (corpus.validation, corpus.test):
+        asked.append({plain(text) for text in benchmark.queries.values()})
+        ids = set().union(*benchmark.relevant.values())
+        answers.append({plain(benchmark.corpus[name]) for name in ids})
+        assert len(benchmark.queries) > 20 and len(benchmark.corpus) > 250  # training's stand beside them
+    assert not asked[0] & asked[1] and not answers[0] & answers[1]
+    held_out = [texts(part) for part in (corpus.texts.validation, corpus.texts.test)]
+    for own, those in zip(held_out, asked, strict=True):
+        assert all(any(query in text for text in own) for query in those)
+    trained = texts(corpus.texts.train)
+    assert not trained & (held_out[0] | held_out[1]) and not held_out[0] & held_out[1]
+
+
+def test_all_documents_of_ones_own_are_searched_and_2000_of_a_foreign_set(tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "d.jsonl", PAIRS)
+    params = EmbeddingParameters.defaults().model_copy(update={"data_source": source, "num_samples": 0})
+    corpus = load_corpus(params)
+    monkeypatch.setattr(experiment, "INDEXED", 30)
+    assert sorted(experiment.searchable(params, corpus)) == sorted(row["positive"] for row in PAIRS)
+    assert len(experiment.searchable(params.model_copy(update={"data_source": "sample"}), corpus)) == 30
+
+
+def test_a_preset_sees_the_rows_that_its_name_says():
+    for rows, at_least in ((2000, 3), (50_000, 3), (500_000, 1)):
+        planned = recipe(rows, 2, 128)
+        assert planned.max_steps * planned.batch_size >= at_least * rows - 3 * planned.batch_size
 
 
 # ---- bad input

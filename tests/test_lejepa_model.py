@@ -141,10 +141,10 @@ def test_every_named_model_is_pinned_to_a_commit():
     assert all(len(revision) == 40 and int(revision, 16) for revision in REVISIONS.values())
 
 
-def test_of_an_output_above_the_backbone_its_rank_is_told(bert, capsys):
+def test_an_output_above_the_backbones_dimensions_is_those_and_that_is_said(bert, capsys):
     build(bert, D)
     assert capsys.readouterr().out == ""
-    build(bert, 20)
+    assert build(bert, 20).get_embedding_dimension() == D
     assert f"output_dim=20 is above the {D} dimensions" in capsys.readouterr().out
 
 
@@ -232,15 +232,6 @@ def test_a_narrow_head_keeps_the_largest_directions(full):
     assert report.kept_variance == pytest.approx(values[-4:].sum() / values.sum(), rel=1e-5)
 
 
-def test_a_wide_head_has_the_backbones_rank_and_mean_variance_one(full):
-    model, _ = fitted(full, 3 * D, shrinkage=0.0)
-    covariance = np.cov(embed(model).T)
-    assert np.trace(covariance) / (3 * D) == pytest.approx(1, rel=1e-2)
-    values = np.linalg.eigvalsh(covariance)
-    np.testing.assert_allclose(values[-D:], 3, rtol=3e-2)
-    np.testing.assert_allclose(values[:-D], 0, atol=1e-3)
-
-
 def test_power_zero_keeps_distances_up_to_one_factor(full):
     model, report = fitted(full, power=0.0)
     x, z = before_head(full)[:40], embed(model)[:40]
@@ -248,9 +239,7 @@ def test_power_zero_keeps_distances_up_to_one_factor(full):
     np.testing.assert_allclose(distances[1], report.scale * distances[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("power", "shrinkage", "dim"), [(0.0, 0.1, 4), (0.5, 0.01, 16), (1.0, 0.3, 10), (1.0, 0.01, 30)]
-)
+@pytest.mark.parametrize(("power", "shrinkage", "dim"), [(0.0, 0.1, 4), (0.5, 0.01, 16), (1.0, 0.3, 10)])
 def test_the_mean_variance_is_one_whatever_the_form(full, power, shrinkage, dim):
     z = embed(fitted(full, dim, power=power, shrinkage=shrinkage)[0])
     assert z.var(0, ddof=1).mean() == pytest.approx(1, rel=1e-2)
@@ -260,7 +249,7 @@ def test_the_mean_variance_is_one_whatever_the_form(full, power, shrinkage, dim)
 def test_fitting_is_deterministic_and_leaves_mode_and_gradients_alone(bert):
     models = [build(bert, 24, seed=seed).train() for seed in (0, 1)]
     for model in models:
-        fit_head(model, TEXTS, seed=5)
+        fit_head(model, TEXTS)
         assert model.training
     assert torch.equal(models[0][-1].linear.weight, models[1][-1].linear.weight)
     features = models[0].tokenize(TEXTS[:2])
@@ -394,6 +383,14 @@ def test_a_saved_model_gives_equal_embeddings_and_prompts_and_is_safetensors(tmp
     assert len(list((tmp_path / "model").rglob("*.safetensors"))) == sum(
         isinstance(module, Transformer | Dense) for module in model
     )
+
+
+def test_a_saved_model_can_be_cut_to_its_first_numbers_which_vary_most(tmp_path, bert):
+    model, _ = fitted(bert, 8, power=0.0)
+    model.save(str(tmp_path / "model"))
+    short = embed(SentenceTransformer(str(tmp_path / "model"), device="cpu", truncate_dim=3))
+    np.testing.assert_array_equal(short, embed(model)[:, :3])
+    assert short.var(0).min() > embed(model)[:, 3:].var(0).max()
 
 
 def test_the_sample_saves_and_loads(tmp_path):

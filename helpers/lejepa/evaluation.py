@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer, SimilarityFunction
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
+from sentence_transformers.util import cos_sim
 
 from helpers.lejepa import text_files
 from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.encoding import encode, on_cpu
 
-RECALL_AT = (1, 5, 10, 100)
 SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10", "similarity")
 DIGITS = dict.fromkeys(SCORES, 3) | {"effective_rank": 1, "participation_ratio": 1, "sigreg_excess": 3}  # in a table
 
@@ -62,7 +62,7 @@ def evaluate_retrieval(
     precision: str = "fp32",
     embeddings: dict[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Recall@1, 5, 10, 100, MRR@10, nDCG@10 and MAP@100 by `InformationRetrievalEvaluator`, all from 0 to 1.
+    """Recall@1, 5, 10, 100, MRR@10, nDCG@10 and MAP@100 by cosine and `InformationRetrievalEvaluator`, all from 0 to 1.
 
     Judgements are binary there: a document is relevant or not, graded ones lose their grades. A model on an XLA device
     is evaluated by a copy on the CPU.
@@ -72,32 +72,36 @@ def evaluate_retrieval(
         embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
 
     Returns:
-        {"cosine_ndcg@10": 0.40, "cosine_recall@1": ..., "dot_ndcg@10": ...}
+        {"ndcg@10": 0.40, "recall@1": ..., ...}
     """
-    evaluator = _evaluator(_Retrieval, benchmark, ("cosine", "dot"), RECALL_AT)
+    evaluator = _evaluator(_Retrieval, benchmark)
     evaluator.precision, evaluator.encoded = precision, {}
     metrics = evaluator(on_cpu(model))
     if embeddings is not None:
         embeddings |= {task: np.concatenate(parts) for task, parts in evaluator.encoded.items()}
-    return {name: float(value) for name, value in metrics.items() if "accuracy" not in name and "precision" not in name}
+    return {
+        name.removeprefix("cosine_"): float(value)
+        for name, value in metrics.items()
+        if "accuracy" not in name and "precision" not in name
+    }
 
 
 def retrieval_evaluator(benchmark: Benchmark) -> InformationRetrievalEvaluator:
     """For a trainer: logs "eval_<benchmark>_cosine_ndcg@10" and others."""
-    return _evaluator(_DuringTraining, benchmark, ["cosine"], [10], name=benchmark.name, write_csv=False)
+    return _evaluator(_DuringTraining, benchmark, name=benchmark.name, write_csv=False)
 
 
-def _evaluator(cls, benchmark: Benchmark, similarity: Sequence[str], recall_at: Sequence[int], **options):
+def _evaluator(cls, benchmark: Benchmark, **options):
     return cls(
         benchmark.queries,
         benchmark.corpus,
         benchmark.relevant,
         accuracy_at_k=[1],
-        precision_recall_at_k=list(recall_at),
+        precision_recall_at_k=[1, 5, 10, 100],
         mrr_at_k=[10],
         ndcg_at_k=[10],
         map_at_k=[100],
-        score_functions={name: SimilarityFunction.to_similarity_fn(name) for name in similarity},
+        score_functions={"cosine": cos_sim},
         **options,
     )
 

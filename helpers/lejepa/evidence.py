@@ -58,8 +58,6 @@ def ndcg_by_query(queries_QK: np.ndarray, documents_NK: np.ndarray, benchmark: B
 def compare(model: str, against: str, ndcg: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
     """Percentile bootstrap of the mean difference over queries, which are drawn together for both models.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Of fewer than 20 queries no difference is told.
-
     Args:
         ndcg: model -> [Q], a number a query.
     """

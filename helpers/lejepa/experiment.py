@@ -146,7 +146,6 @@ def set_head(model: SentenceTransformer, params: EmbeddingParameters, corpus: Co
         within=params.head_within,
         power=params.head_power,
         shrinkage=params.head_shrinkage,
-        seed=params.seed,
     )
     freeze(model, params.freeze_layers)
     return fitted
@@ -239,9 +238,7 @@ def measure(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParamet
     """Retrieval on the test, of shorter embeddings too; similarity where a file was given; isotropy of documents."""
     precision, embeddings = _precision(runtime), {}
     model = on_cpu(model)
-    found = evaluate_retrieval(model, corpus.test, precision=precision, embeddings=embeddings)
-    values = {name.removeprefix("cosine_"): value for name, value in found.items() if name.startswith("cosine_")}
-    values["dot_ndcg@10"] = found["dot_ndcg@10"]
+    values = evaluate_retrieval(model, corpus.test, precision=precision, embeddings=embeddings)
     queries_QK, documents_NK = embeddings["query"], embeddings["document"]
     for size in (size for size in SHORTER if size < documents_NK.shape[1]):
         cut_Q = ndcg_by_query(queries_QK[:, :size], documents_NK[:, :size], corpus.test)
@@ -273,7 +270,7 @@ def _precision(runtime: Runtime) -> str:
 def choose(models: dict[str, SentenceTransformer], corpus: Corpus, runtime: Runtime) -> tuple[str, dict[str, float]]:
     """The model to export: nDCG@10 of each on the validation queries, and the best one, of equals the first."""
     scores = {
-        name: evaluate_retrieval(model, corpus.validation, precision=_precision(runtime))["cosine_ndcg@10"]
+        name: evaluate_retrieval(model, corpus.validation, precision=_precision(runtime))["ndcg@10"]
         for name, model in models.items()
     }
     return max(scores, key=scores.__getitem__), scores
@@ -338,10 +335,8 @@ def train_contrastive(
     runtime: Runtime,
     output_dir: Path,
 ) -> Measured:
-    """The baseline: a copy of the backbone as it came, with `MultipleNegativesRankingLoss` on the first two views of the same
-    rows and on their hard negatives.
-
-    At its own usual learning rate, unless the user asked for one.
+    """The baseline: a copy of the backbone, with `MultipleNegativesRankingLoss` on the first two views and the hard negatives
+    of the same rows, at its usual learning rate unless the user asked for one.
     """
     plan = dataclasses.replace(plan, learning_rate=params.learning_rate or CONTRASTIVE_RATE)
     rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")

@@ -26,19 +26,15 @@ if TYPE_CHECKING:
 
 # V columns: views, then hard negatives · N texts · K embedding · T tokens · C candidates: the texts of all processes
 
-CONVENTIONS = {
-    "convex": lambda inv, sigreg, weight: (1 - weight) * inv + weight * sigreg,  # the paper, lejepa, lightly
-    "additive": lambda inv, sigreg, weight: inv + weight * sigreg,  # stable-pretraining
-}
 TERMS = ("invariance", "sigreg", "contrastive")
 
 
 class LeJEPALoss(torch.nn.Module):
-    """(1 - lambda) inv + lambda SIGReg, or inv + lambda SIGReg, with an optional contrastive term.
+    """(1 - lambda) inv + lambda SIGReg, with an optional contrastive term.
 
     inv is the mean squared distance of all views to their centre, over views, texts and dimensions.
     SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
-    does, multiplies it by V and mixes correlated rows, so that its lambda is not ours in either convention.
+    does, multiplies it by V and mixes correlated rows, so that its lambda is not ours.
 
     What `state_dict` holds beside the model's weights (steps taken) is what an exact resume needs, and no trainer saves it
     by itself.
@@ -47,7 +43,6 @@ class LeJEPALoss(torch.nn.Module):
         model: without a `Normalize` module; its embeddings are the views.
         sigreg: t_max, n_points, slices.
         sigreg_weight: lambda; 0.02 to 0.1 are usual.
-        convention: "convex" or "additive", see `CONVENTIONS`.
         chunk: texts of a process (under SPMD of all chips) that are embedded together, 0: all. Loss and gradient are those
             of the whole batch whatever it is (see `gradient_cache`).
         contrastive_weight: of the cross-entropy of every further column among the batch's, given the first column
@@ -68,7 +63,6 @@ class LeJEPALoss(torch.nn.Module):
         sigreg: SIGReg,
         *,
         sigreg_weight: float,
-        convention: str = "convex",
         chunk: int = 0,
         contrastive_weight: float = 0.0,
         contrastive_scale: float = 20.0,
@@ -82,7 +76,7 @@ class LeJEPALoss(torch.nn.Module):
                 "remove its Normalize module and compare by cosine similarity afterwards"
             )
         self.model, self.sigreg, self.chunk = model, sigreg, chunk
-        self.sigreg_weight, self.convention = sigreg_weight, convention
+        self.sigreg_weight = sigreg_weight
         self.contrastive_weight, self.contrastive_scale = contrastive_weight, contrastive_scale
         self.negatives, self.dimensions = negatives, tuple(dimensions)
         self.step = 0  # training batches seen: chooses the slices
@@ -111,7 +105,7 @@ class LeJEPALoss(torch.nn.Module):
             "invariance": self._invariance(embeddings_VNK[:V]),
             "sigreg": self.sigreg(embeddings_VNK, self.step if training else 0),
         }
-        loss = CONVENTIONS[self.convention](*terms.values(), self.sigreg_weight)
+        loss = (1 - self.sigreg_weight) * terms["invariance"] + self.sigreg_weight * terms["sigreg"]
         if self.contrastive_weight:
             terms["contrastive"] = self._contrastive(embeddings_VNK, features)
             loss = loss + self.contrastive_weight * terms["contrastive"]
@@ -206,7 +200,6 @@ def new_loss(model: SentenceTransformer, params: EmbeddingParameters, kind: str 
         model,
         sigreg,
         sigreg_weight=params.sigreg_weight,
-        convention=params.convention,
         contrastive_weight=params.contrastive_weight,
         contrastive_scale=params.contrastive_scale,
         negatives=int(kind == "triplets"),

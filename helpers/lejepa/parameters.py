@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, field_validator, model_validator
 
@@ -40,13 +40,11 @@ class EmbeddingParameters(Parameters):
 
     data_source: Source = parameter(
         MSMARCO,
-        "Hub data set; your own texts: `.jsonl` or `.csv` with anchor and positive, or text, a `.txt`, or a folder of `.txt` "
-        "and `.md`; or 'sample', documentation strings of Python, which need no network.",
+        "Hub data set, path of your own texts, or 'sample', documentation strings of Python, which need no network.",
     )
     base_model: Annotated[str, AfterValidator(_backbone)] = parameter(
         AUTO,
-        "Backbone: hub id, local path, 'sample' for a tiny random one; 'auto': EmbeddingGemma where a token gives access and "
-        "the device has bf16, else mpnet, on a CPU MiniLM.",
+        "Backbone: 'auto', hub id, local path, or 'sample' for a tiny random one.",
         suggestions=(AUTO, EMBEDDING_GEMMA, MINILM, MPNET, SAMPLE),
     )
     output_dir: str = parameter(
@@ -85,7 +83,7 @@ class EmbeddingParameters(Parameters):
     output_dim: int = parameter(512, "Numbers of an embedding.", group=HEAD, low=2, high=4096)
     head_within: float = parameter(
         0.5,
-        "How much the closed-form head damps directions in which views of one text differ.",
+        "How much the head damps directions in which views of one text differ.",
         group=HEAD,
         low=0.0,
         high=1.0,
@@ -104,9 +102,8 @@ class EmbeddingParameters(Parameters):
         0.0, "Of the head; 0 takes the backbone's times the recipe's factor.", group=HEAD, low=0.0
     )
 
-    sigreg_weight: float = parameter(0.02, "Weight of SIGReg, the paper's lambda.", group=LOSS, low=0.0)
-    convention: Literal["convex", "additive"] = parameter(
-        "convex", "How that weight enters: (1 - w) invariance + w SIGReg, or invariance + w SIGReg.", group=LOSS
+    sigreg_weight: float = parameter(
+        0.02, "Weight w of SIGReg, the paper's lambda: (1 - w) invariance + w SIGReg.", group=LOSS, low=0.0, high=1.0
     )
     num_slices: int = parameter(256, "Random directions of a step.", group=LOSS, low=1)
     t_max: float = parameter(3.0, "Last knot of the test's integral.", group=LOSS, above=0.0)
@@ -177,8 +174,6 @@ class EmbeddingParameters(Parameters):
         if self.train_length:
             in_range("train_length", self.train_length, 8, self.max_seq_length)
         in_range("crop_max_share", self.crop_max_share, self.crop_min_share, 1.0)
-        if self.convention == "convex":
-            in_range("sigreg_weight", self.sigreg_weight, 0.0, 1.0)
         if self.batch_size:
             in_range("batch_size", self.batch_size, LEAST_BATCH, 1_000_000)
         return self

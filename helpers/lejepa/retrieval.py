@@ -11,7 +11,6 @@ embeddings that lie there and finds the same; a TPU rounds products to bf16 befo
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from helpers.lejepa.encoding import encode, on_cpu
 
 # N documents · K embedding
 
-INDEX, RECORD = "index.faiss", "index.json"
 WIDTH = 100  # characters of a text in a table
 
 
@@ -42,16 +40,12 @@ class TextIndex:
         return [(float(score), self.texts[row]) for score, row in zip(scores[0], rows[0], strict=True)]
 
     def save(self, folder: str | Path) -> None:
-        """Writes `index.faiss` and `index.json` (the texts in its order), whole or not at all, over what was there."""
+        """Writes `index.faiss` and `index.json` (the texts in its order), over what was there."""
         folder = Path(folder)
-        staging = folder.with_name(f".staging-{folder.name}")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        faiss.write_index(self.index, str(staging / INDEX))
+        folder.mkdir(parents=True, exist_ok=True)
+        faiss.write_index(self.index, str(folder / "index.faiss"))
         record = {"metric": "cosine", "texts": self.texts}
-        (staging / RECORD).write_text(json.dumps(record), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        staging.rename(folder)
+        (folder / "index.json").write_text(json.dumps(record), encoding="utf-8")
 
     def _unit_rows(self, texts: Sequence[str], task: str) -> np.ndarray:
         embeddings = encode(self.model, texts, task=task)

@@ -58,7 +58,7 @@ def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
             _backbone(AutoModel.from_config(config)),
             Pooling(config.hidden_size),
             *(Dense(*sizes, **plain) for sizes in (GEMMA_DENSE if is_default else ())),
-            Dense(config.hidden_size, default.output_dim, activation_function=nn.Identity()),
+            Dense(config.hidden_size, min(default.output_dim, config.hidden_size), activation_function=nn.Identity()),
         )
         freeze(model, default.freeze_layers)
         loss = new_loss(model, default, DEFAULT_KIND)

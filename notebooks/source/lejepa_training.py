@@ -14,8 +14,7 @@
 # than what you started with and how sure that is, a search over your texts before and after, and a model that
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait:
-# what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
 # `lejepa_training_tpu.ipynb`; it has the same cells.
 #
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
@@ -32,8 +31,8 @@
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Texts are
-# padded to one length, since each new one would compile anew. The GPU twin is `lejepa_training.ipynb`; it has the same cells.
+# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin
+# is `lejepa_training.ipynb`; it has the same cells.
 #
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
@@ -46,12 +45,10 @@
 # %% [markdown]
 # ## Parameters
 #
-# `data_source` is a Hub data set, a path to your own texts (`.jsonl` or `.csv` with anchor and positive, or text; a `.txt`;
-# a folder of `.txt` and `.md`), or `"sample"`: documentation strings of Python, which need no network. Zeros mean "what the
-# recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
-#
-# Your own folder of documents: `data_source="my/documents"`, nothing else. Two crops of each are the views, between
-# `crop_min_share` and `crop_max_share` of its words.
+# Your own texts: the path of a folder of `.txt` and `.md`, of a `.txt`, or of a `.jsonl` or `.csv` with anchor and positive
+# (perhaps negative), or text. A folder of documents needs nothing else: two crops of each are the views, between
+# `crop_min_share` and `crop_max_share` of its words. Zeros mean "what the recipe says". Tokens never belong here: put
+# `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
@@ -59,8 +56,7 @@
 # %% [markdown]
 # ## Check and look around
 #
-# Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
-# reported with the reason for each choice.
+# Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
@@ -81,7 +77,7 @@ print(f"output     {folder.resolve()}")
 #
 # Rows first as they are. No text is in two splits, in any column. The validation rows choose the checkpoint and the model
 # that is exported; the test chooses nothing: rows held out, or a folder in BEIR's layout (`benchmark`). Both search among
-# 1,000 texts or more where there are as many. Your own texts are a folder of `.txt` and `.md` files, or a file of rows, with `data_source="questions.jsonl"`:
+# 1,000 texts or more where there are as many. A file of rows looks so:
 #
 # ```
 # {"anchor": "how long is the warranty", "positive": "Defects are repaired free of charge for two years."}
@@ -105,33 +101,30 @@ tables.show([{"column": column, "text": text[:400]} for column, text in texts.tr
 # %% [markdown]
 # ## Model
 #
-# The pretrained backbone without its normalisation, then a linear head that is set in closed form from views of the training
-# texts: centred, scaled to unit variance, damped where views of one text differ (`head_within`), and whitened in part
-# (`head_power`: 0 leaves the geometry, 1 makes all directions equal). SIGReg then starts where its gradient is not that of a
-# collapsed model, and needs no projector that is thrown away later. The first `freeze_layers` layers stay as they are.
+# The pretrained backbone without its normalisation, then a linear head in closed form from views of the training texts:
+# centred, scaled to unit variance, damped where views of one text differ (`head_within`), and whitened in part
+# (`head_power`). SIGReg then starts where its gradient is not that of a collapsed model.
 #
-# Of the head: `kept_variance` is the share of the backbone's variance that it lets through (1 is all of it), `effective_rank`
-# how many dimensions of its output carry these texts, `scale` what the output was multiplied by for a variance of 1.
+# `kept_variance` is the share of the backbone's variance that the head lets through, `effective_rank` how many dimensions of
+# its output carry these texts, `scale` what the output was multiplied by for a variance of 1.
 
 # %%
 model = experiment.new_backbone(params, corpus)
 fitted = experiment.set_head(model, params, corpus)
 backbone = experiment.without_head(model)
 sizes = experiment.parameter_counts(model)
-tables.show([sizes], f"{params.base_model}, with a head of {params.output_dim} dimensions")
+tables.show([sizes], f"{params.base_model}, with a head of {model.get_embedding_dimension()} dimensions")
 tables.show([vars(fitted)], "The closed-form head")
 
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
-# runs once on tensors without numbers, with every view as long as it may be; shorter texts take less. Without a
-# `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU it is not known.
-# The same table with what was measured comes after training.
+# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted with every view as long
+# as it may be. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound, on a CPU
+# it is not known.
 #
-# SIGReg and the contrastive term are about a whole batch, so that a smaller one would be another objective. Where the batch
-# does not fit, `per_device_batch_size` texts at a time are embedded, in `gradient_accumulation_steps` chunks (gradient
-# caching): loss and gradient stay exactly those of the whole batch, memory is that of a chunk, and each chunk is embedded twice.
+# SIGReg and the contrastive term are about a whole batch. One that does not fit is embedded in `gradient_accumulation_steps`
+# chunks of `per_device_batch_size` texts (gradient caching): loss and gradient stay exactly those of the whole batch.
 
 # %%
 from helpers import plan as planner
@@ -157,8 +150,8 @@ tables.show(forecast.rows())
 # %% [markdown]
 # ## What the loss sees
 #
-# One row as its views, with the prompt that goes before each. A hard negative, where the data have one, is no view: it is
-# one more text for SIGReg and one more candidate for the contrastive term.
+# One row as its views, with the prompt before each. A hard negative is no view: it is one more text for SIGReg and one more
+# candidate for the contrastive term.
 
 # %%
 from helpers.lejepa.model import column_prompts
@@ -172,8 +165,7 @@ tables.show([{"view": column, "text": prompts.get(column, "") + text[:200]} for 
 # ## Before training
 #
 # The backbone as it came, and with the closed-form head. **Effective rank** says how many dimensions carry the texts;
-# **SIGReg excess** is what lies above the floor that an exact Gaussian has (1.0525, not 0). The floor alone proves little in
-# hundreds of dimensions: random slices of half a Gaussian look Gaussian too.
+# **SIGReg excess** is what lies above the floor that an exact Gaussian has (1.0525, not 0).
 
 # %%
 import copy
@@ -244,8 +236,7 @@ print(said)
 # %% [markdown]
 # ## Isotropy
 #
-# Left: how evenly variance is spread over directions, beside what as many draws from a Gaussian give. Right: squared lengths,
-# which for a Gaussian follow chi-squared.
+# How evenly variance is spread over directions, and squared lengths, beside what a Gaussian gives.
 
 # %%
 from helpers.lejepa.isotropy import plot_isotropy
@@ -272,8 +263,8 @@ if difference > (1e-3 if machine.precision == "fp32" else 5e-2):
 # %% [markdown]
 # ## Search your texts, before and after
 #
-# Type a query and run the cell: the ten nearest texts, by the backbone as it came and by the exported model. The index is
-# FAISS, exact, on the CPU also beside a TPU, saved without pickle.
+# Type a query and run the last of these cells: the ten nearest texts, by the backbone as it came and by the exported model.
+# The index is FAISS's exact one.
 
 # %%
 from helpers.lejepa.retrieval import side_by_side
@@ -320,9 +311,6 @@ print(results_file.resolve())
 #
 # - **Use the model elsewhere**: `SentenceTransformer("<output_dir>/model")`, with `encode_query` and `encode_document`;
 #   `truncate_dim=256` for shorter embeddings.
-#   `faiss.read_index("<output_dir>/index/index.faiss")` holds the documents at length 1, in the order of `index.json`.
-# - **Your own documents**: set `data_source` to their folder. Crops are the views, no questions are needed.
-# - **A larger batch**: raise `batch_size`. What does not fit is embedded in chunks, with the same result.
-# - **Slow**: shorten `train_length`, or leave more of the first layers as they are (`freeze_layers`); what each gave is
-#   measured in `docs/lejepa.md`.
+#   `faiss.read_index("<output_dir>/index/index.faiss")` holds the texts in the order of `index.json`.
+# - **Slow**: shorten `train_length`, or leave more of the first layers as they are (`freeze_layers`).
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.
