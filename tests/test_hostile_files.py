@@ -54,7 +54,7 @@ def stories(path: Path):
 
 def texts(path: Path):
     found = load_texts(str(path), seed=0)
-    return [text for part in (found.train, found.validation) for row in part for text in row.values()]
+    return [text for part in (found.train, found.validation, found.test) for row in part for text in row.values()]
 
 
 def records(path: Path):

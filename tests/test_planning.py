@@ -468,7 +468,7 @@ def tiny_embedder(folder):
     GaussianEmbeddingGemma("sample", params.output_dim, texts=["some words", "of a text"], **sizes)[0].save(str(folder))
     model = GaussianEmbeddingGemma(str(folder), params.output_dim, **sizes)
     freeze(model, params.freeze_layers)
-    return "lejepa_training", workload(new_loss(model, params), "notebook", 128, params.views(documents=False))
+    return "lejepa_training", workload(new_loss(model, params, "triplets"), "notebook", 128, params.columns("triplets"))
 
 
 @pytest.mark.parametrize("made", [tiny_classifier, tiny_language_model, tiny_embedder])
