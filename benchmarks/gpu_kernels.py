@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import statistics
 import sys
 from collections.abc import Callable
@@ -119,6 +120,8 @@ def attention(here: Here) -> dict:
     def by_starts(kernel, **options):
         def call(*qkv):
             flat = [each.transpose(1, 2).flatten(0, 1) for each in qkv]
+            if kernel.__name__ == "varlen_attn" and "enable_gqa" not in options:
+                flat[1:] = [each.repeat_interleave(H // G, dim=1) for each in flat[1:]]
             return real_BT11 * kernel(*flat, starts, starts, T, T, **options).unflatten(0, (B, T))
 
         return call
@@ -130,7 +133,7 @@ def attention(here: Here) -> dict:
         try:
             from torch.nn.attention.varlen import varlen_attn
 
-            sides["torch varlen_attn"] = by_starts(varlen_attn, window_size=(-1, 0), enable_gqa=True)
+            sides["torch varlen_attn"] = by_starts(varlen_attn, **_causal(varlen_attn))
         except ImportError as error:  # before torch 2.10
             missing["torch varlen_attn"] = {"error": str(error)}
         try:
@@ -150,6 +153,13 @@ def attention(here: Here) -> dict:
     }
     here.keep(found)
     return found | {"model": _in_a_model(batch, dtype, here)}
+
+
+def _causal(varlen_attn: Callable) -> dict:
+    """How this torch's `varlen_attn` is told that no token sees a later one, and that heads share keys."""
+    known = inspect.signature(varlen_attn).parameters
+    causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    return causal | ({"enable_gqa": True} if "enable_gqa" in known else {})
 
 
 def _flex(segments_BT: torch.Tensor, real_BT11: torch.Tensor) -> Callable:

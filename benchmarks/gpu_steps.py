@@ -376,7 +376,7 @@ def resume(notebook: str, here: Here) -> dict:
 def fingerprint(folder: Path) -> dict[str, str]:
     """Hashes of the last checkpoint's weights, optimizer and schedule."""
     last = checkpoint.folder(folder, RESUMED["steps"])
-    names = (*WEIGHTS, "optimizer.pt", "scheduler.pt")
+    names = (*WEIGHTS, "optimizer.pt", "scheduler.pt", "scaler.pt")
     return {name: hashlib.sha256((last / name).read_bytes()).hexdigest() for name in names if (last / name).exists()}
 
 

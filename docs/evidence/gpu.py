@@ -24,7 +24,10 @@ def measured() -> str:
 def device(found: dict[str, Any]) -> str:
     """One GPU: its training steps, its kernels, and what holds or does not."""
     about, parts = found["machine"], found["parts"]
-    head = f"**{about['device']}**, torch {about['torch']}, transformers {about['transformers']}"
+    head = (
+        f"**{about['device']}**, torch {about['torch']}, transformers {about['transformers']}. Memory is what the driver says that "
+        "the process holds, where it tells; forecast and plan were made before."
+    )
     tabled = (list(rows(parts)) for rows in (_steps, _kernels, _checks, _missing))
     return "\n\n".join([head, *(tables.markdown(rows) for rows in tabled if rows)])
 
@@ -87,7 +90,7 @@ def _checks(parts: Parts) -> Iterator[dict[str, str]]:
     for name, part in _done(parts, "adapters"):
         span = _between(part["forecast"]["peak_memory_bytes"], tables.size)
         held = part.get("driver_bytes") or part.get("reserved_peak_bytes")
-        yield {"asked": f"memory with {name}", "found": f"{tables.size(held)}, planned {span}"}
+        yield {"asked": f"memory with {name}", "found": f"{tables.size(held) or 'not told'}, planned {span}"}
     for _, part in _done(parts, "out_of_memory"):
         ended, good = part["ended_with"]["micro_batch_size"], part["halved"] and part["same_batch"]
         text = f"{'goes on' if good else '**does not go on**'} with {ended} of {part['asked']['micro_batch_size']}"
