@@ -58,7 +58,7 @@ PARTS = {  # in order of worth
     "adapters/lora": Part("gpu_steps:adapters", ("lora",)),
     "adapters/qlora": Part("gpu_steps:adapters", ("qlora",), needs_cuda=True),
     "out_of_memory": Part("gpu_steps:ladder", needs_cuda=True),
-    **{f"resume/{name}": Part("gpu_steps:resume", (name,), 240) for name in NOTEBOOKS[:2]},
+    **{f"resume/{name}": Part("gpu_steps:resume", (name,), 400) for name in NOTEBOOKS[:2]},
     "two_processes": Part("gpu_steps:together", seconds=240),
     **{f"notebook/{name}": Part("gpu_steps:notebook", (name,), 300, needs_cuda=True) for name in NOTEBOOKS},
 }

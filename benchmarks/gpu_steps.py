@@ -350,27 +350,38 @@ WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
 def resume(notebook: str, here: Here) -> dict:
-    """Whether a run that is killed and goes on ends with the bytes of one that is not, and if not, whether two of those agree."""
+    """Whether a run that is killed and goes on ends with the bytes of one that is not.
 
-    def run(name: str, kill_step: int = 0) -> int:
-        told = {"notebook": notebook, "kind": here.kind, "small": here.small, "kill_step": kill_step}
-        command = [sys.executable, __file__, str(here.folder / name), json.dumps(told)]
-        return subprocess.run(command, stdout=sys.stderr, check=False).returncode
-
-    codes = [run("undisturbed"), run("killed", RESUMED["kill_step"])]
-    found: dict[str, Any] = {**RESUMED, "kill_status": codes[1]}
-    left = checkpoint.newest_whole(here.folder / "killed")[0]
-    found |= {"resumed_from": left and left.name}
-    codes.append(run("killed"))
-    if codes[0] or codes[2] or codes[1] != -signal.SIGKILL:
-        raise RuntimeError(f"exit statuses {codes}: 0, {-signal.SIGKILL} and 0 were expected")
-    hashes = {name: fingerprint(here.folder / name) for name in ("undisturbed", "killed")}
-    found |= {"equal": hashes["killed"] == hashes["undisturbed"], "sha256": hashes}
+    If not, whether two undisturbed runs do, and whether it does with deterministic kernels.
+    """
+    found = killed_and_resumed(notebook, here, "as they are")
     here.keep(found)
-    if not found["equal"]:
-        run("again")
-        found["undisturbed_runs_agree"] = fingerprint(here.folder / "again") == hashes["undisturbed"]
-    return found
+    if found["equal"]:
+        return found
+    run(notebook, here, "again")
+    found["undisturbed_runs_agree"] = fingerprint(here.folder / "again") == found["sha256"]["undisturbed"]
+    here.keep(found)
+    return found | {"deterministic": killed_and_resumed(notebook, here, "deterministic")}
+
+
+def killed_and_resumed(notebook: str, here: Here, kernels: str) -> dict[str, Any]:
+    """An undisturbed run, and one that is killed and goes on, each in processes of its own."""
+    folders = {name: here.folder / f"{name}, {kernels}" for name in ("undisturbed", "killed")}
+    codes = [run(notebook, here, folders["undisturbed"].name), run(notebook, here, folders["killed"].name, kill=True)]
+    left = checkpoint.newest_whole(folders["killed"])[0]
+    codes.append(run(notebook, here, folders["killed"].name))
+    if codes != [0, -signal.SIGKILL, 0]:
+        raise RuntimeError(f"exit statuses {codes}: 0, {-signal.SIGKILL} and 0 were expected")
+    hashes = {name: fingerprint(folder) for name, folder in folders.items()}
+    equal = hashes["killed"] == hashes["undisturbed"]
+    return {**RESUMED, "resumed_from": left and left.name, "equal": equal, "sha256": hashes}
+
+
+def run(notebook: str, here: Here, name: str, kill: bool = False) -> int:
+    """Exit status of one run, which goes on from what is in its folder."""
+    told = {"notebook": notebook, "kind": here.kind, "small": here.small, "kill_step": kill * RESUMED["kill_step"]}
+    command = [sys.executable, __file__, str(here.folder / name), json.dumps(told)]
+    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -381,7 +392,10 @@ def fingerprint(folder: Path) -> dict[str, str]:
 
 
 def resumable(folder: str, notebook: str, kind: str, small: bool, kill_step: int) -> None:
-    """One run of `resume`, which goes on from what is in the folder."""
+    """What the process of a run does."""
+    if folder.endswith("deterministic"):
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
     class Kill(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, **kwargs):

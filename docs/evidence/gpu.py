@@ -110,6 +110,11 @@ def _checks(parts: Parts) -> Iterator[dict[str, str]]:
         yield {"asked": f"all cells of {name}", "found": f"they run, in {tables.seconds(part['seconds'])}"}
 
 
+def _differs(part: dict[str, Any]) -> str:
+    agree = "two undisturbed runs agree" if part["undisturbed_runs_agree"] else "nor do two undisturbed runs agree"
+    return f"not the same; {agree}; with deterministic kernels {'bit for bit' if part['deterministic']['equal'] else 'neither'}"
+
+
 def _missing(parts: Parts) -> Iterator[dict[str, str]]:
     for name, part in parts.items():
         if part["status"] != "done":
