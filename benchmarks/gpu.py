@@ -35,6 +35,7 @@ from benchmarks.gpu_parts import Here, NotHere  # noqa: E402
 NOTEBOOKS = ("tinystories_reservoir", "legal_cot_sft", "lejepa_training", "graphmer_se", "hardware_tuning")
 LEAST = 15  # seconds in which a process may begin to be of use
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 TAIL = 3_000  # characters of what a failed part printed
 
 
@@ -91,10 +92,11 @@ def run(name: str, seconds: float, given: argparse.Namespace) -> dict:
         found, log = Path(folder, "found.json"), Path(folder, "log.txt")
         told = {"kind": given.device, "small": given.small, "folder": folder, "seconds": seconds}
         command = [sys.executable, __file__, "--run", name, json.dumps(told)]
+        environment = os.environ | OFFLINE | (NO_GPU if given.device == "cpu" else {})
         began = time.monotonic()
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=ROOT, env=os.environ | OFFLINE, start_new_session=True
+                command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
             )
             try:
                 code, ended = process.wait(seconds), ""
@@ -192,7 +194,8 @@ def main() -> int:
     device = re.sub(r"\W+", "_", about["device"].lower()).strip("_")
     output = given.output or ROOT / f"docs/results/gpu_{device}.json"
     before = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
-    parts = before["parts"] if before.get("small") == given.small else {}
+    same = before and before["small"] == given.small and before["machine"]["device"] == about["device"]
+    parts = before["parts"] if same else {}
     settled = {name for name in parts if given.missing and parts[name]["status"] in ("done", "not here")}
     for name in (each for each in names if each not in settled):
         left = until - time.monotonic()

@@ -14,8 +14,12 @@ import torch
 
 from benchmarks import gpu, gpu_kernels, gpu_steps
 from benchmarks.gpu_parts import Here, NotHere
+from helpers.hardware import cpu_name
 
-pytestmark = pytest.mark.once
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the command itself is to be run"),
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,9 +39,8 @@ def measured(output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess
 
 def test_a_file_says_what_each_part_found_and_where_it_comes_from(tmp_path):
     output = tmp_path / "gpu.json"
-    output.write_text(
-        json.dumps({"small": True, "parts": {"attention": {"status": "done"}, "recurrence": {"status": "failed"}}})
-    )
+    before = {"attention": {"status": "done"}, "recurrence": {"status": "failed"}}
+    output.write_text(json.dumps({"small": True, "machine": {"device": cpu_name()}, "parts": before}))
     done, found = measured(output, "--missing", "--only", "attention", "recurrence", "steps/*/fp16", "out_of_memory")
     assert done.returncode == 0, done.stderr
     assert {"machine", "code", "versions"} <= found.keys() and found["small"] is True
