@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import statistics
 import sys
@@ -169,8 +170,11 @@ def _flex(segments_BT: torch.Tensor, real_BT11: torch.Tensor) -> Callable:
         return (segments_BT[b, q] == segments_BT[b, k]) & (q >= k)
 
     B, T = segments_BT.shape
-    blocks, compiled = create_block_mask(seen, B, None, T, T, device="cuda"), torch.compile(flex_attention)
-    return lambda *qkv: real_BT11 * compiled(*qkv, block_mask=blocks, enable_gqa=True).transpose(1, 2)
+    blocks = functools.cache(
+        lambda: create_block_mask(seen, B, None, T, T, device="cuda")
+    )  # of a batch, for all layers
+    compiled = torch.compile(flex_attention)
+    return lambda *qkv: real_BT11 * compiled(*qkv, block_mask=blocks(), enable_gqa=True).transpose(1, 2)
 
 
 def _in_a_model(batch: dict[str, torch.Tensor], dtype: torch.dtype, here: Here) -> dict:
@@ -323,17 +327,22 @@ def recurrence(here: Here) -> dict:
 
 
 def _graphed(call: Call) -> Call:
-    """The same kernels by one launch; what is returned is overwritten by the next call."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what is made once, such as cuBLAS's workspace, must not be in the graph
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call()
+    """The same kernels by one launch, captured at the first call; what is returned is overwritten by the next."""
+
+    @functools.cache
+    def captured() -> tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...]]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what is made once, such as cuBLAS's workspace, must not be in the graph
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = call()
+        return graph, results
 
     def replay() -> tuple[torch.Tensor, ...]:
+        graph, results = captured()
         graph.replay()
         return results
 
