@@ -6,6 +6,7 @@ trainer.train()
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -89,6 +90,8 @@ def new_trainer(
     if report_to != asked:
         tracking.say(reason)
     run, optimizer = configuration.run, configuration.optimizer
+    if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
+        use_deterministic_kernels()
     adam = {"adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1], "adam_epsilon": optimizer.eps}
     batch = _evaluation_batch(configuration, len(validation), plan.device_count)
     arguments = training_arguments(
@@ -106,7 +109,6 @@ def new_trainer(
         report_to=report_to,
         remove_unused_columns=False,
         per_device_eval_batch_size=batch * (plan.device_count if runtime.kind == "xla" else 1),
-        full_determinism=run.deterministic and runtime.kind != "xla",  # which repeats itself as it is
         **(adam if optimizer.name == "adamw" else {}),
         **({"optim": OPTIMIZERS[optimizer.name]} if OPTIMIZERS[optimizer.name] else {}),
     )
@@ -124,6 +126,16 @@ def new_trainer(
         patience=patience,
         max_hours=max_hours,
     )
+
+
+def use_deterministic_kernels() -> None:
+    """Kernels that give the same bits again, for this process.
+
+    Not transformers' `full_determinism`: that sets CUDA_LAUNCH_BLOCKING, so that every launch may wait for the GPU, and gives
+    cuBLAS its smallest workspace.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    torch.use_deterministic_algorithms(True)
 
 
 def _evaluation_batch(configuration: Configuration, sequences: int, devices: int) -> int:
