@@ -14,9 +14,10 @@
 # queries, beside the untrained backbone and the usual contrastive training for as many steps, an isotropy report, a search
 # index, and a model that `SentenceTransformer("...")` loads.
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait:
-# what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
-# `lejepa_training_tpu.ipynb`; it has the same cells.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait. The
+# TPU twin is `lejepa_training_tpu.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
@@ -34,6 +35,8 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Texts are
 # padded to one length, since each new one would compile anew. The GPU twin is `lejepa_training.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
