@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from helpers.uploads import UPLOAD, uploaded
+
 SAMPLE = "sample"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
 LARGEST = 10**9  # an int without a `high`
@@ -195,7 +197,10 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
         raise ValueError(
             f"{', '.join(missing)}: not set; run the parameters cell first, it must assign every parameter"
         )
-    return cls(**{name: namespace[name] for name in names})
+    values = {name: namespace[name] for name in names}
+    if values["data_source"] == UPLOAD:
+        values["data_source"] = uploaded("data_source")
+    return cls(**values)
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:

@@ -15,8 +15,9 @@
 # safetensors that answers questions about any repository.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
-# **Run all** and wait: what it takes in memory is printed before training, what it took in time and memory after. The TPU
-# twin is `graphmer_se_tpu.ipynb`; it has the same cells.
+# **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -31,6 +32,8 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
 # length of the curriculum. The GPU twin is `graphmer_se.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 

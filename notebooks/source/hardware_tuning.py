@@ -17,6 +17,8 @@
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other things help.
 # **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`; it has the same cells.
 #
+# {planned}
+#
 # No table of speed-ups that somebody else measured is in here. What helps depends on the machine, the model and the texts.
 #
 # Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
@@ -33,6 +35,8 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
 # twin is `hardware_tuning.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
 # checkpoint.

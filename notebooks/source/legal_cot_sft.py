@@ -14,8 +14,10 @@
 # intervals; and you have the adapter and the merged model, both loaded back and compared.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling; Kaggle: *GPU T4
-# x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait: what it takes is printed
-# before training, what it took after. The TPU twin is `legal_cot_sft_tpu.ipynb`; it has the same cells.
+# x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait. The TPU twin is
+# `legal_cot_sft_tpu.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # What it writes is no legal advice: a model of this size invents cases.
 #
@@ -31,6 +33,8 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Examples are
 # packed into blocks of one length and kept apart by a mask. The GPU twin is `legal_cot_sft.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # What it writes is no legal advice: a model of this size invents cases.
 #

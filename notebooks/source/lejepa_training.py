@@ -17,6 +17,8 @@
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
 # `lejepa_training_tpu.ipynb`; it has the same cells.
 #
+# {planned}
+#
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
 #
@@ -33,6 +35,8 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin
 # is `lejepa_training.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
