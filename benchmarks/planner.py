@@ -20,11 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+import public_runs  # noqa: E402
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
 from helpers import outlook, runtime  # noqa: E402
 from helpers.planning import calibrate  # noqa: E402
+from helpers.planning.forecast import Forecast  # noqa: E402
 from helpers.planning.rooms import rooms  # noqa: E402
+from helpers.planning.speed import PUBLISHED  # noqa: E402
 from helpers.planning.workloads import Asked  # noqa: E402
 
 MEMORY_TARGET, TIME_TARGET = 0.05, 0.20
@@ -100,8 +103,22 @@ def time_of(notebook: str, here: runtime.Runtime, repetitions: int) -> list[dict
 
 def forecasts() -> dict:
     """What `python -m helpers.plan` says of each notebook's default run on each machine that it names by default."""
-    hardware = outlook.DEFAULT_HARDWARE.split(",")
-    return {name: [each.results() for each in outlook.forecasts(name, hardware, Asked())] for name in rooms()}
+    hardware, runs = outlook.DEFAULT_HARDWARE.split(","), public_runs.load()
+    return {
+        name: [each.results() | {"nearest": nearest(each, runs)} for each in outlook.forecasts(name, hardware, Asked())]
+        for name in rooms()
+    }
+
+
+def nearest(found: Forecast, runs: list[public_runs.Run]) -> dict | None:
+    """The published run that is most like a step of the forecast; None where its time rests on none."""
+    run, device = found.seconds(), found.machine.accelerator
+    if not run or run.basis != PUBLISHED:
+        return None
+    peak = device.peak_for(found.plan.precision)
+    ideal, gpu = found.plan.memory.count.flops / peak, device.kind == "cuda"
+    like = public_runs.nearest(runs, device.kind, ideal, peak / device.bandwidth, fused=not gpu)
+    return {"run": str(like), "url": like.source["url"], "share": round(like.bound / like.seconds, 3)}
 
 
 def main() -> int:

@@ -127,7 +127,7 @@ def row(forecast: Forecast) -> dict[str, str]:
         "step": between(run and run * (1 / plan.max_steps), tables.seconds),
         "run": between(run, tables.seconds),
         "cost": forecast.price.free or (between(forecast.usd, dollars) if forecast.usd else "no price"),
-        "time is a": run.basis if run else NOT_KNOWN,
+        "time rests on": run.basis if run else NOT_KNOWN,
     }
 
 

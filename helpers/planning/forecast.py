@@ -1,10 +1,8 @@
 """What a plan takes on a machine in time, memory and money: of this run, or of machines side by side.
 
-    forecast = here(workload, plan, runtime)                     # in a notebook, before training
-    tables.show(forecast.rows())
-    tables.show(forecast.beside(measured["train"]))              # and after it
-
-Memory is the plan's own. Time is that of a calibration of the device, else the datasheet's bound.
+forecast = here(workload, plan, runtime)                     # in a notebook, before training
+tables.show(forecast.rows())
+tables.show(forecast.beside(measured["train"]))              # and after it
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Memory of a training step on one device as an interval, and whether it fits.
 
-Tensors are counted (`counting.py`). What a device needs beside them was read off published runs: Hugging Face's figures
-for BERT-large on a V100 (transformers documentation, "Performance and scalability: how to fit a bigger model", 2022)
-lie between the count with a context of 0.3 GB and 1.3 times the count with one of 1.4 GB.
+Tensors are counted (`counting.py`). What a GPU needs beside them was read off published runs (docs/results/public_runs.json).
 """
 
 from __future__ import annotations

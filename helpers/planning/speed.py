@@ -1,8 +1,6 @@
 """Seconds of an optimizer step as an interval that says what it rests on.
 
-"measured" where a calibration of this device ran this very model, "scaled from a measurement" where one of this device
-ran another, else "datasheet bound": no faster than the peak and the bandwidth allow, and no slower than the least share of
-a peak that a public run of ours is known to have reached. "unknown" is None.
+A calibration of this device, else what steps that others published made of their bound; of a recurrence the bound alone.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from .workloads import Workload
 if TYPE_CHECKING:
     from .counting import Count
 
-MEASURED, SCALED, BOUND = "measured", "scaled from a measurement", "datasheet bound"
-# Share of a peak: 2.7 % is the Kaggle run that the legal notebook stems from (two T4 under DataParallel, 2.70 s for a step
-# of 4 x 1,000 tokens of a 0.5B model); others report 7.5 % (nanoGPT PR 376) to 73 % (nanochat PR 147).
-LEAST_SHARE = 0.025
+MEASURED, SCALED, PUBLISHED, BOUND = "measured", "scaled from a measurement", "published runs", "datasheet bound"
+# benchmarks/public_runs.py: log of seconds over their bound, least and most; what the logs of size and balance add.
+PUBLIC = {"cuda": (-1.16, 0.088, -0.376, 0.215), "xla": (-1.084, 0.523, 0.0, 0.215)}
+SIZES = (0.004, 0.5)  # of published micro-batches, in seconds at the peak
 SAME_MODEL = 1.2  # either way, at the sizes that were measured: benchmarks/planner.py
 OTHER_SIZE = 1.4  # the same beyond eight times the largest of them, and on several devices, which exchange gradients
 OTHER_MODEL = 2.0
@@ -51,5 +49,16 @@ def step_seconds(
     peak = machine.accelerator and machine.accelerator.peak_for(precision)
     if not peak:
         return None
-    bound = flops / peak + ADAMW_BYTES * count.trained / machine.accelerator.bandwidth
-    return Range(low=bound, high=math.inf if workload.recurrent else bound / LEAST_SHARE, basis=BOUND)
+    bandwidth, ideal = machine.accelerator.bandwidth, count.flops / peak
+    bound = flops / peak + ADAMW_BYTES * count.trained / bandwidth
+    if workload.recurrent:
+        return Range(low=bound, high=math.inf, basis=BOUND)
+    least, most, size, balance = PUBLIC[machine.kind]
+    shift = size * clipped(ideal) + balance * math.log(peak / bandwidth)
+    low, high = (bound * max(1, math.exp(each + shift)) for each in (least, most))
+    return Range(low=low, high=high * max(1, SIZES[0] / ideal), basis=PUBLISHED)
+
+
+def clipped(ideal: float) -> float:
+    """Log of a micro-batch's seconds at the peak, within SIZES."""
+    return math.log(min(max(ideal, SIZES[0]), SIZES[1]))
