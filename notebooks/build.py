@@ -127,8 +127,8 @@ def planned(notebook: str, twin: str) -> str:
         run, memory = plans[device]["run_seconds"], plans[device]["plan"]["memory"]["peak"]
         ends = [tables.seconds(end) for end in (run["low"], run["high"]) if end is not None]
         time = " to ".join(ends) if len(ends) == 2 else f"at least {ends[0]}"
-        said.append(f"{device} {time}, up to {tables.size(memory['high'])}")
-    return f"**Planned, not measured**, for training with the default settings: {'; '.join(said)}."
+        said.append(f"{device} {time}, at most {memory['high'] / 2**30:.1f} GiB")
+    return f"**Planned, not measured**, with default settings: {'; '.join(said)}."
 
 
 def parameters_cell(declaration: str, twin: str, where: str = "parameters cell") -> str:

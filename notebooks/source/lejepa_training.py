@@ -10,8 +10,8 @@
 # # LeJEPA text embeddings (GPU)
 #
 # Trains a text-embedding model with **LeJEPA**: views of one text are drawn together, and all texts towards an isotropic
-# Gaussian (SIGReg), so that every dimension is used. At the end you have one paragraph that says whether the model is better
-# than what you started with and how sure that is, a search over your texts before and after, and a model that
+# Gaussian (SIGReg), so that every dimension is used. At the end it says whether the model is better than what you
+# started with and how sure that is; you have a search over your texts before and after, and a model that
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
@@ -22,14 +22,14 @@
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # LeJEPA text embeddings (TPU)
 #
 # Trains a text-embedding model with **LeJEPA**: views of one text are drawn together, and all texts towards an isotropic
-# Gaussian (SIGReg), so that every dimension is used. At the end you have one paragraph that says whether the model is better
-# than what you started with and how sure that is, a search over your texts before and after, and a model that
+# Gaussian (SIGReg), so that every dimension is used. At the end it says whether the model is better than what you
+# started with and how sure that is; you have a search over your texts before and after, and a model that
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
@@ -41,7 +41,7 @@
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu wandb matplotlib
