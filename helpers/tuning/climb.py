@@ -168,7 +168,7 @@ class Climber:
 
     def over_start(self) -> Ratio | None:
         """The settings that were kept over the start: timed in turn again, since what was chosen by a timing is flattered by it."""
-        if self.kept == self.start or self._out_of_time():
+        if self.kept == self.start or self._out_of_time(trials=1):
             return None
         before, after = self._in_turn(self.start, self.kept)
         return self.noise.interval(_gains(before, after))
@@ -238,8 +238,9 @@ class Climber:
         self._window_seconds = ranks.broadcast(time.monotonic() - began)
         return window
 
-    def _out_of_time(self) -> bool:
-        return self.elapsed() + 2 * self.repetitions * self._window_seconds > self.seconds
+    def _out_of_time(self, trials: int = 2) -> bool:
+        """Whether so many trials are not expected to end in time: the next one, and the last one over the start."""
+        return self.elapsed() + trials * 2 * self.repetitions * self._window_seconds > self.seconds
 
     def _judged(self, name: str, candidate: Settings, before: Sequence[Window], after: Sequence[Window]) -> Rung:
         gains = _gains(before, after)
