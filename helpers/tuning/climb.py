@@ -72,9 +72,7 @@ class Climb:
     """Every rung, the start first; the settings of the last one that was kept are the tuned ones."""
 
     rungs: tuple[Rung, ...]
-    over_start: (
-        Ratio | None
-    )  # tuned settings and the start, timed in turn once more; None: no change was kept, or no time
+    over_start: Ratio | None  # the tuned settings, timed in turn with it once more; None: nothing kept, or no time left
     seconds: float  # that the climb took
 
     @property
@@ -174,9 +172,10 @@ class Climber:
         return self.noise.interval(_gains(before, after))
 
     def _first(self) -> Rung:
-        start, count = self.start, 2 * self.repetitions
+        start, windows = self.start, []
         try:
-            windows = [self._run(start, measure_f1=i == 0) for i in range(count)]
+            while len(windows) < 2 or (len(windows) < 2 * self.repetitions and self.elapsed() < self.seconds):
+                windows.append(self._run(start, measure_f1=not windows))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
