@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each turn")
     arguments = report.parsed(parser, "tuned_script_benchmark")
     found = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))
-    params = TuningParameters(**found["parameters"])
+    params = TuningParameters(**found["parameters"] | {"patience": 0})  # which would need evaluations
     settings = Settings(**found["settings"]["chosen"])
     texts = load_labelled(
         params.data_source,
