@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
-from transformers import TrainingArguments, pipeline
+from transformers import Trainer, TrainingArguments, pipeline
 
 from helpers import runtime
 from helpers.tuning import export
@@ -22,6 +22,39 @@ pytestmark = pytest.mark.once
 FAMILIES = {"asyncio": "await loop task future", "xml": "element tree node parse"}
 RUN = {"seed", "num_train_epochs", "warmup_steps", "eval_strategy", "save_strategy", "save_total_limit"}
 EVALUATION = {"per_device_eval_batch_size", "train_sampling_strategy"}  # our trainer has its own of both
+
+
+# Tells how every training step computes, whichever trainer takes it.
+RECORDER = """
+import torch, transformers
+from transformers import Trainer
+
+steps, take = [], Trainer.training_step
+
+def watched(self, model, inputs, *args, **kwargs):
+    def forward(module, args):
+        settings.append(torch.is_autocast_enabled("cpu") and str(torch.get_autocast_dtype("cpu")))
+    settings = []
+    hook = model.get_submodule("classifier").register_forward_pre_hook(forward)
+    loss = take(self, model, inputs, *args, **kwargs)
+    hook.remove()
+    optimizer = self.optimizer.optimizer
+    padded = inputs["input_ids"].shape[1] - int(inputs["attention_mask"].sum(1).max())
+    steps.append({
+        "examples": len(inputs["input_ids"]), "padding beyond the longest": padded, "autocast": settings,
+        "attention": model.config._attn_implementation, "checkpointing": model.is_gradient_checkpointing,
+        "optimizer": type(optimizer).__name__, "fused": optimizer.defaults["fused"],
+        "weights": str(next(model.parameters()).dtype), "workers": self.args.dataloader_num_workers,
+    })
+    return loss
+
+Trainer.training_step = watched
+"""
+STOCK = """
+import json, runpy, sys
+runpy.run_path("stock/train.py", run_name="__main__")
+print("STEPS " + json.dumps(steps))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +95,40 @@ def test_the_script_trains_where_nothing_of_this_suite_is_installed(carried):
         state = json.loads(next((folder / output).glob("checkpoint-*/trainer_state.json")).read_text())
         assert state["train_batch_size"] == 16 and state["num_train_epochs"] == 3
         assert state["log_history"][-1]["eval_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16", "attention": "eager", "batch_size": 32},
+        {"gradient_checkpointing": True, "padding": "dynamic", "dataloader_workers": 1, "optimizer": "adamw_torch"},
+    ],
+    ids=["bf16", "checkpointing"],
+)
+def test_in_a_process_of_its_own_each_step_of_the_script_computes_as_the_tuned_run_did(
+    changes, carried, tmp_path, monkeypatch
+):
+    task, settings, folder = carried
+    settings = dataclasses.replace(settings, **changes)
+    export.write(task, settings, folder / "stock", model="../model")
+    command = [sys.executable, "-I", "-c", RECORDER + STOCK, "texts.csv", "--output", str(tmp_path / "theirs")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = json.loads(done.stdout.rsplit("STEPS ", 1)[1])
+    ours = watched_steps(new_trainer(task, settings, tmp_path / "ours", seed=0, steps=3), monkeypatch)
+    assert len(ours) == 3 and {json.dumps(step) for step in theirs} == {json.dumps(step) for step in ours}
+    assert len(theirs) == 3 * (int(0.9 * 260) // settings.batch_size)  # passes over nine tenths of the rows
+    precision = "torch.bfloat16" if settings.precision == "bf16" else False
+    assert theirs[0]["autocast"] == [precision] and theirs[0]["examples"] == settings.batch_size
+
+
+def watched_steps(trainer, monkeypatch) -> list[dict]:
+    """How each training step of a run computes."""
+    monkeypatch.setattr(Trainer, "training_step", Trainer.training_step)  # put back after the test
+    names = {}
+    exec(RECORDER, names)
+    trainer.train()
+    return names["steps"]
 
 
 def test_a_file_that_it_cannot_read_is_refused_before_anything_is_loaded(carried):

@@ -320,7 +320,9 @@ def test_a_change_that_is_far_slower_is_timed_once():
 
 
 def test_what_no_time_is_left_for_is_not_tried_and_says_so():
-    rungs, climber = climbed_on(Drawn(lambda settings: 1.0), seconds=0.0)
+    bench = Drawn(lambda settings: 1.0)
+    rungs, climber = climbed_on(bench, seconds=0.0)
+    assert bench.ran == [START] * 2  # of which noise can be told
     verdicts = [rung.verdict for rung in rungs[1:]]
     assert verdicts == ["not tried: tuning_minutes is used up", "not tried: memory does not limit the batch"]
     assert climber.kept == START and climber.over_start() is None

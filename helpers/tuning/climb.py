@@ -72,9 +72,7 @@ class Climb:
     """Every rung, the start first; the settings of the last one that was kept are the tuned ones."""
 
     rungs: tuple[Rung, ...]
-    over_start: (
-        Ratio | None
-    )  # tuned settings and the start, timed in turn once more; None: no change was kept, or no time
+    over_start: Ratio | None  # the tuned settings, timed in turn with it once more; None: nothing kept, or no time left
     seconds: float  # that the climb took
 
     @property
@@ -168,15 +166,16 @@ class Climber:
 
     def over_start(self) -> Ratio | None:
         """The settings that were kept over the start: timed in turn again, since what was chosen by a timing is flattered by it."""
-        if self.kept == self.start or self._out_of_time():
+        if self.kept == self.start or self._out_of_time(trials=1):
             return None
         before, after = self._in_turn(self.start, self.kept)
         return self.noise.interval(_gains(before, after))
 
     def _first(self) -> Rung:
-        start, count = self.start, 2 * self.repetitions
+        start, windows = self.start, []
         try:
-            windows = [self._run(start, measure_f1=i == 0) for i in range(count)]
+            while len(windows) < 2 or (len(windows) < 2 * self.repetitions and self.elapsed() < self.seconds):
+                windows.append(self._run(start, measure_f1=not windows))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -238,8 +237,9 @@ class Climber:
         self._window_seconds = ranks.broadcast(time.monotonic() - began)
         return window
 
-    def _out_of_time(self) -> bool:
-        return self.elapsed() + 2 * self.repetitions * self._window_seconds > self.seconds
+    def _out_of_time(self, trials: int = 2) -> bool:
+        """Whether so many trials are not expected to end in time: the next one, and the last one over the start."""
+        return self.elapsed() + trials * 2 * self.repetitions * self._window_seconds > self.seconds
 
     def _judged(self, name: str, candidate: Settings, before: Sequence[Window], after: Sequence[Window]) -> Rung:
         gains = _gains(before, after)
