@@ -93,7 +93,7 @@ def new_trainer(
     if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
         use_deterministic_kernels()
     adam = {"adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1], "adam_epsilon": optimizer.eps}
-    batch = configuration.evaluation.micro_batch_size
+    batch = _evaluation_batch(configuration, len(validation), plan.device_count)
     arguments = training_arguments(
         plan,
         runtime,
@@ -138,15 +138,23 @@ def use_deterministic_kernels() -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def _whole_batches(chains: LeafyChains, batch: int) -> torch.utils.data.Subset:
-    """The first sequences in whole batches: in-batch tails are candidates, and a short batch would be easier.
+def _evaluation_batch(configuration: Configuration, sequences: int, devices: int) -> int:
+    """Sequences of one device: as configured, or what a small validation part has.
 
-    Raises ValueError: there is not even one batch.
+    Raises ValueError: not one sequence a device.
     """
-    whole = len(chains) // batch * batch
-    if not whole:
+    wanted, there = configuration.evaluation.micro_batch_size, sequences // devices
+    if not there:
         raise ValueError(
-            f"evaluation.micro_batch_size: {batch} sequences over all devices, and validation has {len(chains)}; "
-            "lower it, or raise evaluation.held_out"
+            f"evaluation.held_out={configuration.evaluation.held_out}: validation has {sequences} sequences for {devices} "
+            "devices; raise it, or give more sources"
         )
+    if there < wanted:
+        tracking.say(f"evaluation in batches of {there * devices} sequences: validation has {sequences}")
+    return min(wanted, there)
+
+
+def _whole_batches(chains: LeafyChains, batch: int) -> torch.utils.data.Subset:
+    """The first sequences in whole batches: in-batch tails are candidates, and a short batch would be easier."""
+    whole = len(chains) // batch * batch
     return torch.utils.data.Subset(chains, range(whole))

@@ -13,9 +13,10 @@
 # text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
 # byte beside n-gram baselines and an equally large transformer, a story told by each, and a model to load elsewhere.
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait:
-# what it takes in memory is printed before training, what it took in time and memory after. The TPU twin is
-# `tinystories_reservoir_tpu.ipynb`; it has the same cells.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait. The
+# TPU twin is `tinystories_reservoir_tpu.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -29,6 +30,8 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
 # twin is `tinystories_reservoir.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
