@@ -287,7 +287,7 @@ def adapters(method: str, here: Here) -> dict:
     asked = Asked(method=method, length=32 if here.small else 0, model=str(here.folder / "base"))
     recipe, counted = room("legal_cot_sft").planned(asked, HERE)
     model, _ = load_model(LegalParameters(base_model=asked.model, method=method), HERE)
-    made = workload(model, f"Qwen2.5-0.5B, {method}", counted.length)
+    made = workload(model, f"Qwen2.5-0.5B, {method}", counted.length, method)
     recipe = replace(recipe, batch_size=SMALL_BATCH if here.small else recipe.batch_size)
     planned = plan(recipe, counted, HERE, max_steps=LEAST_STEPS)
     found = {

@@ -96,13 +96,7 @@ def _checks(parts: Parts) -> Iterator[dict[str, str]]:
         text = f"{'goes on' if good else '**does not go on**'} with {ended} of {part['asked']['micro_batch_size']}"
         yield {"asked": "a micro-batch that does not fit", "found": text}
     for name, part in _done(parts, "resume"):
-        agree = (
-            "two undisturbed runs agree" if part.get("undisturbed_runs_agree") else "nor do two undisturbed runs agree"
-        )
-        yield {
-            "asked": f"killed and resumed, {name}",
-            "found": "bit for bit" if part["equal"] else f"not the same; {agree}",
-        }
+        yield {"asked": f"killed and resumed, {name}", "found": "bit for bit" if part["equal"] else _differs(part)}
     for _, part in _done(parts, "two_processes"):
         same = "the same weights" if part["2"]["same_weights"] else "**other weights**"
         yield {"asked": "two processes", "found": f"{part['speedup']:.2f} times the examples a second, {same} in both"}
