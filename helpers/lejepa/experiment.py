@@ -292,6 +292,7 @@ def export(
     model.model_card_data.generate_widget_examples = False
     model.save_pretrained(str(folder))
     values = {name: found.values for name, found in measured.items()}
+    base = Path(base).name if Path(base).exists() else base  # a card is shared
     parts = (
         "## Evidence",
         f"From `{base}` and {corpus.texts.source}; tested on {corpus.test.name}. {said}",
