@@ -144,6 +144,22 @@ def test_another_process_prints_the_same_answers(trained, saved, shop, tmp_path)
     assert all(one.defined in line for one, line in zip(answers, lines, strict=True) if one.defined)
 
 
+def test_where_few_sources_are_read_it_is_those_that_score_best_without(trained, saved):
+    repository = saved.read(trained[2] / "sources")
+    some = saved.ask(trained[2] / "sources", "json.dumps", "called_by", most=1000, documents=7)
+    rest = [one for one in some if one.status != KNOWN]
+    assert len(rest) == 7 and sum(one.probability for one in rest) == pytest.approx(1)
+    candidates = repository._candidates["calls"]["head"]
+    known = {one.name for one in some if one.status == KNOWN}
+    scores = repository._quick.heads(["json.dumps"], "calls", candidates)[0]
+    best = [candidates[place] for place in np.argsort(-scores, kind="stable") if candidates[place] not in known][:7]
+    assert {one.name for one in rest} == set(best)
+    every = saved.ask(trained[2] / "sources", "json.dumps", "called_by", most=1000, documents=0)
+    assert len(every) == len(candidates)
+    order = [one.name for one in every if one.name in best]
+    assert order == [one.name for one in rest]
+
+
 @pytest.mark.parametrize(
     ("name", "relation", "message"),
     [
