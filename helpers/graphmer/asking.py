@@ -182,13 +182,14 @@ class Repository:
             self._candidates |= admitted(self.graph, self.of.ontology, [canonical])
         candidates = self._candidates[canonical][direction]
         answers = [self._answer(given, canonical, forward, one, KNOWN, None) for one in sorted(known)]
-        if not most or not set(candidates) - known:
+        no_guess = known | {given.id}  # its source begins with its own name; a recursion is known to the resolver
+        if not most or not set(candidates) - no_guess:
             return answers
 
         def order(scorer: Mixture, candidates: list[str]) -> tuple[np.ndarray, np.ndarray]:
-            """Places of unknown candidates, the likeliest first, and the share of each candidate."""
+            """Places of the guesses, the likeliest first, and the share of each candidate."""
             scores_X = score(scorer, [given.id], canonical, candidates, direction)[0].astype(np.float64)
-            scores_X[[one in known for one in candidates]] = -np.inf
+            scores_X[[one in no_guess for one in candidates]] = -np.inf
             shares_X = np.exp(scores_X - scores_X.max())
             places = np.argsort(-scores_X, kind="stable")
             return places[: np.isfinite(scores_X).sum()], shares_X / shares_X.sum()
