@@ -92,7 +92,9 @@ def test_what_is_loaded_scores_as_what_was_measured(trained, saved):
             given = sorted({"json.dumps", "json.encoder.JSONEncoder.default"} if not given else set(given))[:4]
             there, here = (score(one, given, relation, candidates[direction], direction) for one in (scorer, loaded))
             assert np.ptp(there) > 0
-            assert np.allclose(there, here, atol=1e-4, rtol=1e-4), (relation, direction)
+            # Features are kept in 16 bits, and which documents share a batch rounds them one way or the other.
+            gap = np.abs(there - here).max()
+            assert gap < 0.02, (relation, direction, gap)
 
 
 def test_answers_say_what_is_known_and_where_it_stands(saved, shop):
@@ -142,6 +144,22 @@ def test_another_process_prints_the_same_answers(trained, saved, shop, tmp_path)
     lines = [line.split() for line in printed.strip().splitlines()[2:]]
     assert [line[:2] for line in lines] == [[one.name, one.status] for one in answers]
     assert all(one.defined in line for one, line in zip(answers, lines, strict=True) if one.defined)
+
+
+def test_where_few_sources_are_read_it_is_those_that_score_best_without(trained, saved):
+    repository = saved.read(trained[2] / "sources")
+    some = saved.ask(trained[2] / "sources", "json.dumps", "called_by", most=1000, documents=7)
+    rest = [one for one in some if one.status != KNOWN]
+    assert len(rest) == 7 and sum(one.probability for one in rest) == pytest.approx(1)
+    candidates = repository._candidates["calls"]["head"]
+    known = {one.name for one in some if one.status == KNOWN} | {"json.dumps"}
+    scores = repository._quick.heads(["json.dumps"], "calls", candidates)[0]
+    best = [candidates[place] for place in np.argsort(-scores, kind="stable") if candidates[place] not in known][:7]
+    assert {one.name for one in rest} == set(best)
+    every = saved.ask(trained[2] / "sources", "json.dumps", "called_by", most=1000, documents=0)
+    assert len(every) == len(candidates) - 1  # not itself
+    order = [one.name for one in every if one.name in best]
+    assert order == [one.name for one in rest]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from helpers.graphmer.baselines import (
     Mentions,
     Mixture,
     NameSimilarity,
+    SameModule,
     SourceWords,
     lexical_baseline,
     owner_and_name,
@@ -110,6 +111,23 @@ def test_rare_words_weigh_more():
     mentions = Mentions(SourceWords(graph, lambda name: "b c" if name == "m.a" else "c"))
     rare, common = mentions.tails(["m.a"], "calls", ["m.b", "m.c"])[0]
     assert rare > common > 0
+
+
+def test_a_mention_weighs_the_same_in_a_long_source_and_however_often_it_is_there():
+    entities = [Entity(f"m.{name}", "function", name, module="m", line=1, end_line=2) for name in "abcdef"]
+    sources = {"m.a": "c", "m.b": "c c c " + " ".join(f"word{number}" for number in range(100))}
+    mentions = Mentions(SourceWords(build_graph(entities, [], {}), lambda name: sources.get(name, "x")))
+    short, long = mentions.tails(["m.a", "m.b"], "calls", ["m.c"])[:, 0]
+    assert short == long > 0
+
+
+def test_entities_of_one_module_are_told_from_others():
+    graph, _, _ = named_graph()
+    names = list(graph.entities)
+    scores = SameModule(graph).tails(names, "calls", names)
+    for row, one in enumerate(names):
+        for column, other in enumerate(names):
+            assert scores[row, column] == (graph.entities[one].module == graph.entities[other].module)
 
 
 class Fixed:

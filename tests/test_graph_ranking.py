@@ -9,6 +9,7 @@ from helpers.graphmer.knowledge_graph import UNRESOLVED, Entity, Triple, build_g
 from helpers.graphmer.ontology import UNKNOWN, read_ontology
 from helpers.graphmer.ranking import (
     DIRECTIONS,
+    _first_share,
     admitted,
     bootstrap_interval,
     evaluate,
@@ -16,6 +17,7 @@ from helpers.graphmer.ranking import (
     metrics,
     rank,
     rate,
+    reliability,
 )
 from helpers.graphmer.splits import Splits
 
@@ -242,3 +244,24 @@ def test_ranking_metrics_equal_pykeens_on_the_same_scores():
     assert ours["mrr"] == pytest.approx(theirs.get_metric("tail.realistic.inverse_harmonic_mean_rank"), abs=1e-6)
     for k in (1, 3, 10):
         assert ours[f"hits@{k}"] == pytest.approx(theirs.get_metric(f"tail.realistic.hits_at_{k}"), abs=1e-6)
+
+
+def test_the_calibration_error_is_the_mean_gap_of_bins():
+    confidence = np.array([0.95, 0.95, 0.95, 1.0, 0.15, 0.1])
+    right = np.array([True, True, False, True, False, True])
+    found = reliability(confidence, right)
+    expected = abs(3.85 - 3) / 6 + abs(0.25 - 1) / 6
+    assert found == pytest.approx({"probability": 4.1 / 6, "right": 4 / 6, "error": expected})
+
+
+def test_probabilities_that_come_true_have_no_calibration_error():
+    draw = np.random.default_rng(0)
+    confidence = draw.random(100_000)
+    assert reliability(confidence, draw.random(100_000) < confidence)["error"] < 0.01
+    assert reliability(confidence, draw.random(100_000) < confidence**2)["error"] > 0.1
+
+
+def test_the_probability_of_a_first_answer_is_its_share_without_other_true_ones():
+    scores = np.log(np.array([4.0, 3.0, 2.0, 1.0]))
+    assert _first_share(scores, [0, 2], 2) == pytest.approx(3 / 6)
+    assert _first_share(scores, [2], 2) == pytest.approx(4 / 10)

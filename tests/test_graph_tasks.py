@@ -4,21 +4,14 @@ import random
 
 import numpy as np
 import pytest
-from sklearn.metrics import f1_score
 
 from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
 from helpers.graphmer.ontology import read_ontology
 from helpers.graphmer.splits import Splits
 from helpers.graphmer.tasks import (
-    CALLS,
-    IMPORTS,
     Mention,
     ambiguous_mentions,
-    best_threshold,
-    candidate_pairs,
     disambiguation,
-    pair_f1,
-    pair_scores,
 )
 
 pytestmark = pytest.mark.once
@@ -50,82 +43,6 @@ def calls_graph(functions=30, seed=0):
     triples += [Triple(one, "imports_name", name) for one in "abc" for name in names[:9] if one != name[0]]
     graph = build_graph(entities, triples, {})
     return graph, Splits(*(tuple(graph.triples[part::3]) for part in range(3)), {})
-
-
-# ---- pairs
-
-
-@pytest.mark.parametrize("relations", [CALLS, IMPORTS])
-def test_pairs_are_all_true_tails_and_as_many_wrong_ones_as_asked_for(relations):
-    graph, splits = calls_graph()
-    pairs = candidate_pairs(splits, graph, ONTOLOGY, relations=relations, part="test", negatives=4)
-    true = {triple for triple in splits.test if triple.relation in relations}
-    assert {triple for triple, holds in zip(pairs.triples, pairs.true, strict=True) if holds} == true
-    wrong = [triple for triple, holds in zip(pairs.triples, pairs.true, strict=True) if not holds]
-    assert not set(wrong) & set(graph.triples)
-    assert all(triple.head != triple.tail for triple in wrong)
-    assert len(set(wrong)) == len(wrong) <= 4 * len(true)
-    if relations == CALLS:
-        assert len(wrong) == 4 * len(true)
-        same = [
-            triple
-            for triple in wrong
-            if any(triple.tail[2:] == other.tail[2:] for other in true if other.head == triple.head)
-        ]
-        assert len(same) > 0.1 * len(wrong)
-    again = candidate_pairs(splits, graph, ONTOLOGY, relations=relations, part="test", negatives=4)
-    assert pairs == again
-
-
-def test_scores_of_pairs_are_those_of_their_triples():
-    graph, splits = calls_graph()
-    pairs = candidate_pairs(splits, graph, ONTOLOGY, relations=("calls", "imports"), part="train", seed=1)
-    scores = {triple: number / 7 for number, triple in enumerate(pairs.triples)}
-    for chunk in (1, 10**6):
-        found = pair_scores(Table(scores), pairs, chunk=chunk)
-        assert found.tolist() == [scores[triple] for triple in pairs.triples]
-
-
-@pytest.mark.parametrize("levels", [3, 1000])
-def test_the_threshold_is_the_best_of_all(levels):
-    for seed in range(12):
-        draw = np.random.default_rng(seed)
-        scores, true = draw.integers(0, levels, 40) / 8, draw.random(40) < 0.3
-        true[0] = True
-
-        def f1(threshold, scores=scores, true=true):
-            called = scores >= threshold
-            return 2 * (called & true).sum() / (called.sum() + true.sum())
-
-        assert f1(best_threshold(scores, true)) == max(f1(value) for value in scores)
-
-
-def test_f1_is_taken_at_the_threshold_of_validation():
-    graph, splits = calls_graph()
-    parts = [candidate_pairs(splits, graph, ONTOLOGY, relations=CALLS, part=part) for part in ("validation", "test")]
-    draw = random.Random(0)
-    scores = {
-        triple: holds + draw.gauss(0, 0.6)
-        for pairs in parts
-        for triple, holds in zip(pairs.triples, pairs.true, strict=True)
-    }
-    result = pair_f1(Table(scores), *parts)
-    called = [scores[triple] >= result["threshold"] for triple in parts[1].triples]
-    assert result["f1"] == pytest.approx(f1_score(parts[1].true, called))
-    assert result["interval"][0] < result["f1"] < result["interval"][1]
-    assert result["all_true"] == pytest.approx(f1_score(parts[1].true, [True] * len(called)))
-    assert result["all_true"] < result["f1"] < 1
-    perfect = {triple: float(triple in graph.triples) for triple in scores}
-    assert pair_f1(Table(perfect), *parts)["f1"] == 1
-
-
-def test_a_head_may_be_left_out_by_lot():
-    graph, splits = calls_graph()
-    pairs = candidate_pairs(splits, graph, ONTOLOGY, relations=CALLS, part="test", max_heads=5)
-    assert len({triple.head for triple in pairs.triples}) == 5
-
-
-# ---- names
 
 
 def test_mentions_are_the_names_that_several_have():

@@ -150,13 +150,6 @@ def other_tasks() -> str:
 
     return tables.markdown(
         [
-            *(
-                row(task, "F1", each["f1"], each["interval"], f"{each['all_true']:.3f}, saying yes to all")
-                for task, each in (
-                    ("calls among true and wrong pairs", found["call_graph"]),
-                    ("imports among true and wrong pairs", found["dependencies"]),
-                )
-            ),
             row(
                 "which of several entities of a name is meant",
                 "first answer",

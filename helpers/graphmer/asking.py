@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -21,7 +22,6 @@ from transformers import PreTrainedTokenizerFast
 from helpers.graphmer.baselines import Frequency, lexical_scorers
 from helpers.graphmer.documents import Documents
 from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.experiment import Corpus
 from helpers.graphmer.extraction import load_graph
 from helpers.graphmer.knowledge_graph import TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
 from helpers.graphmer.link_prediction import LinkPredictor
@@ -33,9 +33,13 @@ from helpers.graphmer.ranking import HEAD, TAIL, admitted, score, true_answers
 from helpers.graphmer.sources import find_sources
 from helpers.graphmer.windows import Windows
 
+if TYPE_CHECKING:
+    from helpers.graphmer.experiment import Corpus
+
 SETTINGS, ONTOLOGY = "graphmer.json", "ontology.toml"
 SCHEMA = 1
 KNOWN, OPEN, GUESS = "known", "open", "guess"
+DOCUMENTS = 300  # a few seconds on a laptop
 
 
 class Answer(NamedTuple):
@@ -43,7 +47,8 @@ class Answer(NamedTuple):
 
     status: "known", the resolver has it · "open", the source names it there and the resolver cannot tell what is meant ·
         "guess", the model's alone.
-    probability: that this is the next answer, if there is another than those that are known; None for these.
+    probability: that this is the next answer, if there is another than those that are known and its source was read; None
+        for known ones.
     defined, mentioned: file:line of its definition, and of where the source that the relation is about names it; or "".
     """
 
@@ -96,8 +101,6 @@ class GraphMER:
         self.relations = Relations(self.ontology)
         if list(self.relations.names[1:]) != self.settings["relations"]:
             raise ValueError(f"{folder / ONTOLOGY}: its relations are not those that the model was trained with")
-        weights = b"".join(path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
-        self._digest = hashlib.sha256(weights).hexdigest()[:16]
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._cache = home / "graphmer" if cache is None else Path(cache).expanduser()
         self._read: dict[str, Repository] = {}  # by hash of the sources
@@ -116,18 +119,22 @@ class GraphMER:
         digest = _digest(folder)
         if digest not in self._read:
             graph = _graph(folder, self._cache / digest)
-            self._read[digest] = Repository(self, graph, Documents.read(graph, folder), self._cache / digest)
+            self._read[digest] = Repository(self, graph, Documents.read(graph, folder))
         return self._read[digest]
 
-    def ask(self, repository: str | Path, name: str, relation: str, *, most: int = 5) -> list[Answer]:
+    def ask(
+        self, repository: str | Path, name: str, relation: str, *, most: int = 5, documents: int = DOCUMENTS
+    ) -> list[Answer]:
         """What the resolver knows, then the likeliest further answers, at most `most`.
 
         name: qualified name of an entity, or the end of one that no other has.
         relation: of the ontology, in either direction: `calls`, `called_by`, `inverse raises`.
+        documents: candidates whose own source the encoder reads, the likeliest by names, mentions and the entity's own
+            source; 0 for all, as in the notebook's table. With fewer candidates the answers are the same.
 
         Raises ValueError: an unknown name (with near ones) or relation, or a relation that such an entity does not have.
         """
-        return self.read(repository).ask(name, relation, most)
+        return self.read(repository).ask(name, relation, most, documents)
 
 
 @dataclass
@@ -137,7 +144,6 @@ class Repository:
     of: GraphMER
     graph: KnowledgeGraph
     documents: Documents
-    cache: Path
     _candidates: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
     @cached_property
@@ -145,7 +151,7 @@ class Repository:
         sizes = {name: self.of.settings[name] for name in ("roots", "windows", *_TOKENS)}
         encoded = EncodedDocuments(self.documents, self.of.tokenizer, **sizes)
         windows = Windows(encoded, self.of.relations, sizes["roots"])
-        return LinkPredictor(self.of.model, windows, ahead=False)
+        return LinkPredictor(self.of.model, windows)
 
     @cached_property
     def scorer(self) -> Mixture:
@@ -157,7 +163,15 @@ class Repository:
             scorers |= lexical_scorers(self.graph, self.documents.text)
         return Mixture({name: scorers[name] for name in sorted(wanted)}, weights)
 
-    def ask(self, name: str, relation: str, most: int) -> list[Answer]:
+    @cached_property
+    def _quick(self) -> Mixture:
+        """The scorer without what the candidates' own sources ask for."""
+        scorers = self.scorer.scorers
+        return Mixture(
+            {name: scorers[name] for name in scorers if not name.startswith("other end")}, self.scorer.weights
+        )
+
+    def ask(self, name: str, relation: str, most: int, documents: int) -> list[Answer]:
         given, number = self._entity(name), self.of.relations.id(relation)
         self._check(given, relation, number)
         forward = number <= self.of.relations.forward
@@ -168,13 +182,22 @@ class Repository:
             self._candidates |= admitted(self.graph, self.of.ontology, [canonical])
         candidates = self._candidates[canonical][direction]
         answers = [self._answer(given, canonical, forward, one, KNOWN, None) for one in sorted(known)]
-        if not most or not set(candidates) - known:
+        no_guess = known | {given.id}  # its source begins with its own name; a recursion is known to the resolver
+        if not most or not set(candidates) - no_guess:
             return answers
-        scores_X = score(self.scorer, [given.id], canonical, candidates, direction)[0].astype(np.float64)
-        scores_X[[one in known for one in candidates]] = -np.inf
-        shares_X = np.exp(scores_X - scores_X.max())
-        shares_X /= shares_X.sum()
-        for place in np.argsort(-shares_X, kind="stable")[: min(most, len(candidates) - len(known))]:
+
+        def order(scorer: Mixture, candidates: list[str]) -> tuple[np.ndarray, np.ndarray]:
+            """Places of the guesses, the likeliest first, and the share of each candidate."""
+            scores_X = score(scorer, [given.id], canonical, candidates, direction)[0].astype(np.float64)
+            scores_X[[one in no_guess for one in candidates]] = -np.inf
+            shares_X = np.exp(scores_X - scores_X.max())
+            places = np.argsort(-scores_X, kind="stable")
+            return places[: np.isfinite(scores_X).sum()], shares_X / shares_X.sum()
+
+        if 0 < documents < len(candidates):
+            candidates = [candidates[place] for place in order(self._quick, candidates)[0][:documents]]
+        places, shares_X = order(self.scorer, candidates)
+        for place in places[:most]:
             answers.append(self._answer(given, canonical, forward, candidates[place], "", float(shares_X[place])))
         return answers
 
@@ -257,8 +280,10 @@ def _graph(folder: Path, cache: Path) -> KnowledgeGraph:
         graph = load_graph(folder)
         unfinished = cache.with_name(f"{cache.name}.{os.getpid()}")
         graph.write(unfinished)
-        if not cache.exists():
+        try:
             unfinished.rename(cache)
+        except OSError:  # another process was faster
+            shutil.rmtree(unfinished)
         return graph
     return read_graph(cache)
 

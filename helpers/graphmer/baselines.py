@@ -120,11 +120,14 @@ class SourceWords:
 
     @cached_property
     def matrix(self) -> tuple[dict[str, int], object, dict[str, int]]:
-        """Row of an entity, TF-IDF [entities, F] of length 1 a row, column of a word or pair."""
+        """Row of an entity, IDF of what its source has [entities, F], column of a word or pair.
+
+        How often it is there and how long the source is do not count: a long source mentions what it mentions.
+        """
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         vectoriser = TfidfVectorizer(
-            token_pattern=_IDENTIFIER, ngram_range=(1, 2), sublinear_tf=True, lowercase=False, dtype=np.float32
+            token_pattern=_IDENTIFIER, ngram_range=(1, 2), binary=True, norm=None, lowercase=False, dtype=np.float32
         )
         weights = vectoriser.fit_transform(map(self._text, self._ids))
         return {name: row for row, name in enumerate(self._ids)}, weights, vectoriser.vocabulary_
@@ -173,6 +176,19 @@ class Mentions:
         return {"name": name, "owner": last, "pair": f"{last} {name}"}[self._what]
 
 
+class SameModule:
+    """1 where both ends are defined in one module."""
+
+    def __init__(self, graph: KnowledgeGraph):
+        self._module = {name: entity.module or name for name, entity in graph.entities.items()}
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        given_Q, modules_X = (np.array([self._module[name] for name in names]) for names in (heads, candidates))
+        return (given_Q[:, None] == modules_X).astype(np.float32)
+
+    heads = tails
+
+
 def lexical_baseline(
     splits: Splits,
     graph: KnowledgeGraph,
@@ -183,7 +199,7 @@ def lexical_baseline(
     also: dict[str, Scorer] | None = None,
     seed: int = 0,
 ) -> Mixture:
-    """The strong lexical baseline: five likenesses of names, with `text` also the words of sources, weighed on validation.
+    """The strong lexical baseline: likenesses of names, modules, with `text` also words of sources; weighed on validation.
 
     frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
     also: further scorers by name, such as a trained encoder: what it adds.
@@ -198,6 +214,7 @@ def lexical_scorers(graph: KnowledgeGraph, text: Callable[[str], str] | None) ->
         f"{one} like {other}": NameSimilarity(graph, given=one, candidate=other)
         for one, other in (("id", "id"), ("id", "owner"), ("owner", "id"), ("owner", "owner"), ("name", "name"))
     }
+    scorers["same module"] = SameModule(graph)
     if text is not None:
         words = SourceWords(graph, text)
         scorers |= {f"mentions {what}": Mentions(words, what) for what in MENTIONS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from helpers.graphmer.token_accuracy import TokenAccuracy
 from helpers.runtime import Runtime
 
 SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
-SEARCHED, ASKED_PAIRS = 500, 500  # functions, heads
+SEARCHED = 500  # functions
 
 
 def measure(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
@@ -35,9 +34,9 @@ def measure(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, co
 
 
 def other_tasks(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
-    """Call graph, dependencies, names, code search, masked tokens; `scorer` is that of both ends."""
+    """Names that several share, code search, masked tokens; `scorer` is that of both ends."""
     return {
-        **_of_pairs(scorer, corpus, configuration),
+        "disambiguation": _disambiguation(scorer, corpus),
         "code_search": _code_search(predictor.model, corpus, configuration),
         "masked": masked(predictor.model, corpus, configuration),
     }
@@ -62,36 +61,12 @@ def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration, 
     )
 
 
-def _of_pairs(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
-    """Call graph, dependencies and disambiguation, where the held-out parts have such triples."""
-    found = {}
-    for name, relations in (("call_graph", tasks.CALLS), ("dependencies", tasks.IMPORTS)):
-        if all(_has(part, relations) for part in (corpus.splits.validation, corpus.splits.test)):
-            validation, test = (
-                tasks.candidate_pairs(
-                    corpus.splits,
-                    corpus.graph,
-                    corpus.ontology,
-                    relations=relations,
-                    part=part,
-                    max_heads=ASKED_PAIRS,
-                )
-                for part in ("validation", "test")
-            )
-            found[name] = tasks.pair_f1(scorer, validation, test)
-    if _has(corpus.splits.test, tasks.CALLS):
-        try:
-            mentions = tasks.ambiguous_mentions(
-                corpus.splits, corpus.graph, corpus.ontology, text=corpus.documents.text
-            )
-        except ValueError:  # no name that two entities share
-            return found
-        found["disambiguation"] = tasks.disambiguation(scorer, mentions)
-    return found
-
-
-def _has(triples: Iterable, relations: tuple[str, ...]) -> bool:
-    return any(triple.relation in relations for triple in triples)
+def _disambiguation(scorer: ranking.Scorer, corpus: Corpus) -> dict:
+    try:
+        mentions = tasks.ambiguous_mentions(corpus.splits, corpus.graph, corpus.ontology, text=corpus.documents.text)
+    except ValueError:  # no name that two entities share
+        return {}
+    return tasks.disambiguation(scorer, mentions)
 
 
 def _code_search(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
@@ -180,11 +155,13 @@ def ablations(configuration: Configuration, corpus: Corpus, machine: Runtime, fo
 
 
 def table(rows: dict[str, dict]) -> list[dict]:
-    """MRR and hits of each model, of all triples and of those that names alone do not answer."""
+    """MRR and hits of each model, of all triples and of those that names alone do not answer, and how far its probabilities
+    are from what comes true."""
     return [
         {"model": name}
         | {metric: found["both"][metric] for metric in ("mrr", "hits@1", "hits@10")}
         | {"mrr beyond names": found["beyond_names"] and found["beyond_names"]["both"]["mrr"]}
+        | {"calibration error": found["reliability"]["error"]}
         for name, found in rows.items()
     ]
 
@@ -203,8 +180,6 @@ def tasks_table(before: dict, after: dict) -> list[dict]:
     """The other tasks, each with its 95 % interval and what costs nothing to reach."""
     rows = []
     for name, metric, free in (
-        ("call_graph", "f1", "all_true"),
-        ("dependencies", "f1", "all_true"),
         ("disambiguation", "top1", "chance"),
         ("code_search", "mrr@10", "chance"),
     ):

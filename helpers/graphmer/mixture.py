@@ -26,7 +26,7 @@ class Mixture:
     """
 
     def __init__(self, scorers: Mapping[str, Scorer], weights: dict[tuple[str, str], dict[str, float]]):
-        self._scorers, self.weights = dict(scorers), weights
+        self.scorers, self.weights = dict(scorers), weights
 
     @classmethod
     def fitted(
@@ -72,14 +72,14 @@ class Mixture:
     def _scores(self, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
         weights = self.weights.get((relation, direction)) or self._usual(direction)
         total_QX = np.zeros((len(queries), len(candidates)), np.float32)
-        for name, scorer in self._scorers.items():
+        for name, scorer in self.scorers.items():
             if weights[name]:
                 total_QX += np.float32(weights[name]) * score(scorer, queries, relation, candidates, direction)
         return total_QX
 
     def _usual(self, direction: str) -> dict[str, float]:
         found = [weights for (_, other), weights in self.weights.items() if other == direction]
-        return {name: sum(weights[name] for weights in found) / len(found) for name in self._scorers}
+        return {name: sum(weights[name] for weights in found) / len(found) for name in self.scorers}
 
 
 def _likeliest(scorers, triples, relation, direction, candidates, known) -> list[float]:

@@ -82,6 +82,24 @@ def metrics(ranks_N: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {"mrr": float((1 / ranks_N).mean())} | {f"hits@{k}": float((ranks_N <= k).mean()) for k in HITS}
 
 
+def reliability(confidence_N: np.ndarray, right_N: np.ndarray, bins: int = 10) -> dict[str, float]:
+    """Mean probability of first answers, share that is right, and the expected calibration error of bins of equal width.
+
+    Naeini, Cooper and Hauskrecht (2015); 0 where first answers of probability p are right in a share p of cases.
+    """
+    bin_N = np.minimum((confidence_N * bins).astype(int), bins - 1)
+    gaps = np.bincount(bin_N, confidence_N - right_N)
+    found = {"probability": confidence_N.mean(), "right": right_N.mean(), "error": np.abs(gaps).sum() / len(bin_N)}
+    return {name: float(value) for name, value in found.items()}
+
+
+def _first_share(scores_X: np.ndarray, known: Sequence[int], answer: int) -> float:
+    """Softmax of the best score, other true answers than the one that is asked for left out."""
+    scores_X = scores_X.astype(np.float64)
+    scores_X[[column for column in known if column != answer]] = -np.inf
+    return float(1 / np.exp(scores_X - scores_X.max()).sum())
+
+
 def bootstrap_interval(
     values_N: Sequence[float] | np.ndarray, groups_N: Sequence[str] | None = None, *, seed: int = 0
 ) -> list[float]:
@@ -146,6 +164,7 @@ class Ranking:
     ranks: dict[str, np.ndarray] = field(repr=False)  # direction -> [N]
     candidates: dict[str, dict[str, int]]  # relation -> direction -> how many
     queries: int  # distinct ones
+    confidence: dict[str, np.ndarray] = field(repr=False)  # direction -> [N], softmax of the first answer
 
     def summary(self, graph: KnowledgeGraph, *, seed: int = 0) -> dict:
         """What `evaluate` returns."""
@@ -165,6 +184,10 @@ class Ranking:
             "triples": len(self.triples),
             "queries": self.queries,
             **summed(np.ones(len(relations), bool)),
+            "reliability": reliability(
+                np.concatenate([self.confidence[d] for d in DIRECTIONS]),
+                np.concatenate([self.ranks[d] for d in DIRECTIONS]) == 1,
+            ),
             "beyond_names": summed(beyond) if beyond.any() else None,
             "relations": {
                 name: summed(relations == name) | {"candidates": self.candidates[name]}
@@ -188,7 +211,7 @@ def evaluate(
 
     Returns {"triples", "queries", "both", "tail", "head", "beyond_names", "relations"}: means over the ranks of both
     directions or of one, as {"ranks", "mrr", "mrr_interval", "hits@1", ...}, with 95 % bootstrap intervals over modules;
-    "beyond_names" without the relations `NAMED` (None if nothing is left); "relations" each on its own.
+    "beyond_names" without the relations `NAMED` (None if nothing is left); "relations" each on its own; "reliability".
 
     Raises ValueError: an unknown part, a part without triples, a relation that the ontology lacks, scores that are NaN
     or of a wrong shape.
@@ -217,7 +240,7 @@ def rank(
     places: dict[str, list[int]] = defaultdict(list)  # relation -> its triples
     for place, triple in enumerate(triples):
         places[triple.relation].append(place)
-    ranks = {direction: np.empty(len(triples)) for direction in DIRECTIONS}
+    ranks, confidence = ({direction: np.empty(len(triples)) for direction in DIRECTIONS} for _ in range(2))
     queries = 0
     all_candidates = admitted(graph, ontology, sorted(places))
     for relation, candidates in all_candidates.items():
@@ -234,8 +257,9 @@ def rank(
                 answers_N = [column[answer(triples[place], direction)] for place in places_N]
                 rows_N = np.zeros(len(answers_N), np.int64)
                 ranks[direction][places_N] = filtered_ranks(scores_X[None], answers_N, [true_columns], rows_N)
+                confidence[direction][places_N] = [_first_share(scores_X, true_columns, one) for one in answers_N]
     counts = {name: {d: len(found) for d, found in candidates.items()} for name, candidates in all_candidates.items()}
-    return Ranking(triples, ranks, counts, queries)
+    return Ranking(triples, ranks, counts, queries, confidence)
 
 
 def scores_of(
