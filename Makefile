@@ -17,7 +17,7 @@ COMPILER := .venv-tpu-compiler
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test slow test-gpu test-tpu notebooks docs lint versions faults tpu clean
+.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint versions faults tpu clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -47,6 +47,9 @@ notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source an
 
 docs: $(GPU)/.installed ## write the tables and figures of README.md and docs/ from docs/results
 	$(GPU)/bin/python docs/build.py
+
+gallery: $(GPU)/.installed ## execute the notebooks on this machine and show them in docs/gallery (hours)
+	$(GPU)/bin/python docs/gallery.py
 
 lint: $(GPU)/.installed ## ruff; removed library arguments; notebooks and docs are what their sources give
 	$(GPU)/bin/ruff check .

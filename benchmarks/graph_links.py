@@ -64,7 +64,9 @@ def main() -> None:
             continue
         _write(found, {name: evaluation.links(scorer, corpus, configuration)}, given.output)
         if not given.ablation:
-            both = evaluation.with_lexical_baseline(predictor, corpus, configuration)
+            both = evaluation.links(
+                evaluation.with_lexical_baseline(predictor, corpus, configuration), corpus, configuration
+            )
             _write(found, {f"encoder and lexical baseline, seed {seed}": both}, given.output)
     if given.baselines:
         _write(found, evaluation.baselines(corpus, configuration), given.output)

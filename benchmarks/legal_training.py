@@ -133,7 +133,7 @@ def packed_speed(rows, tokenizer, machine, device: str) -> dict[str, float]:
         times = Clocks()
         params = LegalParameters(logging_steps=STEPS, eval_steps=STEPS, save_steps=STEPS)
         trained = model(device, tokenizer)
-        step = workload(trained, "random Qwen2", LENGTH)
+        step = workload(trained, "random Qwen2", LENGTH, "full")
         planned = plan(recipe, step, machine)
         trainer = new_trainer(trained, tokenizer, rows, rows[:8], LENGTH, params, planned, machine, Path(folder))
         trainer.add_callback(times)

@@ -56,7 +56,7 @@ def main() -> None:
         for model in ("frequency", *MODELS):
             begin = time.process_time()
             scorer = (
-                Frequency(splits.train)
+                Frequency.of(splits.train)
                 if model == "frequency"
                 else Embeddings(model, splits, arguments.epochs, arguments.width, arguments.seed)
             )

@@ -67,7 +67,7 @@ def load_average() -> float | None:
 
 
 def write(output: Path, machine: dict, **parts) -> None:
-    """`machine`, with how busy it is now, code and versions, and the parts, as JSON."""
+    """`machine`, with how busy it is now, code and versions, and the parts, as JSON; what was there is replaced at once."""
     report = {
         "machine": machine | {"load_average_after": load_average()},
         "code": provenance.code(),
@@ -75,4 +75,6 @@ def write(output: Path, machine: dict, **parts) -> None:
         **parts,
     }
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    written = output.with_name(f".{output.name}")
+    written.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    written.replace(output)

@@ -484,18 +484,25 @@ def summarise(folder: Path, texts: Texts, arguments: argparse.Namespace, machine
             found["above_first"], found["interval"] = compared(found["story_sums"], rows[FIRST]["story_sums"], name)
     for found in rows.values():
         del found["story_sums"]
-    report.write(
-        arguments.output,
-        machine,
-        size=arguments.size,
-        steps=STEPS[arguments.size],
-        step_tokens=STEP_TOKENS,
-        stories={"train": arguments.stories, "dev": HELD_OUT, "test": HELD_OUT},
-        tokens={"train": len(texts.corpus.train), "test_predicted": usable(texts.test)},
-        vocab_size=len(texts.corpus.tokenizer),
-        seeds=arguments.seeds,
-        rows=rows,
-    )
+    study = {
+        "size": arguments.size,
+        "steps": STEPS[arguments.size],
+        "step_tokens": STEP_TOKENS,
+        "stories": {"train": arguments.stories, "dev": HELD_OUT, "test": HELD_OUT},
+        "tokens": {"train": len(texts.corpus.train), "test_predicted": usable(texts.test)},
+        "vocab_size": len(texts.corpus.tokenizer),
+        "seeds": arguments.seeds,
+    }
+    rows = elsewhere(arguments.output, study) | rows
+    report.write(arguments.output, machine, **study, rows={name: rows[name] for name in ROWS if name in rows})
+
+
+def elsewhere(output: Path, study: dict) -> dict[str, dict]:
+    """The rows of the same study that are in the results already: this folder may hold the runs of some rows only."""
+    known = json.loads(output.read_text()) if output.exists() else {}
+    if study != {name: known.get(name) for name in study}:
+        return {}
+    return {name: {"code": known["code"]} | row for name, row in known["rows"].items()}
 
 
 def mean_positions(runs: list[dict]) -> dict[str, float]:

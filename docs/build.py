@@ -74,7 +74,7 @@ def page(path: Path) -> str:
 
 def _links(path: Path) -> str:
     """Names of the files; of those that differ from the one before in a number, the number alone."""
-    folder = "results" if path.parent.name == "docs" else "docs/results"
+    folder = "results" if path.parent == ROOT / "docs" else "docs/results"
     links, before = [], ""
     for name in _read:
         stem = re.sub(r"\d+", "", name)

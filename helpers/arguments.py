@@ -1,4 +1,4 @@
-"""`TrainingArguments` from a plan: where every setting of the plan reaches the Hugging Face trainers."""
+"""From a plan to the `TrainingArguments` of the Hugging Face trainers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .runtime import Runtime
 
 
 def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
-    """`TrainingArguments` (or a subclass) for a plan; every field of the plan reaches the trainer here.
+    """`TrainingArguments` (or a subclass) with every setting of a plan.
 
     Args:
         plan: the settings.
         runtime: the device.
         output_dir: the run's folder.
-        seed: of weights, data order and dropout.
+        seed: seed of weights, data order and dropout.
         cls: `TrainingArguments`, `SFTConfig` or `SentenceTransformerTrainingArguments`.
         **overrides: any of its fields.
     """
@@ -42,7 +42,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "dataloader_num_workers": plan.dataloader_workers,
         "dataloader_pin_memory": plan.pin_memory,
         "dataloader_drop_last": True,
-        "ddp_broadcast_buffers": False,  # frozen weights are buffers and the same everywhere from the start
+        "ddp_broadcast_buffers": False,  # frozen weights are buffers, and equal in all processes
         "logging_first_step": True,
         "logging_nan_inf_filter": False,  # hides NaN in the logs and costs a sync a micro-batch
         "eval_strategy": "steps",
@@ -56,5 +56,5 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
     }
     arguments = cls(**{**fields, **overrides})
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
-        arguments._n_gpu = 1  # never DataParallel, which would multiply the batch in silence
+        arguments._n_gpu = 1  # never DataParallel, which silently multiplies the batch
     return arguments

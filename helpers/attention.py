@@ -34,9 +34,9 @@ def _sdpa_one_dtype(module, query, key, value, attention_mask, **kwargs):
 
 
 def _mask_unread(*args, attention_mask=None, **kwargs):
-    """transformers' SDPA mask without looking on the host whether anything is masked, a wait in every forward pass.
+    """transformers' SDPA mask, without the wait in every forward pass to ask the host whether anything is masked.
 
-    The padding is not indexed by the example either: for that every chip would need the whole batch.
+    Padding is not indexed by the example, since every chip would need the whole batch for that.
     """
     from transformers.masking_utils import sdpa_mask
 

@@ -4,7 +4,7 @@
         [--jobs N | --ray ADDRESS [--cpus N] [--gpus N]] [--grace SECONDS]
 
 Each combination has its own folder `DIR/<run name>/` with the executed notebook and, in `output/`, what the notebook
-wrote. Called again, runs that finished are skipped and the others are resumed. SIGTERM and Ctrl-C are handed on to the
+wrote. The same command again skips runs that are done and resumes the others. SIGTERM and Ctrl-C are passed on to the
 kernels, which have `grace` seconds to save a checkpoint.
 """
 
@@ -56,23 +56,23 @@ def run(
     Args:
         notebook: an .ipynb with a cell tagged `parameters` that assigns annotated literals, `output_dir` among them.
             It runs in the caller's working directory.
-        output_dir: one folder a run is made in it, named by what varies (`seed=1,learning_rate=0.001`, or `run`).
+        output_dir: gets one folder for each run, named by what varies (`seed=1,learning_rate=0.001`, or `run`).
         grid: values to try, by parameter; the last name varies fastest.
         fixed: values for all runs. `output_dir` is `<output_dir>/<run name>/output` unless given here for a single run.
         kernel_name: Jupyter kernel. `python3` is the interpreter that runs this.
-        on_error: "continue" with the other runs, or "stop" them: those that are going on save a checkpoint.
-        place: where the runs go; one after another on this machine, unless given.
-        grace: seconds that kernels have after SIGTERM; then they are killed.
+        on_error: "continue" with the other runs, or "stop" them, with a checkpoint of each.
+        place: where the runs are made; by default one after another on this machine.
+        grace: seconds between SIGTERM and SIGKILL.
 
     Returns:
-        One flat dict a run, as in the table: `run`, the varied parameters, `status` ("done", "done before", "failed",
+        One flat dict for each run, as in the table: `run`, the varied parameters, `status` ("done", "done before", "failed",
         "stopped" or "not run"), `seconds`, `error`, `failed_cell` (the n of In [n]), `notebook`, `output_dir`, and every scalar
         of results.json under its dotted name.
 
     Raises:
-        ValueError: before anything runs, for a name the notebook does not have, a value of another type, a kernel that
-            is not installed, or a folder that holds a run with other parameters.
-        FileNotFoundError: no such notebook, or `data_source` is a path and nothing is there.
+        ValueError: before anything runs: a name that the notebook does not have, a value of another type, a kernel
+            that is not installed, or a folder that holds a run with other parameters.
+        FileNotFoundError: there is no such notebook, or `data_source` is a path without a file.
         Stopped: SIGTERM or SIGINT came (to the main thread), all kernels have ended, and the table is written.
     """
     one_of("on_error", on_error, ("continue", "stop"))
@@ -112,7 +112,7 @@ def _run(
                     deadline = time.monotonic() + grace
                     place.stop()
                     if place.going():
-                        logger.info("waiting up to %g s for the checkpoints of what is going on", grace)
+                        logger.info("waiting up to %g s for the checkpoints of the running notebooks", grace)
                 if time.monotonic() > deadline or arrived.count(signal.SIGINT) > 1:
                     place.kill()
         finally:
@@ -124,7 +124,7 @@ def _run(
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT that arrive inside, in order; none in another thread than the main one, which gets them."""
+    """SIGTERM and SIGINT that arrive inside, in order; only the main thread receives them."""
     arrived, before = [], {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -155,7 +155,7 @@ def plan(
     fixed = {name: typed(name, value, kind_of(declared, name)) for name, value in fixed.items()}
     for name, values in grid.items():
         if len(set(values)) < len(values):
-            raise ValueError(f"{name}={values!r}: a value is there twice, two runs would share a folder")
+            raise ValueError(f"{name}={values!r}: a value is given twice, so two runs would share a folder; remove one")
     varied = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if "output_dir" in grid or ("output_dir" in fixed and len(varied) > 1):
         raise ValueError("output_dir: runs cannot share or vary it; leave it out, each run gets a folder of its own")
@@ -180,7 +180,7 @@ def _check_kernel(name: str) -> None:
 
     installed = KernelSpecManager().find_kernel_specs()
     if name not in installed:
-        raise ValueError(f"kernel {name!r} is not installed: there are {', '.join(sorted(installed)) or 'none'}")
+        raise ValueError(f"kernel={name!r} is not installed; there are: {', '.join(sorted(installed)) or 'none'}")
 
 
 def _scalars(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -199,13 +199,13 @@ def _write_csv(path: Path, rows: Sequence[Mapping]) -> None:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Run, status, seconds, and of the results the loss, the throughput and `eval.after`."""
+    """Run, status and seconds, with loss, throughput and `eval.after` of the results."""
     names = ("run", "status", "seconds", *(name for row in rows for name in row if name.startswith(PRINTED)))
     return tables.text([{name: row.get(name) for name in dict.fromkeys(names)} for row in rows])
 
 
 def places(row: Mapping[str, Any]) -> list[str]:
-    """Where a run's things are, an absolute path a line; what a failed run did not write is left out."""
+    """Absolute paths of what a run wrote, one in each line."""
     output_dir, model = Path(row["output_dir"]), row.get("artifacts.model")
     paths = {
         "notebook": Path(row["notebook"]),
@@ -218,7 +218,7 @@ def places(row: Mapping[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns 1 if any run failed, 128 + its number after a signal. Wrong arguments exit with 2 before anything runs."""
+    """The command line. Returns 1 if a run failed, 128 + its number after a signal; wrong arguments exit with 2 at once."""
     parser = argparse.ArgumentParser(prog="python -m helpers.batch", description=__doc__.partition("\n")[0])
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--output-dir", type=Path, required=True)
@@ -226,11 +226,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernel", default="python3")
     parser.add_argument("--stop-on-error", action="store_true", help="the first failure stops the other runs")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--jobs", type=int, default=1, help="runs at once on this machine, each on a GPU of its own")
-    where.add_argument("--ray", metavar="ADDRESS", help="hand the runs to this Ray cluster; auto finds the one here")
-    parser.add_argument("--cpus", type=int, help="of a run on Ray (1)")
-    parser.add_argument("--gpus", type=int, help="of a run on Ray (1 where the cluster has any)")
-    parser.add_argument("--grace", type=float, default=GRACE, help=f"seconds to save a checkpoint in ({GRACE:g})")
+    where.add_argument("--jobs", type=int, default=1, help="runs at once on this machine, each on its own GPU")
+    where.add_argument("--ray", metavar="ADDRESS", help="send the runs to this Ray cluster; auto: that of this machine")
+    parser.add_argument("--cpus", type=int, help="CPUs of one run on Ray (1)")
+    parser.add_argument("--gpus", type=int, help="GPUs of one run on Ray (1 if the cluster has any)")
+    parser.add_argument("--grace", type=float, default=GRACE, help=f"seconds between SIGTERM and SIGKILL ({GRACE:g})")
     options = parser.parse_intermixed_args(arguments)
     show_output(options.jobs)
     try:
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             place = RayRuns(options.ray, options.cpus, options.gpus)
         elif (options.cpus, options.gpus) != (None, None):
             raise ValueError(
-                f"cpus={options.cpus}, gpus={options.gpus}: these are for --ray; a run here sees the machine"
+                f"cpus={options.cpus}, gpus={options.gpus}: these need --ray; without it a run sees the whole machine"
             )
         else:
             place = LocalRuns(options.jobs)
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\ntable    {options.output_dir.expanduser().resolve() / 'results.csv'}")
     if code > 128:
         print(
-            f"stopped by {signal.Signals(code - 128).name}: the same command again resumes what was stopped and runs the rest"
+            f"stopped by {signal.Signals(code - 128).name}: the same command again resumes what was stopped, and runs the rest"
         )
     return code
 

@@ -1,8 +1,8 @@
 """Checkpoints that are whole or absent: staged, hashed, synced, renamed; verified before they are used.
 
 A checkpoint is written to `.staging-N` beside its final place, every file is hashed into `manifest.json` and synced to
-disk, and one rename makes it `checkpoint-N`. Whatever kills the process, a folder named `checkpoint-N` holds all of it
-or its damage shows. (Stock Trainer writes in place and resumes in silence from a half.)
+disk, and one rename makes it `checkpoint-N`. Whatever kills the process, a folder named `checkpoint-N` is whole or its
+damage is found. (Stock Trainer writes in place, and resumes silently from half a checkpoint.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 SCHEMA = 1
 _FOLDER = re.compile(r"checkpoint-(\d+)")
-_OURS = (AssertionError, AttributeError, LookupError, NameError, TypeError)  # no disk says these
+_OURS = (AssertionError, AttributeError, LookupError, NameError, TypeError)  # mistakes of the program, never of a disk
 
 
 class CheckpointNotWritten(OSError):
@@ -28,12 +28,12 @@ class CheckpointNotWritten(OSError):
 
 
 def folder(output_dir: Path | str, step: int) -> Path:
-    """Where the checkpoint of an optimizer step lives."""
+    """Path of the checkpoint of an optimizer step."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
 def staging_folder(output_dir: Path | str, step: int) -> Path:
-    """Where the checkpoint of a step is written before it is published."""
+    """Path where that checkpoint is written before it is published."""
     return Path(output_dir) / f".staging-{step}"
 
 
@@ -60,8 +60,8 @@ def staged(output_dir: Path | str, step: int) -> Iterator[Path]:
     """Yields an empty folder; what the block writes into its `checkpoint-<step>` is published whole on leaving.
 
     Raises:
-        CheckpointNotWritten: the block or the publishing failed (disk full, say); nothing is left behind. A mistake of
-            the program (`_OURS`) comes through as it is.
+        CheckpointNotWritten: the block or the publishing failed (a full disk, for example); nothing is left behind.
+            A mistake of the program (`_OURS`) is raised unchanged.
     """
     output_dir = Path(output_dir)
     staging = staging_folder(output_dir, step)
@@ -80,7 +80,7 @@ def staged(output_dir: Path | str, step: int) -> Iterator[Path]:
         raise CheckpointNotWritten(
             f"checkpoint at step {step} was not written to output_dir={str(output_dir)!r} ({free:.2f} GiB free there): "
             f"{error}. The newest whole checkpoint is {last.name if last else 'none'}. Free space or choose another disk, "
-            "then run again: the run goes on from that checkpoint."
+            "then run again: the run continues from that checkpoint."
         ) from error
     shutil.rmtree(staging, ignore_errors=True)
 
@@ -110,7 +110,7 @@ def publish(source: Path, target: Path) -> None:
 
 
 def damage(checkpoint: Path | str) -> str | None:
-    """What is wrong with a checkpoint, or None when every file is there with the bytes that were written."""
+    """What is wrong with a checkpoint, or None if every file has the bytes that were written."""
     checkpoint = Path(checkpoint)
     if not checkpoint.is_dir():
         return "the folder is missing"
@@ -138,13 +138,13 @@ def damage(checkpoint: Path | str) -> str | None:
             if _fingerprint(path)["sha256"] != digest:
                 return f"{name} has changed since it was written"
             _try(path)
-        except Exception as error:  # whatever a library makes of it
+        except Exception as error:  # whatever the library raises
             return f"{name} cannot be read: {error}"
     return None
 
 
 def _try(path: Path) -> None:
-    """Raises for a file of weights or states that is none, or asks for more than tensors."""
+    """Raises if a file of weights or states cannot be loaded, or needs more than tensors."""
     if path.suffix == ".safetensors":
         from safetensors import safe_open
 
@@ -159,7 +159,7 @@ def _try(path: Path) -> None:
 
 
 def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, and one line for every newer one that was passed over and why."""
+    """The newest whole checkpoint, and for every newer one a line that says why it was skipped."""
     skipped = []
     for checkpoint in listed(output_dir):
         problem = damage(checkpoint)
@@ -170,20 +170,20 @@ def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Renames a damaged checkpoint out of the way and returns its new path; its weights may still be worth something."""
+    """Renames a damaged checkpoint, whose weights may still be of use, and returns its new path."""
     kept = checkpoint.with_name(f"damaged-{checkpoint.name}")
     shutil.rmtree(kept, ignore_errors=True)
     return checkpoint.rename(kept)
 
 
 def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str | None = None) -> None:
-    """Deletes checkpoints that are not needed, and what killed writers left behind.
+    """Deletes checkpoints that are not needed, and what killed processes left.
 
     Args:
         output_dir: the run's folder.
         keep: how many of the newest stay, counted from `newest` down.
-        newest: the step just written. Later ones are of a run that was rewound to an older checkpoint, and go.
-        protect: one more that stays.
+        newest: the step just written; later ones, from before the run went back to an older checkpoint, are deleted.
+        protect: one more checkpoint to keep.
     """
     protected = protect and Path(protect).resolve()
     kept = [path for path in listed(output_dir) if step_of(path) <= newest][:keep]
@@ -194,7 +194,7 @@ def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str
 
 
 def sweep(output_dir: Path | str) -> None:
-    """Removes what killed writers left; a folder that had made way for one that never came goes back first."""
+    """Removes what killed processes left; first restores a folder that was moved away and never replaced."""
     for discarded in Path(output_dir).glob(".discarded-checkpoint-*"):
         target = discarded.with_name(discarded.name.removeprefix(".discarded-"))
         if not target.exists():

@@ -1,16 +1,16 @@
-"""Counts XLA compilations and host transfers of a training run, kind of work by kind of work."""
+"""Counts the XLA compilations and host transfers of a training run by phase."""
 
 from __future__ import annotations
 
 from . import xla
 
-TRAINING = ("step", "between")  # an optimizer step, and what lies between two (the loader)
-# XLA compiles the first step, and what follows the first log; the rest of a run reuses.
+TRAINING = ("step", "between")  # an optimizer step, and what happens between two (the loader)
+# XLA compiles the first step and what follows the first log; the rest of a run reuses these programs.
 WARMUP_RUNS = {"step": 1, "between": 3}
 
 
 class CompilationCounter:
-    """Books what XLA did since the last call to a phase; the first runs of each phase are its warm-up.
+    """Assigns what XLA did since the last call to a phase; the first runs of each phase are its warm-up.
 
     Phases are "step", "between", "log", "evaluate" and "save". A log, an evaluation and a save must bring values to the
     host; between two of them none may leave the device.
@@ -27,11 +27,11 @@ class CompilationCounter:
         self._last = xla.counters() if self.enabled else None
 
     def stop(self) -> None:
-        """Leaves it: what comes after is not counted."""
+        """Leaves the training loop; what follows is not counted."""
         self._last = None
 
     def book(self, phase: str) -> None:
-        """Everything since the last call belongs to `phase`."""
+        """Assigns everything since the last call to `phase`."""
         if self._last is None:
             return
         now, before = xla.counters(), self._last

@@ -1,8 +1,8 @@
-"""Random draws of the data pipeline that belong to a place in the run, whoever makes them and when.
+"""Random draws of the data pipeline that depend only on the place in the run, so that a resume repeats them.
 
-A loader fetches ahead, in worker processes, and skips what was trained on before a resume: generators that are seeded a
-step would be read by another one's batch. So every batch is seeded from its own place, just before it is fetched and
-collated; any collator that draws from `random`, numpy or torch draws the same again.
+A loader fetches ahead, in worker processes, and skips what was trained on before a resume, so seeding at each step would
+reach the wrong batch. Therefore every batch is seeded from its own place, just before it is fetched and
+collated; a collator may draw from `random`, numpy and torch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from accelerate.data_loader import SeedableRandomSampler
 from torch.utils.data import Dataset, RandomSampler, Sampler
 
 
-def seed_generators(*entropy: int) -> None:
-    """Seeds `random`, numpy and torch on the CPU from some numbers."""
+def seed_generators(*entropy: int) -> int:
+    """Seeds `random`, numpy and torch on the CPU from these numbers, and returns the seed."""
     value = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     random.seed(value)
     np.random.seed(value)
     torch.default_generator.manual_seed(value)
+    return value
 
 
 class Place(NamedTuple):

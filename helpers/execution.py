@@ -1,6 +1,6 @@
-"""One run of a notebook: executed by papermill in a kernel of its own, and judged by what it left.
+"""One run of a notebook: executed by papermill in a kernel of its own, and judged by what it wrote.
 
-papermill reports success for things that are none (`sys.exit` half way, a NaN loss); here each of them is a failure.
+papermill reports success after `sys.exit` half way and for a NaN loss; here both are failures.
 """
 
 import itertools
@@ -25,7 +25,7 @@ logger = logging.getLogger("helpers.batch")
 
 @dataclass(frozen=True)
 class Run:
-    """One combination: its name, what varies, all that is passed to the notebook, and where things go."""
+    """One combination: its name, what varies, all parameters passed to the notebook, its path and that of the executed copy."""
 
     name: str
     varied: dict[str, Any]
@@ -39,7 +39,7 @@ class Run:
 
 
 def show_output(jobs: int = 1) -> None:
-    """Logs to stderr what runs and what notebooks print, each line marked with its run where there are several."""
+    """Logs to stderr what runs and what the notebooks print; with several jobs each line begins with its run."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Marked() if jobs > 1 else logging.Formatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
@@ -56,13 +56,13 @@ class _Marked(logging.Formatter):
 
 
 def _effective(notebook: Path, passed: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that tell runs apart: the notebook's defaults under what is passed."""
+    """Parameters that tell runs apart: what is passed, and the notebook's defaults for the others."""
     watched = {name for name, field in Parameters.model_fields.items() if not extra(field)["identity"]}
 
     def value(text: str) -> Any:
         try:
             return literal_eval(text)
-        except (ValueError, SyntaxError):  # papermill cuts a default at its first #; compare what it left as text
+        except (ValueError, SyntaxError):  # papermill cuts a default at its first #: compare the rest as text
             return text
 
     defaults = {name: value(parameter["default"]) for name, parameter in inspect(notebook).items()}
@@ -70,10 +70,10 @@ def _effective(notebook: Path, passed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finished(each: Run) -> Ended | None:
-    """(outcome, results) of a run that finished earlier; None for one that has to be executed.
+    """(outcome, results) of a run that is done; None for one that must be executed.
 
     Raises:
-        ValueError: the run's folder holds another run, which executing this one would mix with.
+        ValueError: the run's folder holds another run, or a notebook that is cut short.
     """
     import nbformat
 
@@ -98,11 +98,11 @@ def finished(each: Run) -> Ended | None:
 
 
 def execute(each: Run, kernel_name: str, kernels: Kernels, environment: Mapping[str, str] | None = None) -> Ended:
-    """Runs the notebook, in any thread; the status is "done", "failed", or "stopped" where `kernels` was told to stop.
+    """Runs the notebook, in any thread; the status is "done", "failed", or "stopped" after `kernels.stop()`.
 
     Args:
-        kernels: where its kernel is registered.
-        environment: variables that its kernel gets on top of this process's.
+        kernels: registers its kernel.
+        environment: variables for its kernel, besides those of this process.
     """
     import nbformat
     from papermill import PapermillExecutionError, execute_notebook
@@ -126,7 +126,7 @@ def execute(each: Run, kernel_name: str, kernels: Kernels, environment: Mapping[
         error = f"{type(failure).__name__}: {failure}"
     seconds = round(time.perf_counter() - start, 1)
     executed = nbformat.read(each.executed, as_version=4) if each.executed.exists() else nbformat.v4.new_notebook()
-    # Counted, as a kernel that dies may not have said its cell's number. It is the last one when all cells ran.
+    # Counted, since a kernel that dies may not have reported its cell; the last one when all cells ran.
     started = sum(cell.metadata.papermill.start_time is not None for cell in _code_cells(executed))
     if not error:
         error, results = _outcome(executed, each.output_dir)
@@ -142,7 +142,7 @@ def _code_cells(executed: Any) -> list[Any]:
 
 
 def _outcome(executed: Any, output_dir: Path) -> tuple[str, dict[str, Any]]:
-    """What papermill let pass in an executed notebook ("" for nothing), and its results."""
+    """What is wrong with an executed notebook ("" for nothing) although papermill reports success, and its results."""
     idle = sum(cell.execution_count is None for cell in _code_cells(executed))
     if idle or executed.metadata.papermill.exception:
         return f"the notebook stopped early (sys.exit?), {idle} code cells never ran", {}

@@ -1,8 +1,8 @@
-"""One owner a run folder, so that two processes never write the same run.
+"""One owner for each run folder, so that two processes never write the same run.
 
-A file in the folder names the owner: host, process, and a heartbeat that a contender watches by its own clock
+A file in the folder names the owner's host and process, and carries a heartbeat that others watch by their own clock
 (filelock's `SoftFileLease`, which needs no locks from the file system: it works on a local disk, NFS and a mounted
-Drive). An owner that died on this machine is replaced at once, one elsewhere after `SILENCE` seconds without a heartbeat.
+Drive). A dead owner on this machine is replaced at once, one elsewhere after `SILENCE` seconds without a heartbeat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from . import tracking
 
 LOCK_FILE, OWNER_FILE = "owner.lock", "owner.json"
 SILENCE = 120.0  # seconds; a heartbeat comes every third of it
-UNSIGNED = 5.0  # seconds after which a lock file that is still empty is of a process that died while it made it
+UNSIGNED = 5.0  # seconds after which a lock file that is still empty means that its process died while writing it
 
 
 class FolderTaken(RuntimeError):
@@ -42,10 +42,10 @@ _holds: dict[Path, _Hold] = {}
 
 
 def own(output_dir: Path | str) -> None:
-    """Makes this process the owner of an existing folder until it ends; nothing where it, or a parent, is that already.
+    """Makes this process the owner of an existing folder until it ends, unless it or a parent process is the owner.
 
     Raises:
-        FolderTaken: another process owns it and lives; says which, and what to do.
+        FolderTaken: a living process owns the folder.
         OSError: the folder cannot be written.
     """
     path = Path(output_dir).resolve()
@@ -58,7 +58,7 @@ def own(output_dir: Path | str) -> None:
     except Timeout:
         owner, parents = lease.owner, {parent.pid for parent in psutil.Process().parents()}
         if owner and owner.hostname == socket.gethostname() and owner.pid in parents:
-            return  # a notebook's kernel, which waits for the processes that it has launched
+            return  # a notebook's kernel, which waits for the processes that it launched
         _outwait(lease, path)
     _holds[path] = _Hold(lease) if hold is None else _Hold(lease, hold.since)
     since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -68,7 +68,7 @@ def own(output_dir: Path | str) -> None:
 
 
 def _outwait(lease: SoftFileLease, path: Path) -> None:
-    """Acquires the lease of an owner on another machine once it has been silent for long enough."""
+    """Acquires the lease if its owner, on another machine, is silent for `SILENCE` seconds; else raises FolderTaken."""
     owner, seen = lease.owner, _heartbeat(path)
     who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
     with contextlib.suppress(OSError, ValueError, LookupError):
@@ -90,7 +90,7 @@ def _outwait(lease: SoftFileLease, path: Path) -> None:
 
 
 def _heartbeat(path: Path) -> tuple[float, int] | None:
-    """When the lock was last written, and its bytes."""
+    """When the lock file was written last, and its size in bytes; None if there is none."""
     try:
         status = (path / LOCK_FILE).stat()
         return status.st_mtime, status.st_size
@@ -99,14 +99,14 @@ def _heartbeat(path: Path) -> tuple[float, int] | None:
 
 
 def check(output_dir: Path | str) -> None:
-    """Raises FolderTaken where the folder was ours and another process has taken it over since (a suspended machine)."""
+    """Raises FolderTaken if another process took over our folder (this machine was suspended, for example)."""
     if Path(output_dir).resolve() in _holds:
         own(output_dir)
 
 
 @contextlib.contextmanager
 def owned(output_dir: Path | str) -> Iterator[float]:
-    """Owns the folder inside the block, and after it if it did so before; yields `time.monotonic()` of the taking."""
+    """Owns the folder inside the block, and after it if it did so before; yields the `time.monotonic()` since when."""
     path = Path(output_dir).resolve()
     before = path in _holds
     path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A notebook's declared parameters, and values for them: read from a command line, spread over a grid, put in a folder name."""
+"""A notebook's declared parameters, and their values on a command line, in a grid and in a folder's name."""
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -26,12 +26,12 @@ def inspect(notebook: Path) -> dict[str, dict[str, str]]:
     from papermill import inspect_notebook
 
     if not notebook.is_file():
-        raise FileNotFoundError(f"notebook={str(notebook)!r}: no such file")
+        raise FileNotFoundError(f"notebook={str(notebook)!r}: no such file; check the path")
     parameters = inspect_notebook(literal_path(notebook))
     if not parameters:
-        raise ValueError(f"{notebook} has no cell tagged 'parameters' that assigns any: tag its parameters cell")
+        raise ValueError(f"{notebook} has no parameters: give the cell that assigns them the tag 'parameters'")
     if "output_dir" not in parameters:
-        raise ValueError(f"{notebook} has no parameter output_dir: results.json could not be found")
+        raise ValueError(f"{notebook} has no parameter output_dir, where results.json is read from: add it")
     return parameters
 
 
@@ -65,16 +65,17 @@ def run_name(varied: Mapping[str, Any]) -> str:
 
 
 def kind_of(declared: Mapping[str, Mapping[str, str]], name: str) -> type:
+    """The declared type of a parameter. Raises ValueError for an unknown name, or a type that is not in KINDS."""
     if name not in declared:
         raise ValueError(unknown(name, declared))
     annotation = declared[name]["inferred_type_name"]
     if annotation not in KINDS:
-        raise ValueError(f"{name} is annotated {annotation} in the notebook: annotate it {', '.join(KINDS)}")
+        raise ValueError(f"{name} is annotated {annotation} in the notebook: use one of {', '.join(KINDS)}")
     return KINDS[annotation]
 
 
 def from_text(name: str, text: str, kind: type) -> Any:
-    """What a text of the command line means where `kind` is declared; ValueError for what it does not mean."""
+    """The value of type `kind` that a text of the command line stands for; ValueError if there is none."""
     if kind is bool:
         one_of(name, text, BOOLEANS)
         return BOOLEANS[text]
@@ -86,10 +87,10 @@ def from_text(name: str, text: str, kind: type) -> Any:
 
 
 def typed(name: str, value: Any, kind: type) -> Any:
-    """`value` if it is of `kind` (an int for a float becomes a float), with `kind` one of bool, int, float, str.
+    """`value` if it is of `kind`: bool, int, float (also given as an int) or str.
 
     Raises:
-        ValueError: another type, nan or infinity.
+        ValueError: another type, NaN or infinity.
     """
     try:
         return TypeAdapter(kind, config=Parameters.model_config).validate_python(value)
@@ -98,5 +99,5 @@ def typed(name: str, value: Any, kind: type) -> Any:
 
 
 def literal_path(path: Path) -> str:
-    """papermill formats paths as templates; braces in a folder's name are not meant as one."""
+    """The path with its braces escaped, since papermill formats paths as templates."""
     return str(path).replace("{", "{{").replace("}", "}}")

@@ -15,11 +15,11 @@ from pydantic import BaseModel, TypeAdapter
 
 
 class Accelerator(BaseModel, frozen=True, extra="forbid"):
-    """One device as its datasheet states it. A TPU entry is what torch_xla counts as one device: a chip, v2 and v3 a core."""
+    """One device in its datasheet. For TPUs, what torch_xla counts as a device: a chip, but in v2 and v3 a core."""
 
     name: str
     kind: Literal["cuda", "xla"]
-    pattern: str  # matches the name the runtime reports, case-insensitive
+    pattern: str  # regular expression for the name that the runtime reports, case-insensitive
     gigabytes: int
     gigabytes_per_second: int
     teraflops: dict[str, float]  # dense, by dtype: fp32, tf32, fp16, bf16
@@ -38,7 +38,7 @@ class Accelerator(BaseModel, frozen=True, extra="forbid"):
         return self.gigabytes_per_second * 10**9
 
     def peak_for(self, precision: str) -> float | None:
-        """Dense FLOP/s for a training precision; fp32 uses TF32 where the device has it (we switch it on)."""
+        """Dense FLOP/s for a training precision; fp32 uses TF32 if the device has it, since training switches it on."""
         tera = self.teraflops.get(precision)
         if precision == "fp32":
             tera = self.teraflops.get("tf32", tera)
@@ -72,12 +72,12 @@ class Machine:
 
     @property
     def memory(self) -> int | None:
-        """Bytes a device; None for a CPU, whose memory is the computer's."""
+        """Bytes of one device; None for a CPU, whose memory is that of the computer."""
         return self.accelerator and self.accelerator.memory
 
 
 def cpu_name() -> str:
-    """The processor's model name, as Linux tells it."""
+    """The processor's model name."""
     info = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*: (.+)$", info.read_text(encoding="utf-8") if info.exists() else "", re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What stops a run from outside or inside: signals, a time budget, a loss that is no number, memory that is not there."""
+"""What stops a run: signals, a time budget, a loss that is not finite, memory that runs out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from . import ranks, tracking
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-WATCH_SECONDS = 0.25  # ipykernel looks for its parent once a second
+WATCH_SECONDS = 0.25  # ipykernel checks its parent once a second
 
 
 class Stopped(RuntimeError):
@@ -24,7 +24,7 @@ class Stopped(RuntimeError):
 
 
 class EvaluationStopped(Exception):
-    """Leaves an evaluation at once: the step before it is saved, and the evaluation is made when the run goes on."""
+    """Leaves an evaluation: the step before it is saved, and the evaluation is repeated when the run continues."""
 
 
 class NonFiniteLoss(RuntimeError):
@@ -32,11 +32,11 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Stops(TrainerCallback):
-    """Turns a wish to stop into a checkpoint and a stop at the next step boundary; `reason` says what the wish was.
+    """Turns a request to stop into a checkpoint and a stop at the end of the step; `reason` says what the request was.
 
-    Wishes are SIGTERM (preemption), SIGINT (the Stop button, Ctrl-C), SIGHUP, the end of the time budget, and, in a
-    Jupyter kernel or under a launcher, a parent process that is gone. A handler only sets a flag: saving inside one can
-    deadlock. A second SIGINT interrupts at once. Periodic saves remain the guarantee.
+    Requests are SIGTERM (preemption), SIGINT (the Stop button, Ctrl-C), SIGHUP, the end of the time budget, and, in a
+    Jupyter kernel or under a launcher, the end of the parent process. A handler only sets a flag, since saving in it can
+    deadlock. A second SIGINT interrupts at once. Only periodic saves are a guarantee.
 
     Args:
         max_hours: the time budget; 0 is none.
@@ -49,7 +49,7 @@ class Stops(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self, since: float | None = None) -> Iterator[Stops]:
-        """Listens inside the block; `since` is the `time.monotonic()` from which the budget counts (default: now)."""
+        """Listens inside the block; the budget counts from `since`, a `time.monotonic()` (default: now)."""
         self.reason = ""
         if self.max_hours:
             self._deadline = (time.monotonic() if since is None else since) + self.max_hours * 3600
@@ -91,7 +91,7 @@ class Stops(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self._look_at_the_clock()
         agreed = next(filter(None, ranks.gather(self.reason)), "")  # all processes stop after the same step
-        if agreed:  # a wish that came while this one waited for the others is for the next step
+        if agreed:  # one that came while this process waited for the others is for the next step
             self.reason = agreed
             control.should_save = True
             control.should_training_stop = True
@@ -108,7 +108,7 @@ def in_kernel() -> bool:
 
 
 class _AnyParent(int):
-    """A parent process that is never another: with it ipykernel's poller does not end a kernel that is still saving."""
+    """A process id that equals all others, so that ipykernel's poller does not end a kernel that is still saving."""
 
     def __ne__(self, other) -> bool:
         return False
@@ -117,7 +117,7 @@ class _AnyParent(int):
 
 
 def _spare_orphans(spared: bool) -> None:
-    """Whether ipykernel lets a kernel live whose parent is gone; it ends such a kernel within a second."""
+    """Whether ipykernel spares a kernel without a parent, which it would otherwise end within a second."""
     if in_kernel():
         from ipykernel.kernelapp import IPKernelApp
 
@@ -127,13 +127,13 @@ def _spare_orphans(spared: bool) -> None:
 
 
 def _local(tensor):
-    """This process's share of a sharded tensor; on XLA a copy on the CPU, which compiles nothing."""
+    """This process's part of a sharded tensor; on XLA a copy on the CPU, so that nothing is compiled."""
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return tensor.cpu() if tensor.device.type == "xla" else tensor
 
 
 def all_finite(tensors: Iterable) -> bool:
-    """Whether no floating-point tensor holds NaN or an infinity; one pass over each, one wait for the device."""
+    """Whether no floating-point tensor holds NaN or infinity: one pass over each, one wait for each device."""
     import torch
 
     extremes = [
@@ -149,7 +149,7 @@ def all_finite(tensors: Iterable) -> bool:
 
 
 class FiniteGuard:
-    """Remembers on the device the first step whose loss was not finite; reading it is the only host sync."""
+    """Remembers on the device the first step with a loss that is not finite; only reading it waits for the device."""
 
     def __init__(self, device):
         import torch
@@ -158,7 +158,7 @@ class FiniteGuard:
         self.first_bad = torch.full((), -1, dtype=torch.int32, device=device)
 
     def update(self, loss, *, ends_step: bool) -> None:
-        """Takes the loss of one micro-batch; `ends_step` when the optimizer steps after it."""
+        """Notes the loss of one micro-batch; `ends_step`: the optimizer steps after it."""
         import torch
 
         bad = ~torch.isfinite(loss.detach()).all() & (self.first_bad < 0)
@@ -167,13 +167,13 @@ class FiniteGuard:
             self.finished_steps = self.finished_steps + 1
 
     def first_bad_step(self) -> int | None:
-        """Steps finished before the bad one since construction, or None. Waits for the device."""
+        """How many steps since construction were finished before the bad one, or None. Waits for the device."""
         index = int(self.first_bad.item())
         return None if index < 0 else index
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the device's memory did not suffice (CUDA, CPU allocator, XLA)."""
+    """Whether an exception means that memory ran out (CUDA, CPU allocator, XLA)."""
     import torch
     from accelerate.utils.memory import should_reduce_batch_size
 
@@ -186,11 +186,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def smaller_micro_batch(micro_batch: int, accumulation: int, multiple_of: int = 1) -> tuple[int, int] | None:
-    """The next smaller (micro-batch, accumulation) with the same product, at most half; None when there is none.
+    """The next (micro-batch, accumulation) with the same product and at most half the micro-batch, or None.
 
     Args:
-        micro_batch: examples a forward pass.
-        accumulation: forward passes an optimizer step.
+        micro_batch: examples in a forward pass.
+        accumulation: forward passes in an optimizer step.
         multiple_of: devices that share a micro-batch.
     """
     effective = micro_batch * accumulation

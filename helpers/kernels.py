@@ -1,4 +1,4 @@
-"""The kernels that run notebooks now, told to stop together: SIGTERM, and after a grace time SIGKILL."""
+"""The kernels that run notebooks, which are stopped together: by SIGTERM, and after a grace time by SIGKILL."""
 
 import contextlib
 import os
@@ -8,20 +8,20 @@ from collections.abc import Iterator, Mapping
 
 
 class Kernels:
-    """Started by any thread; one that starts when the others have been told to stop is told so, too.
+    """Kernels, started in any thread; one that starts after `stop` is stopped, too.
 
-    SIGTERM goes to a kernel alone and not to its process group: the processes that load its data would die of it, and
-    the training notebook, which saves a checkpoint and raises `Stopped`, would fail. Another notebook dies.
+    SIGTERM goes to a kernel and not to its process group: it would kill the processes that load the data, and a training
+    notebook could not save its checkpoint and raise `Stopped`. A notebook that does not train dies.
     """
 
     def __init__(self):
         self.stopping = False
         self._lock = threading.Lock()
-        self._processes = set()  # psutil's, which signal no other process that got the same number later
+        self._processes = set()  # psutil's, which never signal another process that got the same number later
 
     @contextlib.contextmanager
     def manager(self, environment: Mapping[str, str]) -> Iterator[type]:
-        """The kernel manager class of one notebook, whose kernel gets `environment` on top of this process's."""
+        """The kernel manager class of one notebook; `environment`: variables besides those of this process."""
         import psutil
         from jupyter_client import AsyncKernelManager
 
@@ -42,15 +42,17 @@ class Kernels:
             with self._lock:
                 self._processes -= started
             for process in started if self.stopping else ():
-                with contextlib.suppress(ProcessLookupError):  # processes that a kernel launched and died before
+                with contextlib.suppress(ProcessLookupError):  # processes that a dead kernel launched
                     os.killpg(process.pid, signal.SIGKILL)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
+        """Sends a signal to all kernels, and SIGTERM to those that start later."""
         with self._lock:
             self.stopping = True
             _send(self._processes, number)
 
     def kill(self) -> None:
+        """Kills all kernels at once."""
         self.stop(signal.SIGKILL)
 
 

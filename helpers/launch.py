@@ -1,14 +1,14 @@
-"""A notebook in several processes, on one machine or more: its cells run as a script in each, through accelerate's launcher.
+"""A notebook in several processes, on one or more machines: each runs its cells as a script, started by accelerate.
 
     python -m helpers.launch notebooks/X.ipynb --processes 2 -p seed 3
     python -m helpers.launch notebooks/X.ipynb --processes 8 --machines 2 --rank 0 --address 10.0.0.1:29500   # and rank 1
     torchrun --nproc-per-node 2 -m helpers.launch notebooks/X.ipynb        # or srun, or a Kubernetes job
 
-Every process runs every cell, so that all of them meet in every training and evaluation, with three differences for those
-that are not the first: what they print goes nowhere; their `output_dir` is a temporary folder, so that whatever a cell
-writes and reads back works and is thrown away; and a trainer (`TrainerMixin`) takes the folder of the first process
-for its checkpoints, which all machines must therefore share. Where torchrun, SLURM or Kubernetes has started this process,
-it becomes the rank that it was given. `package.module:function` in the place of a notebook is called with the parameters.
+Every process runs every cell, so that all take part in every training and evaluation. Three things differ in all but the
+first: their output is not shown; their `output_dir` is a temporary folder, from which a cell can read what it wrote; and a
+trainer (`TrainerMixin`) uses the folder of the first process for its checkpoints, which all machines must therefore share.
+If torchrun, SLURM or Kubernetes started this process, it takes the rank that it was given. `package.module:function` instead
+of a notebook is called with the parameters.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import ast
 import json
 import linecache
 import os
+import pkgutil
 import socket
 import subprocess
 import sys
@@ -31,24 +32,24 @@ from typing import Any
 from . import grid, processes, ranks, tracking
 
 APPEARS = 10  # seconds after which a network disk shows what another machine wrote
-# The scheduler's name for each variable of torchrun, where it started one process a rank.
+# The scheduler's name for each variable of torchrun, if it started one process for each rank.
 SCHEDULERS = (
     {"WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"},
-    {"WORLD_SIZE": "WORLD_SIZE", "RANK": "RANK"},  # of a Kubernetes job of PyTorch, a process a pod
+    {"WORLD_SIZE": "WORLD_SIZE", "RANK": "RANK"},  # a PyTorch job of Kubernetes, with one process in each pod
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: launches, or is one of the launched. Wrong arguments exit with 2 before anything runs."""
+    """The command line: launches the processes, or is one of them. Wrong arguments exit with 2 at once."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="python -m helpers.launch", description=__doc__.partition("\n")[0])
     parser.add_argument("target", metavar="NOTEBOOK", help="an .ipynb, or package.module:function")
     parser.add_argument("-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
-    parser.add_argument("--processes", type=int, default=0, help="on this machine; 0: one for each GPU, or 1")
+    parser.add_argument("--processes", type=int, default=0, help="on this machine; 0: one for each GPU, or one")
     parser.add_argument("--machines", type=int, default=1)
-    parser.add_argument("--rank", type=int, default=0, help="of this machine, from 0")
-    parser.add_argument("--address", default="", metavar="HOST:PORT", help="of machine 0, the same on all")
-    parser.add_argument("--config", default="", help="accelerate's configuration file (FSDP, for one)")
+    parser.add_argument("--rank", type=int, default=0, help="number of this machine, from 0")
+    parser.add_argument("--address", default="", metavar="HOST:PORT", help="of machine 0; the same on all machines")
+    parser.add_argument("--config", default="", help="accelerate's configuration file, for FSDP for example")
     parser.add_argument("--timeout", type=int, default=1800, help="seconds that one process waits for another")
     options = parser.parse_args(arguments)
     try:
@@ -67,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The parameters given, each of the type that the notebook declares."""
+    """The given parameters, each of the type that the notebook declares."""
     names = [name for name, _ in parameters]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{', '.join(sorted(twice))}: given twice")
+        raise ValueError(f"{', '.join(sorted(twice))}: given twice; give each once")
     if not _is_notebook(target):
         return dict(parameters)
     declared = grid.inspect(Path(target).expanduser())
@@ -83,7 +84,7 @@ def _is_notebook(target: str) -> bool:
 
 
 def _many(options: argparse.Namespace) -> bool:
-    """Whether there is anything to launch; settles how many. Raises ValueError for what cannot be."""
+    """Whether there are several processes to launch; sets how many. Raises ValueError for what is impossible."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -94,14 +95,14 @@ def _many(options: argparse.Namespace) -> bool:
             "set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
         )
     if options.machines > 1 and ":" not in options.address:
-        raise ValueError(f"--address={options.address!r}: give HOST:PORT of machine 0, where the others find it")
+        raise ValueError(f"--address={options.address!r}: give HOST:PORT of machine 0")
     if not 0 <= options.rank < options.machines:
-        raise ValueError(f"--rank={options.rank}: must be 0 to {options.machines - 1}, another on each machine")
+        raise ValueError(f"--rank={options.rank}: give 0 to {options.machines - 1}, a different one on each machine")
     return options.processes * options.machines > 1
 
 
 def _where(options: argparse.Namespace) -> list[str | int]:
-    """Options of accelerate's launcher."""
+    """Options for accelerate's launcher."""
     found = ["--config_file", options.config] if options.config else []
     if options.machines > 1:
         host, _, port = options.address.rpartition(":")
@@ -110,7 +111,7 @@ def _where(options: argparse.Namespace) -> list[str | int]:
 
 
 def _is_rank() -> bool:
-    """Whether a launcher or a scheduler started this process; its variables are then torchrun's."""
+    """Whether a launcher or a scheduler started this process; sets torchrun's variables if a scheduler did."""
     if "LOCAL_RANK" not in os.environ:
         for names in SCHEDULERS:
             found = {ours: os.environ[theirs] for ours, theirs in names.items() if theirs in os.environ}
@@ -121,7 +122,7 @@ def _is_rank() -> bool:
 
 
 def _meeting_point() -> dict[str, str]:
-    """Where the processes of a SLURM step find each other, unless the user has said it."""
+    """Where the processes of a SLURM step find each other, unless the user has set it."""
     if "MASTER_ADDR" in os.environ or "SLURM_JOB_NODELIST" not in os.environ:
         return {}
     nodes = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
@@ -130,7 +131,7 @@ def _meeting_point() -> dict[str, str]:
 
 
 def _share(target: str, values: dict[str, Any]) -> None:
-    """What each process does."""
+    """The work of each process. Raises ValueError where FSDP cannot be used, and as `check_shared` does."""
     import torch
 
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and (_is_notebook(target) or not torch.cuda.is_available()):
@@ -148,9 +149,9 @@ def _share(target: str, values: dict[str, Any]) -> None:
 
 
 def check_shared(output_dir: str | Path) -> None:
-    """Raises ValueError in every process unless all see the first one's folder: each has a part in a checkpoint."""
+    """Raises ValueError in every process unless all see the folder of the first: each writes a part of a checkpoint."""
     parent = Path(ranks.broadcast(str(Path(output_dir).expanduser().absolute())))
-    mark = parent / ranks.broadcast(f".run.json.{uuid.uuid4().hex}")  # no content to `run_folder.claim`
+    mark = parent / ranks.broadcast(f".run.json.{uuid.uuid4().hex}")  # a name that `run_folder.claim` ignores
     with ranks.main_process_first():
         if ranks.is_main():
             parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +170,7 @@ def check_shared(output_dir: str | Path) -> None:
 
 
 def _let_models_save() -> None:
-    """transformers writes a model in the first process only, and a cell here reads back what it has saved."""
+    """transformers saves a model only in the first process, but the cells of the others also read what they saved."""
     from transformers import PreTrainedModel
 
     PreTrainedModel.should_save_on_this_rank = lambda model, is_main_process: is_main_process
@@ -177,7 +178,7 @@ def _let_models_save() -> None:
 
 def _run(target: str, values: dict[str, Any]) -> None:
     if not _is_notebook(target):
-        processes.named(target)(**values)
+        pkgutil.resolve_name(target)(**values)
         return
     namespace = {"__name__": "__main__"}
     for number, source in enumerate(cells(Path(target).expanduser(), values), start=1):
@@ -187,7 +188,7 @@ def _run(target: str, values: dict[str, Any]) -> None:
 
 
 def cells(notebook: Path, values: Mapping[str, Any]) -> list[str]:
-    """The code of a notebook, a text a cell, with values for its parameters after the cell that declares them."""
+    """The code of each cell of a notebook, with `values` assigned after the cell that declares the parameters."""
     found = []
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":

@@ -14,11 +14,11 @@ class LocalRuns:
     """Runs started in the order given.
 
     Args:
-        jobs: runs at once. Of several, each gets one GPU for itself where there are any, and its share of the cores
-            (`OMP_NUM_THREADS`, unless it is set); a single one sees the machine as it is.
+        jobs: runs at once. With more than one, each gets its own GPU, if there are any, and its share of the cores
+            (`OMP_NUM_THREADS`, unless it is set); with one, it sees the whole machine.
 
     Raises:
-        ValueError: fewer than one, or more than there are GPUs.
+        ValueError: fewer than one job, or more jobs than GPUs.
     """
 
     def __init__(self, jobs: int = 1):
@@ -29,14 +29,16 @@ class LocalRuns:
         self._going: dict[Future, tuple[Run, dict[str, str]]] = {}
 
     def start(self, runs: Sequence[Run], kernel_name: str) -> None:
+        """Takes the runs; `ended` starts them."""
         self._kernel_name, self._kernels, self._pool = kernel_name, Kernels(), ThreadPoolExecutor(self._jobs)
         self._waiting.extend(runs)
 
     def going(self) -> bool:
+        """Whether a run waits or has not ended."""
         return bool(self._waiting or self._going)
 
     def ended(self, timeout: float) -> list[tuple[Run, Ended]]:
-        """Starts what there is room for, and returns the runs that ended, waiting up to `timeout` seconds for one."""
+        """Starts runs while there is room, waits up to `timeout` seconds for one to end, and returns those that ended."""
         while self._waiting and self._shares:
             run, share = self._waiting.popleft(), self._shares.pop()
             self._going[self._pool.submit(self._run, run, share)] = run, share
@@ -53,16 +55,17 @@ class LocalRuns:
         self._kernels.stop()
 
     def kill(self) -> None:
+        """Starts no further run and kills the kernels."""
         self._waiting.clear()
         self._kernels.kill()
 
     def _run(self, run: Run, share: dict[str, str]) -> Ended:
-        threading.current_thread().name = run.name  # what its lines are marked with
+        threading.current_thread().name = run.name  # which its lines begin with
         return execute(run, self._kernel_name, self._kernels, share)
 
 
 def _shares(jobs: int) -> list[dict[str, str]]:
-    """What each of several kernels at once finds in its environment."""
+    """The environment variables of each kernel."""
     if jobs == 1:
         return [{}]
     import torch
@@ -72,7 +75,7 @@ def _shares(jobs: int) -> list[dict[str, str]]:
         gpus = visible[: len(gpus)]
     if gpus and jobs > len(gpus):
         raise ValueError(
-            f"jobs={jobs}, but {len(gpus)} GPU(s) are here, and runs on one GPU would share its memory: give at most "
+            f"jobs={jobs}, but there are {len(gpus)} GPU(s), and runs on one GPU would share its memory: give at most "
             f"{len(gpus)}, or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
         )
     cores = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, os.cpu_count() // jobs))}

@@ -18,16 +18,16 @@ _STATE = ("examples", "tokens", "seconds", "aside_seconds", "compile_seconds")
 
 
 class Meter:
-    """Counts what a run did. Counting is host-side arithmetic on shapes: it never waits for the device.
+    """Counts examples, tokens and seconds. Counting uses shapes only, so it never waits for the device.
 
-    Tokens are positions the model computed, padding included.
+    Tokens are the positions that the model computes, padding included.
     """
 
     def __init__(self, runtime: Runtime, flops_per_token: float):
         """
         Args:
-            runtime: the device, whose datasheet peak is what MFU is measured against.
-            flops_per_token: floating-point operations of one token's training step (6 x trained parameters, say).
+            runtime: the device; MFU is a share of the peak in its datasheet.
+            flops_per_token: floating-point operations of a training step per token (about 6 x trained parameters).
         """
         self.runtime = runtime
         self.flops_per_token = flops_per_token
@@ -38,7 +38,7 @@ class Meter:
         self._aside_mark: tuple[float, float] | None = None
 
     def start(self, state: dict | None = None) -> None:
-        """Starts the clock, going on from what `state()` returned in an earlier session."""
+        """Starts the clock, from what `state()` returned in an earlier session if it is given."""
         for name, value in (state or dict.fromkeys(_STATE, 0)).items():
             setattr(self, name, value)
         if self.runtime.kind == "cuda":
@@ -49,7 +49,7 @@ class Meter:
         self._started = time.perf_counter()
 
     def state(self) -> dict:
-        """Counts and seconds so far, for `start` after a resume."""
+        """Counts and seconds so far, for `start` when the run is resumed."""
         self._read_clocks()
         return {name: getattr(self, name) for name in _STATE}
 
@@ -69,7 +69,7 @@ class Meter:
         self._started, self._compile_mark = now, compiled
 
     def count(self, inputs, processes: int = 1) -> None:
-        """Adds one micro-batch of each of `processes`, given one's dict of tensors: *input_ids [B, ..., T], or else the first."""
+        """Adds a micro-batch of each of `processes`, all like `inputs`: tensors *input_ids [B, ..., T], or else the first."""
         batched = {name: tensor.shape for name, tensor in inputs.items() if getattr(tensor, "dim", lambda: 0)() >= 1}
         # Every column of ids counts; a mask may have more axes than there are positions.
         shapes = [shape for name, shape in batched.items() if name.endswith("input_ids")] or [*batched.values()][:1]
@@ -78,7 +78,7 @@ class Meter:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Time that is not training: evaluation, saving. Outside the run there is nothing to keep apart."""
+        """Counts the time in the block as evaluation and saving; does nothing outside a run."""
         if self._started is None:
             yield
             return
@@ -95,17 +95,17 @@ class Meter:
         if self._aside_mark is None:
             return
         since, compiled_before = self._aside_mark
-        # Compilation in here is counted once, as compilation.
+        # Compilation in the block counts as compilation only.
         self.aside_seconds += now - since - (compiled - compiled_before)
         self._aside_mark = now, compiled
 
     def training_seconds(self) -> float:
-        """Seconds of training so far: compilation, evaluation and saving left out."""
+        """Seconds of training so far, without compilation, evaluation and saving."""
         self._read_clocks()
         return max(self.seconds - self.aside_seconds - self.compile_seconds, 1e-9)
 
     def results(self) -> dict:
-        """Seconds, rates over pure training time, MFU with the peak it is against, peak memory in bytes."""
+        """Seconds, rates per second of pure training, MFU with the peak that it is a share of, peak memory in bytes."""
         training = self.training_seconds()
         tokens_per_second = self.tokens / training
         accelerator = self.runtime.accelerator
@@ -123,7 +123,7 @@ class Meter:
 
     @staticmethod
     def rows(train: Mapping[str, Any], xla: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """What a run cost, the `train` and `xla` parts of results.json, for `tables.show`."""
+        """The `train` and `xla` parts of results.json for `tables.show`."""
         shown = {
             "steps": train["steps"],
             "loss, first and last": f"{tables.cell(train['loss_first'])}, {tables.cell(train['loss_last'])}",
@@ -144,7 +144,7 @@ class Meter:
 
 
 def peak_memory(runtime: Runtime) -> int | None:
-    """Bytes: the allocator's peak on CUDA, the device's on a TPU (None where unknown), the process's on a CPU."""
+    """Peak in bytes: of the allocator on CUDA, of the device on a TPU (None if unknown), of the process on a CPU."""
     if runtime.kind == "cuda":
         import torch
 
@@ -159,6 +159,6 @@ def peak_memory(runtime: Runtime) -> int | None:
     status = Path("/proc/self/status")
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+)", status.read_text())):
         return 1024 * int(found[1])
-    import resource  # may tell the peak of the process that started this one
+    import resource  # may include the peak of the parent process
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

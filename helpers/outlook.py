@@ -1,4 +1,4 @@
-"""A notebook's default run on other machines: what fits, how long, how much, and which to take.
+"""A notebook's default run on other machines: whether it fits, its time and cost, and which machine to take.
 
 python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000
 python -m helpers.plan legal_cot_sft --model Qwen/Qwen2.5-7B-Instruct --method lora --hardware "A100 40GB"
@@ -42,15 +42,15 @@ def forecasts(
 
     Args:
         notebook: "legal_cot_sft", ...
-        hardware: names as `hardware.machine` takes them.
+        hardware: names that `planning.machines.machine` knows.
         asked: what differs from the notebook's defaults.
-        by_compiler: memory and time on a TPU are the TPU compiler's, which takes minutes, instead of counted.
-        hourly: prices instead of those of the table (`prices.table`).
+        by_compiler: memory and time on a TPU come from the TPU compiler, which takes minutes.
+        hourly: prices in place of the table's (`prices.table`).
         **given: `max_steps` and `gradient_checkpointing` of `plan`, `calibrations` of `forecast`.
 
     Raises:
-        ValueError: unknown names. Where nothing fits the forecast has no plan, and says why.
-        RuntimeError: the TPU compiler is asked for, and not installed.
+        ValueError: an unknown name. (If nothing fits, the forecast has no plan and says why.)
+        RuntimeError: the TPU compiler is not installed, and `by_compiler` is set.
     """
     if by_compiler:
         if problem := available():
@@ -60,21 +60,23 @@ def forecasts(
     found = []
     for each in map(machine, hardware):
         runtime, price = runtime_of(each, precision), prices.of(each, hourly)
-        recipe, workload = room(notebook).planned(asked, runtime)
+        name = asked.model
         try:
+            recipe, workload = room(notebook).planned(asked, runtime)
+            name = workload.name
             planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
             expected = forecast(workload, planned, each, price=price, **given)
             if by_compiler and each.kind == "xla":
                 expected = compiled(expected, workload, each)
             found.append(expected)
         except DoesNotFit as error:
-            names = {"notebook": notebook, "model": workload.name, "precision": runtime.precision}
+            names = {"notebook": notebook, "model": name, "precision": runtime.precision}
             found.append(Forecast(**names, machine=each, price=price, problem=error.short))
     return found
 
 
 def compiled(expected: Forecast, workload: Workload, chips: Machine) -> Forecast:
-    """The forecast with the TPU compiler's memory, and its FLOPs and bytes as a bound of the time.
+    """The forecast with the TPU compiler's memory, and a bound of the time from its FLOPs and bytes.
 
     A micro-batch that the compiler refuses is halved, with twice the accumulation.
     """
@@ -113,7 +115,7 @@ def compiled(expected: Forecast, workload: Workload, chips: Machine) -> Forecast
 
 
 def row(forecast: Forecast) -> dict[str, str]:
-    """A machine in a table of several."""
+    """One machine as a row of a table."""
     shown = {"hardware": forecast.machine.name, "precision": forecast.precision, "fits": forecast.problem}
     if forecast.plan is None:
         return shown
@@ -130,7 +132,7 @@ def row(forecast: Forecast) -> dict[str, str]:
 
 
 def report(forecasts: Sequence[Forecast]) -> str:
-    """Machines side by side as text: the table, the prices, and which to take where the intervals tell."""
+    """Machines side by side as text: the table, the prices, and which to take if the intervals decide it."""
     first = next((each for each in forecasts if each.plan), forecasts[0])
     head = f"{first.notebook}, {first.model}"
     if first.plan:
@@ -145,7 +147,7 @@ def report(forecasts: Sequence[Forecast]) -> str:
 
 
 def verdict(forecasts: Sequence[Forecast]) -> list[str]:
-    """Which is fastest and which is cheapest, or that the intervals do not tell."""
+    """Which is fastest and which is cheapest, or that the intervals overlap."""
     found = []
     for word, of in (("fastest", Forecast.seconds), ("cheapest", Forecast.usd.fget)):
         known = sorted(((of(each), each.machine.name) for each in forecasts if of(each)), key=lambda pair: pair[0].high)
@@ -169,13 +171,14 @@ OPTIONS = {  # name: default and help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns 2, with the reason on stderr, for what cannot be planned."""
     parser = argparse.ArgumentParser(prog="python -m helpers.plan", description=__doc__.splitlines()[0])
     parser.add_argument("notebook", help=", ".join(rooms()))
     for name, (default, what) in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
-    parser.add_argument("--checkpointing", action="store_true", help="also where it fits without")
-    parser.add_argument("--prices", help="JSON with prices that are yours")
-    parser.add_argument("--calibration", action="append", default=[], help=f"file; also ./{calibration.FILE} if there")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing even if it fits without")
+    parser.add_argument("--prices", help="JSON file with your own prices")
+    parser.add_argument("--calibration", action="append", default=[], help=f"file; ./{calibration.FILE} is read, too")
     parser.add_argument(
         "--compile", action="store_true", help="TPUs: ask Google's TPU compiler; minutes, no TPU needed"
     )

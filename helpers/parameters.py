@@ -1,12 +1,12 @@
-"""Typed, checked, described notebook parameters: one declaration each, from which cell, form, docs and checks come.
+"""Notebook parameters, each declared once: the cell, its form, the docs and the checks come from the declaration.
 
     class ReservoirParameters(Parameters):
         sequence_length: int = parameter(128, "Tokens of a block.", group="Model", low=8, high=4096)
 
 `notebooks/build.py` writes the parameters cell from such a class; the cell after it turns the values into one frozen
-object: `params = parameters.check(ReservoirParameters, globals())`. Everything wrong with them is found there, before
-anything is downloaded: papermill warns about an unknown name and goes on, `-p resume false` gives the string "false"
-(which is true), and `-y "learning_rate: 1e-3"` the string "1e-3".
+object: `params = parameters.check(ReservoirParameters, globals())`. It finds every mistake before anything is downloaded.
+papermill only warns about an unknown name, makes `-p resume false` the string "false" (which is true), and
+`-y "learning_rate: 1e-3"` the string "1e-3".
 """
 
 import ast
@@ -19,10 +19,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from helpers.uploads import UPLOAD, uploaded
+
 SAMPLE = "sample"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
-LARGEST = 10**9  # of an int that says no other
-LENGTH = ("max_steps", "patience")  # a run goes on where one of these is changed
+LARGEST = 10**9  # an int without a `high`
+LENGTH = ("max_steps", "patience")  # may change when a run is resumed
 MAIN, MACHINE = "Main", "Machine and logging"
 
 # huggingface_hub.utils._validators.REPO_ID_REGEX, with its separate ban on "--" and ".." folded in.
@@ -44,15 +46,15 @@ def parameter(
     identity: bool = True,
     tpu: Any = None,
 ) -> Any:
-    """One parameter: its default, what it means, and what it may be. A closed list of choices is a `Literal` annotation.
+    """One parameter: its default, meaning and range. A closed list of choices is a `Literal` annotation.
 
     Args:
-        default: of the GPU twin; `tpu` is that of the TPU twin where it differs.
-        description: one sentence or two, shown in the form above the field and in the docs.
-        group: heading that it stands under; "Main" holds at most eight.
-        low, high, above: the range: at least, at most (else `LARGEST` for an int), more than.
+        default: in the GPU twin; `tpu` is the default in the TPU twin if it differs.
+        description: one or two sentences, shown in the form and in the docs.
+        group: its heading; "Main" holds at most eight.
+        low, high, above: at least, at most (for an int `LARGEST` by default), more than.
         suggestions: values that the form offers; others may be given.
-        identity: False where it says how a run is watched or shown, and not which run it is.
+        identity: False if it may change when a run is resumed, such as how the run is shown.
     """
     if high is None and type(default) is int:
         high = LARGEST
@@ -61,13 +63,13 @@ def parameter(
 
 
 def source_path(name: str, value: str) -> Path | None:
-    """The local path that `value` means (~ expanded), or None when it is "sample" or a hub id.
+    """The local path `value` (~ expanded), or None if it is "sample" or a hub id.
 
-    A path is what starts with ./ ../ / or ~, ends in a data suffix, or is there on disk.
+    A path starts with ./ ../ / or ~, ends in a data suffix, or exists.
 
     Raises:
-        FileNotFoundError: a path with nothing there.
-        ValueError: neither a path nor the shape of a hub id; a device or a pipe.
+        FileNotFoundError: the path does not exist.
+        ValueError: neither a path nor a possible hub id; a device or a pipe.
     """
     if value == SAMPLE:
         return None
@@ -75,7 +77,7 @@ def source_path(name: str, value: str) -> Path | None:
     if value.strip() and path.exists():
         if path.is_file() or path.is_dir():
             return path
-        raise ValueError(f"{name}={value!r} is neither a file nor a folder")
+        raise ValueError(f"{name}={value!r} is neither a file nor a folder: name one")
     if value.startswith(("./", "../", "/", "~")) or value.lower().endswith(DATA_SUFFIXES):
         raise FileNotFoundError(
             f"{name}={value!r}: nothing at {path.resolve()}; correct the path, give a hub id or {SAMPLE!r}"
@@ -86,7 +88,7 @@ def source_path(name: str, value: str) -> Path | None:
 
 
 def expanded(name: str, value: str) -> Path:
-    """`value` with ~ expanded. Raises FileNotFoundError without such a home, ValueError for what is no path."""
+    """`value` with ~ expanded. Raises FileNotFoundError if there is no such home, ValueError if it cannot be a path."""
     try:
         path = Path(value).expanduser()
         path.resolve().exists()
@@ -100,6 +102,7 @@ def expanded(name: str, value: str) -> Path:
 
 
 def local_or_hub(value: str, info) -> str:
+    """Validates a hub id, "sample" or a path, whose ~ it expands. Raises as `source_path`."""
     path = source_path(info.field_name, value)
     return value if path is None else str(path)
 
@@ -115,13 +118,13 @@ Text = Annotated[str, AfterValidator(_not_blank)]
 
 
 class Parameters(BaseModel):
-    """What every notebook is told. A room subclasses it, adds parameters and validators, and gives its own defaults.
+    """The parameters of every notebook. The subclass of a model adds its own, with validators, and may set other defaults.
 
-    Values are not converted, but for an int given for a float, and a leading ~ in a path.
+    Values are not converted, except an int for a float and a leading ~ in a path.
 
     Raises:
-        ValueError: wrong type, impossible range, unknown choice
-        FileNotFoundError: a parameter is a path and nothing is there.
+        ValueError: a wrong type, a value out of range, an unknown choice.
+        FileNotFoundError: a parameter is a path that does not exist.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False, str_max_length=100_000)
@@ -170,7 +173,7 @@ class Parameters(BaseModel):
 
     @classmethod
     def defaults(cls):
-        """The parameters as they are where nobody changes one; nothing is looked for on disk."""
+        """The parameters with their defaults, without looking at the disk."""
         return cls.model_construct()
 
 
@@ -180,10 +183,10 @@ P = TypeVar("P", bound=Parameters)
 def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
     """The notebook's parameters as one checked object.
 
-    namespace: the notebook's `globals()`. Where it holds IPython's `In`, the names assigned in the parameters cell and in
-        the cell that papermill injected after it must be parameters of `cls`; no other cell is looked at.
+    namespace: the notebook's `globals()`. If IPython's `In` is in it, all names that the parameters cell, and the cell that
+        papermill injected after it, assign must be parameters of `cls`.
 
-    Raises ValueError for an unknown parameter (with the closest names) and a missing one, and what `cls` raises.
+    Raises ValueError for an unknown parameter (with the closest names) or a missing one, and what `cls` raises.
     """
     names = list(cls.model_fields)
     for name in _assigned(_parameter_cells(namespace.get("In", []))):
@@ -194,22 +197,25 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
         raise ValueError(
             f"{', '.join(missing)}: not set; run the parameters cell first, it must assign every parameter"
         )
-    return cls(**{name: namespace[name] for name in names})
+    values = {name: namespace[name] for name in names}
+    if values["data_source"] == UPLOAD:
+        values["data_source"] = uploaded("data_source")
+    return cls(**values)
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:
-    """The parameters that define a run: all but how long it is, where it is written, and how it is watched."""
+    """The parameters that define a run: all but its length, its folder and how it is watched."""
     fields = type(params).model_fields.items()
     return {name: getattr(params, name) for name, field in fields if extra(field)["identity"] and name not in LENGTH}
 
 
 def extra(field: FieldInfo) -> Mapping[str, Any]:
-    """What `parameter` noted of a field beside pydantic's own."""
+    """What `parameter` notes in a field besides pydantic's own."""
     return field.json_schema_extra or {"group": MAIN, "suggestions": [], "identity": True, "tpu": None}
 
 
 def kind_of(annotation: Any) -> type:
-    """bool, int, float or str: of a field's annotation, a `Literal` taken apart."""
+    """bool, int, float or str: a field's annotation, or the type of the choices of a `Literal`."""
     return type(get_args(annotation)[0]) if get_origin(annotation) is Literal else annotation
 
 
@@ -251,7 +257,7 @@ def _fix(name: str, value: Any, kind: type) -> str:
 
 
 def _shown(value: Any) -> str:
-    """At most 200 characters; a number of thousands of digits has no repr."""
+    """At most 200 characters of the value; a huge number, which has no repr, in hexadecimal."""
     text = hex(value) if isinstance(value, int) and value.bit_length() > 99 else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -263,28 +269,25 @@ def one_of(name: str, value: Any, choices: Collection[Any]) -> None:
 
 
 def in_range(name: str, value: float, low: float, high: float) -> None:
-    """ValueError unless `low` <= `value` <= `high`; for what depends on another parameter."""
+    """ValueError unless `low` <= `value` <= `high`, for a range that depends on another parameter."""
     if not low <= value <= high:
         raise ValueError(f"{name}={value!r} is out of range: give {low} to {high}")
 
 
 def unknown(name: str, names: Iterable[str]) -> str:
-    """The error message for a parameter that does not exist, with the closest names that do."""
+    """The error message for an unknown parameter, with the closest names."""
     hint = did_you_mean(name, names) or f"there are {', '.join(names)}"
     return f"{name} is not a parameter of this notebook: {hint.strip()}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names what is closest to an unknown name, or nothing."""
+    """A question with the closest known names, or ""."""
     close = difflib.get_close_matches(name, list(known))
     return f"did you mean {' or '.join(close)}? " if close else ""
 
 
 def _parameter_cells(executed: list[str]) -> list[str]:
-    """The parameters cell as last run and the injected one, out of IPython's `In`.
-
-    An injected cell from before the parameters cell was run again does not count.
-    """
+    """The parameters cell as last run, and the cell injected after that, from IPython's `In`."""
     own = max((i for i, source in enumerate(executed) if source.startswith(OWN_CELL)), default=None)
     after = 0 if own is None else own
     injected = [s for s in executed[after:] if s.partition("\n")[0].rstrip() == INJECTED_CELL]

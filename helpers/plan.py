@@ -1,4 +1,4 @@
-"""From a recipe, a workload and this machine to the settings of the run, each with its reason."""
+"""The settings of a run, each with its reason, from a recipe, a workload and a machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from .planning.workloads import Workload
 from .runtime import Runtime
 
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
-# `TrainingArguments.optim` and the reason, by the kind of device.
+# `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
 OPTIMIZER = {
+    "paged_adamw_8bit": ("paged_adamw_8bit", "moments in 8 bits, which move to the host where a GPU is full"),
     "cpu": ("adamw_torch", "the fused kernel is for GPUs"),
     "cuda": ("adamw_torch_fused", "one kernel for the whole update"),
     "xla": ("adamw_torch", "the fused kernel crashes on XLA"),
@@ -30,24 +31,24 @@ WORKERS = {
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What the method asks for, whatever the machine."""
+    """The settings of the method, for any machine."""
 
-    batch_size: PositiveInt  # examples an optimizer step
+    batch_size: PositiveInt  # examples in an optimizer step
     learning_rate: PositiveFloat
     max_steps: PositiveInt
     sequence_length: PositiveInt
     warmup_fraction: float = 0.05  # of max_steps, linear
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
-    tpu_batch_factor: PositiveInt = 2  # a chip's matrix unit is fed by larger batches
+    tpu_batch_factor: PositiveInt = 2  # a chip's matrix unit needs larger batches
     tpu_learning_rate_factor: PositiveFloat = 1.2  # goes with tpu_batch_factor
-    micro_batch_size: int = 0  # examples of a device in one forward pass; 0 = the most that fit
-    gradient_checkpointing: bool | None = None  # None: where the smallest micro-batch does not fit without
+    micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the most that fit
+    gradient_checkpointing: bool | None = None  # None: only if the smallest micro-batch does not fit without
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings of one run. `reasons` says why, by field name."""
+    """The settings of one run, with `reasons` by field name."""
 
     precision: str
     per_device_batch_size: int
@@ -68,12 +69,12 @@ class Plan:
 
     @property
     def micro_batch_size(self) -> int:
-        """Examples of one forward pass over all devices."""
+        """Examples in a forward pass, over all devices."""
         return self.per_device_batch_size * self.device_count
 
     @property
     def batch_size(self) -> int:
-        """Examples an optimizer step: the effective batch."""
+        """Examples in an optimizer step: the effective batch."""
         return self.micro_batch_size * self.gradient_accumulation_steps
 
     def results(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Plan:
         return {"batch_size": self.batch_size, **asdict(self), "memory": self.memory.results()}
 
     def on(self, runtime: Runtime) -> Runtime:
-        """The machine in the plan's precision."""
+        """The machine with the plan's precision."""
         return replace(runtime, precision=self.precision, precision_reason=self.reasons["precision"])
 
     def rows(self) -> list[dict[str, str]]:
@@ -100,7 +101,7 @@ class Plan:
 
 
 class DoesNotFit(ValueError):
-    """Not even the smallest micro-batch fits into the memory of a device; `short` says by how much."""
+    """Not even the smallest micro-batch fits into the memory of a device; `short` says in a few words what it needs."""
 
     def __init__(self, message: str, short: str):
         super().__init__(message)
@@ -120,19 +121,19 @@ def plan(
     """Settings for one run.
 
     Args:
-        workload: the step, to be counted.
-        batch_size: examples an optimizer step over all devices; 0 takes the recipe's (times its TPU factor on XLA).
+        workload: the training step, whose memory is counted.
+        batch_size: examples in an optimizer step over all devices; 0 takes the recipe's (times its TPU factor on XLA).
         learning_rate: 0 takes the recipe's (times its TPU factor on XLA).
-        max_steps: 0 takes as many steps as see the recipe's number of examples.
+        max_steps: 0 takes as many steps as it takes to see the recipe's number of examples.
         gradient_checkpointing: None takes the recipe's.
 
     Raises:
-        ValueError: a batch size that the devices cannot share.
-        DoesNotFit: a model that is too large.
+        ValueError: a negative value, or a batch size that the devices cannot share.
+        DoesNotFit: the model is too large for a device.
     """
     for name, value in (("batch_size", batch_size), ("learning_rate", learning_rate), ("max_steps", max_steps)):
         if value < 0:
-            raise ValueError(f"{name}={value}: must be positive, or 0 for the plan's own")
+            raise ValueError(f"{name}={value}: give a positive number, or 0 for the plan's own")
     on_xla = runtime.kind == "xla"
     if runtime.precision == "fp16" and workload.overflows_fp16:
         why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better"
@@ -163,7 +164,7 @@ def plan(
     there = tables.size(runtime.memory) or "memory unknown"
     reasons["memory"] = f"{held.peak.basis}; {runtime.device_name} has {there}"
     reasons |= dict.fromkeys(("sequence_length", "warmup_steps", "weight_decay", "max_grad_norm"), "the recipe's")
-    optimizer, reasons["optimizer"] = OPTIMIZER[runtime.kind]
+    optimizer, reasons["optimizer"] = OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.kind]
     reasons["dataloader_workers"] = WORKERS[runtime.kind]
     return Plan(
         precision=runtime.precision,
@@ -186,7 +187,7 @@ def plan(
 
 
 def _chosen(asked, recipe, tpu_factor, on_xla: bool):
-    """A value and the reason for it: the user's, or the recipe's times its factor on a TPU."""
+    """A value with its reason: the user's, or the recipe's (times its factor on a TPU)."""
     if asked:
         return asked, "asked for"
     if on_xla and tpu_factor != 1:
@@ -195,7 +196,7 @@ def _chosen(asked, recipe, tpu_factor, on_xla: bool):
 
 
 def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, checkpointing: bool) -> Memory:
-    """Memory of one device whose `share` of a batch is computed in micro-batches of `examples`."""
+    """Memory of one device that computes its `share` of a batch in micro-batches of `examples`."""
     from .planning.counting import count
 
     counted = count(
@@ -212,7 +213,7 @@ def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, c
 def _micro_batch(
     workload: Workload, runtime: Runtime, share: int, checkpointing: bool | None, wanted: int
 ) -> tuple[int, bool, Memory]:
-    """Examples of a device in one forward pass, whether activations are recomputed, and the memory that this takes."""
+    """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this."""
     from .planning.counting import can_checkpoint
 
     def held(examples: int, recompute: bool) -> Memory:
@@ -221,12 +222,12 @@ def _micro_batch(
     divisors = [each for each in range(1, share + 1) if share % each == 0]
     if wanted and wanted not in divisors:
         raise ValueError(
-            f"micro-batch of {wanted}: {share} examples a device are no multiple of it; give one of {divisors}"
+            f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give one of {divisors}"
         )
     candidates = [wanted] if wanted else [each for each in divisors if each >= workload.least] or [share]
     both = [False, True] if can_checkpoint(workload.model) else [False]
     for recompute in both if checkpointing is None else [checkpointing]:
-        # More examples never take less: the first that no longer fits ends the row.
+        # More examples never need less memory: the first number that does not fit ends the search.
         fitting = bisect.bisect(candidates, False, key=lambda each, on=recompute: held(each, on).fits not in FITS)
         if fitting:
             break

@@ -1,17 +1,17 @@
-"""Several processes of one program, through accelerate's launcher: how they are started, and what each of them does.
+"""Several processes of one program: how accelerate's launcher starts them, and what each of them does.
 
     call("package.module:function", {"name": "value"}, 2)    from a notebook's kernel
 
-What the processes that are not the first print goes nowhere. What they tell each other is in `ranks`.
+Only what the first process prints is shown. What they tell each other is in `ranks`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -23,17 +23,18 @@ from pathlib import Path
 
 from . import ranks, tracking
 
-GRACE = 60  # seconds in which an orphan may write a checkpoint
-STARTED = "HELPERS_PROCESSES"  # environment of the processes that `start` started
-LOST = ("Connection closed", "Connection reset", "Connection refused", "Broken pipe", "Timed out waiting")  # says gloo
+GRACE = 60  # seconds that a process without its launcher has to write a checkpoint
+STARTED = "HELPERS_PROCESSES"  # in the environment of the processes that `start` started
+# Words of gloo's errors.
+LOST = ("Connection closed", "Connection reset", "Connection refused", "Broken pipe", "Timed out waiting")
 
 
 def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
-    """Calls `package.module:function` in so many processes and prints what the first of them prints.
+    """Calls `package.module:function` in several processes and prints what the first of them prints.
 
-    For a notebook's kernel: an interpreter of its own starts them, with the GPUs that this one saw at first.
+    For a notebook's kernel: a new interpreter starts them, with the GPUs that this process saw at first.
 
-    Raises RuntimeError where a process fails, with what it said.
+    Raises RuntimeError, with the last line that was printed, if a process fails.
     """
     from . import runtime
 
@@ -59,11 +60,11 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
 def start(
     module: str, arguments: Sequence[str], processes: int, machines: int = 1, options: Sequence[str | int] = ()
 ) -> int:
-    """Runs `python -m module arguments` in so many processes on each of so many machines, of which this is one.
+    """Runs `python -m module arguments` in `processes` processes on this machine, one of `machines`.
 
-    options: of accelerate's launcher; where there are several machines, which this is and where to find the first.
+    options: for accelerate's launcher; with several machines, the rank of this one and the address of the first.
 
-    Returns 0, or 1 where one failed, which is said on stderr.
+    Returns 0, or 1 if a process failed, which stderr then explains.
     """
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -84,7 +85,7 @@ def start(
         told = failure.message if isinstance(failure.message, dict) else {"message": failure.message}
         print(told.get("extraInfo", {}).get("py_callstack", ""), file=sys.stderr)
         where = f"process {failure.local_rank} of this machine" if machines > 1 else f"process {rank}"
-        lost = "; another machine's process is gone: see what it says" if _is_lost(failure) else ""
+        lost = "; a process of another machine is gone: look at that machine's output" if _is_lost(failure) else ""
         print(f"{where} failed: {told['message']}{lost}", file=sys.stderr, flush=True)
         return 1
     return 0
@@ -100,13 +101,9 @@ def _with_package() -> str:
 
 
 def take_part(task: Callable[[], None], timeout: int = 1800) -> int:
-    """Does the task as one of the processes, all of which do it; returns the process's exit code.
+    """Runs `task`, as all of the processes do; returns the exit code.
 
-    It ends as a preemption would when its launcher is gone.
-
-    Args:
-        task: what to do.
-        timeout: seconds that one process waits for another.
+    Without its launcher the process ends as after SIGTERM. `timeout`: seconds that one process waits for another.
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -143,15 +140,9 @@ def _end_with(parent: int, grace: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def named(function: str) -> Callable:
-    """What `package.module:function` names."""
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 if __name__ == "__main__":
     count, function, parameters = sys.argv[1:]
     if ranks.count() == 1:
         tracking.say(f"training in {count} processes")
         sys.exit(start(__spec__.name, sys.argv[1:], int(count)))
-    sys.exit(take_part(lambda: named(function)(**json.loads(parameters))))
+    sys.exit(take_part(lambda: pkgutil.resolve_name(function)(**json.loads(parameters))))

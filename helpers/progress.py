@@ -1,4 +1,4 @@
-"""Progress of a training run: a live table where a notebook shows one, plain lines everywhere else."""
+"""Progress of a training run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tracking import say
 
 
 class Progress(TrainerCallback):
-    """A live table where a notebook shows one, plain lines everywhere else (and no progress-bar widgets)."""
+    """A live table in a notebook, plain lines everywhere else."""
 
     columns = ("step", "loss", "eval_loss", "learning_rate", "steps/s", "left")
 
@@ -59,10 +59,10 @@ class Progress(TrainerCallback):
 
 
 class Wandb(WandbCallback):
-    """transformers' W&B, without which a run goes on where W&B refuses or does not answer."""
+    """transformers' W&B callback; the run continues without it if W&B refuses or does not answer."""
 
     def setup(self, *args, **kwargs):
-        os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")  # seconds, in the place of 90
+        os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")  # seconds, instead of 90
         try:
             super().setup(*args, **kwargs)
         except (self._wandb.Error, OSError) as error:
@@ -71,10 +71,9 @@ class Wandb(WandbCallback):
 
 
 def _in_notebook() -> bool:
-    """Whether a person's notebook frontend is attached.
+    """Whether a person's notebook frontend is attached, and not papermill or nbmake, whose logs need lines.
 
-    The logs of papermill and nbmake want lines instead. Their client, nbclient, sends execute requests with a session
-    user of its own process; the one thing it says of itself is that stdin cannot be asked.
+    Their client, nbclient, can be told from a frontend only by the fact that it does not allow stdin.
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel") and getattr(shell.kernel, "_allow_stdin", True)

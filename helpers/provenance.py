@@ -1,4 +1,4 @@
-"""Where a result comes from: the code and the libraries."""
+"""Which code and which libraries produced a result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LIBRARIES = ("torch", "torch_xla", "transformers", "accelerate", "trl", "peft", 
 
 
 def code() -> dict[str, str | None]:
-    """Version and sha256 of the helpers, and the commit where they are a checkout (with `+` where files differ from it)."""
+    """Version and sha256 of the helpers, and in a checkout the commit, with `+` if files differ from it."""
     return {"helpers_version": helpers.__version__, "payload_sha256": payload(), "commit": _commit()}
 
 
 def payload() -> str:
-    """sha256 of the notebook's payload, or of all modules of a checkout that no notebook set up."""
+    """sha256 of the notebook's payload; outside a notebook, of all modules of the checkout."""
     if known := getattr(helpers, "payload_sha256", ""):
         return known
     root, digest = Path(helpers.__file__).resolve().parent, hashlib.sha256()
@@ -29,13 +29,13 @@ def payload() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that take part in training, those that are installed."""
+    """Versions of Python and of the installed libraries that take part in training."""
     found = {name: version(name) for name in LIBRARIES}
     return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}
 
 
 def version(name: str) -> str | None:
-    """Of an installed distribution, or None."""
+    """Version of a distribution, or None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""The processes of one run, which a launcher numbers by rank: asking, telling and waiting for each other.
+"""The processes of one run, numbered by rank: exchanging values and waiting for each other.
 
-Alone in its run, a process gets back what it gave. What they tell each other goes over the CPU (gloo) also where
-gradients go over NCCL, so that asking at every step does not make a GPU wait.
+A process that is alone gets back what it gave. Values go over the CPU (gloo), even if gradients go over NCCL, so that an
+exchange at every step does not make a GPU wait.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
-TIMEOUT = "RANKS_TIMEOUT"  # environment: seconds that one waits for another
+TIMEOUT = "RANKS_TIMEOUT"  # environment variable: seconds that one process waits for another
 
 
 def count() -> int:
-    """How many processes there are; a launcher that starts them sets LOCAL_RANK as well."""
+    """The number of processes; WORLD_SIZE counts only if a launcher has set LOCAL_RANK as well."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
 
 
 def rank() -> int:
-    """Which of them this is, from 0."""
+    """The number of this process, from 0."""
     return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+
+
+def local() -> int:
+    """Which of the GPUs that this process sees is its own."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def is_main() -> bool:
@@ -33,7 +38,7 @@ def is_main() -> bool:
 
 
 def gather(value: T) -> list[T]:
-    """What each process gave, by rank. All must call it, as every function below."""
+    """What each process gave, by rank. All processes must call this and each function below."""
     if count() == 1:
         return [value]
     import torch.distributed as distributed
@@ -50,7 +55,7 @@ def broadcast(value: T) -> T:
 
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
-    """The block in process 0, then in the others, who find what it left, or raise RuntimeError where it failed."""
+    """Runs the block in process 0, then in the others, which raise RuntimeError if it failed."""
     if not is_main() and (failure := broadcast("")):
         raise RuntimeError(f"the first process failed: {failure}")
     failure = ""
@@ -70,5 +75,5 @@ def _control():
     import torch.distributed as distributed
 
     patience = datetime.timedelta(seconds=int(os.environ.get(TIMEOUT, "1800")))
-    accelerate.PartialState(timeout=patience)  # joins the others where nothing has yet
+    accelerate.PartialState(timeout=patience)  # joins the others, unless something has already done so
     return distributed.new_group(backend="gloo", timeout=patience)

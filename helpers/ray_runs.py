@@ -1,7 +1,7 @@
-"""Runs on the nodes of a Ray cluster that is there: one task a run, started again in the same folder where a node dies.
+"""Runs on the nodes of a Ray cluster: one task for each run, restarted in the same folder if its node dies.
 
 The only file that imports ray. The notebook, its data, the working directory and `--output-dir` must lie on a disk that
-all nodes share, under the same paths; the node's Python needs what the notebook needs. This package comes along.
+all nodes share, under the same paths. Every node needs the libraries of the notebook; this package is sent along.
 """
 
 import concurrent.futures
@@ -14,18 +14,18 @@ from helpers.execution import Ended, Run, execute, logger, show_output
 from helpers.kernels import Kernels
 
 REQUIREMENT = "ray>=2.50,<3"
-RETRIES = 10  # nodes that one run may lose
+RETRIES = 10  # how often the node of a run may die
 
 
 class RayRuns:
-    """Runs that wait in Ray's queue for a node with what they need.
+    """Runs that wait in Ray's queue for a node that has the CPUs and GPUs they need.
 
     Args:
-        address: of the cluster, `auto` for the one that this machine belongs to.
-        cpus, gpus: what a run takes. One CPU, and one GPU where the cluster has any, unless given.
+        address: of the cluster; `auto` is the one that this machine belongs to.
+        cpus, gpus: of each run; by default one CPU, and one GPU if the cluster has any.
 
     Raises:
-        ValueError: ray is not installed, or no cluster is there.
+        ValueError: ray is not installed, or no cluster answers.
     """
 
     def __init__(self, address: str = "auto", cpus: int | None = None, gpus: int | None = None):
@@ -35,7 +35,7 @@ class RayRuns:
             raise ValueError(f'ray={address!r}: Ray is not installed here: pip install "{REQUIREMENT}"') from error
         host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
-            if host:  # ray.init would wait for minutes where nothing is
+            if host:  # ray.init would wait for minutes if there is none
                 socket.create_connection((host, int(port)), timeout=10).close()
             ray.init(address, runtime_env={"py_modules": [str(Path(__file__).parent)]}, logging_level="warning")
         except (OSError, ValueError) as error:
@@ -50,6 +50,7 @@ class RayRuns:
         }
 
     def start(self, runs: Sequence[Run], kernel_name: str) -> None:
+        """Puts the runs into Ray's queue."""
         import ray
 
         self._tasks, self._killed = {}, False
@@ -57,13 +58,14 @@ class RayRuns:
         for each in runs:
             options = task.options(name=each.name, **self._needs)
             self._tasks[options.remote(each, kernel_name, str(Path.cwd()))] = each
-        logger.info("%d runs handed to Ray, each takes %s", len(runs), self._needs)
+        logger.info("%d runs sent to Ray; each takes %s", len(runs), self._needs)
 
     def going(self) -> bool:
+        """Whether a run waits or has not ended."""
         return bool(self._tasks)
 
     def ended(self, timeout: float) -> list[tuple[Run, Ended]]:
-        """As `LocalRuns.ended`; a run whose last node died is failed."""
+        """As `LocalRuns.ended`; a run that lost too many nodes has failed."""
         import ray
 
         ended = []
@@ -80,13 +82,14 @@ class RayRuns:
         return ended
 
     def stop(self, force: bool = False) -> None:
+        """Cancels the runs: those on a node save a checkpoint, unless `force` kills them."""
         import ray
 
         for task in self._tasks:
             ray.cancel(task, force=force, recursive=False)
 
     def kill(self) -> None:
-        """Kills the processes that wait for the kernels; a kernel ends within seconds of its own accord then."""
+        """Kills the processes that wait for the kernels; their kernels then end within seconds."""
         self._killed = True
         self.stop(force=True)
 
@@ -97,7 +100,7 @@ def _on_node(run: Run, kernel_name: str, directory: str) -> Ended:
         os.chdir(directory)
     except OSError as error:
         raise ValueError(
-            f"{directory} is not on this node ({error}): start from a disk that all nodes share"
+            f"{directory} is not on this node ({error}): start the command in a folder on a disk that all nodes share"
         ) from error
     kernels = Kernels()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -1,17 +1,17 @@
-"""Numbered rows of a user's files."""
+"""The numbered rows of a user's JSON Lines or Parquet file."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES, MOST_TIMES = 2**28, 100  # what a file may unpack to: so much, or so many times its size
+MOST_BYTES, MOST_TIMES = 2**28, 100  # a file may unpack to this many bytes, or to this many times its size
 
 Row = tuple[int, dict[str, Any]]  # number, values by column
 
 
 def jsonl(file: str, path: Path) -> Iterator[Row]:
-    """Raises ValueError, which begins with `file`, for a line that is neither blank nor an object."""
+    """The objects of a JSON Lines file. Raises ValueError, beginning with `file`, for any other line that is not blank."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -23,12 +23,12 @@ def jsonl(file: str, path: Path) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{file} line {number} is not JSON in UTF-8 ({error})") from error
             if not isinstance(values, dict):
-                raise ValueError(f"{file} line {number} is not a JSON object")
+                raise ValueError(f"{file} line {number} is not a JSON object: write one in each line")
             yield number, values
 
 
 def parquet(file: str, path: Path) -> Iterator[Row]:
-    """Raises ValueError for what is no Parquet file, and for a bomb."""
+    """The rows of a Parquet file. Raises ValueError if it cannot be read, or unpacks to far more than its size."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 

@@ -1,19 +1,20 @@
-"""The output folder of one run: claimed once, never overwritten by another run, results written whole.
+"""The output folder of one run, which no other run overwrites.
 
-`run.json` says whose folder it is. The same parameters come back to the same run; others are refused. `sessions.json`
-says on what machine and with which code each part of it was trained.
+`run.json` holds the parameters of the run; a run with others is refused. `sessions.json` records the machine and the
+code of each part of the run.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 from collections.abc import Mapping
 from os.path import realpath
 from pathlib import Path
 from typing import Any
+
+import pydantic_core
 
 from . import checkpoint, folder_lock, provenance, ranks
 from .parameters import Parameters, identity
@@ -22,15 +23,15 @@ from .runtime import Runtime
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
 SESSIONS_FILE = "sessions.json"
-# What makes a resumed run another one when it differs.
+# If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
-# A frontend's folder; what a claim that was killed left.
+# A frontend's folder, and what a claim that was killed leaves.
 _NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.", folder_lock.LOCK_FILE, folder_lock.OWNER_FILE)
 RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
 
 
 def begun(output_dir: str) -> dict[str, Any]:
-    """Parameters that the run in this folder began with; {} where there is none, or none that can be read."""
+    """Parameters that the run in this folder began with; {} if they cannot be read."""
     try:
         return dict(json.loads((Path(output_dir).expanduser() / RUN_FILE).read_text(encoding="utf-8"))["parameters"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -38,13 +39,13 @@ def begun(output_dir: str) -> dict[str, Any]:
 
 
 def claim(notebook: str, params: Parameters) -> Path:
-    """Creates `params.output_dir` for a new run, or takes it back for the same one, which has the same `identity`.
+    """Creates `params.output_dir` for a new run, or takes it for the same run again, which has the same `identity`.
 
     Raises:
-        ValueError: the folder holds another run, files that are no run of ours, a link out of it, or this run while
-            `resume` is False.
-        PermissionError: it cannot be written.
-        FolderTaken: another process owns it.
+        ValueError: the folder holds another run, files that are no run of ours, or a link out of it; or it holds this
+            run, and `resume` is False.
+        PermissionError: the folder cannot be written.
+        FolderTaken: another process owns the folder.
     """
     output_dir = params.output_dir
     path = Path(output_dir).expanduser()
@@ -85,18 +86,18 @@ def claim(notebook: str, params: Parameters) -> Path:
     if not params.resume and (checkpoint.listed(path) or (path / RESULTS_FILE).exists()):
         raise ValueError(
             f"resume=False, but output_dir={str(output_dir)!r} already holds this run; nothing was touched: "
-            f"set resume=True to go on with it, or {elsewhere}"
+            f"set resume=True to continue it, or {elsewhere}"
         )
     folder_lock.own(path)
     return path
 
 
 def same_data(output_dir: str | Path, source: str) -> None:
-    """Notes in `run.json` what data a run trains on, `source` with a digest of it; a run with checkpoints must find the same.
+    """Notes the data of a run (`source`, with a digest) in `run.json`; a run with checkpoints must find the same data.
 
-    The same parameters can name other data: a file that was edited, a dataset without a pinned revision.
+    The same parameters can mean other data: a file that was edited, a data set without a pinned revision.
 
-    Raises ValueError: the folder holds checkpoints of a run on other data.
+    Raises ValueError: the folder holds checkpoints of a run on other data, or the processes see different data.
     """
     path = Path(output_dir)
     if len(seen := set(ranks.gather(source))) > 1:
@@ -108,7 +109,7 @@ def same_data(output_dir: str | Path, source: str) -> None:
     if before is not None and checkpoint.listed(path):
         raise ValueError(
             f"data_source: the data has changed since the run in output_dir={str(output_dir)!r} began ({before} there, "
-            f"{source} here), and its checkpoints are for the former; nothing was touched: put the data back, or set "
+            f"{source} here), and its checkpoints are for the former; nothing was touched: restore the data, or set "
             "output_dir to a new folder"
         )
     write_json(path / RUN_FILE, run | {"data": source})
@@ -123,9 +124,9 @@ def sessions(output_dir: str | Path) -> list[dict[str, Any]]:
 def begin_session(
     output_dir: str | Path, runtime: Runtime, precision: str, first_step: int, batch_size: int = 0
 ) -> str:
-    """Notes that a session begins at a step; what differs from the one before, as one line, or "".
+    """Notes that a session begins at `first_step`; returns a line about what differs from the one before, or "".
 
-    Raises ValueError where a step has another number of examples than before: the data would not go on where they were.
+    Raises ValueError if `batch_size`, the examples in a step, differs: the data would not continue at the same place.
     """
     known = [each for each in sessions(output_dir) if each["first_step"] <= first_step and first_step]
     session = {
@@ -143,8 +144,8 @@ def begin_session(
     before = known[-1] if known else session
     if before.get("batch_size", batch_size) != batch_size:
         raise ValueError(
-            f"batch_size: {batch_size} examples a step on {runtime.device_count} device(s), and this run began with "
-            f"{before['batch_size']} on {before['devices']}; ask for as many as then, or set output_dir to a new folder"
+            f"batch_size={batch_size} examples a step on {runtime.device_count} device(s), but this run began with "
+            f"{before['batch_size']} on {before['devices']}; set that number again, or set output_dir to a new folder"
         )
     path = Path(output_dir) / SESSIONS_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,15 +161,15 @@ def begin_session(
 
 
 def note_step(output_dir: str | Path, step: int) -> None:
-    """Notes how far the present session came."""
+    """Notes the last step of the present session."""
     if known := sessions(output_dir):
         write_json(Path(output_dir) / SESSIONS_FILE, [*known[:-1], known[-1] | {"last_step": step}])
 
 
 def write_results(notebook: str, params: Parameters, runtime: Runtime, **parts: Any) -> Path:
-    """Writes `results.json` (docs/architecture.md lists its keys) into `params.output_dir`; NaN and infinities become null.
+    """Writes `results.json` (docs/architecture.md lists its keys) into `params.output_dir`.
 
-    parts: `data` with source, revision and sha256, `eval`, `artifacts` and what else the notebook measured.
+    parts: `data` with source, revision and sha256, `eval`, `artifacts` and whatever else the notebook measured.
     """
     folder_lock.check(params.output_dir)
     path = Path(params.output_dir) / RESULTS_FILE
@@ -183,14 +184,18 @@ def write_results(notebook: str, params: Parameters, runtime: Runtime, **parts: 
         "runtime": runtime.results(),
         **parts,
     }
-    write_json(path, _finite(results))
+    write_json(path, results)
     return path
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON through a temporary name, so that the file is whole or the old one."""
+    """Writes JSON under a temporary name and renames it, so that no reader finds half a file.
+
+    Arrays and tensors become lists or numbers; NaN and infinities become null.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    text = pydantic_core.to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
+    temporary.write_bytes(text + b"\n")
     temporary.replace(path)
 
 
@@ -203,13 +208,3 @@ def _differences(theirs: Mapping, ours: Mapping, known: set[str]) -> list[str]:
         for name in sorted({*now, *(before.keys() - known)})
         if before.get(name) != now.get(name)
     ]
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy and torch; before the check, which np.float32 would pass by
-        return _finite(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value

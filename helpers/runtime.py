@@ -1,4 +1,4 @@
-"""What is this machine? One value that says the device, the precision and, for each choice, the reason."""
+"""The device and the precision of a run, each with the reason for the choice."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from . import hardware, ranks, tracking, xla
 
-ONE_HOST = "one process drives all chips of one host, and more are not supported: run the notebook itself on one host"
+ONE_HOST = "one process drives all chips of one host, and more are not supported; run one process on one host"
 NATIVE_BF16 = (8, 0)  # Ampere; `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """The device a run uses and how it computes there."""
+    """The device of a run, and how it computes."""
 
     kind: str  # "cpu", "cuda" or "xla"
     reason: str  # why this kind
     device_name: str
     device_count: int  # devices that share a batch
-    memory: int | None  # bytes a device, None where the runtime does not tell
+    memory: int | None  # bytes of one device; None if unknown
     compute_capability: tuple[int, int] | None
     precision: str  # "fp32", "fp16" or "bf16": dtype of the matrix products
     precision_reason: str
@@ -39,11 +39,11 @@ class Runtime:
 
     @property
     def accelerator(self) -> hardware.Accelerator | None:
-        """The datasheet entry of this device, None when it is not in the catalogue, as no CPU is."""
+        """The catalogue's entry for this device; None if it has none, as for every CPU."""
         return hardware.find(self.device_name)
 
     def wait(self) -> None:
-        """Blocks until the device has nothing left to do."""
+        """Blocks until the device has finished its work."""
         if self.kind == "xla":
             xla.wait()
         elif self.kind == "cuda":
@@ -81,7 +81,7 @@ def choose_precision(
 ) -> tuple[str, str]:
     """Training dtype for one device and the reason for it.
 
-    Raises ValueError: a precision that the device cannot train in.
+    Raises ValueError: the device cannot train in the `wanted` precision.
     """
     sm = compute_capability and "sm_{}{}".format(*compute_capability)
     native = kind != "cuda" or compute_capability >= NATIVE_BF16
@@ -107,20 +107,20 @@ def choose_precision(
 
 
 def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Runtime:
-    """Finds the device to train on: TPU (when asked for), then GPU, then CPU, and says why.
+    """Finds the device to train on: a TPU (if `use_tpu`), else a GPU, else the CPU.
 
     Args:
-        use_tpu: prefer a TPU; without one a warning.
-        precision: "auto", or "fp32", "bf16", "fp16" to insist.
-        num_processes: that a notebook will train in, one a GPU; 0: one for each. A launched process knows how many.
+        use_tpu: prefer a TPU; warns if there is none.
+        precision: "auto", "fp32", "bf16" or "fp16".
+        num_processes: that a notebook will train in, each with its own GPU; 0: one for each GPU. Ignored under a launcher.
 
     Raises:
         RuntimeError: torch and torch_xla versions differ, XLA stores weights in bf16, or transformers was already
             imported for the other kind of device in this kernel.
-        ValueError: a precision that this device cannot train in; more processes than GPUs, or several on a TPU.
+        ValueError: a precision that the device cannot train in, more processes than GPUs, or several processes on a TPU.
     """
     if precision not in ("auto", "fp32", "bf16", "fp16"):
-        raise ValueError(f"precision={precision!r}: must be 'auto', 'fp32', 'bf16' or 'fp16'")
+        raise ValueError(f"precision={precision!r}: give 'auto', 'fp32', 'bf16' or 'fp16'")
     reason = "use_tpu=False"
     if use_tpu:
         found, reason = xla.available()
@@ -144,8 +144,8 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         kind, name, count, capability = "xla", xla.device_name(), xla.device_count(), None
         memory = info and info.get("bytes_limit")
     else:
-        # Read at torch's first large CPU array. In small pages such an array costs as much in page faults as in arithmetic:
-        # a language model's step on two cores took 1.5 times as long.
+        # Read at torch's first large CPU array: with small pages, page faults cost as much as the arithmetic, and a
+        # language model's step on two cores took 1.5 times as long.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         import psutil
         import torch
@@ -180,14 +180,14 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
 
 
 def get_device(use_tpu: bool = False):
-    """The `torch.device` of `detect(use_tpu)`: XLA, CUDA or CPU, with one warning where a wish cannot be met."""
+    """The `torch.device` of `detect(use_tpu)`: XLA, CUDA or CPU, with a warning if there is no TPU."""
     return detect(use_tpu).device
 
 
 def _announce_to_huggingface(use_xla: bool) -> None:
-    """transformers and accelerate take XLA whenever torch_xla imports, a GPU or no TPU notwithstanding."""
+    """Tells transformers and accelerate, which otherwise use XLA wherever torch_xla can be imported."""
     wanted = "1" if use_xla else "0"
-    # The values that transformers takes for yes; its default is one of them.
+    # The values that mean yes to transformers; its default is one of them.
     current = "1" if os.environ.get("USE_TORCH_XLA", "1").upper() in ("1", "ON", "YES", "TRUE", "AUTO") else "0"
     loaded = [name for name in ("transformers", "accelerate") if name in sys.modules]
     if xla.installed() and loaded and current != wanted:
@@ -203,7 +203,7 @@ def _announce_to_huggingface(use_xla: bool) -> None:
 
 @functools.cache  # before `_pin_to_one_gpu`
 def gpus() -> tuple[int, str | None]:
-    """How many GPUs this process saw at first, and what CUDA_VISIBLE_DEVICES said then."""
+    """How many GPUs this process saw at first, and CUDA_VISIBLE_DEVICES at that time."""
     import torch
 
     return torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -219,7 +219,7 @@ def _processes(wanted: int) -> int:
 
 
 def _pin_to_one_gpu(torch) -> str:
-    """Leaves one GPU visible unless a launcher started a process for each; returns what to say about it."""
+    """Makes only one GPU visible unless a launcher started this process; returns a note about it."""
     count = torch.cuda.device_count()
     if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
         # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.

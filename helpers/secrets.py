@@ -1,4 +1,4 @@
-"""Tokens from where they are kept: Colab's or Kaggle's vault, then the environment, then none. Never printed."""
+"""Tokens from the environment or the secrets of Colab or Kaggle. They are never printed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import os
 
 
 def provide(name: str) -> bool:
-    """Puts a secret from the platform's vault into this process's environment; True if it is there afterwards.
-
-    Args:
-        name: HF_TOKEN or WANDB_API_KEY.
-    """
+    """Puts a secret (HF_TOKEN, WANDB_API_KEY) into this process's environment; returns whether it is there."""
     if not os.environ.get(name) and (value := _from_colab(name) or _from_kaggle(name)):
         os.environ[name] = value
     return bool(os.environ.get(name))
@@ -23,7 +19,7 @@ def _from_colab(name: str) -> str | None:
         return None
     try:
         return userdata.get(name)
-    except Exception:  # missing, not granted, or not in the browser: the classes differ by frontend, each means none
+    except Exception:  # missing or not granted; the classes differ by frontend
         return None
 
 
@@ -34,5 +30,5 @@ def _from_kaggle(name: str) -> str | None:
         return None
     try:
         return UserSecretsClient().get_secret(name)
-    except Exception:  # BackendError or a network error of its own: no such secret here
+    except Exception:  # no such secret, or a network error
         return None

@@ -1,10 +1,10 @@
-"""Installs what a notebook lacks and leaves alone what its runtime came with.
+"""Installs what a notebook lacks, and keeps what its runtime came with.
 
 Colab and Kaggle ship a torch built for their driver, with torchvision and torch_xla built for that torch. A plain
-`pip install` of a package that wants another version replaces it under a kernel that may have it loaded; pip with a
-constraints file of the installed versions refuses instead. torch and torch_xla are never upgraded, whatever is asked.
+`pip install` of a package that needs another version replaces it under a kernel that may have it loaded; with a
+constraints file of the installed versions pip refuses instead. torch and torch_xla are never upgraded.
 
-Standard library only at import: this runs before anything is installed.
+Imports only the standard library, since this runs before anything is installed.
 """
 
 import importlib
@@ -30,14 +30,15 @@ PIP_TAIL_LINES = 15
 
 
 def install(requirements: str) -> list[str]:
-    """Install those `requirements` that are absent or out of range; nothing, and no network, when all are satisfied.
+    """Installs those `requirements` that are absent or out of range; needs no network if there are none.
 
-    requirements: one specifier a line, as in requirements-gpu.txt.
-    Returns what was installed for them, as `name==version`. An installed torch or torch_xla is kept: out of range it
-    only warns. An absent torch_xla is left out, with a warning, where the installed torch is not the one it is for.
+    requirements: one specifier in each line, as in requirements-gpu.txt.
 
-    Raises ValueError for a line that is no requirement; RuntimeError when pip is absent or fails, or when it changed a
-    package that this kernel has loaded.
+    Returns what was installed for them, as `name==version`. An installed torch or torch_xla is kept, with a warning if it
+    is out of range. An absent torch_xla is left out, with a warning, if it does not fit the installed torch.
+
+    Raises ValueError for a line that is no requirement; RuntimeError if pip is absent or fails, or changed a package
+    that this kernel has loaded.
     """
     missing, complaints = _missing(requirements)
     for complaint in complaints:
@@ -53,12 +54,12 @@ def install(requirements: str) -> list[str]:
     moved = [name for name in before if after.get(name, before[name]) != before[name] and _is_loaded(name)]
     if moved:
         changes = ", ".join(f"{name} {before[name]} to {after[name]}" for name in moved)
-        raise RuntimeError(f"pip moved {changes}, loaded in this kernel: restart the runtime and Run all again.")
+        raise RuntimeError(f"pip moved {changes}, loaded in this kernel: restart the runtime and run all cells again.")
     still_missing, _ = _missing(requirements)
     if still_missing:
         raise RuntimeError(
             f"pip succeeded, but {sys.executable} does not see {', '.join(still_missing)}: "
-            "restart the runtime and Run all again."
+            "restart the runtime and run all cells again."
         )
     installed = [f"{name}=={metadata.version(name)}" for name in map(_name, missing)]
     print(f"installed {', '.join(installed)}")
@@ -66,7 +67,7 @@ def install(requirements: str) -> list[str]:
 
 
 def _missing(requirements: str) -> tuple[list[str], list[str]]:
-    """What to ask pip for, and what is out of range and kept all the same (each with the reason)."""
+    """What pip must install, and a warning for each package that is out of range but kept."""
     from packaging.requirements import Requirement
 
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
@@ -89,7 +90,7 @@ def _missing(requirements: str) -> tuple[list[str], list[str]]:
             queue += _requirements_of_extras(requirement)
             if not in_range:
                 complaints.append(
-                    f"{requirement.name} {version} is installed; this notebook was tried with "
+                    f"{requirement.name} {version} is installed; this notebook was tested with "
                     f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
                 )
         else:
@@ -98,7 +99,7 @@ def _missing(requirements: str) -> tuple[list[str], list[str]]:
 
 
 def _requirements_of_extras(requirement: "Requirement") -> list["Requirement"]:
-    """What an installed distribution needs for the extras asked of it, e.g. jax for torch_xla[pallas]."""
+    """What an installed distribution needs for the required extras, e.g. jax for torch_xla[pallas]."""
     from packaging.requirements import Requirement
 
     needed = []
@@ -147,7 +148,7 @@ def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
 
 
 def _installed_versions() -> dict[str, str]:
-    """Version of every distribution; the first on sys.path wins, as it does for `import`."""
+    """Version of every distribution; as for `import`, the first on sys.path counts."""
     from packaging.utils import canonicalize_name
 
     versions: dict[str, str] = {}
@@ -159,10 +160,7 @@ def _installed_versions() -> dict[str, str]:
 
 
 def _is_loaded(name: str) -> bool:
-    """Whether a module of this distribution is imported.
-
-    Files decide, not top-level names: `google` is always loaded on Colab and belongs to dozens of distributions.
-    """
+    """Whether a module of this distribution is imported, by its files: many share a top-level name such as `google`."""
     for file in metadata.files(name) or []:
         if file.suffix in {".py", ".so", ".pyd"}:
             stem = PurePosixPath(file).with_name(file.name.partition(".")[0])

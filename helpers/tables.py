@@ -1,4 +1,4 @@
-"""Tables as a person reads them: HTML in a notebook, aligned text everywhere else, units and sensible digits in both.
+"""Tables: HTML in a notebook, aligned text everywhere else, with units and few digits.
 
 tables.show([{"model": "reservoir", "bits per byte": 1.2021}, {"model": "transformer", "bits per byte": 1.186}])
 """
@@ -15,11 +15,11 @@ GIB = 2**30
 
 
 def show(rows: Sequence[Row], caption: str = "") -> None:
-    """Rows as a table: what IPython displays is HTML in a notebook and text in its saved plain form.
+    """Shows rows as a table: HTML in a notebook, text elsewhere.
 
     Args:
-        rows: one mapping of column to value a line; a column that a row lacks stays empty.
-        caption: above the table.
+        rows: for each line a mapping of column to value; a missing column stays empty.
+        caption: text above the table.
     """
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) and hasattr(shell, "kernel"):
         from IPython.display import display
@@ -30,7 +30,7 @@ def show(rows: Sequence[Row], caption: str = "") -> None:
 
 
 def text(rows: Sequence[Row], caption: str = "") -> str:
-    """Rows as aligned text, one line each under a line of column names; numbers are aligned to the right."""
+    """Rows as text in aligned columns, numbers to the right."""
     columns = _columns(rows)
     cells = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
     widths = [max(map(len, each)) for each in zip(*cells, strict=True)]
@@ -73,7 +73,7 @@ def size(value: float | None) -> str | None:
 
 
 def seconds(value: float | None) -> str | None:
-    """Seconds in the unit that a person would take."""
+    """Seconds in a unit that fits their size."""
     if value is None:
         return None
     for unit, length, most in (("ms", 1e-3, 1), ("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):

@@ -1,4 +1,4 @@
-"""What a person is told: lines, and W&B when asked for and logged in; and what libraries need not say."""
+"""What a person sees: lines, W&B, and no needless warnings of libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def say(message: str) -> None:
 
 
 def report_to(wanted: str) -> tuple[str, str]:
-    """What `TrainingArguments.report_to` can be, and why: W&B without a key would block a headless run with a prompt."""
+    """`TrainingArguments.report_to` and the reason: W&B without a key would block a headless run with a prompt."""
     if wanted == "none":
         return "none", "report_to='none'"
     try:
@@ -34,7 +34,7 @@ def report_to(wanted: str) -> tuple[str, str]:
     return "wandb", "W&B key found"
 
 
-# What libraries say that a user of a notebook can do nothing about, by its first words; every other warning stays.
+# First words of warnings that a user of a notebook can do nothing about; all others stay.
 CHATTER = (
     "IProgress not found",  # widgets, which no saved notebook can show
     "'pin_memory' argument is set as true but no accelerator is found",
@@ -43,7 +43,7 @@ CHATTER = (
     "`broadcast_buffers` is deprecated",  # transformers sets it
     "`is_gradient_checkpointing` is deprecated",  # peft asks for it
     "`gradient_checkpointing` is deprecated",  # trl sets it
-    "The tokenizer has new PAD/BOS/EOS tokens",  # as meant
+    "The tokenizer has new PAD/BOS/EOS tokens",  # on purpose
 )
 
 

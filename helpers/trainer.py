@@ -2,8 +2,8 @@
 
     class ReservoirTrainer(TrainerMixin, transformers.Trainer): ...
 
-It adds what the stock trainers lack and changes nothing a user knows: arguments, callbacks, evaluation and logging are
-transformers'. On XLA it also shards the batches over all chips and keeps every value on the device between two logs.
+It adds what the stock trainers lack; arguments, callbacks, evaluation and logging stay those of transformers. On XLA it
+also shards the batches over all chips, and keeps every value on the device between two logs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import datasets
 import numpy as np
 import torch
 import transformers.trainer
-from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
 from . import attention, checkpoint, folder_lock, ranks, run_folder, tracking, xla
 from .compilation import CompilationCounter
-from .draws import PlaceSampler, SeededByPlace
+from .draws import PlaceSampler, SeededByPlace, seed_generators
 from .interruption import (
     EvaluationStopped,
     FiniteGuard,
@@ -43,22 +43,22 @@ from .progress import Progress, Wandb
 from .runtime import Runtime
 
 METER_FILE = "meter.json"
-SCHEDULED = ("lr", "weight_decay")  # of an optimizer group, what changes for one step on XLA
+SCHEDULED = ("lr", "weight_decay")  # what changes in an optimizer group for one step on XLA
 
 
 class _Finished(Exception):
-    """A run that goes on is at its end, as the evaluation shows that was made up for."""
+    """A resumed run is at its end, as the evaluation that had been stopped shows."""
 
 
 class TrainerMixin:
     """Put before a Hugging Face trainer class.
 
     Args:
-        plan: what `plan.plan` returned; the out-of-memory ladder replaces it with smaller micro-batches.
+        plan: what `plan.plan` returned; if memory runs out, the trainer replaces it by one with smaller micro-batches.
         runtime: what `runtime.detect` returned.
-        flops_per_token: of one training step, for MFU (default 6 x trained parameters).
-        patience: evaluations without improvement before the run stops; 0 never stops early.
-        max_hours: time budget of this session, after which the run saves and stops; 0 is none.
+        flops_per_token: FLOPs of a training step per token, for MFU (default 6 x trained parameters).
+        patience: evaluations without improvement after which the run stops; 0 never stops early.
+        max_hours: hours after which this session saves and stops; 0 is no limit.
         *args, **kwargs: the trainer's own.
     """
 
@@ -78,7 +78,7 @@ class TrainerMixin:
         self.plan, self.runtime = plan, runtime
         module = self.trained_module()
         if tied := [*getattr(self.model, "all_tied_weights_keys", ())]:
-            # They are in a checkpoint once; transformers would warn of the others as missing when it loads one.
+            # A checkpoint holds them once; transformers would warn that the others are missing.
             self.model._keys_to_ignore_on_save = tied
         trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
@@ -90,7 +90,7 @@ class TrainerMixin:
         self._batches_checked = False
         self._places: PlaceSampler | None = None
         self._first_step = 0
-        self._unlogged: list | None = None  # sum of the losses since a log, and its step, as the checkpoint tells them
+        self._unlogged: list | None = None  # of the checkpoint: sum of the losses since a log, step of that log
         self._rescheduled = False
         self.compilation = CompilationCounter(enabled=runtime.kind == "xla")
         for callback in (PrinterCallback, ProgressCallback):
@@ -111,32 +111,33 @@ class TrainerMixin:
             attention.checkpoint_activations(self.transformer(), runtime.kind)
 
     def trained_module(self) -> torch.nn.Module:
-        """What holds every weight that is trained: the model, or a loss around it that has weights of its own."""
+        """The module with all trained weights: the model, or a loss around it with weights of its own."""
         return self.model
 
     def transformer(self) -> torch.nn.Module:
-        """The transformers model, whose attention and checkpointing are set; the model, or a part of it."""
+        """The transformers model whose attention and checkpointing are set: the model or a part of it."""
         return self.model
 
     # -- the run --
 
     def train(self, resume_from_checkpoint: bool | str | Path | None = True, **kwargs):
-        """Trains to `max_steps`, from the newest whole checkpoint where there is one.
+        """Trains to `max_steps`, from the newest whole checkpoint if there is one.
 
         Args:
-            resume_from_checkpoint: True takes the newest checkpoint in `output_dir` that verifies, or starts fresh;
-                a path must verify; False or None starts fresh.
+            resume_from_checkpoint: True: the newest whole checkpoint in `output_dir`, or step 0; a path: this
+                checkpoint, which must be whole; False or None: step 0.
 
         Returns:
-            transformers' `TrainOutput`, or None where the run was finished before. The weights of the best evaluation
-            are loaded at the end.
+            transformers' `TrainOutput`, or None if the run was finished before. The weights of the best evaluation
+            are loaded.
 
         Raises:
-            Stopped: a signal came or the time budget ended; a checkpoint of the last finished step was written.
+            Stopped: a signal came or the time is over; a checkpoint of the last finished step is written.
             NonFiniteLoss: the loss, a gradient, a weight or an optimizer state became NaN or infinite.
             FolderTaken: another process trains in `output_dir`.
-            CheckpointNotWritten: the disk did not take a checkpoint (the first is written before the first step).
-            RuntimeError: out of memory at one example a device.
+            CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
+            RuntimeError: memory ran out with the smallest micro-batch.
+            ValueError: the checkpoint of a given path is damaged.
         """
         output_dir, source = self.args.output_dir, None
         with (
@@ -179,7 +180,7 @@ class TrainerMixin:
         step = self.state.global_step
         raise Stopped(
             f"{self.stops.reason} at step {step}: checkpoint-{step} is written and whole. "
-            "Run the notebook again with the same output_dir and resume=True to go on from there."
+            "Run the notebook again with the same output_dir and resume=True to continue from there."
         )
 
     def _train_from(self, source: Path | None, **kwargs):
@@ -211,13 +212,13 @@ class TrainerMixin:
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
 
     def _is_finished(self, state: TrainerState) -> bool:
-        """Whether the run of this state is at its end: all steps are done, or patience was lost."""
+        """Whether the run of this state is at its end: all steps are done, or it stopped early."""
         stopping = state.stateful_callbacks.get(EarlyStoppingCallback.__name__) if self.patience else None
         lost = bool(stopping) and stopping["attributes"]["early_stopping_patience_counter"] >= self.patience
         return lost or state.global_step >= self.args.max_steps
 
     def _owes_evaluation(self) -> bool:
-        """Whether the evaluation of the present step was stopped before its end."""
+        """Whether the evaluation of the present step was stopped."""
         step, every = self.state.global_step, self.args.eval_steps
         due = self.args.eval_strategy == "steps" and (step % every == 0 or step >= self.args.max_steps)
         logged = {name for entry in self.state.log_history if entry["step"] == step for name in entry}
@@ -230,7 +231,7 @@ class TrainerMixin:
             problem = checkpoint.damage(wanted)
             if problem:
                 raise ValueError(
-                    f"resume_from_checkpoint={str(wanted)!r}: {problem}; pass True for the newest whole one"
+                    f"resume_from_checkpoint={str(wanted)!r}: {problem}; give True for the newest whole checkpoint"
                 )
             return Path(wanted)
         source, skipped = checkpoint.newest_whole(self.args.output_dir)
@@ -282,7 +283,7 @@ class TrainerMixin:
         return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
 
     def get_eval_dataloader(self, eval_dataset=None):
-        """Evaluation sees every example: on XLA the last batch must be as large as the others, elsewhere it may be short."""
+        """The loader of all examples. Raises ValueError if the last batch would be shorter on XLA."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         batch = self.args.eval_batch_size
         if self.runtime.kind == "xla" and hasattr(dataset, "__len__") and len(dataset) % batch:
@@ -305,17 +306,16 @@ class TrainerMixin:
         )
 
     def seed_step(self) -> None:
-        """Seeds every generator from seed, step and process, so that a resumed step draws what it would have drawn."""
-        entropy = (self.args.seed, self.state.global_step, 1, self.args.process_index)
-        value = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-        set_seed(value)
+        """Seeds every generator from seed, step and process, so that a resumed step draws the same numbers."""
+        value = seed_generators(self.args.seed, self.state.global_step, 1, self.args.process_index)
+        torch.manual_seed(value)  # of all devices
         if self.runtime.kind == "xla":
             xla.seed(value)
 
     # -- logging, evaluation, saving --
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
-        fp16 = self.plan.precision == "fp16"  # there an infinite gradient norm only means that the scaler backs off
+        fp16 = self.plan.precision == "fp16"  # whose infinite gradient norms only lower the loss scale
         for name in ("loss",) if fp16 else ("loss", "grad_norm"):
             if name in logs and not torch.isfinite(torch.tensor(logs[name])):
                 self._stop_on_nonfinite(name, logs[name])
@@ -339,21 +339,21 @@ class TrainerMixin:
 
     def evaluation_loop(self, *args, **kwargs):
         output = super().evaluation_loop(*args, **kwargs)
-        return output._replace(metrics=ranks.broadcast(output.metrics))  # from which all draw the same conclusions
+        return output._replace(metrics=ranks.broadcast(output.metrics))  # so that all processes decide alike
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
         if skip_scheduler and self.state.global_step and not self._owes_evaluation():
-            return {}  # `eval_on_start` of a run that goes on: it has been evaluated
+            return {}  # `eval_on_start` of a resumed run, which has been evaluated
         try:
             metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         except EvaluationStopped:
-            if skip_scheduler:  # nothing was trained since the checkpoint that this run began with
+            if skip_scheduler:  # nothing was trained since the checkpoint
                 self._raise_stopped()
             self.control.should_evaluate = False
             self.control.should_save = self.control.should_training_stop = True
             return {}
-        self.control.should_save |= self.control.should_training_stop  # patience was lost
-        if skip_scheduler:  # the start is the one to beat: its weights are those of checkpoint-0
+        self.control.should_save |= self.control.should_training_stop  # it stops early
+        if skip_scheduler:  # the start is the first best: its weights are those of checkpoint-0
             improved = self._determine_best_metric(metrics, trial)
             if improved and self.state.global_step:
                 self._save_checkpoint(self.model, trial)
@@ -363,7 +363,7 @@ class TrainerMixin:
         if not metrics:  # a stop came during the evaluation
             return False
         improved = super()._determine_best_metric(metrics, trial)
-        self.control.should_save |= improved  # the best weights are kept whatever save_steps is
+        self.control.should_save |= improved  # the best weights are kept, whatever save_steps is
         return improved
 
     def _get_output_dir(self, trial) -> str:
@@ -394,7 +394,7 @@ class TrainerMixin:
         unlogged = [sum(ranks.gather(float(self._tr_loss))) / ranks.count(), self._globalstep_last_logged]
         best = self.state.best_global_step
         self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
-        if not self.is_world_process_zero():  # writes its own generator state into what process 0 stages
+        if not self.is_world_process_zero():  # writes its generator state into the staging folder of process 0
             self.accelerator.wait_for_everyone()
             self._write_checkpoint(checkpoint.staging_folder(output_dir, step), model, trial)
             self.accelerator.wait_for_everyone()
@@ -404,7 +404,7 @@ class TrainerMixin:
             self._write_checkpoint(staging, model, trial)
             self.accelerator.wait_for_everyone()
             written = checkpoint.folder(staging, step)
-            # Stock code may have noted the staging path of a best checkpoint that is this one.
+            # If this checkpoint is the best one, transformers has noted its staging path.
             self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
             self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
             counts = self.meter.state() | {"unlogged": unlogged}
@@ -424,10 +424,10 @@ class TrainerMixin:
         self._save_weights(output_dir, _internal_call)
         if output_dir and self._staging is None and ranks.count() > 1:
             written = ranks.broadcast(str(Path(output_dir).absolute()))
-            if not ranks.is_main() and written != str(Path(output_dir).absolute()):  # to be read back from there
+            if not ranks.is_main() and written != str(Path(output_dir).absolute()):  # where its cells read it
                 shutil.copytree(written, output_dir, dirs_exist_ok=True)
             ranks.gather(None)
-        if self._staging is None and self.is_world_process_zero():  # an export: nothing reads that pickle
+        if self._staging is None and self.is_world_process_zero():  # an export: nothing reads this pickle
             Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
@@ -435,7 +435,7 @@ class TrainerMixin:
             super().save_model(output_dir, internal_call)
             return
         xla.sync()
-        copies: dict[int, torch.Tensor] = {}  # one CPU copy a tensor, so that tied weights stay tied
+        copies: dict[int, torch.Tensor] = {}  # one CPU copy of each tensor, so that tied weights stay tied
         state = {
             name: copies.setdefault(id(tensor), tensor.detach().cpu())
             for name, tensor in self.model.state_dict(keep_vars=True).items()
@@ -483,13 +483,13 @@ class TrainerMixin:
         )
 
     def _shrink_evaluation(self) -> bool:
-        """Takes the next smaller evaluation batch; False where there is none."""
+        """Takes the next smaller evaluation batch; False if there is none."""
         devices, batch = self.runtime.device_count, self.args.per_device_eval_batch_size
         smaller = smaller_micro_batch(batch, 1, devices if self.runtime.kind == "xla" else 1)
         if self.args.world_size > 1 or smaller is None:
             return False
         self.args.per_device_eval_batch_size = smaller[0]
-        self._say(f"out of memory: evaluating {smaller[0]} examples at a time in the place of {batch}")
+        self._say(f"out of memory: evaluating {smaller[0]} examples at a time instead of {batch}")
         return True
 
     def _forget_failed_step(self) -> None:
@@ -527,7 +527,7 @@ class TrainerMixin:
 
     @contextlib.contextmanager
     def aside(self, name: str):
-        """Work that is not training (evaluating, saving): timed and counted apart."""
+        """Times and counts the block as evaluating or saving, not as training."""
         self.compilation.book("between")
         with self.meter.aside():
             yield
@@ -540,31 +540,31 @@ class TrainerMixin:
 
 
 class _StepBoundary(TrainerCallback):
-    """What must happen exactly at the edge of an optimizer step."""
+    """What happens exactly before and after an optimizer step."""
 
     def __init__(self, trainer: TrainerMixin):
         self.trainer = trainer
-        self._scheduled: list[dict] = []  # of each optimizer group, while a step is taken with values next to them
+        self._scheduled: list[dict] = []  # of each optimizer group, while a step uses values close to them
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         self.trainer._first_step = state.global_step
         for callback in self.trainer.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):  # a checkpoint brings the patience that it was written with
+            if isinstance(callback, EarlyStoppingCallback):  # a checkpoint restores the patience of its time
                 callback.early_stopping_patience = self.trainer.patience
-        if self.trainer._rescheduled:  # the checkpoint's rates are of the former schedule
+        if self.trainer._rescheduled:  # the checkpoint has the rates of the former schedule
             schedule = getattr(self.trainer.lr_scheduler, "scheduler", self.trainer.lr_scheduler)
             rules = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
             schedule._last_lr = [base * rule(schedule.last_epoch) for base, rule in rules]
             for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
                 group["lr"] = rate
         self.trainer.compilation.start()
-        # Under FSDP torch counts a step of Adam when it first gathers an optimizer's state: not before there is one.
+        # Not under FSDP, where torch counts a step of Adam when it first gathers the state of an optimizer.
         if (
             state.global_step == 0
             and not self.trainer.is_fsdp_enabled
             and checkpoint.newest_whole(args.output_dir)[0] is None
         ):
-            # Proves before the hours start that the disk takes a checkpoint, and is where an early failure goes back to.
+            # Proves at once that a checkpoint can be written; an early failure goes back to it.
             self.trainer._save_checkpoint(self.trainer.model, None)
         self.trainer._finite = FiniteGuard(args.device)
         if self.trainer._unlogged:
@@ -614,7 +614,7 @@ class _StepBoundary(TrainerCallback):
 
 @contextlib.contextmanager
 def _sharding_survives_skipping():
-    """accelerate's `skip_first_batches` rebuilds the device loader and drops how it shards; carry that over."""
+    """Keeps the sharding when accelerate's `skip_first_batches` rebuilds the device loader, which would drop it."""
     original = transformers.trainer.skip_first_batches
 
     def skip(dataloader, num_batches=0):

@@ -1,4 +1,4 @@
-"""Puts the package where a notebook can import it. The setup cell runs this file out of the payload that it carries."""
+"""Makes the package importable in a notebook, whose setup cell runs this file from its payload."""
 
 import importlib
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 def use(files: Mapping[str, str], sha256: str) -> None:
-    """Makes `import helpers` give these files, path to text: those of a checkout that has them, else unpacked ones.
+    """Makes `import helpers` find these files (path to text): in a checkout that has them, else unpacked.
 
-    sha256: of the payload, which names the folder.
+    sha256: of the payload; it names the folder.
 
-    Raises RuntimeError where another `helpers` is found first.
+    Raises RuntimeError if another `helpers` is found first.
     """
     root = _checkout(files) or _unpacked(files, sha256)
     loaded = getattr(sys.modules.get("helpers"), "__file__", None)
@@ -26,7 +26,7 @@ def use(files: Mapping[str, str], sha256: str) -> None:
     helpers = importlib.import_module("helpers")
     if not Path(helpers.__file__ or "/").resolve().is_relative_to(root):
         raise RuntimeError(
-            f"`import helpers` found {helpers.__file__}, not {root}. Do not pip install helpers (it is a stranger's): "
+            f"`import helpers` found {helpers.__file__}, not {root}. Do not pip install helpers (another package): "
             "uninstall it, restart the runtime and run this cell first."
         )
     helpers.payload_sha256 = sha256
@@ -43,17 +43,17 @@ def _holds(root: Path, files: Mapping[str, str]) -> bool:
 
 
 def _checkout(files: Mapping[str, str]) -> Path | None:
-    """The nearest folder, from here upwards, that holds the same helpers."""
+    """The nearest folder, from here upwards, with the same helpers."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "helpers" / "__init__.py").is_file():
             if _holds(folder, files):
                 return folder
-            print(f"{folder / 'helpers'} is not this notebook's version: not used (in a checkout: make notebooks)")
+            print(f"{folder / 'helpers'} is another version and is not used (in a checkout: make notebooks)")
     return None
 
 
 def _unpacked(files: Mapping[str, str], sha256: str) -> Path:
-    """This payload's folder in the user's cache, written once; a temporary one where that cannot be."""
+    """This payload's folder in the user's cache, written once; a temporary one if that is impossible."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "training-notebooks"
     root = cache / f"helpers-{sha256[:16]}"
     if _holds(root, files):
@@ -68,7 +68,7 @@ def _unpacked(files: Mapping[str, str], sha256: str) -> Path:
         (fresh / name).write_bytes(text.encode())
     try:
         return fresh.rename(root)
-    except OSError:  # another kernel was first, or somebody changed what is there
+    except OSError:  # another kernel was first, or the folder was changed
         if not _holds(root, files):
             return fresh
         shutil.rmtree(fresh)

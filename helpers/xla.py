@@ -12,14 +12,14 @@ import os
 import sys
 
 BATCH_AXIS = "data"
-_rehearsing = False  # the user, not an import, set PJRT_DEVICE=CPU
+_rehearsing = False  # whether the user, not an import, set PJRT_DEVICE=CPU
 REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
 BELOW_ONE = 2.0**-24  # distance of two fp32 numbers just below 1
-NO_RATE = 1e-30  # of the full rate: moves no weight, and is not the 0 that XLA writes into a graph as a constant
+NO_RATE = 1e-30  # times the full rate: moves no weight, but is not the 0 that XLA writes into a graph as a constant
 
 
 def installed() -> bool:
-    """Whether torch_xla can be imported; nothing is imported to find out."""
+    """Whether torch_xla can be imported, without importing it."""
     return importlib.util.find_spec("torch_xla") is not None
 
 
@@ -27,7 +27,7 @@ def versions() -> tuple[str, str]:
     """Installed (torch, torch_xla) versions.
 
     Raises:
-        RuntimeError: they differ in major.minor; the import would fail with `undefined symbol`.
+        RuntimeError: they differ in major.minor, so that the import would fail with `undefined symbol`.
     """
     torch_version = importlib.metadata.version("torch")
     xla_version = importlib.metadata.version("torch_xla")
@@ -35,16 +35,15 @@ def versions() -> tuple[str, str]:
         raise RuntimeError(
             f"torch {torch_version} and torch_xla {xla_version} do not fit together: they must have the same major.minor "
             "version. On Colab and Kaggle restore the runtime's own pair (Runtime > Disconnect and delete runtime); "
-            "elsewhere install requirements-tpu.txt into a fresh environment."
+            "elsewhere install requirements-tpu.txt into a new environment."
         )
     return torch_version, xla_version
 
 
 def available() -> tuple[bool, str]:
-    """Whether an XLA device was asked for and can be had, and why.
+    """Whether there is an XLA device to use, and why: a TPU, or with `PJRT_DEVICE=CPU` a rehearsal on the CPU.
 
-    `PJRT_DEVICE=CPU` counts as asked for: a rehearsal of the TPU run on the CPU. Raises RuntimeError as `versions`
-    does, and when XLA_USE_BF16 or XLA_DOWNCAST_BF16 is set.
+    Raises RuntimeError as `versions` does, and if XLA_USE_BF16 or XLA_DOWNCAST_BF16 is set.
     """
     if not installed():
         return False, "torch_xla is not installed"
@@ -58,7 +57,7 @@ def available() -> tuple[bool, str]:
     asked = _wished_device()
     if asked == REHEARSAL:
         return True, "PJRT_DEVICE=CPU: the TPU's XLA graphs, run on the CPU"
-    # C++ warnings about GSPMD, one a compilation, drown everything else.
+    # Hides a C++ warning about GSPMD at each compilation.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import torch_xla  # noqa: F401  sets PJRT_DEVICE to TPU when it finds a chip, to CPU otherwise
 
@@ -66,16 +65,16 @@ def available() -> tuple[bool, str]:
     if chosen.startswith("TPU"):
         try:
             start()
-        except (OSError, RuntimeError) as error:  # set by hand or by a previous machine: no libtpu, no chip
+        except (OSError, RuntimeError) as error:  # set by hand or on a former machine: no libtpu, no chip
             return False, f"PJRT_DEVICE={chosen}, and no TPU could be started: {error}"
         return True, "torch_xla found a TPU"
     if asked is None:
-        os.environ.pop("PJRT_DEVICE", None)  # torch_xla's default must not read as the user's wish later
+        os.environ.pop("PJRT_DEVICE", None)  # torch_xla's default must not look like the user's choice later
     return False, f"torch_xla found no TPU chip (PJRT_DEVICE={chosen or 'unset'})"
 
 
 def _wished_device() -> str | None:
-    """PJRT_DEVICE where the user set it. Importing torch_xla, as transformers does, sets it to CPU by itself."""
+    """PJRT_DEVICE if the user set it; importing torch_xla, as transformers does, also sets it to CPU."""
     global _rehearsing
     wish = os.environ.get("PJRT_DEVICE")
     if wish != REHEARSAL:
@@ -101,14 +100,14 @@ def start():
 
 
 def device_count() -> int:
-    """Chips (or virtual CPU devices) that the mesh spans."""
+    """The number of chips (or virtual CPU devices) in the mesh."""
     import torch_xla.runtime as xr
 
     return xr.global_runtime_device_count()
 
 
 def host_count() -> int:
-    """How many hosts the chips belong to; this suite drives those of one."""
+    """The number of hosts that the chips belong to; training needs one."""
     from torch_xla import runtime
 
     return runtime.process_count()
@@ -123,7 +122,7 @@ def device_name() -> str:
 
 
 def memory_info() -> dict[str, int] | None:
-    """`{"bytes_used", "bytes_limit", ...}` of one device, or None where the runtime does not tell (XLA on CPU)."""
+    """`{"bytes_used", "bytes_limit", ...}` of one device, or None if unknown (XLA on CPU)."""
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr
 
@@ -138,7 +137,7 @@ def memory_info() -> dict[str, int] | None:
 class BatchSharding:
     """Input sharding that splits dimension 0 over the mesh for tensors of any rank.
 
-    `ShardingSpec` fits one rank and silently replicates every other; a batch holds [B, T] ids beside [B] labels.
+    `ShardingSpec` fits one rank and silently replicates every other, but a batch has ids [B, T] and labels [B].
     """
 
     minibatch = False
@@ -165,7 +164,7 @@ def shard_loader(loader):
 
 
 def shard_batch(tensor):
-    """Marks dimension 0 of an intermediate tensor as split over the mesh (outside SPMD, nothing)."""
+    """Marks dimension 0 of an intermediate tensor as split over the mesh (does nothing outside SPMD)."""
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
@@ -175,13 +174,13 @@ def shard_batch(tensor):
 
 
 def replicate(model) -> None:
-    """Marks every weight as whole on every device; unmarked ones compile anew once a step has marked them."""
+    """Marks every weight as whole on every device, since a later step would mark it and compile anew."""
     for tensor in (*model.parameters(), *model.buffers()):
         replicate_tensor(tensor)
 
 
 def replicate_tensor(tensor):
-    """Marks one tensor as whole on every device (outside SPMD, nothing) and returns it."""
+    """Marks one tensor as whole on every device (does nothing outside SPMD) and returns it."""
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
@@ -191,14 +190,14 @@ def replicate_tensor(tensor):
 
 
 def settle(optimizer, running_loss) -> None:
-    """Brings what a step changes to the form that it has between two steps, so that the first step is the graph of all others.
+    """Gives what a step changes the form that it has between two steps, so that the first step has the graph of all others.
 
-    A first step that makes the optimizer's state, one that finds it loaded and those that find their own were three
-    graphs: compiled each, and free to round differently, so that a resumed run need not have been the same bit for bit.
-    AdamW's state is made here; another optimizer's is made by its first step, which compiles once more. No value changes.
+    A first step that creates the optimizer's state, one that finds it loaded, and all later ones would be three graphs,
+    which may round differently: a resumed run would not be the same bit for bit. Creates the state of AdamW; the first step
+    of another optimizer creates its own and compiles once more. No value changes.
 
     Args:
-        optimizer: its state is made and marked as whole on every device.
+        optimizer: its state is marked as whole on every device.
         running_loss: device tensor to which every step adds its loss.
     """
     import torch
@@ -214,7 +213,7 @@ def settle(optimizer, running_loss) -> None:
                 if torch.is_tensor(value) and value.device == weight.device:  # AdamW counts its steps on the host
                     replicate_tensor(value)
             with torch.no_grad():
-                weight.mul_(1.0)  # a tensor that was never changed in place makes other views
+                weight.mul_(1.0)  # a tensor that was never changed in place has other views
     sync()
 
 
@@ -234,11 +233,10 @@ def is_batch_sharded(tensor) -> bool:
 
 
 def distinct_decays(groups) -> list[float | None]:
-    """Weight decay of each optimizer group, moved so that no two factors 1 - lr x decay of a step round to the same number.
+    """Weight decay of each optimizer group, moved so that no two factors 1 - lr x decay of a step are equal in fp32.
 
-    Equal numbers are one input of a graph: where a schedule made the factors of two groups equal in fp32, or one of them
-    1, a whole step would compile anew. A factor moves by at most a few times 6e-8, which is how exact it is. Groups that
-    decay alike stay alike.
+    Equal numbers are one input of a graph: if a schedule made the factors of two groups equal, or one of them 1, a whole
+    step would compile anew. A factor moves by a few times 6e-8, its rounding error. Equal decays stay equal.
     """
     products = [group["lr"] * (group.get("weight_decay") or 0.0) for group in groups]
     units, last = {}, 0
@@ -251,10 +249,10 @@ def distinct_decays(groups) -> list[float | None]:
 
 
 def rates_above_zero(groups) -> list[float]:
-    """Learning rate of each optimizer group, 1e-30 of the full one for the 0 that a warm-up begins with.
+    """Learning rate of each optimizer group; instead of 0, with which a warm-up begins, 1e-30 of the full rate.
 
-    XLA writes 0 and 1 into a graph as constants, and equal numbers are one input, so that the first step would be another
-    graph than the second. A group whose rate is always 0 keeps it.
+    XLA writes 0 into a graph as a constant, so the first step would have another graph than the second. A group whose rate
+    is always 0 keeps it.
     """
     return [group["lr"] or NO_RATE * group.get("initial_lr", 0.0) for group in groups]
 
@@ -267,14 +265,14 @@ def seed(value: int) -> None:
 
 
 def sync() -> None:
-    """Cuts the graph here and starts it."""
+    """Ends the graph here and starts it."""
     import torch_xla
 
     torch_xla.sync()
 
 
 def wait() -> None:
-    """Blocks until the device has nothing left to do (for clocks, never inside a step)."""
+    """Blocks until the device has finished its work (to measure time, never inside a step)."""
     import torch_xla.core.xla_model as xm
 
     sync()
@@ -282,9 +280,9 @@ def wait() -> None:
 
 
 def scan(step, carry, inputs):
-    """`torch_xla.experimental.scan`: one While loop whatever the length; `step` must be a module-level function.
+    """`torch_xla.experimental.scan`: one While loop for any length.
 
-    Tensors that `step` would close over must travel in `carry`.
+    `step` must be a module-level function, and tensors that it needs must be in `carry`.
     """
     from torch_xla.experimental.scan import scan as xla_scan
 
@@ -292,14 +290,14 @@ def scan(step, carry, inputs):
 
 
 def checkpoint_function():
-    """The gradient checkpointing function that works on XLA; every mode of `torch.utils.checkpoint` crashes there."""
+    """torch_xla's own gradient checkpointing; every mode of `torch.utils.checkpoint` crashes on XLA."""
     from torch_xla.utils.checkpoint import checkpoint
 
     return checkpoint
 
 
 def counters() -> dict[str, float]:
-    """Counts since the process began: compiles, seconds compiling, device-to-host transfers, `.item()` calls."""
+    """Since the process began: compilations, their seconds, device-to-host transfers, `.item()` calls."""
     import torch_xla.debug.metrics as met
 
     compile_data = met.metric_data("CompileTime")
@@ -313,7 +311,7 @@ def counters() -> dict[str, float]:
 
 
 def tracing():
-    """torch_xla's bindings and its builder, for steps that are traced and never run (planning/tpu_step.py)."""
+    """torch_xla's bindings and its builder, for steps that are only traced (planning/tpu_step.py)."""
     from torch_xla import _XLAC
     from torch_xla.core import xla_builder
 

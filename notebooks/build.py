@@ -9,6 +9,8 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Two cells ar
 - tagged `setup`, `# requirements: torch transformers ...`: setup_cell.py, with these requirements in the ranges of
   requirements-gpu.txt or requirements-tpu.txt, and with what the notebook can reach of the `helpers` package (closure.py);
 - tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class.
+
+In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/forecasts.json).
 """
 
 import argparse
@@ -31,13 +33,17 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers.parameters import MAIN, extra, kind_of  # noqa: E402  the checkout's, wherever this is started
+from helpers import tables  # noqa: E402  the checkout's, wherever this is started
+from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
 
 MOST_MAIN = 8
 WIDGETS = {str: "string", bool: "boolean", int: "integer", float: "number"}
 NOTEBOOKS = ROOT / "notebooks"
 SUFFIX = {"gpu": "", "tpu": "_tpu"}
 COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
+DEVICES = {"gpu": ("T4", "A100 40GB"), "tpu": ("v5e-1", "v5e-8")}
+FORECASTS = ROOT / "docs/results/forecasts.json"
+PLAN = "{planned}"  # in a markdown cell
 ONLY = re.compile(r"\s*# (gpu|tpu) only$")
 
 
@@ -101,6 +107,8 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
             text = parameters_cell(text, twin, where=f"{source}: parameters cell")
         elif cell.cell_type == "code" and "setup" not in tags:
             text = _twin_lines(text, twin, where=f"{source}: cell {position}")
+        elif PLAN in text:
+            text = text.replace(PLAN, planned(source.stem, twin))
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         cells.append(new_cell(text, id=f"cell-{position:02d}", metadata=metadata))
     setup = next(cell for cell in cells if "setup" in _tags(cell))
@@ -109,6 +117,19 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
     # Folded: in Colab, in Jupyter and VS Code, on Kaggle.
     setup.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     return cells
+
+
+def planned(notebook: str, twin: str) -> str:
+    """Time and memory of the notebook's default run by the planner, on the devices that most people have."""
+    found = json.loads(FORECASTS.read_text(encoding="utf-8"))["forecasts"][notebook]
+    plans = {each["hardware"]: each for each in found}
+    said = []
+    for device in DEVICES[twin]:
+        run, memory = plans[device]["run_seconds"], plans[device]["plan"]["memory"]["peak"]
+        ends = [tables.seconds(end) for end in (run["low"], run["high"]) if end is not None]
+        time = " to ".join(ends) if len(ends) == 2 else f"at least {ends[0]}"
+        said.append(f"{device} {time}, up to {tables.size(memory['high'])}")
+    return f"**Planned, not measured**, for training with the default settings: {'; '.join(said)}."
 
 
 def parameters_cell(declaration: str, twin: str, where: str = "parameters cell") -> str:

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
     "precision": "fp32",
-    "method": "lora",  # or "full"
+    "method": "lora",  # "qlora" or "full"
+    "rank": 4,  # of the adapter
     "dropout": 0.05,
     "checkpointing": False,
     "packing": "bfd",
@@ -71,7 +72,7 @@ def main(output_dir: str, options: dict) -> dict:
     params = LegalParameters(
         base_model="sample",
         method=options["method"],
-        lora_rank=4,
+        lora_rank=options["rank"],
         lora_alpha=8,
         packing=options["packing"],
         patience=options["patience"],
@@ -91,6 +92,7 @@ def main(output_dir: str, options: dict) -> dict:
         learning_rate=options["learning_rate"],
         warmup_steps=round(options["steps"] * options["warmup_fraction"]),
         gradient_checkpointing=options["checkpointing"],
+        optimizer="paged_adamw_8bit" if options["method"] == "qlora" else "adamw_torch",
     )
     evaluated = rows(40, options["length"], seed=1, alphabet=options["eval_alphabet"])
     transfers: list[int] = []
@@ -147,9 +149,16 @@ def loss_by_hand(trainer, examples) -> float:
 
     import torch
 
+    if getattr(trainer.model, "is_loaded_in_4bit", False):
+        return _loss(trainer.model.eval(), examples)  # what is in 4 bits cannot be copied so
     tensors = {id(p): torch.nn.Parameter(p.detach().cpu()) for p in trainer.model.parameters()}
     tensors |= {id(b): b.detach().cpu() for b in trainer.model.buffers()}
-    model = copy.deepcopy(trainer.model, tensors).eval()
+    return _loss(copy.deepcopy(trainer.model, tensors).eval(), examples)
+
+
+def _loss(model, examples) -> float:
+    import torch
+
     total = labels = 0
     for row in examples:
         ids, wanted = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])

@@ -174,7 +174,7 @@ def test_results_left_by_an_earlier_run_are_not_taken_for_this_ones(notebook, tm
         ("learning_rate=nan", "learning_rate=nan is not a finite number"),
         ("resume=yes", "resume='yes' is unknown"),
         ("seed", "'seed': write name=value"),
-        ("seed=1,1", "a value is there twice"),
+        ("seed=1,1", "a value is given twice"),
         ("output_dir=a,b", "output_dir: runs cannot share or vary it"),
         ("data_source=./none.txt", "data_source='./none.txt': nothing at /"),
     ],
@@ -205,7 +205,7 @@ def test_python_values_of_the_wrong_kind_are_refused_before_any_kernel_starts(no
 
 
 def test_kernel_that_is_not_installed_is_refused_with_those_that_are(notebook, tmp_path):
-    with pytest.raises(ValueError, match=r"kernel 'julia' is not installed: there are .*python3"):
+    with pytest.raises(ValueError, match=r"kernel='julia' is not installed; there are: .*python3"):
         batch.run(notebook, tmp_path / "grid", kernel_name="julia")
 
 
@@ -214,7 +214,7 @@ def test_notebook_without_a_parameters_tag_is_an_error_although_papermill_runs_i
     del made.cells[0].metadata["tags"]
     nbformat.write(made, notebook)
     assert papermill.inspect_notebook(notebook) == {}
-    with pytest.raises(ValueError, match="no cell tagged 'parameters'"):
+    with pytest.raises(ValueError, match="the tag 'parameters'"):
         batch.run(notebook, tmp_path / "grid")
 
 

@@ -114,7 +114,7 @@ def test_each_of_two_jobs_gets_a_gpu_of_its_own_and_more_are_refused(notebook, t
     rows = batch.run(notebook, tmp_path / "grid", grid, {"ending": "raise"}, place=LocalRuns(jobs=2))
     assert [row["status"] for row in rows] == ["failed", "failed"]
     assert {kernel(tmp_path / "grid", f"seed={seed}")["gpus"] for seed in (0, 1)} == {"3", "5"}
-    with pytest.raises(ValueError, match=r"jobs=3, but 2 GPU\(s\) are here.*at most 2.*CUDA_VISIBLE_DEVICES="):
+    with pytest.raises(ValueError, match=r"jobs=3, but there are 2 GPU\(s\).*at most 2.*CUDA_VISIBLE_DEVICES="):
         LocalRuns(jobs=3)
 
 
@@ -126,7 +126,7 @@ def test_one_job_changes_nothing_for_its_kernel():
     ("arguments", "message"),
     [
         (("--jobs", "0"), "jobs=0: give 1 or more"),
-        (("--gpus", "1"), "gpus=1: these are for --ray"),
+        (("--gpus", "1"), "gpus=1: these need --ray"),
         (("--jobs", "2", "--ray", "auto"), "not allowed with argument --jobs"),
     ],
 )

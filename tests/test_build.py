@@ -398,7 +398,7 @@ def test_setup_cell_wins_over_a_strangers_helpers(machine, before):
     file, is_stranger = json.loads(finished.stdout.splitlines()[-1])
     assert Path(file).parents[1] in machine.unpacked()
     assert not is_stranger
-    assert f"{machine.cwd / 'helpers'} is not this notebook's version: not used" in finished.stdout
+    assert f"{machine.cwd / 'helpers'} is another version and is not used" in finished.stdout
 
 
 def test_setup_cell_stops_when_a_stranger_is_imported_all_the_same(machine, tmp_path):

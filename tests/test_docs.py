@@ -14,13 +14,21 @@ import pytest
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES = [*FIRST, *sorted((ROOT / "docs").glob("*.md"))]
 EVIDENCE = """
 from build import result, spread
 
 def sentence():
     return f"It reached {spread(result('run_seed0.json')['values'])} F1."
 """
+APPENDICES = {  # pages of generated rows, or of what did not work, that nobody needs to train
+    "fault-table": "one row for every fault that was tried",
+    "graphmer-tried": "further tables, and what was tried without success",
+    "tpu-tried": "one row for every step that was compiled",
+}
+STILL_LONG = ("choosing-hardware", "legal", "lejepa", "reservoir", "tuning")
+SHORT = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in (*APPENDICES, *STILL_LONG)]
 BLOCK = "# Page\n\n<!-- evidence: probe.sentence -->\n<!-- end -->\n\nAnd so on.\n"
 
 
@@ -135,6 +143,17 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
     assert not broken
+
+
+@pytest.mark.parametrize("page", SHORT, ids=lambda page: page.stem)
+def test_a_page_that_is_no_appendix_has_at_most_1500_words(page):
+    assert len(page.read_text(encoding="utf-8").split()) <= 1_500
+
+
+def test_the_index_leads_to_every_page():
+    index = ROOT / "docs/index.md"
+    targets = {target.partition("#")[0] for target in links(index)}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= targets
 
 
 def test_a_public_address_gives_each_notebook_a_button_for_colab_and_one_for_kaggle():

@@ -12,7 +12,6 @@ import pytest
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = " ".join((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").split())
 RESERVOIR_PAGE = (ROOT / "docs" / "reservoir-tried.md").read_text(encoding="utf-8")
@@ -94,13 +93,6 @@ def test_the_legal_page_quotes_three_seeds_and_the_benchmark():
     benchmark = json.loads((ROOT / "docs" / "results" / "legal_training_benchmark_cpu.json").read_text())
     ratio = benchmark["comparisons"][0]
     assert f"**{ratio['ratio']} times** ({ratio['ratio_range'][0]:.2f} to {ratio['ratio_range'][1]:.2f}" in page
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{each.name}" for each in DOCS.glob("*.md"))])
-def test_every_path_that_a_page_links_exists(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
-        assert (ROOT / page).parent.joinpath(target).exists(), target
 
 
 def test_the_readme_is_short():

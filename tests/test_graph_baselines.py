@@ -47,7 +47,7 @@ def named_graph(modules=24):
 
 def test_frequency_is_the_count_of_the_relation_and_place():
     train = [Triple("a", "calls", "b"), Triple("c", "calls", "b"), Triple("a", "calls", "d"), Triple("a", "tests", "d")]
-    frequency = Frequency(train)
+    frequency = Frequency.of(train)
     assert np.expm1(frequency.tails(["x", "y"], "calls", ["a", "b", "d"])) == pytest.approx(np.array([[0, 2, 1]] * 2))
     assert np.expm1(frequency.heads(["x"], "calls", ["a", "b", "c"])) == pytest.approx(np.array([[2, 0, 1]]))
     assert not frequency.tails(["x"], "unseen", ["a"]).any()
@@ -142,7 +142,7 @@ class Told(Fixed):
 def test_weights_are_those_of_the_likeliest_conditional_logit():
     graph, splits, _ = named_graph(modules=9)
     scorers = {"told": Told(1, graph.triples), "noise": Fixed(2)}
-    mixture = Mixture(scorers, splits, graph, ONTOLOGY, triples=100)
+    mixture = Mixture.fitted(scorers, splits, graph, ONTOLOGY, triples=100)
     triples = [triple for triple in splits.validation if triple.relation == "calls"]
     functions = sorted(name for name, entity in graph.entities.items() if entity.type == "function")
 
@@ -168,7 +168,7 @@ def test_weights_are_those_of_the_likeliest_conditional_logit():
 
 def test_a_relation_that_validation_lacks_has_the_mean_of_the_others_weights():
     graph, splits, _ = named_graph(modules=9)
-    mixture = Mixture({"noise": Fixed(2), "told": Told(1, graph.triples)}, splits, graph, ONTOLOGY)
+    mixture = Mixture.fitted({"noise": Fixed(2), "told": Told(1, graph.triples)}, splits, graph, ONTOLOGY)
     heads = candidates = [name for name, entity in graph.entities.items() if entity.type == "function"][:4]
     weights = [
         np.mean([mixture.weights[name, "tail"][key] for name in ("calls", "contains")]) for key in ("noise", "told")
@@ -182,7 +182,7 @@ def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
     graph, splits, text = named_graph()
     names = evaluate(lexical_baseline(splits, graph, ONTOLOGY), splits, graph, ONTOLOGY)
     sources = evaluate(lexical_baseline(splits, graph, ONTOLOGY, text=text), splits, graph, ONTOLOGY)
-    frequency = evaluate(Frequency(splits.train), splits, graph, ONTOLOGY)
+    frequency = evaluate(Frequency.of(splits.train), splits, graph, ONTOLOGY)
     assert names["relations"]["contains"]["both"]["mrr"] > 0.9
     assert names["beyond_names"]["both"]["mrr"] < 0.3
     assert sources["beyond_names"]["both"]["mrr"] > 0.9
@@ -196,4 +196,4 @@ def test_impossible_fields_and_empty_mixtures_are_refused():
     with pytest.raises(ValueError, match="what='all': must be one of name, owner, pair"):
         Mentions(SourceWords(graph, text), "all")
     with pytest.raises(ValueError, match=r"scorers=\[\]"):
-        Mixture({}, splits, graph, ONTOLOGY)
+        Mixture.fitted({}, splits, graph, ONTOLOGY)

@@ -105,8 +105,6 @@ def test_a_batch_is_one_that_the_model_takes(world, chains, epoch):
     config = GraphMERConfig(vocab_size=len(world.tokenizer), **RELATIONS.properties())
     check_batch(epoch, config)
     check_batch(chains.queries(["json.dumps", "json"], [["calls", "inverse raises"]] * 2), config)
-    full = world.chains(layout="full", leaves=20)
-    check_batch(LeafyChainCollator(full)([full[0], full[1]]), config)
 
 
 def test_a_collator_that_knows_the_model_refuses_a_batch_that_the_model_does_not_take(chains):
@@ -447,16 +445,7 @@ def test_known_tails_of_the_batch_are_what_a_loop_finds(world, chains):
     assert torch.equal(batch["known_BGX"].view_as(expected), expected)
 
 
-# ---- layouts, lengths, queries
-
-
-def test_the_full_layout_has_one_leaf_at_most_a_root(world):
-    full = world.chains(layout="full", leaves=40)
-    batch = LeafyChainCollator(full)([full[index] for index in range(6)])
-    assert batch["leaf_ids"].shape == (6, ROOTS, 7)
-    assert torch.equal(batch["head_start"], torch.arange(ROOTS).expand(6, ROOTS))
-    assert (batch["leaf_segments"] > 0).sum() > 20
-    assert {0.0, 1.0} <= set(batch["triple_labels"].flatten().tolist())
+# ---- lengths, queries
 
 
 def test_queries_ask_at_the_documents_own_name(world, chains):

@@ -71,8 +71,7 @@ def test_functions_to_be_found_have_a_sentence_of_their_own():
         Function("m.a", "Adds two numbers.", "m.a\ndef a(x):\n    return x\n"),
         Function("m.e", "Drops old rows.", "m.e\ndef e(x):\n    return x\n"),
     ]
-    with pytest.raises(ValueError, match="1 functions with a docstring of their own"):
-        documented_functions(graph, lambda name: sources[name], ["m.a", "m.d"])
+    assert len(documented_functions(graph, lambda name: sources[name], ["m.a", "m.d"])) == 1
 
 
 def test_code_search_counts_the_first_ten():

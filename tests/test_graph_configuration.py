@@ -195,15 +195,12 @@ SCHEDULE = "training_data:\n  short_to_long_curriculum:\n    enabled: true\n    
 TOGETHER = [
     ("model:\n  hidden_size: 770\n", 2, "model.hidden_size", "model.num_heads=12"),
     ("model:\n  num_heads: 10\n", 2, "model.hidden_size", "model.num_heads=10"),
-    ("model: {positional_encoding: rotary, hidden_size: 36}\n", 1, "model.positional_encoding", "odd"),
     ("model:\n  hgat:\n    enabled: false\n    relation_bias: true\n", 4, "model.hgat.relation_bias", "(and line 3)"),
     ("hardware:\n  device: tpu\nrun:\n  mixed_precision: fp16\n", 4, "run.mixed_precision", "use bf16 (and line 2)"),
     ("hardware: {device: cpu}\nrun: {mixed_precision: fp16}\n", 2, "run.mixed_precision", "use fp32 or bf16"),
     ("hardware: {device: tpu, num_workers: 2}\n", 1, "hardware.num_workers", "give 0"),
     ("hardware:\n  tpu_cores: 8\n", 2, "hardware.tpu_cores", "device: tpu"),
     ("optimizer:\n  name: adafactor\n  eps: 1e-6\n", 3, "optimizer.eps", "Adafactor has none"),
-    ("encoding:\n  layout: full\n", 2, "training_data.pack_sequences", "set pack_sequences to false"),
-    ("training_data: {pack_sequences: false}\nencoding: {layout: full}\n", 2, "encoding.leaves_per_anchor", "one leaf"),
     ("encoding:\n  max_leaves_per_sequence: 3\n", 2, "encoding.max_leaves_per_sequence", "4 or more"),
     ("training_data:\n  max_seq_len: 74\n", 2, "training_data.max_seq_len", "leave 4 tokens for code"),
     ("encoding:\n  max_leaves_per_sequence: 109\n", 2, "encoding.max_leaves_per_sequence", "leave 5 tokens for code"),
@@ -366,22 +363,9 @@ def test_override_refuses_what_is_no_key(path, says):
 # -- what follows from it --
 
 
-@pytest.mark.parametrize(("layout", "length", "shape"), [("compact", 768, (698, 10)), ("full", 1024, (128, 128))])
-def test_roots_and_leaf_slots_fill_the_sequence(layout, length, shape):
-    full = {
-        "encoding.layout": "full",
-        "training_data.pack_sequences": False,
-        "encoding.leaves_per_anchor.positive": 1,
-        "encoding.leaves_per_anchor.negatives": 0,
-        "objectives.triple.weight": 0.0,
-    }
-    changes = {"training_data.max_seq_len": length} | (full if layout == "full" else {})
-    configuration = override(Configuration(), changes)
-    roots, leaves = configuration.shape(length)
-    assert (roots, leaves) == shape and roots + leaves * configuration.encoding.leaf_tokens == length
-    if layout == "full":
-        with pytest.raises(ValueError, match="multiple of 8"):
-            override(configuration, {"training_data.max_seq_len": 1020})
+def test_roots_and_leaf_slots_fill_the_sequence():
+    assert Configuration().shape(768) == (698, 10)
+    assert 698 + 10 * Configuration().encoding.leaf_tokens == 768
 
 
 def test_the_batch_is_micro_batch_by_accumulation_by_devices():
@@ -399,13 +383,13 @@ def test_every_key_of_the_model_and_every_weight_reaches_the_model():
         "model.num_heads": 6,
         "model.intermediate_size": 64,
         "model.dropout": 0.2,
-        "model.positional_encoding": "rotary",
+        "model.positional_encoding": "none",
         "model.norm": "layernorm",
         "model.activation": "gelu",
         "model.hgat.relation_dropout": 0.1,
         "model.use_rel_attention_bias": False,
         "model.leaf_positions": False,
-        "model.decay.mode": "additive",
+        "model.decay.mode": "none",
         "model.decay.base": 0.8,
         "model.embedding_size": 32,
         "encoding.leaf_tokens": 5,

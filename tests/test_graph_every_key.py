@@ -97,7 +97,7 @@ FLIPS: dict[str, dict] = {
     "model.num_heads": {"model.num_heads": 3},
     "model.intermediate_size": {"model.intermediate_size": 48},
     "model.dropout": {"model.dropout": 0.0},
-    "model.positional_encoding": {"model.positional_encoding": "rotary"},
+    "model.positional_encoding": {"model.positional_encoding": "none"},
     "model.norm": {"model.norm": "layernorm"},
     "model.activation": {"model.activation": "gelu"},
     "model.hgat.enabled": {"model.hgat.enabled": False, "model.hgat.relation_bias": False},
@@ -105,7 +105,7 @@ FLIPS: dict[str, dict] = {
     "model.hgat.relation_dropout": {"model.hgat.relation_dropout": 0.0},
     "model.use_rel_attention_bias": {"model.use_rel_attention_bias": False},
     "model.leaf_positions": {"model.leaf_positions": False},
-    "model.decay.mode": {"model.decay.mode": "additive"},
+    "model.decay.mode": {"model.decay.mode": "none"},
     "model.decay.base": {"model.decay.base": 0.9},
     "model.embedding_size": {"model.embedding_size": 16},
     "model.token_match": {"model.token_match": False},
@@ -135,14 +135,6 @@ FLIPS: dict[str, dict] = {
     "objectives.mnm.ranking_weight": {"objectives.mnm.ranking_weight": 0.1},
     "objectives.triple.weight": {"objectives.triple.weight": 2.0},
     "objectives.scoring.weight": {"objectives.scoring.weight": 2.0},
-    "encoding.layout": {
-        "encoding.layout": "full",
-        "training_data.pack_sequences": False,
-        "encoding.leaves_per_anchor.positive": 1,
-        "encoding.leaves_per_anchor.negatives": 0,
-        "objectives.triple.weight": 0.0,
-        "training_data.max_seq_len": 80,
-    },
     "encoding.leaf_tokens": {"encoding.leaf_tokens": 5},
     "encoding.max_head_tokens": {"encoding.max_head_tokens": 2},
     "encoding.leaves_per_anchor.positive": {"encoding.leaves_per_anchor.positive": 1},
@@ -164,7 +156,6 @@ FLIPS: dict[str, dict] = {
     "regularizers.contrastive.weight": {"regularizers.contrastive.weight": 0.1},
     "checkpointing.activation_checkpointing": {"checkpointing.activation_checkpointing": True},
     "checkpointing.save_total_limit": {"checkpointing.save_total_limit": 3},
-    "evaluation.split": {"evaluation.split": "entity"},
     "evaluation.unit": {"evaluation.unit": "package"},
     "evaluation.held_out": {"evaluation.held_out": 0.25},
     "evaluation.max_triples": {"evaluation.max_triples": 8},
@@ -174,11 +165,6 @@ BESIDE = {  # what the flipped run is held against, where that is not the small 
     "run.epochs": {"run.epochs": 1, **WHOLE_PASSES},
     f"{CURRICULUM}.schedule": {f"{CURRICULUM}.enabled": True, f"{CURRICULUM}.schedule": STAGES},
     "model.hgat.enabled": {"model.hgat.relation_bias": False},
-    "encoding.layout": {
-        key: value
-        for key, value in FLIPS["encoding.layout"].items()
-        if key not in ("encoding.layout", "training_data.max_seq_len")
-    },
 }
 REFUSED = {"hardware.device": "hardware.device='cuda'", "hardware.tpu_cores": "hardware.tpu_cores=8"}  # on a CPU
 

@@ -21,7 +21,6 @@ from .xla_process import answers_on_xla
 VARIANTS = {
     "default": {},
     "as in the paper": {"positional_encoding": "none", "leaf_positions": False, "hgat_relation_bias": False},
-    "rotary, additive decay": {"positional_encoding": "rotary", "decay": "additive"},
     "no decay, layernorm, gelu": {"decay": "none", "norm": "layernorm", "activation": "gelu"},
     "no fusion": {"hgat": False},
     "no tokens": {"token_match": False},
@@ -102,21 +101,11 @@ def slow_row(model: GraphMERModel, batch: dict, b: int) -> list[torch.Tensor]:
         start, length = int(row["head_start"][g]), int(row["head_length"][g])
         return int(row["relation_ids"][g]) - 1 if start <= root < start + length else None
 
-    def turned(vector, place):
-        if c.positional_encoding != "rotary":
-            return vector
-        half = size // 2
-        angles = [place * 10000 ** (-2 * i / size) for i in range(half)]
-        first = [vector[i] * math.cos(a) - vector[half + i] * math.sin(a) for i, a in enumerate(angles)]
-        second = [vector[half + i] * math.cos(a) + vector[i] * math.sin(a) for i, a in enumerate(angles)]
-        return torch.stack(first + second)
-
     def logit(a, i, j, query, key):
         value = query @ key / math.sqrt(size)
         if c.decay != "none":
             exponent = slow_gelu(torch.sqrt(distance[i, j] + 1) - model.decay.offset[a])
-            value = value * c.decay_base**exponent if c.decay == "multiplicative" else value
-            value = value + math.log(c.decay_base) * exponent if c.decay == "additive" else value
+            value = value * c.decay_base**exponent
         if c.positional_encoding == "alibi":
             dear = places[j] > places[i] if a % 2 == 0 else places[j] < places[i]
             value = value - 2 ** (-8 * (a + 1) / A) * abs(places[i] - places[j]) * (2 if dear else 1)
@@ -130,9 +119,6 @@ def slow_row(model: GraphMERModel, batch: dict, b: int) -> list[torch.Tensor]:
         normal = [slow_norm(layer.attention_norm, vector) for vector in x]
         inward = [(layer.attention.inward.weight @ vector).view(3, A, size) for vector in normal]
         queries, keys, values = ([[part[kind, a] for part in inward] for a in range(A)] for kind in range(3))
-        queries, keys = (
-            [[turned(v, p) for v, p in zip(of, places, strict=True)] for of in side] for side in (queries, keys)
-        )
         for i in range(N):
             seen = [j for j in range(N) if segments[j] == segments[i] > 0]
             if not seen:
@@ -180,7 +166,7 @@ def test_rows_with_no_and_with_one_triple_equal_the_slow_loop(leaves):
 # ---- padding, packing, order
 
 
-@pytest.mark.parametrize("decay", ["multiplicative", "additive"])
+@pytest.mark.parametrize("decay", ["multiplicative", "none"])
 def test_rows_of_padding_give_zeros_and_finite_gradients(decay):
     model, batch = encoder(decay=decay), inputs(leafy_batch())
     assert not batch["root_segments"][0].any()
@@ -191,7 +177,7 @@ def test_rows_of_padding_give_zeros_and_finite_gradients(decay):
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("position", ["alibi", "rotary"])
+@pytest.mark.parametrize("position", ["alibi", "none"])
 def test_packed_documents_get_the_states_that_they_get_alone(position):
     model, packed = encoder(positional_encoding=position), inputs(leafy_batch(B=2))
     whole = model(**packed)
@@ -214,7 +200,7 @@ def test_packed_documents_get_the_states_that_they_get_alone(position):
         assert torch.allclose(output.leaf_states[0, : len(leaves)], whole.leaf_states[b, leaves], atol=1e-6)
 
 
-@pytest.mark.parametrize(("position", "mirrored"), [("none", True), ("alibi", False), ("rotary", False)])
+@pytest.mark.parametrize(("position", "mirrored"), [("none", True), ("alibi", False)])
 def test_only_without_positions_are_reversed_roots_a_mirror_image(position, mirrored):
     model, batch = encoder(positional_encoding=position), inputs(leafy_batch(B=1, S=9, G=1, leaves=0))
     batch["root_segments"][:], batch["root_positions"][0] = 1, torch.arange(9)
@@ -236,7 +222,6 @@ def test_slots_of_a_masked_leaf_differ_only_with_leaf_positions():
 
 
 SWITCHES = [
-    {"positional_encoding": "rotary"},
     {"positional_encoding": "none"},
     {"leaf_positions": False},
     {"norm": "layernorm"},
@@ -244,7 +229,6 @@ SWITCHES = [
     {"hgat": False},
     {"hgat_relation_bias": False},
     {"relation_attention_bias": False},
-    {"decay": "additive"},
     {"decay": "none"},
     {"decay_base": 0.8},
     {"num_attention_heads": 4},
@@ -301,11 +285,6 @@ def test_dropout_changes_training_and_not_evaluation(share):
 def test_impossible_configurations_raise_an_error_that_names_the_key(name, value):
     with pytest.raises(ValueError, match=name):
         config(**{name: value})
-
-
-def test_rotary_needs_heads_of_even_width():
-    with pytest.raises(ValueError, match=r"rotary.*must be even"):
-        config(positional_encoding="rotary", hidden_size=6)
 
 
 # ---- size
@@ -382,7 +361,7 @@ def test_checkpointing_recomputes_the_layers_and_changes_nothing(how):
     assert all(torch.allclose(gradients[name], plain[1][name], atol=1e-6) for name in gradients)
 
 
-@pytest.mark.parametrize("decay", ["multiplicative", "additive"])
+@pytest.mark.parametrize("decay", ["multiplicative", "none"])
 def test_bf16_autocast_stays_within_two_percent(decay):
     model, batch = pretraining_model(decay=decay, hidden_size=64, embedding_size=32).eval(), leafy_batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -499,7 +478,7 @@ for name, changes in CASES.items():
     answers[name] = {"difference": max(differences), "compiles": compiles, "moved": moved}
 print("ANSWERS", json.dumps(answers))
 """
-CASES = {"multiplicative": {}, "additive": {"decay": "additive", "positional_encoding": "rotary"}, "checkpointed": {}}
+CASES = {"multiplicative": {}, "none": {"decay": "none", "positional_encoding": "none"}, "checkpointed": {}}
 
 
 @pytest.fixture(scope="module")

@@ -258,7 +258,8 @@ def test_what_the_sources_do_not_define_says_so(shop, name, status, kind):
         ("f = None\ndef f(): pass\nf()", "m.f"),
         ("try:\n    from _c import f\nexcept ImportError:\n    def f(): pass\nf()", "m.f"),
         ("from _c import f\nf()", "_c.f"),
-        ("from _c import *\nf()", "m.f"),
+        ("from _c import *\nf()", "?.f"),
+        ("f()", "?.f"),
         ("from _a import f\nfrom _b import f\nf()", "?.f"),
         ("a = b\nb = a\na()", "?.a"),
         ("def f(): pass\n[f for f in ()]\nf()", "m.f"),
@@ -283,6 +284,25 @@ def test_a_call_resolves_only_where_one_meaning_is_left(tmp_path, code, called):
     found = tails(graph, "m", "calls")
     assert called in found
     assert len(found) == 1
+
+
+def test_super_and_the_type_of_a_value_make_nothing_and_call_nothing_of_builtins(tmp_path):
+    code = """
+        class A:
+            def copy(self): return type(self)(1)
+            def kind(self): return type(self).__name__
+        class B(A):
+            def copy(self): return super().copy() or super(B, self).copy() or super()
+    """
+    graph = graph_of(tmp_path, m=textwrap.dedent(code))
+    assert tails(graph, "m.B.copy", "calls") == {"m.A.copy"}
+    assert not [triple for triple in graph.triples if triple.relation in ("calls", "instantiates")][1:]
+
+
+def test_a_star_brings_what_the_interpreters_own_code_has_and_nothing_else(tmp_path):
+    write(tmp_path, {"low.py": "from posix import *\nfrom elsewhere import *\n"})
+    write(tmp_path, {"use.py": "import low\nlow.getcwd()\nlow.nowhere()\n"})
+    assert tails(python_graph([tmp_path]), "use", "calls") == {"low.getcwd", "?.nowhere"}
 
 
 def test_a_method_does_not_see_the_names_of_its_class(tmp_path):

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, Triple, build_graph
-from helpers.graphmer.splits import split_by_entity, split_by_module
+from helpers.graphmer.splits import split_by_module
 
 pytestmark = pytest.mark.once
 
@@ -46,11 +46,10 @@ def module_of(graph, name: str, unit: str) -> str:
     return module if unit == "module" else module.partition(".")[0]
 
 
-@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
 @pytest.mark.parametrize("unit", ["module", "package"])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(split, unit, seed):
-    splits = split(random_graph(seed=seed), seed=seed, unit=unit)
+def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(unit, seed):
+    splits = split_by_module(random_graph(seed=seed), seed=seed, unit=unit)
     for one, other in combinations(parts(splits).values(), 2):
         assert one
         assert other
@@ -91,28 +90,8 @@ def test_a_pair_between_units_of_different_parts_goes_to_training():
     assert all(part_of[triple] == "train" for triple in between)
 
 
-@pytest.mark.parametrize("unit", ["module", "package"])
-@pytest.mark.parametrize("seed", range(3))
-def test_entity_disjoint_parts_share_no_entity(unit, seed):
-    splits = split_by_entity(random_graph(seed=seed), seed=seed, unit=unit)
-    seen = [{end for triple in part for end in triple[::2]} for part in parts(splits).values()]
-    assert not any(one & other for one, other in combinations(seen, 2))
-
-
-def test_entity_disjoint_parts_keep_whatever_is_within_a_part():
-    graph = random_graph()
-    splits = split_by_entity(graph, seed=0)
-    part_of = {end: name for name, part in parts(splits).items() for triple in part for end in triple[::2]}
-    kept = {*splits.train, *splits.validation, *splits.test}
-    for triple in graph.resolved():
-        if triple not in kept and {triple.head, triple.tail} <= part_of.keys():
-            assert part_of[triple.head] != part_of[triple.tail]
-    assert len(kept) == len(list(graph.resolved())) - splits.dropped["between parts"]
-
-
-@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
-def test_what_is_outside_of_the_sources_is_never_all_that_is_new(split):
-    splits = split(random_graph(), seed=0)
+def test_what_is_outside_of_the_sources_is_never_all_that_is_new():
+    splits = split_by_module(random_graph(), seed=0)
     assert any(triple.tail.startswith("builtins.") for triple in splits.train)
     assert not any(triple.tail.startswith("?.") for part in parts(splits).values() for triple in part)
 
@@ -133,9 +112,8 @@ def test_held_out_parts_are_nearly_their_share(held_out):
         assert 0.7 * held_out <= len(part) / total <= 1.1 * held_out
 
 
-@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
-def test_the_seed_alone_decides(split):
-    first, again, other = (split(random_graph(), seed=seed) for seed in (1, 1, 2))
+def test_the_seed_alone_decides():
+    first, again, other = (split_by_module(random_graph(), seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
@@ -175,20 +153,31 @@ def test_repositories_stay_whole():
     assert set.union(*seen) == {f"r{number}" for number in range(12)}
 
 
-@pytest.mark.parametrize("split", [split_by_module, split_by_entity])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "file"}, "unit='file': must be one of module, package, repository"),
-        ({"unit": "repository"}, "unit='repository': the graph has one"),
+        ({"unit": "file"}, "unit='file': must be one of definition, module, package, repository"),
         ({"held_out": 0.5}, r"held_out=0\.5: must be in \(0, 0\.5\)"),
         ({"held_out": 0.0}, r"held_out=0\.0"),
-        ({"held_out": 1e-4}, r"held_out=0\.0001: 20 units, too few or too large for three parts"),
+        (
+            {"held_out": 1e-4},
+            r"held_out=0\.0001: .* triples, too few to hold some out by package or module or definition",
+        ),
     ],
 )
-def test_impossible_splits_are_refused(split, options, message):
+def test_impossible_splits_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        split(random_graph(), seed=0, **options)
+        split_by_module(random_graph(), seed=0, **options)
+
+
+def test_units_that_are_too_few_give_way_to_smaller_ones_and_the_splits_say_so():
+    graph = random_graph(modules=2, functions=30)  # one package
+    splits = split_by_module(graph, seed=0)
+    assert splits.said == "held out by definition (62 of them): by package they would be too few or too large"
+    units = [{triple.head.partition("(")[0] for triple in part} for part in parts(splits).values()]
+    mirrored = {triple.head for triple in graph.triples if triple.relation == "called_by"}
+    assert not (units[0] - mirrored) & (units[1] | units[2])
+    assert split_by_module(random_graph(), seed=0).said == "held out by package (20 of them)"
 
 
 def test_entities_without_a_module_are_asked_for_one():

@@ -1,4 +1,4 @@
-"""Tasks and violation rates on graphs that are small enough to count by hand, and against slow loops."""
+"""Tasks on graphs that are small enough to count by hand, and against slow loops."""
 
 import random
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from helpers.graphmer.knowledge_graph import UNRESOLVED, Entity, Triple, build_graph
-from helpers.graphmer.ontology import UNKNOWN, read_ontology
+from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
+from helpers.graphmer.ontology import read_ontology
 from helpers.graphmer.splits import Splits
 from helpers.graphmer.tasks import (
     CALLS,
@@ -20,7 +20,6 @@ from helpers.graphmer.tasks import (
     pair_f1,
     pair_scores,
 )
-from helpers.graphmer.violations import violation_rates
 
 pytestmark = pytest.mark.once
 
@@ -156,53 +155,3 @@ def test_disambiguation_shares_a_tie():
     assert result["top1"] == pytest.approx((1 + 1 / 4 + 0) / 3)
     assert result["chance"] == pytest.approx((1 / 2 + 1 / 4 + 1 / 2) / 3)
     assert result["candidates"] == pytest.approx(8 / 3)
-
-
-# ---- violations
-
-
-def classes_graph():
-    names = [*"ABCDE"]
-    entities = [Entity(name, "class", name, module="m") for name in names]
-    entities += [Entity("f", "function", "f", module="m"), Entity("u", UNKNOWN, "u", "external")]
-    entities += [Entity("?.x", UNKNOWN, "x", UNRESOLVED)]
-    train = [Triple("A", "inherits_from", "B"), Triple("B", "inherits_from", "C"), Triple("f", "instantiates", "A")]
-    test = [Triple("C", "inherits_from", "D"), Triple("f", "instantiates", "B")]
-    return build_graph(entities, [*train, *test], {}), Splits(tuple(train), (), tuple(test), {})
-
-
-def tail_of(result, relation):
-    return {kind: (found["count"], found["of"]) for kind, found in result["relations"][relation].items()}
-
-
-@pytest.mark.parametrize(
-    ("answer", "kinds"),
-    [
-        ("D", set()),
-        ("u", set()),  # of unknown type
-        ("f", {"type"}),
-        ("B", {"antisymmetric", "acyclic"}),  # B inherits from C
-        ("A", {"acyclic"}),  # A from B from C
-        ("C", {"acyclic"}),  # from itself
-    ],
-)
-def test_first_answers_are_held_against_ontology_and_training(answer, kinds):
-    graph, splits = classes_graph()
-    good = {("D", "inherits_from", "D"): -1.0, ("E", "inherits_from", "D"): 9.0}  # what D is asked for by its head
-    result = violation_rates(Table({("C", "inherits_from", answer): 2.0} | good), splits, graph, ONTOLOGY)
-    expected = {kind: (int(kind in kinds), 2) for kind in ("type", "antisymmetric", "acyclic")}
-    assert tail_of(result, "inherits_from") == {"any": (int(bool(kinds)), 2)} | expected
-
-
-def test_what_training_says_already_is_no_first_answer():
-    graph, splits = classes_graph()
-    scores = {("f", "instantiates", "A"): 9.0, ("f", "instantiates", "f"): 5.0, ("f", "instantiates", "B"): 6.0}
-    result = violation_rates(Table(scores), splits, graph, ONTOLOGY)
-    assert tail_of(result, "instantiates") == {
-        "any": (0, 2),
-        "type": (0, 2),
-        "antisymmetric": (0, 0),
-        "acyclic": (0, 0),
-    }
-    assert result["type"]["of"] == 4
-    assert result["acyclic"]["of"] == 2

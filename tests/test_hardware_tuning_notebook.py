@@ -28,12 +28,13 @@ TINY = {
     "repetitions": 2,
     "try_compile": False,
     "calibrate": False,
+    "further_seeds": 0,
     "max_steps": 12,
     "evaluations": 2,
     "logging_steps": 3,
     "learning_rate": 1e-3,
 }
-NAMES = ["batch size 16", "bf16 autocast", "fused AdamW", "loader workers", "TF32", "gradient checkpointing"]
+NAMES = ["TF32", "bf16 autocast", "attention written out"]
 
 
 @pytest.fixture
@@ -68,7 +69,10 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert not [each for each in found.values() if each["verdict"].startswith("failed")]
     assert found["TF32"]["verdict"].startswith("not tried: TF32 is a mode of NVIDIA's tensor cores")
     assert results["start"]["speed_up"] == pytest.approx(1)
-    assert results["batch_search"]["batch_size"] == 16
+    assert {"batch size 16", "8-bit AdamW"} < set(found)
+    assert results["tuning_seconds"] > 0
+    changed = results["settings"]["tuned"] != results["settings"]["start"]
+    assert (results["over_start"] is not None) is changed
     steps = TINY["max_steps"] * 8 // results["settings"]["tuned"]["batch_size"]
     rows = results["comparison"][str(results["seed"])]
     assert rows["tuned"]["steps"] == results["train"]["steps"] == steps
@@ -116,6 +120,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(tex
     assert results["data"]["removed"]["repeated in a split"] == 1
     assert results["data"]["source"] == "texts.csv" and re.fullmatch("[0-9a-f]{64}", results["data"]["sha256"])
     assert [each["last_step"] for each in results["sessions"]] == [results["train"]["steps"]]
+    assert re.search("^Trials: about .+ of which 30 minutes may pass", text_of(executed), re.MULTILINE)
     carried = {file.name for file in Path("out/stock").iterdir()}
     assert carried == {"train.py", "training_args.json", "model.json", "accelerate.yaml"}
     executed, again = run("hardware_tuning", alone, texts)
@@ -140,6 +145,10 @@ def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, monkeypat
     found = {each["name"]: each for each in results["optimisations"]}
     assert found["bf16 autocast"]["compile_seconds"] > 0
     assert found["bf16 autocast"]["peak_memory_bytes"] > 10**6  # by the compiler's analysis
+    assert (
+        results["settings"]["start"]["padding"] == "fixed"
+        and results["settings"]["start"]["optimizer"] == "adamw_torch"
+    )
     assert found["torch.compile"]["verdict"] == "not tried: XLA compiles the whole step already"
 
 

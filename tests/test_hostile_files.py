@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.legal.multiple_choice import load_questions
+from helpers.legal.harness import read_tasks
 from helpers.legal.records import COLUMNS, load_records
 from helpers.lejepa.data import load_texts
 from helpers.lejepa.evaluation import _scored_pairs
@@ -54,7 +54,7 @@ def stories(path: Path):
 
 def texts(path: Path):
     found = load_texts(str(path), seed=0)
-    return [text for part in (found.train, found.validation) for row in part for text in row.values()]
+    return [text for part in (found.train, found.validation, found.test) for row in part for text in row.values()]
 
 
 def records(path: Path):
@@ -66,7 +66,7 @@ def labelled(path: Path):
 
 
 def questions(path: Path):
-    return [question.text for question in load_questions(path).questions]
+    return [row["text"] for rows in read_tasks(str(path)).values() for row in rows]
 
 
 def similarity(path: Path):

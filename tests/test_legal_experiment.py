@@ -65,7 +65,7 @@ def test_activations_are_recomputed_only_where_one_block_does_not_fit_otherwise(
 def test_flops_of_full_fine_tuning_are_those_of_trl():
     model, _ = loaded(method="full")
     on_xla = replace(runtime(), kind="xla")  # whose attention is not fused: TRL counts no recomputed scores either
-    counted = planner.memory_of(workload(model, "sample", 1024), on_xla, 2, 2, False).count
+    counted = planner.memory_of(workload(model, "sample", 1024, "full"), on_xla, 2, 2, False).count
     assert counted.flops / (2 * 1024) == pytest.approx(compute_flops_per_token(model.config, 1024), rel=1e-3)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,8 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_processes(alone):
-    lines = ["text\tanswer"] + [
-        f"A promise without consideration, case {n}.\t{'Yes' if n % 2 else 'No'}" for n in range(8)
-    ]
-    (alone / "questions.tsv").write_text("\n".join(lines), encoding="utf-8")
-    changes = {"method": "full", "layout": "instruction", "questions": str(alone / "questions.tsv")}
+def test_full_weights_in_the_plain_layout_in_two_processes(alone):
+    changes = {"method": "full", "layout": "instruction"}
     executed, results = run("legal_cot_sft", alone, TINY | changes | {"num_processes": 2})
     assert "training in 2 processes" in text_of(executed)
     assert results["model"]["method"] == "full"
@@ -76,9 +73,25 @@ def test_full_weights_in_the_plain_layout_with_labelled_questions_in_two_process
         results["eval"]["after"]["test"]["completion"]["loss"]
         < results["eval"]["before"]["test"]["completion"]["loss"] - 0.1
     )
-    asked = results["eval"]["after"]["test"]["questions"]
-    assert asked["direct"]["accuracy"]["of"] == asked["after_reasoning"]["accuracy"]["of"] == 8
     assert (Path("out") / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed")
+def test_four_bits_and_labelled_questions_from_the_first_cell_to_the_last(alone):
+    lines = ["text\tanswer", *(f"A promise, case {n}.\t{('Yes', 'No')[n % 2]}" for n in range(8))]
+    (alone / "questions.tsv").write_text("\n".join(lines), encoding="utf-8")
+    changes = {"method": "qlora", "questions": str(alone / "questions.tsv")}
+    executed, results = run("legal_cot_sft", alone, TINY | changes)
+    assert results["plan"]["optimizer"] == "paged_adamw_8bit"
+    assert results["train"]["loss_last"] < results["train"]["loss_first"]
+    assert results["artifacts"]["reload"] == {"adapter": 0.0}
+    for when in ("before", "after"):
+        asked = results["eval"][when]["test"]["questions"]["tasks"]["questions"]
+        assert (asked["sample_len"], asked["best_constant"]) == (8, 0.5)
+    assert "Labelled questions, by lm-evaluation-harness" in text_of(executed)
 
 
 @pytest.mark.slow
@@ -99,7 +112,7 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     [
         ({"num_record": 3}, "num_record is not a parameter"),
         ({"layout": "alpaca"}, "layout='alpaca'"),
-        ({"method": "qlora"}, "method='qlora'"),
+        ({"method": "dora"}, "method='dora'"),
         ({"max_length": 64}, "max_length=64"),
         ({"questions": "no.tsv"}, "questions='no.tsv'"),
         ({"base_model": "no such model"}, "base_model='no such model'"),

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.lejepa import sample
+from helpers.lejepa import experiment, sample
 from helpers.lejepa.crops import crop, in_order, make_views
 from helpers.lejepa.data import COLUMNS, load_texts, passages
+from helpers.lejepa.experiment import load_corpus
+from helpers.lejepa.parameters import EmbeddingParameters, recipe
 
 pytestmark = pytest.mark.once
 
@@ -56,6 +58,18 @@ def rows(part):
     return [tuple(row.values()) for row in part]
 
 
+def everything(data):
+    return [row for part in parts(data) for row in rows(part)]
+
+
+def parts(data):
+    return data.train, data.validation, data.test
+
+
+def all_texts(data):
+    return {text for part in parts(data) for text in texts(part)}
+
+
 def texts(part):
     return {plain(text) for row in rows(part) for text in row}
 
@@ -77,8 +91,8 @@ def test_a_local_file_gives_back_its_rows(tmp_path, name, write, given, kind):
     data = load_texts(write(tmp_path / name, given), seed=0)
     assert data.kind == kind
     assert tuple(data.train.column_names) == COLUMNS[kind]
-    assert sorted(rows(data.train) + rows(data.validation)) == sorted(tuple(row.values()) for row in given)
-    assert len(data.validation) == 4
+    assert sorted(everything(data)) == sorted(tuple(row.values()) for row in given)
+    assert (len(data.validation), len(data.test)) == (8, 8)
 
 
 def test_query_is_another_name_of_anchor(tmp_path):
@@ -91,7 +105,7 @@ def test_query_is_another_name_of_anchor(tmp_path):
 def test_a_title_goes_before_its_text_unless_it_is_there(tmp_path):
     given = [{"title": f"T{i}", "text": f"T{i} again" if i % 2 else "body"} for i in range(8)]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", given), seed=0)
-    assert texts(data.train) | texts(data.validation) == {f"t{i} again" if i % 2 else f"t{i} body" for i in range(8)}
+    assert all_texts(data) == {f"t{i} again" if i % 2 else f"t{i} body" for i in range(8)}
 
 
 @pytest.mark.parametrize("separator", ["\n\n", "\n"])
@@ -99,7 +113,7 @@ def test_a_text_file_is_parted_by_blank_lines_or_else_by_lines(tmp_path, separat
     (tmp_path / "d.txt").write_text(separator.join(f"Document number {i}." for i in range(9)) + "\n")
     data = load_texts(str(tmp_path / "d.txt"), seed=0)
     assert data.kind == "documents"
-    assert texts(data.train) | texts(data.validation) == {f"document number {i}." for i in range(9)}
+    assert all_texts(data) == {f"document number {i}." for i in range(9)}
 
 
 def test_a_folder_of_texts_is_a_document_a_file_and_empty_ones_are_counted(tmp_path):
@@ -108,7 +122,7 @@ def test_a_folder_of_texts_is_a_document_a_file_and_empty_ones_are_counted(tmp_p
         (tmp_path / ("inner" if i % 2 else ".") / f"{i}.{'md' if i % 2 else 'txt'}").write_text(f"Note\n\nof day {i}")
     (tmp_path / "empty.md").write_text(" \n")
     data = load_texts(str(tmp_path), seed=0)
-    assert texts(data.train) | texts(data.validation) == {f"note of day {i}" for i in range(7)}
+    assert all_texts(data) == {f"note of day {i}" for i in range(7)}
     assert data.empty_removed == 1
 
 
@@ -117,14 +131,14 @@ def test_of_a_beir_folder_the_queries_are_never_read(tmp_path):
     write_jsonl(tmp_path / "corpus.jsonl", [*corpus, {"_id": "9", "title": "", "text": ""}])
     write_jsonl(tmp_path / "queries.jsonl", [{"_id": "1", "text": "secret question"}])
     data = load_texts(str(tmp_path), seed=0)
-    assert texts(data.train) | texts(data.validation) == {f"title {i} text {i}" for i in range(9)}
+    assert all_texts(data) == {f"title {i} text {i}" for i in range(9)}
     assert data.empty_removed == 1
 
 
 def test_pairs_read_as_documents_are_their_positives(tmp_path):
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", TRIPLETS), seed=0, documents=True)
     assert data.kind == "documents"
-    assert texts(data.train) | texts(data.validation) == {plain(row["positive"]) for row in PAIRS}
+    assert all_texts(data) == {plain(row["positive"]) for row in PAIRS}
 
 
 def test_a_hub_set_is_streamed_one_row_an_anchor(tmp_path, dataset_cache, monkeypatch):
@@ -134,9 +148,9 @@ def test_a_hub_set_is_streamed_one_row_an_anchor(tmp_path, dataset_cache, monkey
     source = write_hub(tmp_path / "hub", [{"query": r["anchor"], **r} for r in given])
     monkeypatch.setattr(datasets, "load_dataset", only_streaming(datasets.load_dataset))
     data = load_texts(source, num_samples=40, seed=0)
-    everything = rows(data.train) + rows(data.validation)
-    assert (data.kind, len(everything), len({row[0] for row in everything})) == ("triplets", 40, 40)
-    assert set(everything) <= {tuple(row.values()) for row in given}
+    found = everything(data)
+    assert (data.kind, len(found), len({row[0] for row in found})) == ("triplets", 40, 40)
+    assert set(found) <= {tuple(row.values()) for row in given}
     assert data.duplicates_removed > 0
     again, other = (load_texts(source, num_samples=40, seed=seed) for seed in (0, 1))
     assert (again.source, rows(again.train)) == (data.source, rows(data.train))
@@ -189,7 +203,7 @@ def test_sample_is_the_standard_librarys_docstrings_and_imports_none_of_its_modu
 
 def test_sample_pairs_are_real_and_the_same_each_time():
     data = load_texts("sample", num_samples=2000, seed=3)
-    assert (data.kind, len(data.train) + len(data.validation) + data.overlaps_removed) == ("pairs", 2000)
+    assert (data.kind, len(everything(data)) + data.overlaps_removed) == ("pairs", 2000)
     assert all(anchor.strip() and len(positive.split()) >= 4 for anchor, positive in rows(data.train))
     again = load_texts("sample", num_samples=2000, seed=3)
     assert (again.source, rows(again.train)) == (data.source, rows(data.train))
@@ -218,7 +232,7 @@ def test_without_source_there_is_no_sample(tmp_path):
 # ---- splits
 
 
-def test_no_text_is_on_both_sides_whatever_the_rows_share(tmp_path):
+def test_no_text_is_in_two_splits_whatever_the_rows_share(tmp_path):
     generator = random.Random(0)
     given = [
         {
@@ -229,25 +243,24 @@ def test_no_text_is_on_both_sides_whatever_the_rows_share(tmp_path):
         for i in range(200)
     ]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", given), seed=1)
-    assert len(data.validation) >= 2
+    assert min(map(len, parts(data))) >= 2
     assert data.overlaps_removed > 0
-    assert not texts(data.train) & texts(data.validation)
+    assert len(all_texts(data)) == sum(len(texts(part)) for part in parts(data))
 
 
 def test_repeats_are_dropped_and_counted_whatever_their_case_and_spaces(tmp_path):
     repeats = [{name: f"  {text.upper()} " for name, text in row.items()} for row in PAIRS[:7]]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", PAIRS + repeats), seed=0)
     assert data.duplicates_removed == 7
-    assert len(data.train) + len(data.validation) == 80
+    assert len(everything(data)) == 80
 
 
 def test_passages_of_a_long_document_stay_together_and_lose_no_word(tmp_path):
     documents = [" ".join(f"d{i}w{j}." for j in range(1000)) for i in range(40)]
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", [{"text": d} for d in documents]), seed=0)
-    sides = [{text.split("w")[0] for (text,) in rows(part)} for part in (data.train, data.validation)]
-    assert not sides[0] & sides[1]
-    assert len(sides[1]) >= 1
-    words = [word for part in (data.train, data.validation) for (text,) in rows(part) for word in text.split()]
+    splits = [{text.split("w")[0] for (text,) in rows(part)} for part in parts(data)]
+    assert min(map(len, splits)) >= 1 and sum(map(len, splits)) == 40
+    words = [word for (text,) in everything(data) for word in text.split()]
     assert sorted(words) == sorted(" ".join(documents).split())
 
 
@@ -256,6 +269,41 @@ def test_a_passage_ends_with_a_paragraph_where_one_is_near():
     first, second = passages(text, 48)
     assert (first.split()[-1], second.split()[0]) == ("a44", "b0")
     assert passages("one two", 2) == ["one two"]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_what_chooses_the_model_is_not_what_tests_it(documents):
+    params = EmbeddingParameters.defaults().model_copy(
+        update={"data_source": "sample", "num_samples": 300, "documents": documents}
+    )
+    corpus = load_corpus(params)
+    asked, answers = [], []
+    for benchmark in (corpus.validation, corpus.test):
+        asked.append({plain(text) for text in benchmark.queries.values()})
+        ids = set().union(*benchmark.relevant.values())
+        answers.append({plain(benchmark.corpus[name]) for name in ids})
+        assert len(benchmark.queries) > 20 and len(benchmark.corpus) > 250  # training's stand beside them
+    assert not asked[0] & asked[1] and not answers[0] & answers[1]
+    held_out = [texts(part) for part in (corpus.texts.validation, corpus.texts.test)]
+    for own, those in zip(held_out, asked, strict=True):
+        assert all(any(query in text for text in own) for query in those)
+    trained = texts(corpus.texts.train)
+    assert not trained & (held_out[0] | held_out[1]) and not held_out[0] & held_out[1]
+
+
+def test_all_documents_of_ones_own_are_searched_and_2000_of_a_foreign_set(tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "d.jsonl", PAIRS)
+    params = EmbeddingParameters.defaults().model_copy(update={"data_source": source, "num_samples": 0})
+    corpus = load_corpus(params)
+    monkeypatch.setattr(experiment, "INDEXED", 30)
+    assert sorted(experiment.searchable(params, corpus)) == sorted(row["positive"] for row in PAIRS)
+    assert len(experiment.searchable(params.model_copy(update={"data_source": "sample"}), corpus)) == 30
+
+
+def test_a_preset_sees_the_rows_that_its_name_says():
+    for rows, at_least in ((2000, 3), (50_000, 3), (500_000, 1)):
+        planned = recipe(rows, 2, 128)
+        assert planned.max_steps * planned.batch_size >= at_least * rows - 3 * planned.batch_size
 
 
 # ---- bad input
@@ -267,7 +315,7 @@ def test_a_passage_ends_with_a_paragraph_where_one_is_near():
         ([{"anchor": "a", "answer": "b"}] * 9, r"no column `positive`; columns found: anchor, answer. Rename"),
         ([{"positive": "a"}] * 9, r"no column `anchor`"),
         ([{"content": "a"}] * 9, r"no column `text`, nor `anchor`"),
-        (PAIRS[:1], r"1 different rows; at least 4"),
+        (PAIRS[:1], r"1 different rows; at least 6"),
         ([*PAIRS, {"anchor": " ", "positive": "b"}], r"line 81 has an empty text in `anchor`; fill"),
         ([*PAIRS, {"anchor": "c", "positive": 3}], r"line 81: column `positive` holds a int"),
         ([{"anchor": f"a{i}", "positive": "one"} for i in range(50)], r"cannot be split"),
@@ -373,12 +421,12 @@ def test_views_in_a_folder_are_memory_mapped_and_used_again(tmp_path):
     assert len(list((tmp_path / "views").glob("*.arrow"))) == 4
 
 
-def test_pairs_may_get_crops_of_the_positive_and_triplets_leave_the_negative_out(tmp_path):
+def test_pairs_may_get_crops_of_the_positive_and_triplets_keep_their_negative_last(tmp_path):
     data = load_texts(write_jsonl(tmp_path / "d.jsonl", TRIPLETS), seed=0)
     views = make_views(data, seed=0, crops=1, **SHARES)
-    assert views.column_names == ["anchor", "positive", "view_1"]
+    assert views.column_names == ["anchor", "positive", "view_1", "negative"]
     assert all(row["view_1"] in row["positive"] for row in views)
-    assert make_views(data, seed=0, crops=0, **SHARES).column_names == ["anchor", "positive"]
+    assert {tuple(row.values()) for row in make_views(data, seed=0, crops=0, **SHARES)} == set(rows(data.train))
 
 
 def test_a_single_crop_of_documents_is_refused(tmp_path):

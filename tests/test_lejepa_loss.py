@@ -78,12 +78,11 @@ def rows(features, chosen):
 # ---- the formulas
 
 
-@pytest.mark.parametrize(("convention", "share"), [("convex", 0.7), ("additive", 1.0)])
-def test_the_two_conventions_weigh_invariance_as_documented(convention, share):
-    loss, features = lejepa(convention=convention), batch(V=3)
+def test_invariance_and_sigreg_are_weighed_as_documented():
+    loss, features = lejepa(), batch(V=3)
     views_VNK = embed(loss.model, features).detach()
     distances = [(view - sum(views_VNK) / 3).square().mean() for view in views_VNK]
-    expected = share * sum(distances) / 3 + 0.3 * sum(sigreg()(view, 0) for view in views_VNK) / 3
+    expected = 0.7 * sum(distances) / 3 + 0.3 * sum(sigreg()(view, 0) for view in views_VNK) / 3
     torch.testing.assert_close(loss(features), expected)
 
 
@@ -150,6 +149,37 @@ def test_a_duplicate_of_the_anchor_or_of_the_positive_is_no_negative():
     torch.testing.assert_close(found, total / 6)
 
 
+def test_hard_negatives_are_candidates_as_in_multiple_negatives_ranking_and_no_views():
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    features = batch(V=3)
+    loss, found = contrastive(features, negatives=1)
+    torch.testing.assert_close(found, MultipleNegativesRankingLoss(loss.model)(features, None))
+    views_VNK = embed(loss.model, features)
+    expected = (views_VNK[:2] - views_VNK[:2].mean(0)).square().mean().detach()
+    torch.testing.assert_close(loss.read_terms()["invariance"], float(expected))
+
+
+def test_a_hard_negative_that_is_the_answer_of_a_row_is_no_candidate_of_it():
+    features = batch(V=3, N=6)
+    features[2]["input_ids"][4] = features[1]["input_ids"][1]
+    loss, found = contrastive(features, negatives=1)
+    anchors_NK, *others = torch.nn.functional.normalize(embed(loss.model, features), dim=-1)
+    scores_NC = 20 * anchors_NK @ torch.cat(others).T
+    scores_NC[1, 6 + 4] = -torch.inf
+    expected = -torch.log_softmax(scores_NC, 1).diagonal().mean()
+    torch.testing.assert_close(found, expected)
+
+
+def test_shorter_dimensions_have_the_contrastive_term_of_matryoshka():
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+
+    features, sizes = batch(V=3), [K, 4, 2]
+    loss, found = contrastive(features, negatives=1, dimensions=sizes[1:])
+    stock = MatryoshkaLoss(loss.model, MultipleNegativesRankingLoss(loss.model), sizes)
+    torch.testing.assert_close(found, stock(features, None) / len(sizes))
+
+
 # ---- gradient caching
 
 
@@ -169,7 +199,7 @@ def error(found, expected) -> float:
 
 @pytest.mark.parametrize("chunk", [16, 5, 1, 64, 100])
 def test_chunks_of_a_batch_have_the_value_and_the_gradient_of_the_batch_at_once(chunk):
-    features, options = batch(V=3, N=64), {"contrastive_weight": 0.5}
+    features, options = batch(V=3, N=64), {"contrastive_weight": 0.5, "negatives": 1, "dimensions": (4,)}
     whole = value_and_gradient(lejepa(**options), features)
     chunked = value_and_gradient(lejepa(chunk=chunk, **options), features)
     assert error(chunked, whole) < 1e-6
@@ -312,7 +342,6 @@ def test_terms_are_read_unweighted_as_means_since_the_last_reading():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("convention", "paper"),
         ("sigreg_weight", 1.2),
         ("sigreg_weight", -0.1),
         ("num_slices", 0),
@@ -418,7 +447,8 @@ device = xla.start()
 
 
 def train(device, chunk=0):
-    loss = lejepa(build().to(device), contrastive_weight=0.2, chunk=chunk).to(device)
+    options = {"contrastive_weight": 0.2, "chunk": chunk, "negatives": 1, "dimensions": (4,)}
+    loss = lejepa(build().to(device), **options).to(device)
     optimizer = torch.optim.SGD(loss.parameters(), 0.05)
     on_xla = device.type == "xla"
     if on_xla:
@@ -426,7 +456,7 @@ def train(device, chunk=0):
     losses, compiles, syncs = [], [], []
     for step in range(6):
         features = [
-            {name: tensor.to(device) for name, tensor in view.items()} for view in batch(N=16, seed=step)
+            {name: tensor.to(device) for name, tensor in view.items()} for view in batch(V=3, N=16, seed=step)
         ]
         if on_xla:
             for view in features:

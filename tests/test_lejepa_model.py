@@ -141,10 +141,10 @@ def test_every_named_model_is_pinned_to_a_commit():
     assert all(len(revision) == 40 and int(revision, 16) for revision in REVISIONS.values())
 
 
-def test_of_an_output_above_the_backbone_its_rank_is_told(bert, capsys):
+def test_an_output_above_the_backbones_dimensions_is_those_and_that_is_said(bert, capsys):
     build(bert, D)
     assert capsys.readouterr().out == ""
-    build(bert, 20)
+    assert build(bert, 20).get_embedding_dimension() == D
     assert f"output_dim=20 is above the {D} dimensions" in capsys.readouterr().out
 
 
@@ -207,14 +207,14 @@ def test_a_gated_and_an_unreachable_hub_are_told_apart(tmp_path):
 # ---- head
 
 
-def test_a_full_head_whitens_by_the_symmetric_form(full):
+def test_a_full_head_whitens_along_the_principal_axes_largest_first(full):
     model, report = fitted(full, shrinkage=0.0)
     x = before_head(full)
     values, vectors = np.linalg.eigh(np.cov(x.T))
-    expected = vectors @ np.diag(values**-0.5) @ vectors.T
-    np.testing.assert_allclose(
-        model[-1].linear.weight.detach(), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max()
-    )
+    expected = (vectors * values**-0.5).T[::-1]
+    weight = model[-1].linear.weight.detach().numpy().copy()
+    weight *= np.sign((weight * expected).sum(1, keepdims=True))  # an axis has no sign
+    np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     z = embed(model)
     np.testing.assert_allclose(np.cov(z.T), np.eye(D), atol=2e-2)
     np.testing.assert_allclose(z.mean(0), 0, atol=1e-2)
@@ -232,15 +232,6 @@ def test_a_narrow_head_keeps_the_largest_directions(full):
     assert report.kept_variance == pytest.approx(values[-4:].sum() / values.sum(), rel=1e-5)
 
 
-def test_a_wide_head_has_the_backbones_rank_and_mean_variance_one(full):
-    model, _ = fitted(full, 3 * D, shrinkage=0.0)
-    covariance = np.cov(embed(model).T)
-    assert np.trace(covariance) / (3 * D) == pytest.approx(1, rel=1e-2)
-    values = np.linalg.eigvalsh(covariance)
-    np.testing.assert_allclose(values[-D:], 3, rtol=3e-2)
-    np.testing.assert_allclose(values[:-D], 0, atol=1e-3)
-
-
 def test_power_zero_keeps_distances_up_to_one_factor(full):
     model, report = fitted(full, power=0.0)
     x, z = before_head(full)[:40], embed(model)[:40]
@@ -248,9 +239,7 @@ def test_power_zero_keeps_distances_up_to_one_factor(full):
     np.testing.assert_allclose(distances[1], report.scale * distances[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("power", "shrinkage", "dim"), [(0.0, 0.1, 4), (0.5, 0.01, 16), (1.0, 0.3, 10), (1.0, 0.01, 30)]
-)
+@pytest.mark.parametrize(("power", "shrinkage", "dim"), [(0.0, 0.1, 4), (0.5, 0.01, 16), (1.0, 0.3, 10)])
 def test_the_mean_variance_is_one_whatever_the_form(full, power, shrinkage, dim):
     z = embed(fitted(full, dim, power=power, shrinkage=shrinkage)[0])
     assert z.var(0, ddof=1).mean() == pytest.approx(1, rel=1e-2)
@@ -260,7 +249,7 @@ def test_the_mean_variance_is_one_whatever_the_form(full, power, shrinkage, dim)
 def test_fitting_is_deterministic_and_leaves_mode_and_gradients_alone(bert):
     models = [build(bert, 24, seed=seed).train() for seed in (0, 1)]
     for model in models:
-        fit_head(model, TEXTS, seed=5)
+        fit_head(model, TEXTS)
         assert model.training
     assert torch.equal(models[0][-1].linear.weight, models[1][-1].linear.weight)
     features = models[0].tokenize(TEXTS[:2])
@@ -323,7 +312,8 @@ def test_within_and_power_are_the_two_closed_forms_one_after_the_other(full):
     expected = (mapped - mapped.mean(0)) @ damped_power(np.cov(mapped.T), 0.4)
     expected /= np.sqrt(expected.var(axis=0, ddof=1).mean())
     found = np.concatenate([embed(model, list(column)) for column in views().values()])
-    np.testing.assert_allclose(found, expected, atol=2e-4)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=2e-3)  # but for a rotation
+    assert (np.diff(found.var(0)) < 0).all()
 
 
 def before_head_of(path, texts):
@@ -393,6 +383,14 @@ def test_a_saved_model_gives_equal_embeddings_and_prompts_and_is_safetensors(tmp
     assert len(list((tmp_path / "model").rglob("*.safetensors"))) == sum(
         isinstance(module, Transformer | Dense) for module in model
     )
+
+
+def test_a_saved_model_can_be_cut_to_its_first_numbers_which_vary_most(tmp_path, bert):
+    model, _ = fitted(bert, 8, power=0.0)
+    model.save(str(tmp_path / "model"))
+    short = embed(SentenceTransformer(str(tmp_path / "model"), device="cpu", truncate_dim=3))
+    np.testing.assert_array_equal(short, embed(model)[:, :3])
+    assert short.var(0).min() > embed(model)[:, 3:].var(0).max()
 
 
 def test_the_sample_saves_and_loads(tmp_path):

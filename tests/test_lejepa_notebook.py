@@ -51,7 +51,14 @@ def assert_whole_run(executed, results, kind: str) -> None:
     model = SentenceTransformer(str(output / "model"), device="cpu")
     assert model.encode("a text").shape == (TINY["output_dim"],)
     record = json.loads((output / "index" / "index.json").read_text())
-    assert record["metric"] == "cosine"
+    assert record["metric"] == "cosine" and len(record["texts"]) > 40
+    evidence = results["evidence"]
+    assert evidence["chosen_by"][evidence["exported"]] == max(evidence["chosen_by"].values())
+    assert evidence["says"] in text_of(executed) and evidence["says"] in (output / "model" / "README.md").read_text()
+    verdict = next(each for each in evidence["verdicts"] if each["against"] == "backbone, untrained")
+    before, after = untrained["backbone, untrained"]["ndcg@10"], rows[LEJEPA]["ndcg@10"]
+    assert verdict["low"] <= verdict["difference"] <= verdict["high"]
+    assert verdict["difference"] == pytest.approx(after - before, abs=1e-6)
     assert {"source", "revision", "sha256", "kind"} <= set(results["data"])
 
 

@@ -175,5 +175,5 @@ def test_a_model_is_ranked_as_any_scorer(world, model):
     assert set(scorer.weights["calls", "tail"]) == {
         *(f"{end} end: {part}" for end in ("given", "other") for part in parts),
         "other end: total",
-        "count",
+        "counts",
     }

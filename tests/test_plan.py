@@ -93,7 +93,7 @@ def test_no_micro_batch_is_smaller_than_the_loss_can_take():
 def test_a_recipe_that_says_the_micro_batch_gets_it_whether_it_fits_or_not():
     chosen = plan(replace(RECIPE, micro_batch_size=8), SMALL, machine(memory=needed(SMALL, 1, 8)), batch_size=8)
     assert chosen.per_device_batch_size == 8 and chosen.memory.fits != "yes"
-    with pytest.raises(ValueError, match="micro-batch of 3"):
+    with pytest.raises(ValueError, match="micro_batch_size=3"):
         plan(replace(RECIPE, micro_batch_size=3), SMALL, machine(), batch_size=8)
 
 

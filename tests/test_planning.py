@@ -330,12 +330,30 @@ def larger_models(tmp_path_factory):
     [
         ("7b", "lora", "A100 40GB", "yes", False),
         ("3b", "lora", "T4", "yes", True),
+        ("7b", "lora", "L4", "tight", True),
+        ("", "full", "T4", "yes", True),
         pytest.param("7b", "qlora", "T4", "yes", True, marks=pytest.mark.slow),
     ],
 )
-def test_the_usual_adapters_fit_where_people_train_them(larger_models, model, method, hardware, fits, checkpointing):
-    (found,) = outlook.forecasts("legal_cot_sft", [hardware], Asked(model=str(larger_models / model), method=method))
+def test_the_usual_set_ups_fit_where_people_train_them(larger_models, model, method, hardware, fits, checkpointing):
+    asked = Asked(model=str(larger_models / model) if model else "", method=method)
+    (found,) = outlook.forecasts("legal_cot_sft", [hardware], asked)
     assert (found.plan.memory.fits, found.plan.gradient_checkpointing) == (fits, checkpointing)
+
+
+def test_seven_billion_weights_in_four_bits_take_at_most_twelve_gib_of_a_t4(larger_models):
+    t4 = runtime_of(machine("T4"))
+    _, step = rooms.room("legal_cot_sft").planned(Asked(model=str(larger_models / "7b"), method="qlora"), t4)
+    held = memory_of(step, t4, 1, 16, checkpointing=True)
+    assert held.count.parameters > 7e9
+    assert held.count.weights < 6 * 2**30
+    assert held.peak.high < 12 * 2**30
+
+
+def test_four_bits_do_not_fit_a_tpu_and_the_other_machines_are_still_planned():
+    gpu, chip = outlook.forecasts("legal_cot_sft", ["A100 40GB", "v5e-1"], Asked(method="qlora"))
+    assert gpu.plan.optimizer == "paged_adamw_8bit"
+    assert (chip.plan, chip.problem) == (None, "no: 4 bits need a GPU")
 
 
 def test_what_does_not_fit_is_said_with_the_bytes_that_are_missing(larger_models):
@@ -436,7 +454,7 @@ def tiny_language_model(folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     loaded, _ = load_model(params.model_copy(update={"base_model": str(folder), "method": "lora"}), cpu_here())
-    return "legal_cot_sft", workload(loaded, "notebook", 128)
+    return "legal_cot_sft", workload(loaded, "notebook", 128, "lora")
 
 
 def tiny_embedder(folder):
@@ -450,7 +468,7 @@ def tiny_embedder(folder):
     GaussianEmbeddingGemma("sample", params.output_dim, texts=["some words", "of a text"], **sizes)[0].save(str(folder))
     model = GaussianEmbeddingGemma(str(folder), params.output_dim, **sizes)
     freeze(model, params.freeze_layers)
-    return "lejepa_training", workload(new_loss(model, params), "notebook", 128, params.views(documents=False))
+    return "lejepa_training", workload(new_loss(model, params, "triplets"), "notebook", 128, params.columns("triplets"))
 
 
 @pytest.mark.parametrize("made", [tiny_classifier, tiny_language_model, tiny_embedder])

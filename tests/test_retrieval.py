@@ -10,7 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import semantic_search
 
-from helpers.lejepa.retrieval import TextIndex
+from helpers.lejepa.retrieval import WIDTH, TextIndex, side_by_side
 
 from .xla_process import answers_on_xla
 
@@ -43,10 +43,17 @@ def names(letter, count):
 
 
 def indexed(documents_NK, queries_QK):
-    """The index of the documents, and a function that searches it for the queries."""
+    """The index of the documents, and a function that searches it for the queries: texts and cosines of each."""
     model = SentenceTransformer(modules=[Given(documents_NK, queries_QK)], device="cpu")
-    index = TextIndex(model, [f"id {name}" for name in names("d", len(documents_NK))], names("d", len(documents_NK)))
-    return index, lambda k: index.search(model, names("q", len(queries_QK)), k)
+    index = TextIndex(model, names("d", len(documents_NK)))
+
+    def search(k):
+        found = [index.search(query, k) for query in names("q", len(queries_QK))]
+        return [[text for _, text in hits] for hits in found], np.array(
+            [[score for score, _ in hits] for hits in found]
+        )
+
+    return index, search
 
 
 def slow_search(queries_QK, documents_NK, k):
@@ -58,14 +65,14 @@ def slow_search(queries_QK, documents_NK, k):
             dot = math.fsum(a * b for a, b in zip(query, document, strict=True))
             pairs.append((-dot / (math.hypot(*query) * math.hypot(*document)), row))
         pairs.sort()
-        rows.append([f"id d{row}" for _, row in pairs[:k]])
+        rows.append([f"d{row}" for _, row in pairs[:k]])
         scores.append([-score for score, _ in pairs[:k]])
     return rows, np.array(scores)
 
 
 def as_index(hits):
-    """What `semantic_search` returned, in the form of `TextIndex.search`."""
-    ids = [[f"id d{hit['corpus_id']}" for hit in row] for row in hits]
+    """What `semantic_search` returned, in the form of `indexed`."""
+    ids = [[f"d{hit['corpus_id']}" for hit in row] for row in hits]
     return ids, np.array([[hit["score"] for hit in row] for row in hits])
 
 
@@ -104,7 +111,7 @@ def test_cosine_does_not_depend_on_lengths():
 
 def test_fewer_documents_than_k_are_all_returned():
     ids, scores = indexed(embeddings(4), embeddings(2, seed=1))[1](10)
-    assert [sorted(row) for row in ids] == [[f"id d{row}" for row in range(4)]] * 2
+    assert [sorted(row) for row in ids] == [[f"d{row}" for row in range(4)]] * 2
     assert scores.shape == (2, 4)
 
 
@@ -146,8 +153,23 @@ def test_a_saved_index_is_one_file_of_faiss_and_one_of_json_that_answer_without_
     loaded = faiss.read_index(str(folder / "index.faiss"))
     scores, rows = loaded.search(queries_QK / np.linalg.norm(queries_QK, axis=1, keepdims=True), 7)
     ids, expected = search(7)
-    assert [[record["ids"][row] for row in found] for found in rows] == ids
+    assert [[record["texts"][row] for row in found] for found in rows] == ids
     np.testing.assert_allclose(scores, expected, atol=1e-6)
+
+
+def test_two_indexes_stand_side_by_side_with_texts_on_one_line():
+    texts = ["long\n" * 100, "short"]
+
+    def index(cosine):
+        rows = {texts[0]: [1.0, 0.0], texts[1]: [0.0, 1.0], "?": [cosine, (1 - cosine**2) ** 0.5]}
+        given = Given(np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32))
+        given.tokenize = lambda texts, **kwargs: {"given": torch.tensor([rows[text] for text in texts])}
+        return TextIndex(SentenceTransformer(modules=[given], device="cpu"), texts)
+
+    first, second = side_by_side({"before": index(0.6), "after": index(0.8)}, "?")
+    assert (first["before"], second["before"][:10]) == ("0.800 short", "0.600 long")
+    assert (first["after"][:10], second["after"]) == ("0.800 long", "0.600 short")
+    assert len(first["after"]) == WIDTH and "\n" not in first["after"]
 
 
 def test_saving_again_takes_the_place_of_what_was_there(tmp_path):

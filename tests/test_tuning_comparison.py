@@ -45,7 +45,8 @@ def test_quality_is_kept_only_within_the_spread_over_seeds():
     assert always.quality_kept is False
     assert comparison.verdict(quality((0.8, 0.7))).quality_kept is None
     alone = {0: {"tuned": {"f1": 0.5, "training_seconds": 1.0}}}
-    assert "nothing to compare with" in comparison.verdict(alone).why
+    assert comparison.verdict(alone).why == "quality not checked: the start was not trained"
+    assert "quality not checked: F1 -0.1000, and one seed" in comparison.verdict(quality((0.8, 0.7))).why
 
 
 def test_lost_is_a_mean_below_the_start_by_more_than_its_standard_error():
@@ -58,17 +59,25 @@ def test_lost_is_a_mean_below_the_start_by_more_than_its_standard_error():
 
 def test_only_what_changes_the_learning_is_taken_back_one_after_the_other():
     start = Settings(batch_size=8, length=64, start_batch_size=8)
-    same = dataclasses.replace(start, optimizer="adamw_torch_fused", padding="dynamic", attention="sdpa", tf32=True)
+    same = dataclasses.replace(start, attention="eager", dataloader_workers=2, compiled=True)
     assert comparison.steps_back(same, start) == ()
-    tuned = dataclasses.replace(same, padding="grouped", batch_size=32, precision="bf16", length=48)
+    learnt = {"padding": "grouped", "precision": "bf16", "length": 48, "optimizer": "adamw_bnb_8bit", "tf32": True}
+    tuned = dataclasses.replace(same, **learnt, batch_size=32, gradient_checkpointing=True)
     back = comparison.steps_back(tuned, start)
-    assert [name for name, _ in back] == ["not grouped", "full length", "first batch size", "first precision"]
+    assert [name for name, _ in back] == [
+        "not grouped",
+        "full length",
+        "first optimizer",
+        "first batch size",
+        "first precision",
+    ]
     taken = [after.differences(before) for before, after in itertools.pairwise([tuned, *dict(back).values()])]
     assert taken == [
         {"padding": ("dynamic", "grouped")},
         {"length": (64, 48)},
-        {"batch_size": (8, 32)},
-        {"precision": ("fp32", "bf16")},
+        {"optimizer": ("adamw_torch_fused", "adamw_bnb_8bit")},
+        {"batch_size": (8, 32), "gradient_checkpointing": (False, True)},
+        {"precision": ("fp32", "bf16"), "tf32": (False, True)},
     ]
     assert back[-1][1] == same
 
@@ -84,11 +93,11 @@ def compared(tmp_path):
     params = TuningParameters(**parameters(further_seeds=1, evaluations=1, patience=0, **asked))
     task = load_task(params, load_labelled(params.data_source), cpu_here())
 
-    def run(**changes):
+    def run(spent: float = 0.0, **changes):
         settings = dataclasses.replace(task.start, **changes)
         trainer = new_trainer(task, settings, tmp_path / "tuned-0", seed=0)
         trainer.train()
-        return comparison.compare(trainer, task, tmp_path)
+        return comparison.compare(trainer, task, tmp_path, spent=spent)
 
     return run
 
@@ -96,10 +105,10 @@ def compared(tmp_path):
 @pytest.mark.slow
 def test_a_batch_that_leaves_too_few_steps_is_taken_back(compared, capsys):
     """Three steps of 160 examples learn nothing of what sixty of 8 do; grouping goes first and does not help."""
-    found = compared(batch_size=160, padding="grouped", optimizer="adamw_torch_fused")
+    found = compared(batch_size=160, padding="grouped", attention="eager")
     assert found.chosen == "first batch size"
     assert found.settings.batch_size == 8 and found.settings.padding == "dynamic"
-    assert found.settings.optimizer == "adamw_torch_fused"
+    assert found.settings.attention == "eager"
     assert found.trainer.settings == found.settings and found.trainer.args.seed == 0
     assert list(found.rows) == [0, 1]
     for models in found.rows.values():
@@ -115,6 +124,14 @@ def test_a_batch_that_leaves_too_few_steps_is_taken_back(compared, capsys):
 
 
 def test_settings_that_lose_nothing_stay(compared):
-    found = compared(padding="dynamic")
-    assert found.chosen == TUNED and found.settings.padding == "dynamic"
+    found = compared(attention="eager")
+    assert found.chosen == TUNED and found.settings.attention == "eager"
     assert all(set(models) == {TUNED, START} for models in found.rows.values())
+
+
+def test_runs_that_no_time_is_left_for_are_left_out_and_quality_counts_as_not_checked(compared, capsys):
+    found = compared(attention="eager", spent=59.9999 * 60)
+    assert {seed: list(models) for seed, models in found.rows.items()} == {0: [TUNED]}
+    assert found.chosen == TUNED and found.verdict.quality_kept is None
+    assert found.verdict.why == "quality not checked: the start was not trained"
+    assert "start is left out: " in capsys.readouterr().out

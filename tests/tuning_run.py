@@ -6,6 +6,7 @@ All runs of a process are of one kind.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -69,12 +70,10 @@ def task_of(runtime, *, count: int = 64, weights=None, **parameters):
 
 def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: int = 64, weights=None):
     """A trainer of a run with these settings, on the rows above."""
-    from helpers.tuning.settings import Settings
     from helpers.tuning.training import new_trainer
 
     task = task_of(runtime, count=count, weights=weights, evaluations=2, logging_steps=2)
-    chosen = Settings(**{"batch_size": BATCH, "length": LENGTH, **settings})
-    return new_trainer(task, chosen, Path(output_dir), seed=0, steps=steps)
+    return new_trainer(task, dataclasses.replace(task.start, **settings), Path(output_dir), seed=0, steps=steps)
 
 
 def bench_of(runtime, **parameters):
@@ -121,17 +120,15 @@ def main(output_dir: str, options: dict) -> dict:
 
 
 def climbed(runtime, names: list[str]) -> dict:
-    from dataclasses import asdict
-
-    from helpers.tuning.climb import climb
-    from helpers.tuning.optimisations import optimisations
+    from helpers.tuning.climb import Climber
+    from helpers.tuning.optimisations import ladder
 
     bench, start = bench_of(runtime, try_compile=False)
-    search = bench.largest_batch(2 * BATCH)
-    ladder = optimisations(bench.task, largest_batch=search.batch_size, enough_length=8)
-    chosen = [each for each in ladder if names == ["all"] or each.name in names]
-    rungs = list(climb(bench, start, chosen, repetitions=2))
-    return {"rungs": [asdict(rung) for rung in rungs], "trials": [vars(trial) for trial in search.trials]}
+    steps = ladder(bench.task, enough_length=8)
+    chosen = tuple(each for each in steps.changes if names == ["all"] or each.name in names)
+    climber = Climber(bench, start, repetitions=2)
+    rungs = list(climber.climb(dataclasses.replace(steps, changes=chosen, batch_sizes=(2 * BATCH,))))
+    return {"rungs": [dataclasses.asdict(rung) for rung in rungs], "peaks": list(bench.peaks.values())}
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def summary() -> str:
     slowest = max(cell.get("seconds") or 0 for cell in found if cell["where"] not in ("single fault", "Ray node"))
     close = sum(cell["outcome"] == "equal" for cell in found)
     return (
-        f"{sum(map(_survived, found))} of {len(found)} cells survived: run again, they ended with the weights, the optimizer, the "
-        f"schedule and the losses of a run that nobody disturbed, bit for bit ({close} of them, where memory ran out, "
-        f"with losses that agree to five digits). After a signal it took {slowest:.0f} seconds at most until all processes were gone."
+        f"{sum(map(_survived, found))} of {len(found)} disturbed runs survived: run again, they ended with the weights, the optimizer, "
+        f"the schedule and the losses of an undisturbed run, bit for bit (in {close} of them, where memory ran out, the losses "
+        f"agree to five digits). After a signal it took at most {slowest:.0f} seconds until all processes were gone."
     )
 
 

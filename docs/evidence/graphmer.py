@@ -170,7 +170,6 @@ def other_tasks() -> str:
                     ("masked tokens", masked["mlm"]["top1"]),
                     ("tokens of masked leaves", masked["mnm"]["top1"]),
                     ("whole masked leaves", masked["mnm"]["leaf"]),
-                    ("first answers that contradict the ontology", found["violations"]["any"]),
                 )
             ),
             row(

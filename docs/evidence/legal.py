@@ -3,6 +3,8 @@
 from build import RESULTS, result
 
 from helpers import tables
+from helpers.legal.parameters import LegalParameters
+from helpers.parameters import MACHINE, Parameters, extra
 
 
 def _runs() -> list[dict]:
@@ -110,3 +112,15 @@ def throughput() -> str:
         f"{each['processor']['ratio']} by processor time) the useful tokens a second, {each['ours_useful_tokens_per_second']:,} against "
         f"{each['peer_useful_tokens_per_second']:,}, on {found['machine']['device']}, {found['machine']['threads']} thread."
     )
+
+
+def parameters() -> str:
+    """Of data, model and questions, from the declarations."""
+    own = {name: field for name, field in LegalParameters.model_fields.items() if name not in Parameters.model_fields}
+    fields = {name: field for name, field in own.items() if extra(field)["group"] != MACHINE}
+    rows = [
+        {"parameter": f"`{name}`", "default": f"`{field.default!r}`", "what it is": field.description}
+        for name, field in fields.items()
+        if name not in ("base_model", "method", "prompt", "num_processes", "eval_steps")
+    ]
+    return tables.markdown(rows)

@@ -43,7 +43,7 @@ def refused() -> str:
     missed = ", ".join(f"{step['case']} on {step['hardware']}" for step in found if step not in near)
     donated = min(step["aliased"] / step["outputs"] for step in found)
     return (
-        f"{len(found)} of {tried} steps that were tried compile and fit. At least {donated:.1%} of what a step writes at its end "
-        f"replaces what it read. The planner's memory is within a tenth of the compiler's for {len(near)} of them"
-        + (f": not for {missed}." if missed else ".")
+        f"{len(found)} of {tried} steps that were tried compile and fit into a chip. At least {donated:.1%} of what a step writes at "
+        f"its end takes the place of what it read. The planner's memory is within a tenth of the compiler's for {len(near)} of them"
+        + (f", but not for {missed}." if missed else ".")
     )

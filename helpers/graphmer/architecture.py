@@ -11,10 +11,10 @@ from transformers import PretrainedConfig
 # V vocabulary · D width · A attention heads · I hidden units of a feed-forward layer · L leaf tokens · R relations · E entity
 
 CHOICES = {
-    "positional_encoding": ("alibi", "rotary", "none"),
+    "positional_encoding": ("alibi", "none"),
     "norm": ("rmsnorm", "layernorm"),
     "activation": ("swiglu", "gelu"),
-    "decay": ("multiplicative", "additive", "none"),
+    "decay": ("multiplicative", "none"),
 }
 TERMS = (
     "mlm",
@@ -102,10 +102,8 @@ class GraphMERConfig(PretrainedConfig):
         yield "decay_base", 0 < self.decay_base < 1, "must be in (0, 1)"
         yield "temperature", self.temperature > 0, "must be positive"
         yield "ontology_margin", -1 <= self.ontology_margin <= 1, "is a cosine, so it must be in [-1, 1]"
-        width, rest = divmod(self.hidden_size, self.num_attention_heads)
-        yield "num_attention_heads", not rest, f"must divide hidden_size={self.hidden_size}"
-        rotates = self.positional_encoding != "rotary" or width % 2 == 0
-        yield "positional_encoding", rotates, f"a head has {width} dimensions, which must be even"
+        divides = self.hidden_size % self.num_attention_heads == 0
+        yield "num_attention_heads", divides, f"must divide hidden_size={self.hidden_size}"
         for name, ids in (("separator_ids", self.separator_ids), ("break_ids", self.break_ids)):
             yield name, all(0 <= number < self.vocab_size for number in ids), f"ids are in [0, {self.vocab_size})"
         yield "pad_token_id", 0 <= self.pad_token_id < self.vocab_size, f"must be in [0, {self.vocab_size})"

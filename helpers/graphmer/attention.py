@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.decay import rotate
+from .architecture import GraphMERConfig
 
 # B batch · S roots · G leaves · L leaf tokens · K = G L · N = S + K tokens · D width · A attention heads
 
@@ -25,9 +24,9 @@ class Layer(GradientCheckpointingLayer):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BND, decay, bias, cos, sin):
+    def forward(self, x_BND, decay, bias):
         """Everything is positional: reentrant checkpointing gives no gradient to keyword arguments."""
-        x_BND = x_BND + self.dropout(self.attention(self.attention_norm(x_BND), decay, bias, cos, sin))
+        x_BND = x_BND + self.dropout(self.attention(self.attention_norm(x_BND), decay, bias))
         return x_BND + self.dropout(self.feed_forward(self.feed_forward_norm(x_BND)))
 
 
@@ -43,14 +42,10 @@ class Attention(nn.Module):
         x_BND: torch.Tensor,
         decay_BANN: torch.Tensor | None,
         bias_BANN: torch.Tensor,
-        cos: torch.Tensor | None,
-        sin: torch.Tensor | None,
     ) -> torch.Tensor:
         """softmax(decay q.k / sqrt(D / A) + bias) v. Without a factor on the logits it is SDPA's; with one, no library's."""
         B, N, D = x_BND.shape
         query, key, value = self.inward(x_BND).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
-        if cos is not None:
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         dropout = self.dropout if self.training else 0.0
         if decay_BANN is None:
             bias_BANN = bias_BANN.to(query.dtype)

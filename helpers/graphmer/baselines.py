@@ -6,7 +6,7 @@ Each is a scorer of `ranking.evaluate`. `lexical_baseline` is the strongest of w
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -34,13 +34,22 @@ def owner_and_name(entity_id: str) -> tuple[str, str]:
 
 
 class Frequency:
-    """How many training triples of the relation have the candidate in that place, as log(1 + count); whoever asks."""
+    """How many training triples of the relation have the candidate in that place, as log(1 + count); whoever asks.
 
-    def __init__(self, train: Sequence[Triple]):
-        self._counts: dict[tuple[str, str], Counter] = defaultdict(Counter)
+    counts: (relation, direction) -> candidate -> triples.
+    """
+
+    def __init__(self, counts: Mapping[tuple[str, str], Mapping[str, int]]):
+        self.counts = counts
+
+    @classmethod
+    def of(cls, train: Sequence[Triple]) -> Frequency:
+        """Of training triples."""
+        counts: dict[tuple[str, str], Counter] = defaultdict(Counter)
         for triple in train:
             for direction in DIRECTIONS:
-                self._counts[direction, triple.relation][answer(triple, direction)] += 1
+                counts[triple.relation, direction][answer(triple, direction)] += 1
+        return cls(counts)
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         return self._scores(len(heads), TAIL, relation, candidates)
@@ -49,7 +58,7 @@ class Frequency:
         return self._scores(len(tails), HEAD, relation, candidates)
 
     def _scores(self, queries: int, direction: str, relation: str, candidates: list[str]) -> np.ndarray:
-        counts = self._counts.get((direction, relation), {})
+        counts = self.counts.get((relation, direction), {})
         scores_X = np.log1p(np.array([counts.get(name, 0) for name in candidates], np.float32))
         return np.broadcast_to(scores_X, (queries, len(candidates)))
 
@@ -179,6 +188,12 @@ def lexical_baseline(
     frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
     also: further scorers by name, such as a trained encoder: what it adds.
     """
+    counts = {"counts": Frequency.of(splits.train)} if frequency else {}
+    return Mixture.fitted(lexical_scorers(graph, text) | counts | (also or {}), splits, graph, ontology, seed=seed)
+
+
+def lexical_scorers(graph: KnowledgeGraph, text: Callable[[str], str] | None) -> dict[str, Scorer]:
+    """The parts of the lexical baseline that read names and, with `text`, sources."""
     scorers: dict[str, Scorer] = {
         f"{one} like {other}": NameSimilarity(graph, given=one, candidate=other)
         for one, other in (("id", "id"), ("id", "owner"), ("owner", "id"), ("owner", "owner"), ("name", "name"))
@@ -186,6 +201,4 @@ def lexical_baseline(
     if text is not None:
         words = SourceWords(graph, text)
         scorers |= {f"mentions {what}": Mentions(words, what) for what in MENTIONS}
-    if frequency:
-        scorers["frequency"] = Frequency(splits.train)
-    return Mixture(scorers | (also or {}), splits, graph, ontology, seed=seed)
+    return scorers

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.chains import LeafyChains, stacked
-from helpers.graphmer.leafy_chain import full_layout
+from helpers.graphmer.chains import LeafyChains
+from helpers.graphmer.windows import stacked
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -49,12 +49,11 @@ class LeafyChainCollator:
     """
 
     def __init__(self, chains: LeafyChains, config: GraphMERConfig | None = None):
-        self._known, self._full, self._config = chains.known, chains.layout == "full", config
+        self._known, self._config = chains.known, config
 
     def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         batch = stacked(examples)
         batch["known_BGX"] = self._known_tails(batch["head_entities"], batch["relation_ids"], batch["tail_entities"])
-        batch = full_layout(batch) if self._full else batch
         if self._config is not None:
             check_batch(batch, self._config)
         return batch

@@ -20,9 +20,9 @@ from helpers.graphmer.knowledge_graph import UNRESOLVED
 from helpers.graphmer.masking import IGNORED, mask_leaves, mask_roots
 from helpers.graphmer.negatives import KnownTails, NegativeSampler, Relations, numbered
 from helpers.graphmer.tokenizer import MASK, PAD, identifier_tokens
+from helpers.graphmer.windows import Window, Windows
 
 _OPEN = 64  # sequences that documents are packed into at a time
-_Window = tuple[int, int]  # number of a document, and which window of it
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Leaf:
     true: bool
 
 
-class LeafyChains(torch.utils.data.Dataset):
+class LeafyChains(Windows, torch.utils.data.Dataset):
     """Sequences of a graph: number `index` of epoch `epoch` is the same whoever asks for it, and when.
 
     Every defined or external entity of `triples` is a document, shown in windows where its source is long; these are packed
@@ -56,7 +56,6 @@ class LeafyChains(torch.utils.data.Dataset):
     type_consistent_negatives, hard_negatives: wrong tails for each masked leaf; U is their sum, and without any their fields are left out.
     pack: several windows a sequence; otherwise one.
     known: further true triples (of validation and test), never a wrong tail.
-    layout: "full" chooses at most one leaf a root and makes room for one at each (`full_layout`).
     seed: of everything drawn.
 
     What the numbers may be is checked in `configuration.py`. Raises ValueError for an unknown or unresolved entity, an
@@ -80,11 +79,10 @@ class LeafyChains(torch.utils.data.Dataset):
         hard_negatives: int = 2,
         pack: bool = True,
         known: Iterable[tuple[str, str, str]] = (),
-        layout: str = "compact",
         seed: int,
     ):
-        self.encoded, self.relations = encoded, relations
-        self.leaves, self.seed, self.layout, self._pack = leaves, seed, layout, pack
+        super().__init__(encoded, relations, roots)
+        self.leaves, self.seed, self._pack = leaves, seed, pack
         self.mask_prob, self.leaf_mask_prob = mask_prob, leaf_mask_prob
         self.positives, self.negatives = positives, negatives
         self.type_consistent_negatives, self.hard_negatives = type_consistent_negatives, hard_negatives
@@ -152,60 +150,17 @@ class LeafyChains(torch.utils.data.Dataset):
         )
         return made
 
-    def queries(
-        self,
-        entity_ids: Sequence[str],
-        relations: Sequence[Sequence[str | int]],
-        windows: Sequence[int] | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Evaluation batch: a row is a window of one document, leaf g is masked and asks for the tail of its relation g.
-
-        relations: names or ids, for each row; the longest row is G, shorter ones have empty leaves behind.
-        windows: of each row, less than `window_count` of its entity; the first by default.
-
-        Nothing else is masked and there is no label. Raises ValueError: an unknown entity or relation, or a window that the
-        document has not.
-        """
-        ids = [[self.relations.id(one) for one in row] for row in relations]
-        G, rows = max(map(len, ids), default=0), []
-        for entity_id, row, window in zip(entity_ids, ids, windows or [0] * len(ids), strict=True):
-            if entity_id not in self.encoded.number:
-                raise ValueError(f"entity_ids: {entity_id!r} is no entity of the graph")
-            number = self.encoded.number[entity_id]
-            if not 0 <= window < (count := self.window_count(entity_id)):
-                raise ValueError(f"windows: {window} of {entity_id!r}: must be in [0, {count})")
-            made, _ = self._roots([(number, window)])
-            start, length = self._place((number, window), 0, *self.encoded.anchors(number)[0, 1:].tolist())
-            shown = np.arange(G) < len(row)
-            made["leaf_ids"] = np.where(shown[:, None], MASK, PAD) + np.zeros((1, self.leaf_tokens), np.int64)
-            made["leaf_segments"] = shown.astype(np.int64)
-            made["relation_ids"] = np.array([*row, *[0] * (G - len(row))], np.int64)
-            made["head_start"] = shown * np.int64(start)
-            made["head_length"] = shown * np.int64(length)
-            rows.append(made)
-        return stacked(rows)
-
-    def window_count(self, entity_id: str) -> int:
-        """Windows of an entity's document at this length, 1 where it is shown whole."""
-        return self.encoded.count(self.encoded.number[entity_id], self.roots)
-
-    @property
-    def leaf_tokens(self) -> int:
-        return self.encoded.leaf_ids_EL.shape[1]
-
     # ---- packing
 
     def _set_roots(self, roots: int) -> None:
-        if not 2 <= roots <= self.encoded.roots:
-            raise ValueError(f"roots={roots}: the documents are encoded for 2 to {self.encoded.roots}")
-        self.roots = roots
+        super()._set_roots(roots)
         self._there = self._triples_of_windows()
         self._sequences = self._packed() if self._pack else [[window] for window in self._there]
         self._ordered: tuple[int, np.ndarray] | None = None
 
-    def _triples_of_windows(self) -> dict[_Window, list[tuple[int, int]]]:
+    def _triples_of_windows(self) -> dict[Window, list[tuple[int, int]]]:
         """(relation, tail) to be asked for at the own name of each window; of one that is shown whole, all."""
-        found: dict[_Window, list[tuple[int, int]]] = {}
+        found: dict[Window, list[tuple[int, int]]] = {}
         for number in self._documents:
             forward, inverse = self._leaves_of.get(number, []), self._inverse_of.get(number, [])
             if self.encoded.count(number, self.roots) == 1:
@@ -219,11 +174,11 @@ class LeafyChains(torch.utils.data.Dataset):
             found |= {(number, window): leaves for window, leaves in sorted(windows.items()) if leaves}
         return found
 
-    def _packed(self) -> list[list[_Window]]:
+    def _packed(self) -> list[list[Window]]:
         """Windows in a drawn order, each into the open sequence that it fills best: its roots, and own leaves, fit."""
         order = list(self._there)
         random.Random(f"{self.seed} {self.roots} packing").shuffle(order)
-        sequences: list[list[_Window]] = []
+        sequences: list[list[Window]] = []
         open_rooms: list[list] = []  # roots left, leaves left, sequence
         for window in order:
             length, need = len(self._shown(window)[0]), self._need(window)
@@ -241,12 +196,9 @@ class LeafyChains(torch.utils.data.Dataset):
             best[2].append(window)
         return sequences
 
-    def _shown(self, window: _Window) -> tuple[np.ndarray, int]:
-        return self.encoded.window(*window, self.roots)
-
-    def _need(self, window: _Window) -> int:
+    def _need(self, window: Window) -> int:
         """Leaves at the document's own name."""
-        return 0 if self.layout == "full" else min(len(self._there[window]), self.positives) + self.negatives
+        return min(len(self._there[window]), self.positives) + self.negatives
 
     def _order(self, epoch: int) -> np.ndarray:
         if self._ordered is None or self._ordered[0] != epoch:
@@ -256,21 +208,7 @@ class LeafyChains(torch.utils.data.Dataset):
 
     # ---- roots and leaves
 
-    def _roots(self, windows: Sequence[_Window]) -> tuple[dict[str, np.ndarray], list[int]]:
-        """Root tensors, and where each window begins."""
-        ids, segments, positions = (np.zeros(self.roots, np.int64) for _ in range(3))
-        begins, at = [], 0
-        for segment, window in enumerate(windows, 1):
-            tokens, _ = self._shown(window)
-            end = at + len(tokens)
-            ids[at:end] = tokens
-            segments[at:end] = segment
-            positions[at:end] = np.arange(len(tokens))
-            begins.append(at)
-            at = end
-        return {"root_ids": ids, "root_segments": segments, "root_positions": positions}, begins
-
-    def _choose(self, windows: Sequence[_Window], begins: Sequence[int], draw: random.Random) -> list[_Leaf]:
+    def _choose(self, windows: Sequence[Window], begins: Sequence[int], draw: random.Random) -> list[_Leaf]:
         """Leaves of own names first, as packing made room for them, then of definitions while there is room."""
         own, inner = [], []
         for segment, (window, begin) in enumerate(zip(windows, begins, strict=True), 1):
@@ -287,7 +225,6 @@ class LeafyChains(torch.utils.data.Dataset):
         draw.shuffle(own)
         draw.shuffle(inner)
         leaves: list[_Leaf] = []
-        used: set[int] = set()
         room = self.leaves
         for anchors, is_own in ((own, True), (inner, False)):
             for segment, begin, (number, start, length), pairs in anchors:
@@ -296,18 +233,9 @@ class LeafyChains(torch.utils.data.Dataset):
                 place = (segment, *self._place(windows[segment - 1], begin, start, length))
                 there = self._there[windows[segment - 1]] if is_own else self._leaves_of[number]
                 found = self._at(number, place, there, pairs, draw)
-                if self.layout == "full":
-                    found = [] if place[1] in used else found[: min(room, 1)]
-                    used.add(place[1])
                 leaves += found[:room]
                 room -= len(found)
         return leaves
-
-    def _place(self, window: _Window, begin: int, start: int, length: int) -> tuple[int, int]:
-        """First root and number of roots of an anchor, within what is shown of its document."""
-        shown = len(self._shown(window)[0])
-        start = start if start < shown else 0  # a name longer than the sequence
-        return begin + start, min(length, shown - start)
 
     def _at(
         self, number: int, place: tuple[int, int, int], there: list, pairs: set, draw: random.Random
@@ -328,8 +256,6 @@ class LeafyChains(torch.utils.data.Dataset):
             tail = kind(draw, number, leaf.relation, leaf.tail)
             if tail is not None:
                 wrong.append(_Leaf(*place, number, leaf.relation, tail, False))
-        if self.layout == "full" and wrong and draw.random() * (self.positives + self.negatives) < self.negatives:
-            return wrong
         return true + wrong
 
     def _leaf_tensors(self, leaves: list[_Leaf], draw: random.Random) -> dict[str, np.ndarray]:
@@ -390,8 +316,3 @@ class LeafyChains(torch.utils.data.Dataset):
 
 def _first(room: list) -> int:
     return room[0]
-
-
-def stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Each field of the examples with a batch axis before its own."""
-    return {name: torch.from_numpy(np.stack([example[name] for example in examples])) for name in examples[0]}

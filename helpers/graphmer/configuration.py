@@ -62,7 +62,7 @@ class HGAT(Section):
 
 
 class Decay(Section):
-    mode: Literal["multiplicative", "additive", "none"] = key("multiplicative", "How the decay changes the logits.")
+    mode: Literal["multiplicative", "none"] = key("multiplicative", "How the decay changes the logits.")
     base: float = key(0.6, "Factor for a unit of distance; GraphMERT trained with 0.6.", above=0, high=0.999)
 
 
@@ -74,7 +74,7 @@ class Model(Section):
         832, "Feed-forward width; 832 makes 80.3M weights with the other defaults, 3072, as published, 140M.", low=1
     )
     dropout: float = key(0.1, "Share of embeddings, attention weights and updates that is dropped.", low=0, high=0.9)
-    positional_encoding: Literal["alibi", "rotary", "none"] = key("alibi", "How the roots know their positions.")
+    positional_encoding: Literal["alibi", "none"] = key("alibi", "How the roots know their positions.")
     norm: Literal["rmsnorm", "layernorm"] = key("rmsnorm", "Normalisation before each half of a layer.")
     activation: Literal["swiglu", "gelu"] = key("swiglu", "Activation of the feed-forward half.")
     hgat: HGAT = key(HGAT(), "Graph attention from a triple's tail to its head before the first layer.")
@@ -150,7 +150,6 @@ class LeavesPerAnchor(Section):
 
 
 class Encoding(Section):
-    layout: Literal["compact", "full"] = key("compact", "The full layout has a leaf at each root, as GraphMERT.")
     leaf_tokens: int = key(7, "Slots of a leaf, a token each.", low=1)
     max_head_tokens: int = key(8, "Tokens of a head's name that a leaf looks at.", low=1)
     leaves_per_anchor: LeavesPerAnchor = key(LeavesPerAnchor(), "Leaves of one anchor.")
@@ -186,8 +185,9 @@ class Checkpointing(Section):
 
 
 class Evaluation(Section):
-    split: Literal["module", "entity"] = key("module", "entity asks for triples between entities new to the model.")
-    unit: Literal[UNITS] = key("package", "Unit of source code that is held out whole.")
+    unit: Literal[UNITS] = key(
+        "package", "Unit of source code that is held out whole, or the next smaller one that fits."
+    )
     held_out: float = key(0.1, "Share of the triples for validation, and as much for test.", above=0, high=0.49)
     max_triples: int = key(2000, "Triples that an evaluation asks for; 0 takes all.", low=0)
     micro_batch_size: int = key(32, "Sequences of one forward pass on a device.", low=1)
@@ -221,12 +221,9 @@ class Configuration(Section):
         return tuple((stage.steps, stage.max_seq_len) for stage in curriculum.schedule)
 
     def shape(self, max_seq_len: int) -> tuple[int, int]:
-        """Roots and leaves of a sequence of so many tokens: S + G·L = `max_seq_len` in both layouts."""
-        leaf_tokens, leaves = self.encoding.leaf_tokens, self.encoding.max_leaves_per_sequence
-        if self.encoding.layout == "full":
-            roots = max_seq_len // (1 + leaf_tokens)
-            return roots, roots
-        return max_seq_len - leaves * leaf_tokens, leaves
+        """Roots and leaves of a sequence of so many tokens: S + G·L = `max_seq_len`."""
+        leaves = self.encoding.max_leaves_per_sequence
+        return max_seq_len - leaves * self.encoding.leaf_tokens, leaves
 
     def batch_size(self, device_count: int) -> int:
         """Sequences an optimizer step over all devices.
@@ -299,21 +296,13 @@ def to_yaml(configuration: Configuration) -> str:
 
 
 def _shapes(of: Configuration) -> Iterator[str]:
-    model, encoding, training_data = of.model, of.encoding, of.training_data
+    model, encoding = of.model, of.encoding
     total = encoding.leaves_per_anchor.positive + encoding.leaves_per_anchor.negatives
     anchor = f"{encoding.leaves_per_anchor.positive=}, {encoding.leaves_per_anchor.negatives=}"
     if model.hidden_size % model.num_heads:
         yield f"{model.hidden_size=} with {model.num_heads=}: not a multiple of it; give one"
-    if model.positional_encoding == "rotary" and model.hidden_size // model.num_heads % 2:
-        heads = f"{model.hidden_size=}, {model.num_heads=}"
-        yield f"{model.positional_encoding=} with {heads}: rotates pairs, and a head is odd in width; use 'alibi'"
     if model.hgat.relation_bias and not model.hgat.enabled:
         yield f"{model.hgat.relation_bias=} with {model.hgat.enabled=}: is a part of it; set both to false"
-    if encoding.layout == "full" and training_data.pack_sequences:
-        said = "the full layout holds one document; set pack_sequences to false"
-        yield f"{training_data.pack_sequences=} with {encoding.layout=}: {said}"
-    if encoding.layout == "full" and total > 1:
-        yield f"{anchor} with {encoding.layout=}: a root has one leaf there; set positive to 1, negatives to 0"
     if total > encoding.max_leaves_per_sequence:
         yield f"{encoding.max_leaves_per_sequence=} with {anchor}: not even one anchor has room; give {total} or more"
 
@@ -336,16 +325,11 @@ def _lengths(of: Configuration) -> Iterator[str]:
             if now <= before:
                 yield f"{schedule}[{at}].{name}={now}: must be more than the {before} before it"
     for path, length in lengths.items():
-        roots, leaves = of.shape(length)
-        if encoding.layout == "full" and length % (1 + encoding.leaf_tokens):
-            remedy = f"give a multiple of {1 + encoding.leaf_tokens}, the tokens of a root and its leaf"
-            yield f"{path}={length} with {encoding.layout=}, {encoding.leaf_tokens=}: {remedy}"
+        roots, _ = of.shape(length)
         if roots < encoding.max_head_tokens:
             leaf = f"{encoding.max_leaves_per_sequence=}, {encoding.leaf_tokens=}"
             said = f"these leave {max(roots, 0)} tokens for code, {encoding.max_head_tokens=} must fit"
             yield f"{path}={length} with {leaf}: {said}; give a longer sequence or fewer leaves"
-        if encoding.layout == "full" and encoding.max_leaves_per_sequence > leaves:
-            yield f"{encoding.max_leaves_per_sequence=} with {path}={length}: there are {leaves}; give that or fewer"
 
 
 def _devices(of: Configuration) -> Iterator[str]:

@@ -4,7 +4,7 @@
 
 The paper's text multiplies attention weights by f; its code multiplies the logits, before the softmax, and so do we
 ("multiplicative"). Then a far pair is no weak pair: its logit goes to 0, up where it was negative, and what is far is seen
-evenly. "additive" adds log f to the logits, which does suppress what is far; it is another model.
+evenly.
 """
 
 from __future__ import annotations
@@ -25,15 +25,11 @@ class Decay(nn.Module):
         self.base = base
         self.offset = nn.Parameter(torch.ones(heads))
 
-    def log(self, distance_BNN: torch.Tensor) -> torch.Tensor:
-        """log f [B, A, N, N] in fp32 of graph distances (0 of a token to itself)."""
+    def forward(self, distance_BNN: torch.Tensor) -> torch.Tensor:
+        """f [B, A, N, N] in fp32 of graph distances (0 of a token to itself)."""
         root_BNN = torch.sqrt(distance_BNN.float() + 1)
         shifted = root_BNN[:, None] - self.offset.float()[:, None, None]
-        return math.log(self.base) * nn.functional.gelu(shifted)
-
-    def forward(self, distance_BNN: torch.Tensor) -> torch.Tensor:
-        """f [B, A, N, N] in fp32."""
-        return torch.exp(self.log(distance_BNN))
+        return torch.exp(math.log(self.base) * nn.functional.gelu(shifted))
 
 
 def alibi(position_BN: torch.Tensor, heads: int) -> torch.Tensor:
@@ -47,16 +43,3 @@ def alibi(position_BN: torch.Tensor, heads: int) -> torch.Tensor:
     even_A11 = (order_A % 2 == 0)[:, None, None]
     against = torch.where(even_A11, ahead_BNN, -ahead_BNN).clamp(min=0)
     return -slope_A11 * (ahead_BNN.abs() + against)
-
-
-def rotary(position_BN: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin [B, 1, N, size / 2] of the angles position x 10000^(-2 i / size) (RoFormer, arXiv 2104.09864)."""
-    step = torch.arange(0, size, 2, device=position_BN.device).float() / size
-    angle = position_BN[:, None, :, None].float() * torch.exp(-math.log(10000.0) * step)
-    return angle.cos(), angle.sin()
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [B, A, N, size] turned by those angles, its first half against its second."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

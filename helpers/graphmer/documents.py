@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import importlib.util
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -155,6 +156,17 @@ class Documents:
                     found.append(Anchor(inner, at, at + len(self.graph.entities[inner].name)))
                     break
         return found
+
+    def mention(self, entity_id: str, name: str) -> int:
+        """The first line of an entity's source that has `name` as an identifier, its own name left out; 0 without one."""
+        if not self.has_source(entity_id):
+            return 0
+        entity = self.graph.entities[entity_id]
+        source, (start, end) = self._sources[entity.module], self._span(entity)
+        found = list(itertools.islice(_occurrences(source, name, start, end), 2))
+        if name == entity.name:
+            found = found[1:]
+        return source.count("\n", 0, found[0]) + 1 if found else 0
 
     def source_length(self, entity_id: str) -> int:
         """Characters of the source lines before they are dedented."""

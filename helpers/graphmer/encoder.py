@@ -13,11 +13,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.attention import Layer, RelationBias, new_norm, segment_bias
-from helpers.graphmer.decay import Decay, alibi, rotary
-from helpers.graphmer.hgat import HGAT
-from helpers.graphmer.leafy_chain import distances
+from .architecture import GraphMERConfig
+from .attention import Layer, RelationBias, new_norm, segment_bias
+from .decay import Decay, alibi
+from .hgat import HGAT
+from .leafy_chain import distances
 
 # B batch · S roots · G leaves · L leaf tokens · K = G L · N = S + K tokens · H head tokens · D width · A attention heads
 # C tokens of an entity's text · P texts
@@ -153,20 +153,18 @@ class GraphMERModel(GraphMERPreTrainedModel):
 
     def _encode(self, x_BND, position_BN, distance_BNN, bias) -> torch.Tensor:
         """The layers. Everything about pairs of tokens is computed here once; B of positions and distances may be 1."""
-        config, decay, angles = self.config, None, (None, None)
+        config, decay = self.config, None
         if config.positional_encoding == "alibi":
             bias = bias + alibi(position_BN, config.num_attention_heads)
-        elif config.positional_encoding == "rotary":
-            angles = rotary(position_BN, config.hidden_size // config.num_attention_heads)
         if config.decay == "multiplicative":
             decay = self.decay(distance_BNN)
-        elif config.decay == "additive":
-            bias = bias + self.decay.log(distance_BNN)
         x_BND = self.dropout(self.embedding_norm(x_BND))
         for layer in self.layers:
-            x_BND = layer(x_BND, decay, bias, *angles)
+            x_BND = layer(x_BND, decay, bias)
         return self.norm(x_BND)
 
 
 AutoConfig.register(GraphMERConfig.model_type, GraphMERConfig, exist_ok=True)
 AutoModel.register(GraphMERConfig, GraphMERModel, exist_ok=True)
+GraphMERConfig.register_for_auto_class()
+GraphMERModel.register_for_auto_class()

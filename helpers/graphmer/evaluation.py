@@ -19,16 +19,14 @@ from helpers.graphmer.link_prediction import LinkPredictor
 from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.token_accuracy import TokenAccuracy
-from helpers.graphmer.violations import violation_rates
 from helpers.runtime import Runtime
 
 SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
-SEARCHED, ASKED_PAIRS, VIOLATION_QUERIES = 500, 500, 200  # functions, heads, triples
+SEARCHED, ASKED_PAIRS = 500, 500  # functions, heads
 
 
-def measure(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
-    """Every metric of the run on held-out triples: links, and `other_tasks`."""
-    scorer = both_ends(predictor, corpus)
+def measure(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
+    """Every metric of the run on held-out triples: links, and `other_tasks`; `scorer` is that of both ends."""
     return {
         "links": links(scorer, corpus, configuration),
         "links_by_given_end": links(predictor, corpus, configuration),
@@ -37,20 +35,11 @@ def measure(predictor: LinkPredictor, corpus: Corpus, configuration: Configurati
 
 
 def other_tasks(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
-    """Call graph, dependencies, names, code search, masked tokens and violations; `scorer` is that of both ends."""
+    """Call graph, dependencies, names, code search, masked tokens; `scorer` is that of both ends."""
     return {
         **_of_pairs(scorer, corpus, configuration),
         "code_search": _code_search(predictor.model, corpus, configuration),
         "masked": masked(predictor.model, corpus, configuration),
-        "violations": violation_rates(
-            predictor,
-            corpus.splits,
-            corpus.graph,
-            corpus.ontology,
-            max_queries=VIOLATION_QUERIES,
-            seed=configuration.run.seed,
-            chunk=SCORES_AT_ONCE,
-        ),
     }
 
 
@@ -112,6 +101,8 @@ def _code_search(model: GraphMERForPreTraining, corpus: Corpus, configuration: C
     functions = code_search.documented_functions(
         corpus.graph, corpus.documents.text, heads, functions=SEARCHED, seed=configuration.run.seed
     )
+    if len(functions) < 2:
+        return {}
     model = cpu_copy(model) if model.device.type == "xla" else model
     sentences = _text_embeddings(model, corpus, [function.sentence for function in functions])
     codes = _text_embeddings(model, corpus, [function.code for function in functions])
@@ -149,18 +140,18 @@ def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configu
     return {"mlm": roots.summary(), "mnm": leaves.summary()}
 
 
-def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
-    """`links` of the encoder and the lexical baseline together, weighed on validation."""
-    return links(_lexical(corpus, configuration, predictor.ends()), corpus, configuration)
+def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> Mixture:
+    """The scorer of the encoder and the lexical baseline together, weighed on validation."""
+    return _lexical(corpus, configuration, predictor.ends())
 
 
 def baselines(corpus: Corpus, configuration: Configuration) -> dict[str, dict]:
     """`links` of what any encoder must beat: counts, and names with the sources' words."""
-    scorers = {"frequency": Frequency(corpus.splits.train), "lexical baseline": _lexical(corpus, configuration, {})}
+    scorers = {"frequency": Frequency.of(corpus.splits.train), "lexical baseline": _lexical(corpus, configuration, {})}
     return {name: links(scorer, corpus, configuration) for name, scorer in scorers.items()}
 
 
-def _lexical(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> ranking.Scorer:
+def _lexical(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> Mixture:
     options = {"text": corpus.documents.text, "frequency": True, "also": also, "seed": configuration.run.seed}
     return lexical_baseline(corpus.splits, corpus.graph, corpus.ontology, **options)
 
@@ -222,8 +213,6 @@ def tasks_table(before: dict, after: dict) -> list[dict]:
     for name in ("mlm", "mnm"):
         was, now = before[name]["top1"], after["masked"][name]["top1"]
         rows.append((name, f"top1 of {now['of']} tokens", *_rate(now), f"untrained {tables.cell(was['rate'])}"))
-    found = after["violations"]["any"]
-    rows.append(("violations", f"rate of {found['of']} first answers", *_rate(found), None))
     return [
         {"task": name, "metric": metric, "value": value, "95 %": "{:.3f} to {:.3f}".format(*interval), "beside": beside}
         for name, metric, value, interval, beside in rows
@@ -234,7 +223,7 @@ def _rate(found: dict) -> tuple[float | None, list[float]]:
     return found["rate"], found["interval"]
 
 
-def answers(predictor: LinkPredictor, corpus: Corpus, entity_id: str, *, most: int = 3) -> list[dict]:
+def answers(scorer: ranking.Scorer, corpus: Corpus, entity_id: str, *, most: int = 3) -> list[dict]:
     """The likeliest tails of an entity for each relation that it may have; * marks what the graph says."""
     entity, rows = corpus.graph.entities[entity_id], []
     true = ranking.true_answers(corpus.graph.resolved())
@@ -242,7 +231,7 @@ def answers(predictor: LinkPredictor, corpus: Corpus, entity_id: str, *, most: i
         if not relation.canonical or entity.type not in relation.domain:
             continue
         candidates = ranking.admitted(corpus.graph, corpus.ontology, [name])[name][ranking.TAIL]
-        scores_X = predictor.tails([entity_id], name, candidates)[0] if candidates else np.zeros(0)
+        scores_X = scorer.tails([entity_id], name, candidates)[0] if candidates else np.zeros(0)
         best = [candidates[place] for place in np.argsort(-scores_X, kind="stable")[:most]]
         known = true.get((ranking.TAIL, name, entity_id), set())
         rows.append(

@@ -21,7 +21,7 @@ from helpers.graphmer.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.negatives import Relations
 from helpers.graphmer.ontology import Ontology, read_ontology
-from helpers.graphmer.splits import Splits, split_by_entity, split_by_module
+from helpers.graphmer.splits import Splits, split_by_module
 from helpers.graphmer.tokenizer import break_tokens, separator_tokens, train_tokenizer
 from helpers.graphmer.training import GraphTrainer, new_trainer
 from helpers.graphmer.validation import Validation, validate
@@ -68,8 +68,7 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
     """
     graph, ontology = load_graph(data_source), read_ontology()
     evaluation, encoding, seed = configuration.evaluation, configuration.encoding, configuration.run.seed
-    split = split_by_module if evaluation.split == "module" else split_by_entity
-    splits = split(graph, seed=seed, unit=evaluation.unit, held_out=evaluation.held_out)
+    splits = split_by_module(graph, seed=seed, unit=evaluation.unit, held_out=evaluation.held_out)
     documents = Documents.read(graph, data_source)
     tokenizer = train_tokenizer(_training_texts(graph, splits, documents), encoding.vocab_size)
     encoded = EncodedDocuments(
@@ -142,7 +141,6 @@ def _options(configuration: Configuration) -> dict:
         "type_consistent_negatives": objectives.mnm.type_consistent_negatives,
         "hard_negatives": objectives.mnm.hard_negatives,
         "pack": configuration.training_data.pack_sequences,
-        "layout": encoding.layout,
         "seed": configuration.run.seed,
     }
 

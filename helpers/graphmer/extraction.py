@@ -30,6 +30,12 @@ def load_graph(data_source: str | Path | Sequence[str | Path], *, include_tests:
     graphs = [graph for graph in graphs if graph.manifest["files"] or graph.manifest["failed"]]
     if not graphs:
         raise ValueError(f'data_source={data_source!r}: no .py and no .java file; use "sample" or another folder')
+    if not any(graph.manifest["files"] for graph in graphs):
+        failed = [f"{each['path']} ({each['error']})" for graph in graphs for each in graph.manifest["failed"]]
+        raise ValueError(
+            f"data_source={data_source!r}: none of its {len(failed)} files can be read as Python 3 or Java: "
+            f"{', '.join(failed[:3])}; give another folder"
+        )
     return graphs[0] if len(graphs) == 1 else _merged(*graphs)
 
 

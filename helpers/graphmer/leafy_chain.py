@@ -8,12 +8,7 @@ arXiv 2510.09580). How far two tokens are from each other follows from their pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-
-# What an empty leaf holds; every other tensor that has leaves holds 0 there.
-_EMPTY = {"mnm_labels": -100, "triple_labels": -100, "tail_entities": -1, "head_entities": -1, "tail_types": -1}
 
 
 def distances(root_count: int, head_start_BG: torch.Tensor, leaf_tokens: int) -> torch.Tensor:
@@ -39,30 +34,3 @@ def distances(root_count: int, head_start_BG: torch.Tensor, leaf_tokens: int) ->
     within_NN = (slot_N[:, None] - slot_N[None, :]).abs().clamp(max=2)
     one_leaf_NN = (leaf_N[:, None] == leaf_N[None, :]) & is_slot_N[:, None]
     return torch.where(one_leaf_NN, within_NN, apart_BNN)
-
-
-def full_layout(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same sequences with room for one leaf at every root: G = S, and leaf g hangs at root g.
-
-    On the host. Raises ValueError where two leaves hang at one root: there is no room for the second.
-    """
-    B, S = batch["root_ids"].shape
-    start_BG, used_BG = batch["head_start"], batch["leaf_segments"] > 0
-    row_n, leaf_n = used_BG.nonzero(as_tuple=True)
-    root_n = start_BG[row_n, leaf_n]
-    if len(torch.unique(row_n * S + root_n)) < len(root_n):
-        raise ValueError('layout="full": two leaves at one root; choose them with layout="full", or use "compact"')
-    full = {}
-    for name, values in batch.items():
-        if name.startswith(("root_", "mlm_")):
-            full[name] = values
-        elif name == "known_BGX":
-            G = start_BG.shape[1]
-            known_nn = values[row_n, leaf_n][:, row_n * G + leaf_n]
-            full[name] = values.new_zeros(B, S, B * S)
-            full[name][row_n[:, None], root_n[:, None], (row_n * S + root_n)[None, :]] = known_nn
-        else:
-            full[name] = values.new_full((B, S, *values.shape[2:]), _EMPTY.get(name, 0))
-            full[name][row_n, root_n] = values[row_n, leaf_n]
-    full["head_start"] = torch.arange(S).expand(B, S).contiguous()
-    return full

@@ -18,13 +18,13 @@ from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
 from helpers.graphmer.baselines import Frequency
-from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.features import PARTS, EntityFeatures, QueryFeatures
 from helpers.graphmer.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.mixture import Mixture
 from helpers.graphmer.model import GraphMERForPreTraining
 from helpers.graphmer.ontology import UNKNOWN, Ontology
 from helpers.graphmer.splits import Splits
+from helpers.graphmer.windows import Windows
 
 # Q queries · X candidates · F dense features · C tokens of a text · G leaves of a document · P parts of a score
 
@@ -42,12 +42,13 @@ class LinkPredictor:
 
     chains: of the tokenizer, relations and sizes that the model was trained with.
     batch_size: documents of one forward pass.
+    ahead: what the leaves of other relations ask for is remembered, too; without, memory is for one relation at a time.
     """
 
-    def __init__(self, model: GraphMERForPreTraining, chains: LeafyChains, *, batch_size: int = 64):
+    def __init__(self, model: GraphMERForPreTraining, chains: Windows, *, batch_size: int = 64, ahead: bool = True):
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
         self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
-        self._number = chains.encoded.number
+        self._ahead, self._number = ahead, chains.encoded.number
         self._entities: EntityFeatures | None = None
         self._queries: dict[int, QueryFeatures] = {}  # by relation id
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
@@ -67,7 +68,7 @@ class LinkPredictor:
 
         For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
         """
-        return Mixture(self.ends() | {"count": Frequency(splits.train)}, splits, graph, ontology, seed=seed)
+        return Mixture.fitted(self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed)
 
     def ends(self) -> dict[str, _End]:
         """Scorers by name, for a mixture."""
@@ -91,6 +92,7 @@ class LinkPredictor:
     def _read(self, names: Sequence[str], relation: int) -> None:
         """Documents with as many leaves and of like length go together."""
         encoded, number = self.chains.encoded, self._number
+        # Leaves of one document see each other: the same ones are there whichever is asked for.
         wanted = {name: sorted({relation, *self._may_have(encoded.entities[number[name]].type)}) for name in names}
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
         windows = {name: self.chains.window_count(name) for name in names}
@@ -111,6 +113,8 @@ class LinkPredictor:
             G = dense_BGF.shape[1]
             queries = QueryFeatures.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
             for one, places in _by_relation(part, wanted, G, known=self._row).items():
+                if one != relation and not self._ahead:
+                    continue
                 found[one].append(queries[list(places.values())])
                 self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
         for one, parts in found.items():

@@ -1,15 +1,29 @@
-"""GraphMER with its training objectives: masked tokens, masked leaves, the right tail among others, and the ontology's terms."""
+"""GraphMER with its training objectives: masked tokens, masked leaves, the right tail among others, and the ontology's terms.
+
+A saved model takes this file and those that it imports with it, to be loaded elsewhere with `trust_remote_code=True`.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers import AutoModelForPreTraining
 
-from helpers.graphmer import objectives
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.encoder import INPUTS, GraphMERModel, GraphMEROutput, GraphMERPreTrainedModel
-from helpers.graphmer.hgat import relation_product
-from helpers.graphmer.token_match import LeafTokens, NameTokens, TokenMatch
+from .architecture import GraphMERConfig
+from .encoder import INPUTS, GraphMERModel, GraphMEROutput, GraphMERPreTrainedModel
+from .hgat import relation_product
+from .objectives import (
+    IGNORED,
+    candidate_scores,
+    contrastive_loss,
+    cycle_loss,
+    range_loss,
+    ranking_loss,
+    token_loss,
+    triple_loss,
+    unit,
+)
+from .token_match import LeafTokens, NameTokens, TokenMatch
 
 # B batch · S roots · G leaves · L leaf tokens · D width · M masked roots · U negatives · C tokens of an entity's text
 # E entity embedding · R relations · V vocabulary · P = B G
@@ -65,7 +79,7 @@ class TripleScorer(nn.Module):
     def expected_tail(self, heads_PE: torch.Tensor, relation_P: torch.Tensor) -> torch.Tensor:
         """Unit vectors [P, E] where the tails should be. Relation 0 reads as 1; what comes of it must not be counted."""
         moved_PE = relation_product(heads_PE[:, None], (relation_P - 1).clamp(min=0), self.weight).squeeze(1)
-        return objectives.unit(moved_PE)
+        return unit(moved_PE)
 
     def forward(self, heads_PE: torch.Tensor, relation_P: torch.Tensor, tails_PE: torch.Tensor) -> torch.Tensor:
         return (self.expected_tail(heads_PE, relation_P) * tails_PE).sum(-1)
@@ -104,6 +118,11 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.embedding_size**-0.5)
         else:
             super()._init_weights(module)
+
+    def save_pretrained(self, *args, **kwargs):
+        """As transformers does, with the code; `AutoModel` finds the encoder in it, `AutoModelForPreTraining` all of it."""
+        self.config.auto_map = {"AutoModel": "encoder.GraphMERModel"}
+        super().save_pretrained(*args, **kwargs)
 
     def forward(
         self,
@@ -162,7 +181,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
 
     def entities(self, text_ids: torch.Tensor) -> torch.Tensor:
         """Unit vectors [..., E] of entities' texts [..., C]."""
-        return objectives.unit(self.entity_head(self.encoder.encode_text(text_ids)))
+        return unit(self.entity_head(self.encoder.encode_text(text_ids)))
 
     def root_logits(self, **batch: torch.Tensor) -> torch.Tensor:
         """What stands at the masked roots [B, M, V], with `mlm_positions` beside the inputs."""
@@ -207,7 +226,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         return self.encoder(**{name: batch[name] for name in INPUTS})
 
     def _query(self, leaf_states_BGLD: torch.Tensor) -> torch.Tensor:
-        return objectives.unit(self.query_head(leaf_states_BGLD[:, :, 0]))
+        return unit(self.query_head(leaf_states_BGLD[:, :, 0]))
 
     # -- the loss --
 
@@ -221,18 +240,18 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         terms = {}
         if "mlm" in wanted:
             logits_BMV = self.token_logits(_at(states.root_states, labels["mlm_positions"]))
-            terms["mlm"] = objectives.token_loss(logits_BMV, labels["mlm_labels"])
+            terms["mlm"] = token_loss(logits_BMV, labels["mlm_labels"])
         if "mnm" in wanted or "mnm_ranking" in wanted:
             logits_BGLV = self.token_logits(states.leaf_states)
             if "mnm" in wanted:
-                terms["mnm"] = objectives.token_loss(logits_BGLV, labels["mnm_labels"])
+                terms["mnm"] = token_loss(logits_BGLV, labels["mnm_labels"])
             if "mnm_ranking" in wanted:
-                terms["mnm_ranking"] = objectives.ranking_loss(
+                terms["mnm_ranking"] = ranking_loss(
                     logits_BGLV, labels["mnm_labels"], labels["mnm_negative_ids"], self.config.pad_token_id
                 )
         if "triple" in wanted:
             logits_BG = self.triple_head(states.leaf_states[:, :, 0]).squeeze(-1)
-            terms["triple"] = objectives.triple_loss(logits_BG, labels["triple_labels"])
+            terms["triple"] = triple_loss(logits_BG, labels["triple_labels"])
         if set(wanted) & set(OVER_ENTITIES):
             terms |= self._entity_terms(wanted, inputs, labels, states)
         return terms
@@ -245,12 +264,12 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             negatives_BGUE = self.entities(labels["negative_text_ids"])
             some_BGU = (labels["negative_text_ids"] != config.pad_token_id).any(-1)
         if {"contrastive", "domain_range"} & set(wanted):
-            masked_BG = (labels["mnm_labels"] != objectives.IGNORED).any(-1)
+            masked_BG = (labels["mnm_labels"] != IGNORED).any(-1)
             queries_BGE = self._query(states.leaf_states)
             match_PP, match_BGU = self._matches(inputs, labels, states, negatives_BGUE is not None)
             against = (tails_BGE, negatives_BGUE, some_BGU, entities_BG, labels["known_BGX"])
             if "contrastive" in wanted:
-                terms["contrastive"] = objectives.contrastive_loss(
+                terms["contrastive"] = contrastive_loss(
                     queries_BGE, *against, masked_BG, config.temperature, match_PP, match_BGU
                 )
             if "domain_range" in wanted:
@@ -273,13 +292,11 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
 
     def _range_term(self, queries_BGE, tails_BGE, match_PP, relation_BG, masked_BG, labels) -> torch.Tensor:
         # Other true tails are of admissible types; leaving them out would only blur the question.
-        scores_PP = objectives.candidate_scores(
+        scores_PP = candidate_scores(
             queries_BGE, tails_BGE, labels["tail_entities"], labels["known_BGX"], self.config.temperature, match_PP
         )
         ranges_PY = nn.functional.embedding(relation_BG.flatten(), self.ranges_RY) > 0
-        return objectives.range_loss(
-            scores_PP, labels["tail_types"], ranges_PY, masked_BG & (labels["tail_entities"] >= 0)
-        )
+        return range_loss(scores_PP, labels["tail_types"], ranges_PY, masked_BG & (labels["tail_entities"] >= 0))
 
     def _scorer_terms(
         self, wanted, relation_BG, tails_BGE, negatives_BGUE, some_BGU, labels
@@ -294,7 +311,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         head_P, tail_P = labels["head_entities"].flatten(), labels["tail_entities"].flatten()
         expected_PE = self.triple_scorer.expected_tail(heads_PE, relation_P)
         if "scoring" in wanted:
-            terms["scoring"] = objectives.contrastive_loss(
+            terms["scoring"] = contrastive_loss(
                 expected_PE.view_as(heads_BGE),
                 tails_BGE,
                 negatives_BGUE,
@@ -311,7 +328,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         apart_P = true_P & (head_P != tail_P)
         if "antisymmetry" in wanted:
             both_P = apart_P & (self.antisymmetric_R[relation_P] > 0)
-            terms["antisymmetry"] = objectives.cycle_loss([forward_P, backward_P], margin, both_P)
+            terms["antisymmetry"] = cycle_loss([forward_P, backward_P], margin, both_P)
         if "acyclicity" in wanted:
             acyclic_P = apart_P & (self.acyclic_R[relation_P] > 0)
             third_P = self._another(tail_P)
@@ -320,8 +337,8 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             onward_P = self.triple_scorer(tails_PE, relation_P, third_PE)
             home_P = self.triple_scorer(third_PE, relation_P, heads_PE)
             three_P = acyclic_P & (third_entity_P >= 0) & (third_entity_P != tail_P) & (third_entity_P != head_P)
-            terms["acyclicity"] = objectives.cycle_loss([forward_P, backward_P], margin, acyclic_P) + (
-                objectives.cycle_loss([forward_P, onward_P, home_P], margin, three_P)
+            terms["acyclicity"] = cycle_loss([forward_P, backward_P], margin, acyclic_P) + (
+                cycle_loss([forward_P, onward_P, home_P], margin, three_P)
             )
         return terms
 
@@ -356,3 +373,7 @@ def _at(states_BSD: torch.Tensor, place_BM: torch.Tensor) -> torch.Tensor:
     chosen_BMS = (place_BM[..., None] == place_S).to(states_BSD.dtype)
     with torch.autocast(states_BSD.device.type, enabled=False):
         return chosen_BMS @ states_BSD
+
+
+AutoModelForPreTraining.register(GraphMERConfig, GraphMERForPreTraining, exist_ok=True)
+GraphMERForPreTraining.register_for_auto_class("AutoModelForPreTraining")

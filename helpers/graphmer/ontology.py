@@ -6,7 +6,7 @@ The ontology is TOML, so that a graph of one's own can come with one of its own:
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 UNKNOWN = "unknown"  # type of an entity that the sources mention and do not define
@@ -147,6 +147,7 @@ class Relation:
 class Ontology:
     types: dict[str, str]  # type -> the type that it is a kind of, "" for none
     relations: dict[str, Relation]  # inverses included
+    text: str = field(default="", repr=False)  # the TOML that it was read from
 
     def admits(self, head_type: str, relation: str, tail_type: str) -> bool:
         """Whether the types fit domain and range. Raises KeyError for an unknown relation."""
@@ -175,7 +176,7 @@ def read_ontology(path: str | Path | None = None) -> Ontology:
             if new.name in relations or (new is not relation and new.name in tables["relations"]):
                 raise ValueError(f"{name}: relation {new.name!r} is there twice; an inverse needs no table of its own")
             relations[new.name] = new
-    return Ontology(types, relations)
+    return Ontology(types, relations, text)
 
 
 def _checked_types(types: dict, name: str) -> dict[str, str]:

@@ -7,6 +7,8 @@ outside of the sources may define is unresolved.
 from __future__ import annotations
 
 import builtins
+import importlib
+import sys
 from types import BuiltinFunctionType
 from typing import NamedTuple
 
@@ -52,7 +54,9 @@ class Resolver:
         values[chain] = None  # for `a = b` beside `b = a`
         before, dot, name = chain.rpartition(".")
         if chain[-1] == ")":
-            found = None if chain[-2:] != "()" or chain == "super()" else self._result(self.value(scope, chain[:-2]))
+            # What `type(x)` gives is some class, not an instance of `type`.
+            untold = chain[-2:] != "()" or chain in ("super()", "type()")
+            found = None if untold else self._result(self.value(scope, chain[:-2]))
         elif not dot:
             found = self._name(scope, chain)
         elif before[:6] == "super(" and before[-1] == ")":
@@ -76,7 +80,7 @@ class Resolver:
         if name in scope.names:
             return self._meaning(scope.names[name], scope.module)
         module = scope.module
-        return self._starred(module, name) or self._builtin(name) or self._from_outside(module, name)
+        return self._starred(module, name) or self._builtin(name)
 
     def _meaning(self, meaning: tuple, module: Module) -> Value | None:
         kind = meaning[0]
@@ -243,12 +247,15 @@ class Resolver:
     # ---- outside of the sources
 
     def _from_outside(self, module: Module, name: str) -> Value | None:
-        """What a module has through `from _c_code import *`, under the module's own name: `os.getcwd`."""
+        """What a module has through `from posix import *`, C code of the interpreter, under its own name: `os.getcwd`.
+
+        Of other modules outside of the sources nothing says what a star brings.
+        """
         if name[0] == "_" or name in module.scope.names:
             return None
-        stars = (self.module(origin, module) for origin in module.stars)
-        if any(star and self._is_external(star.entity) for star in stars):
-            return self._outside(f"{module.id}.{name}", UNKNOWN)
+        for origin in module.stars:
+            if origin in sys.builtin_module_names and hasattr(importlib.import_module(origin), name):
+                return self._outside(f"{module.id}.{name}", UNKNOWN)
         return None
 
     def _builtin(self, name: str) -> Value | None:

@@ -154,6 +154,8 @@ class _Triples:
         if called and called.is_instance:
             called = self.names.member(called.entity, "__call__")
         kind = self.names.type_of(called.entity) if called else ""
+        if called and chain in ("super", "type") and called.entity == f"builtins.{chain}":
+            return  # they look a class up and make nothing
         if kind in _CLASSES:
             self.triples.append((scope.owner, "instantiates", called.entity))
         elif kind in _CALLABLE:

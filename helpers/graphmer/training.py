@@ -6,6 +6,7 @@ trainer.train()
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -89,8 +90,10 @@ def new_trainer(
     if report_to != asked:
         tracking.say(reason)
     run, optimizer = configuration.run, configuration.optimizer
+    if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
+        use_deterministic_kernels()
     adam = {"adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1], "adam_epsilon": optimizer.eps}
-    batch = configuration.evaluation.micro_batch_size
+    batch = _evaluation_batch(configuration, len(validation), plan.device_count)
     arguments = training_arguments(
         plan,
         runtime,
@@ -106,7 +109,6 @@ def new_trainer(
         report_to=report_to,
         remove_unused_columns=False,
         per_device_eval_batch_size=batch * (plan.device_count if runtime.kind == "xla" else 1),
-        full_determinism=run.deterministic and runtime.kind != "xla",  # which repeats itself as it is
         **(adam if optimizer.name == "adamw" else {}),
         **({"optim": OPTIMIZERS[optimizer.name]} if OPTIMIZERS[optimizer.name] else {}),
     )
@@ -126,15 +128,33 @@ def new_trainer(
     )
 
 
-def _whole_batches(chains: LeafyChains, batch: int) -> torch.utils.data.Subset:
-    """The first sequences in whole batches: in-batch tails are candidates, and a short batch would be easier.
+def use_deterministic_kernels() -> None:
+    """Kernels that give the same bits again, for this process.
 
-    Raises ValueError: there is not even one batch.
+    Not transformers' `full_determinism`: that sets CUDA_LAUNCH_BLOCKING, so that every launch may wait for the GPU, and gives
+    cuBLAS its smallest workspace.
     """
-    whole = len(chains) // batch * batch
-    if not whole:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    torch.use_deterministic_algorithms(True)
+
+
+def _evaluation_batch(configuration: Configuration, sequences: int, devices: int) -> int:
+    """Sequences of one device: as configured, or what a small validation part has.
+
+    Raises ValueError: not one sequence a device.
+    """
+    wanted, there = configuration.evaluation.micro_batch_size, sequences // devices
+    if not there:
         raise ValueError(
-            f"evaluation.micro_batch_size: {batch} sequences over all devices, and validation has {len(chains)}; "
-            "lower it, or raise evaluation.held_out"
+            f"evaluation.held_out={configuration.evaluation.held_out}: validation has {sequences} sequences for {devices} "
+            "devices; raise it, or give more sources"
         )
+    if there < wanted:
+        tracking.say(f"evaluation in batches of {there * devices} sequences: validation has {sequences}")
+    return min(wanted, there)
+
+
+def _whole_batches(chains: LeafyChains, batch: int) -> torch.utils.data.Subset:
+    """The first sequences in whole batches: in-batch tails are candidates, and a short batch would be easier."""
+    whole = len(chains) // batch * batch
     return torch.utils.data.Subset(chains, range(whole))

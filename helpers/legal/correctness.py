@@ -91,7 +91,7 @@ def _agreement(sample: Sample) -> float:
 
 def _cited(sample: Sample) -> float | None:
     """Share of the record's citations that are cited."""
-    entries = [entry for entry, _ in citations(sample.record.case_citation)]
+    entries = citations(sample.record.case_citation)
     return fmean(entry in sample.response.case_citation for entry in entries) if entries else None
 
 

@@ -17,12 +17,12 @@ from helpers.plan import Plan
 from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime, detect
 
+from . import harness
 from .correctness import Sample, baselines, overlap
 from .evaluation import evaluate_answers, loss_and_perplexity
 from .generation import Generated, generate
 from .layout import MAX_LENGTH, Layout, Truncation, choose_max_length
-from .model import load_model
-from .multiple_choice import accuracy, load_questions, score_labels
+from .model import check_method, load_model
 from .packing import pack
 from .parameters import LegalParameters, recipe
 from .records import Record, Records, RecordSplits, load_records, split_records
@@ -40,6 +40,13 @@ class Data:
     records: Records
     report: Report
     splits: RecordSplits
+
+
+def check(params: LegalParameters, runtime: Runtime) -> None:
+    """Raises now what QLoRA (`model.check_method`) or labelled questions (`harness.load_tasks`) would raise after minutes."""
+    check_method(params.method, runtime)
+    if params.questions:
+        harness.load_tasks(params.questions)
 
 
 def load_data(params: LegalParameters) -> Data:
@@ -94,7 +101,7 @@ def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
 
 def plan(model, encoded: Encoded, params: LegalParameters, runtime: Runtime) -> tuple[Plan, Workload]:
     """What will run, and why, with the step that it was counted on; activations are recomputed where one block does not fit else."""
-    step = workload(model, params.base_model, encoded.block_length)
+    step = workload(model, params.base_model, encoded.block_length, params.method)
     planned = planner.plan(
         recipe(encoded.blocks, encoded.block_length, params.method, runtime.device_count),
         step,
@@ -187,7 +194,7 @@ def examine(
     """What `correctness.measure` finds on the first `test_records` test records, and with the sample as many of other areas
     of law, by split, with the loss on the records' own completions; and the texts for the test records.
 
-    On labelled questions, where there are any, the accuracy of answers at once and after reasoning is with `test`.
+    What the harness finds on labelled questions, where there are any, is with `test`.
     """
     metrics, texts = {}, {}
     with autocast(runtime):
@@ -198,15 +205,8 @@ def examine(
             )
             metrics[name] = {"completion": loss_and_perplexity(model, rows), **answers}
         if params.questions:
-            questions = load_questions(params.questions).questions
-            metrics["test"]["questions"] = {
-                name: accuracy(
-                    score_labels(
-                        model, encoded.layout, questions, max_length=encoded.max_length, reasoning_tokens=tokens
-                    )
-                )
-                for name, tokens in (("direct", 0), ("after_reasoning", params.max_new_tokens))
-            }
+            tokenizer = encoded.layout.tokenizer
+            metrics["test"]["questions"] = harness.evaluate(model, tokenizer, params.questions)
     return metrics, texts["test"]
 
 

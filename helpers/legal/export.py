@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -36,8 +35,8 @@ def export(
 ) -> Path:
     """Writes `model` to `folder`, whole or not at all, and returns it; an earlier export there is replaced.
 
-    A PEFT model gives its adapter, and in `merged/` the whole model with the adapter added to its weights, in fp32;
-    another model is written in its own dtype. Both have tokeniser and generation_config. Weights are safetensors, from
+    A PEFT model gives its adapter, and in `merged/` the whole model with the adapter added to its weights, in fp32, unless
+    these have 4 bits; another model is written in its own dtype. Both have tokeniser and generation_config. Weights are safetensors, from
     copies on the CPU.
 
     card: sections of the README by title, each a text, a mapping, or rows of a table.
@@ -53,7 +52,8 @@ def export(
         )
     _check_own(folder)
     adapter = hasattr(model, "peft_config")
-    copied = cpu_copy(model)
+    merges = adapter and not in_four_bits(model)
+    copied = cpu_copy(model) if merges or not adapter else model
     staging = folder.with_name(f".staging-{folder.name}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -65,18 +65,25 @@ def export(
             copied.save_pretrained(staging, save_embedding_layers=False)
             copied.generation_config.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
+        if merges:
             copied = copied.float().merge_and_unload()  # added to a bf16 base, small updates would round away
-        whole = staging / MERGED if adapter else staging
-        copied.config.use_cache = True  # training switches it off
-        copied.save_pretrained(whole)
-        tokenizer.save_pretrained(whole)
-        (staging / "README.md").write_text(_readme(card, adapter, base_model), encoding="utf-8")
+        if merges or not adapter:
+            whole = staging / MERGED if adapter else staging
+            copied.config.use_cache = True  # training switches it off
+            copied.save_pretrained(whole)
+            tokenizer.save_pretrained(whole)
+        (staging / "README.md").write_text(_readme(card, adapter, merges, base_model), encoding="utf-8")
         (staging / MANIFEST).write_text(json.dumps({"files": _files(staging)}, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return folder
+
+
+def in_four_bits(model) -> bool:
+    """Whether the weights that are not trained are bitsandbytes', which cannot be copied to a CPU or merged."""
+    return getattr(model, "is_loaded_in_4bit", False)
 
 
 def _files(folder: Path) -> list[str]:
@@ -101,7 +108,7 @@ def _check_own(folder: Path) -> None:
 # ---- model card
 
 
-def _readme(card: Mapping[str, Any], adapter: bool, base_model: str) -> str:
+def _readme(card: Mapping[str, Any], adapter: bool, merged: bool, base_model: str) -> str:
     """The model card: what was passed in, and nothing else."""
     from huggingface_hub import ModelCardData
 
@@ -121,9 +128,10 @@ def _readme(card: Mapping[str, Any], adapter: bool, base_model: str) -> str:
         f"Base model: `{base_model}`{at}. Its licence: {licence or 'not known here; see the base model'}.",
     ]
     if adapter:
+        beside = f"`{MERGED}/` the whole model (`transformers.AutoModelForCausalLM.from_pretrained`)"
+        base = "trained beside a base in 4 bits (NF4): load the base in 4 or 16 bits, and merge into 16"
         paragraphs += [
-            f"This folder holds the LoRA adapter (`peft.PeftModel.from_pretrained`), `{MERGED}/` the whole model "
-            "(`transformers.AutoModelForCausalLM.from_pretrained`)."
+            f"This folder holds the LoRA adapter (`peft.PeftModel.from_pretrained`), {beside if merged else base}."
         ]
     for title, content in card.items():
         if isinstance(content, Mapping):
@@ -138,36 +146,46 @@ def _readme(card: Mapping[str, Any], adapter: bool, base_model: str) -> str:
 def reload_check(folder: str | Path, model: PreTrainedModel, prompts_ids: Sequence[Sequence[int]]) -> dict[str, float]:
     """Loads an export back with the ecosystem's own calls and compares it with `model`, on the CPU in fp32.
 
-    Returns the largest difference of logits on the prompts: `model` by AutoModelForCausalLM, and for LoRA `adapter` by
-    PeftModel on the base weights of `model`. Raises ValueError where it is above 1e-5, or 1e-4 of a merged model (times the
-    largest logit, where that is above 1).
+    Returns the largest difference of logits on the prompts: `model` by AutoModelForCausalLM, and for LoRA `adapter`, read
+    by PEFT beside the weights of `model`; where these have 4 bits, which is done where they are, nothing else. Raises
+    ValueError where it is above 1e-5, or 1e-4 of a merged model (times the largest logit, where that is above 1).
     """
     from transformers import AutoModelForCausalLM
 
     folder = Path(folder).expanduser()
-    adapter = (folder / MERGED).is_dir()
-    reference = cpu_copy(model).float()
-    whole = AutoModelForCausalLM.from_pretrained(folder / MERGED if adapter else folder, dtype=torch.float32)
-    differences = {"model": _difference(reference, whole, prompts_ids, "merged model" if adapter else "model")}
+    quantised, adapter = in_four_bits(model), (folder / "adapter_config.json").is_file()
+    reference = model if quantised else cpu_copy(model).float()
+    expected, differences = _logits(reference, prompts_ids), {}
     if adapter:
-        from peft import PeftModel
-
-        loaded = PeftModel.from_pretrained(copy.deepcopy(reference).unload(), str(folder))
-        differences["adapter"] = _difference(reference, loaded, prompts_ids, "adapter")
+        (active,) = reference.active_adapters
+        reference.load_adapter(str(folder), "read_back")
+        reference.set_adapter("read_back")
+        try:
+            differences["adapter"] = _difference(expected, _logits(reference, prompts_ids), "adapter")
+        finally:
+            reference.set_adapter(active)
+            reference.delete_adapter("read_back")
+    del reference  # of a large model two do not fit
+    if not quantised:
+        whole = AutoModelForCausalLM.from_pretrained(folder / MERGED if adapter else folder, dtype=torch.float32)
+        what = "merged model" if adapter else "model"
+        differences["model"] = _difference(expected, _logits(whole, prompts_ids), what)
     return differences
 
 
-def _difference(reference, loaded, prompts_ids: Sequence[Sequence[int]], what: str) -> float:
+def _logits(model, prompts_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    with evaluating(model), torch.no_grad():
+        return [model(input_ids=torch.tensor([list(ids)], device=model.device)).logits.cpu() for ids in prompts_ids]
+
+
+def _difference(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor], what: str) -> float:
     worst = 0.0
-    with evaluating(reference), evaluating(loaded), torch.no_grad():
-        for ids in prompts_ids:
-            ids_1T = torch.tensor([list(ids)])
-            expected, got = reference(input_ids=ids_1T).logits, loaded(input_ids=ids_1T).logits
-            difference = (expected - got).abs().max().item()
-            worst = max(worst, difference)
-            if not difference <= TOLERANCE[what] * max(1.0, expected.abs().max().item()):
-                raise ValueError(
-                    f"the {what} read back differs from the trained one by {difference:.2g} in a logit; do not use "
-                    "this export, and report what base model and LoRA settings it has"
-                )
+    for logits, found in zip(expected, got, strict=True):
+        difference = (logits - found).abs().max().item()
+        worst = max(worst, difference)
+        if not difference <= TOLERANCE[what] * max(1.0, logits.abs().max().item()):
+            raise ValueError(
+                f"the {what} read back differs from the trained one by {difference:.2g} in a logit; do not use "
+                "this export, and report what base model and LoRA settings it has"
+            )
     return worst

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from helpers import ranks
 from helpers.legal.layout import SYSTEM, Layout, response
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import SAMPLE_RECORDS, Record
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
 QWEN_REVISION = "7ae557604adf67be50417f59c2c2f167def9a775"
 LORA_DROPOUT = 0.05
+NO_TPU = (
+    "method='qlora': bitsandbytes has no kernels for a TPU. Use method='lora', whose frozen weights take 16 bits there, or "
+    "a GPU with use_tpu=False"
+)
 SAMPLE_VOCABULARY = 1300
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
@@ -37,8 +44,8 @@ def load_model(
     """A causal language model on the CPU, ready to be fine-tuned, and its tokeniser.
 
     Weights that are trained are fp32. With LoRA in half precision the frozen base has it, too, and the adapter is fp32.
-    The tokeniser and its template are checked before any weight is downloaded, and generation stops at what the layout
-    trains.
+    With QLoRA the base is read onto the GPU where there is one, and its projections have 4 bits. The tokeniser and its
+    template are checked before any weight is downloaded, and generation stops at what the layout trains.
 
     Args:
         params: base model ("sample" is a small random Qwen2 whose tokeniser is trained on the sample), method, layout,
@@ -46,14 +53,18 @@ def load_model(
         runtime: decides the dtype of frozen weights.
 
     Raises:
-        ValueError: a tokeniser without chat template for layout="chat"; files that are no model, or bring code.
+        ImportError: bitsandbytes, which keeps weights in 4 bits, is not installed.
+        ValueError: 4 bits on a TPU; a tokeniser without chat template for layout="chat"; files that are no model, or bring
+            code.
         FileNotFoundError: no such hub id, or no model in the folder.
         PermissionError: a gated model and no token that may read it.
         ConnectionError: the hub cannot be reached and nothing is cached.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
+    check_method(params.method, runtime)
     name, dtype = params.base_model, frozen_dtype(params.method, runtime.precision)
+    weights = {"dtype": dtype} | (four_bits(dtype, runtime) if params.method == "qlora" else {})
     options = {"revision": pinned_revision(name), "trust_remote_code": False}
     set_seed(params.seed)
     if name == SAMPLE:
@@ -66,9 +77,17 @@ def load_model(
         model = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
         for weight in model.parameters():  # not the rotary frequencies, which are not saved and stay fp32 when loaded
             weight.data = weight.data.to(dtype)
+        if params.method == "qlora":  # which happens where weights are read
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                model = AutoModelForCausalLM.from_pretrained(folder, **weights)
+            model.name_or_path = ""
     else:
         with _reading(name):
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
+            model = AutoModelForCausalLM.from_pretrained(name, **weights, **options)
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):  # bitsandbytes, where an evaluation rounds the scales for good
+            layer.support_avx512bf16_for_cpu = False
     layout.set_stop_tokens(model.generation_config)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # only fills blocks; labels say what is trained
@@ -90,6 +109,34 @@ def frozen_dtype(method: str, precision: str):
 
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
     return torch.float32 if method == "full" else half.get(precision, torch.float32)
+
+
+def check_method(method: str, runtime: Runtime) -> None:
+    """Raises ValueError for 4 bits on a TPU, and ImportError where bitsandbytes is not installed."""
+    if method != "qlora":
+        return
+    if runtime.kind == "xla":
+        raise ValueError(NO_TPU)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ImportError(
+            "method='qlora' needs bitsandbytes: add a cell with `%pip install bitsandbytes` above the first, restart the "
+            "kernel and run all again, or use method='lora'"
+        )
+
+
+def four_bits(dtype, runtime: Runtime) -> dict[str, Any]:
+    """What `from_pretrained` is told for QLoRA (Dettmers et al. 2023): NF4, its scales quantised too, products in `dtype`."""
+    from transformers import BitsAndBytesConfig
+
+    return {
+        "device_map": {"": ranks.local() if runtime.kind == "cuda" else "cpu"},
+        "quantization_config": BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        ),
+    }
 
 
 def apply_lora(

@@ -25,7 +25,9 @@ class LegalParameters(Parameters):
     base_model: ModelSource = parameter(
         "Qwen/Qwen2.5-0.5B-Instruct", "Language model: hub id, local path, or 'sample' for a tiny random one."
     )
-    method: Literal["lora", "full"] = parameter("lora", "Train adapters beside frozen weights, or all weights.")
+    method: Literal["lora", "qlora", "full"] = parameter(
+        "lora", "Train adapters beside frozen weights, beside frozen weights in 4 bits (GPU, CPU), or all weights."
+    )
     output_dir: str = parameter(
         "outputs/legal_cot_sft",
         "Folder for checkpoints, results and the trained model.",
@@ -75,7 +77,8 @@ class LegalParameters(Parameters):
 
     questions: str = parameter(
         "",
-        "TSV or JSONL of labelled legal questions, asked before and after; empty for none.",
+        "Labelled questions, asked before and after by lm-evaluation-harness: its tasks (legalbench,mmlu_professional_law), "
+        "or your own .tsv or .jsonl with text and answer; empty for none.",
         group=EXAMINATION,
         identity=False,
     )
@@ -100,8 +103,8 @@ class LegalParameters(Parameters):
     @field_validator("questions")
     @classmethod
     def _is_a_file(cls, value: str) -> str:
-        remedy = "give a .tsv or .jsonl of labelled questions, or '' for none"
-        return existing_file("questions", value, remedy) if value else value
+        remedy = "give a .tsv or .jsonl of labelled questions, names of tasks, or '' for none"
+        return existing_file("questions", value, remedy) if value.endswith((".tsv", ".jsonl")) else value
 
 
 def recipe(blocks: int, max_length: int, method: str, devices: int = 1) -> Recipe:

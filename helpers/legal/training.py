@@ -34,6 +34,9 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         super().__init__(*args, runtime=runtime, **kwargs)
         model = self._language_model()
         vars(model).pop("forward", None)  # TRL's extended forward, whose place the tiled loss takes
+        for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
+            if weight.requires_grad:
+                weight.data = weight.data.float()
         add_tiled_loss(model, groups=runtime.device_count if runtime.kind == "xla" else 1)
         self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
         self.packing = count(self.train_dataset)

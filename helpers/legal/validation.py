@@ -26,28 +26,6 @@ WARNED = {
     "few steps": "fewer than the difficulty asks for: " + ", ".join(f"{name} {steps}" for name, steps in STEPS.items()),
     "short text": f"answer below {MIN_ANSWER} or reasoning below {MIN_REASONING} characters",
     "no citation": "case_citation is empty",
-    "citation shape": "an entry of case_citation is neither a neutral citation, a law report nor legislation",
-}
-
-_YEAR = r"(?:1[2-9]|20)\d\d"
-_COURTS = (
-    r"UKSC|UKHL|UKPC|EWCA\s+(?:Civ|Crim)|EWHC|EWFC|EWCOP|EWCC|EAT|UKEAT|UKUT|UKFTT|UKAIT|UKIAT|CAT|CSIH|CSOH|HCJAC|HCJT|HCJ|"
-    r"NICA|NIQB|NIKB|NICh|NIFam|NICC"
-)
-CITATIONS = {  # the shape alone: that a case exists, or says what is claimed, is not checked
-    "neutral citation": re.compile(rf"\[{_YEAR}\]\s+(?:{_COURTS})\s+\d+(?:\s+\((?:[A-Z][A-Za-z]*|T[1-3])\))?"),
-    # [1932] AC 562, [1990] 2 AC 605, (1854) 9 Ex 341, 1932 SC (HL) 31: a series' year in square brackets stands for its
-    # volume, one in round brackets does not, and Scottish reports have none.
-    "law report": re.compile(
-        rf"(?:\[{_YEAR}\]\s+(?:\d+\s+)?|\({_YEAR}(?:[-–/]\d+)?\)\s+\d+\s+|\b{_YEAR}\s+(?=(?:SC|SLT|SLR|SCLR|SCCR)\b))"
-        r"[A-Z][A-Za-z&.'’]*(?:\s+(?:\([A-Z][A-Za-z]*\)|[A-Z][A-Za-z&.'’]*)){0,3}\s+\d+"
-    ),
-    "legislation": re.compile(
-        rf"\b(?:Act|Measure|Order|Regulations?|Rules|Code)\s+(?:\([A-Z][\w\s]*\)\s+)?{_YEAR}"
-        rf"|\bss?\.?\s*\d\S*\s+[A-Z]{{2,5}}\s+{_YEAR}|\bSI\s+{_YEAR}/\d+"  # s 994 CA 2006, SI 1999/2083
-        r"|\b(?:CPR|Civil Procedure Rules)\s+(?:[Pp](?:art|t)\s+|[Rr]r?\.?\s*)?\d"
-        r"|\b(?:Directive|Regulation|Decision|GDPR)\s+(?:\((?:EU|EC|EEC)\)\s+)?(?:No\.?\s*)?\d+/\d+"
-    ),
 }
 
 
@@ -79,8 +57,8 @@ class Report:
         return [*first.values()]
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts for results.json: records, rows by defect, and of the records kept steps by difficulty, answer words
-        and citations. A row set aside for two defects counts under both; `warned` are rows that are kept.
+        """Counts for results.json: records, rows by defect, and of the records kept steps by difficulty and
+        words of an answer. A row set aside for two defects counts under both; `warned` are rows that are kept.
         """
         rows = {defect: len(self.of(defect)) for defect in SET_ASIDE | WARNED}
         return {
@@ -107,8 +85,7 @@ class Report:
         for difficulty, steps in facts["steps"].items():
             asked = f"at least {STEPS.get(difficulty, 0)} steps expected"
             found += [(f"kept, {difficulty}", sum(steps.values()), asked, _listed(steps, "{1:,} with {0}"))]
-        for name, facet in (("answer_words", "words of an answer"), ("citations", "citations")):
-            found += [(f"kept, {facet}", None, "", _listed(facts[name], "{0} {1:,}"))]
+        found += [("kept, words of an answer", None, "", _listed(facts["answer_words"], "{0} {1:,}"))]
         return [dict(zip(("records", "number", "meaning", "details"), each, strict=True)) for each in found]
 
 
@@ -173,19 +150,12 @@ def _defects(record: Record) -> list[tuple[str, str]]:
             found.append(("short text", f"{name}: {len(getattr(record, name))} characters"))
     if not record.case_citation:
         found.append(("no citation", ""))
-    found += [("citation shape", entry) for entry, kind in citations(record.case_citation) if kind is None]
     return found
 
 
-def citations(text: str) -> list[tuple[str, str | None]]:
-    """Entries of a citation field, parted by ";" or a line's end, and the kind each has the shape of.
-
-    Kinds are the keys of CITATIONS, the first that fits, or None. The shape says nothing about whether a source exists.
-    """
-    entries = [entry.strip() for entry in re.split(r"[;\n]", text) if entry.strip()]
-    return [
-        (entry, next((kind for kind, shape in CITATIONS.items() if shape.search(entry)), None)) for entry in entries
-    ]
+def citations(text: str) -> list[str]:
+    """Entries of a citation field, parted by ";" or a line's end. Whether a source exists is not checked."""
+    return [entry.strip() for entry in re.split(r"[;\n]", text) if entry.strip()]
 
 
 def _plain(text: str) -> str:
@@ -203,9 +173,7 @@ def _counts(records: Sequence[Record]) -> dict[str, Any]:
         steps.setdefault(record.difficulty, Counter())[len(STEP.findall(record.reasoning))] += 1
     words = sorted(len(record.answer.split()) for record in records)
     at = {"least": 0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1}
-    kinds = Counter(kind or "other" for record in records for _, kind in citations(record.case_citation))
     return {
         "steps": {name: dict(sorted(counted.items())) for name, counted in steps.items() if counted},
         "answer_words": {name: words[round(share * (len(words) - 1))] for name, share in at.items()},
-        "citations": {kind: kinds[kind] for kind in (*CITATIONS, "other")},
     }

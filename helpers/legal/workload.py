@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
-from helpers.plan import Recipe
+from helpers.plan import DoesNotFit, Recipe
 from helpers.planning.workloads import Asked, Workload
 from helpers.runtime import Runtime
 
 from .layout import MAX_LENGTH
-from .model import QWEN, apply_lora, frozen_dtype
+from .model import NO_TPU, QWEN, apply_lora, frozen_dtype
 from .parameters import LegalParameters, recipe
 from .training_step import NOTEBOOK, workload
 
@@ -17,7 +17,6 @@ __all__ = ["NOTEBOOK", "planned", "workload"]
 
 RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
 METHODS = ("full", "lora", "qlora")
-BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
 QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
     "vocab_size": 151_936,
     "hidden_size": 896,
@@ -32,12 +31,14 @@ QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated.
 
-    Raises ValueError for an unknown method.
+    Raises ValueError for an unknown method, and DoesNotFit for 4 bits on a TPU.
     """
     default = LegalParameters.defaults()
     name, method, length = asked.model or default.base_model, asked.method or default.method, asked.length or MAX_LENGTH
     if method not in METHODS:
         raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
+    if method == "qlora" and machine.kind == "xla":
+        raise DoesNotFit(NO_TPU, "no: 4 bits need a GPU")
     step = (_made if weights else _weightless)(name, method, machine.precision, length)
     blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
     return recipe(blocks, length, method, machine.device_count), step
@@ -53,38 +54,9 @@ def _made(name: str, method: str, precision: str, length: int, weights: bool = T
         model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
         if method != "full":
             model = apply_lora(model, default.lora_rank, default.lora_alpha)
-        parameters = sum(weight.numel() for weight in model.parameters())
-        if method == "qlora":
-            for layer in [each for each in model.modules() if hasattr(each, "base_layer")]:
-                layer.base_layer = _four_bits(layer.base_layer)
-    return workload(model, name, length, parameters)
+    return workload(model, name, length, method)
 
 
 @functools.lru_cache(maxsize=4)
 def _weightless(name: str, method: str, precision: str, length: int) -> Workload:
     return _made(name, method, precision, length, weights=False)
-
-
-def _four_bits(linear):
-    """A frozen linear layer as large as QLoRA keeps it, which makes the whole matrix for a product and forgets it."""
-    import torch
-
-    class Product(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return torch.nn.functional.linear(x, x.new_empty(linear.out_features, linear.in_features))
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient @ gradient.new_empty(linear.out_features, linear.in_features)
-
-    class FourBit(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            packed = torch.empty(int(linear.weight.numel() * BITS / 8), dtype=torch.uint8)
-            self.packed = torch.nn.Parameter(packed, requires_grad=False)
-
-        def forward(self, x):
-            return Product.apply(x)
-
-    return FourBit()

@@ -73,10 +73,10 @@ def read_beir(folder: str | Path, split: str = "test") -> Benchmark:
     return Benchmark(folder.resolve().name, judged, corpus, {name: frozenset(relevant[name]) for name in judged})
 
 
-def from_pairs(pairs: Iterable[tuple[str, str]], name: str) -> Benchmark:
+def from_pairs(pairs: Iterable[tuple[str, str]], name: str, others: Iterable[str] = ()) -> Benchmark:
     """Held-out pairs as a benchmark: each anchor is a query, each positive a document, the same text once.
 
-    Easier than a real benchmark: there is no document without a question.
+    others: documents that answer none of the queries. Without them it is easier than a real benchmark.
     """
     queries: dict[str, str] = {}  # text -> id
     corpus: dict[str, str] = {}
@@ -84,6 +84,8 @@ def from_pairs(pairs: Iterable[tuple[str, str]], name: str) -> Benchmark:
     for anchor, positive in pairs:
         query = queries.setdefault(anchor, f"q{len(queries)}")
         relevant.setdefault(query, set()).add(corpus.setdefault(positive, f"d{len(corpus)}"))
+    for text in others:
+        corpus.setdefault(text, f"d{len(corpus)}")
     by_id = ({name: text for text, name in texts.items()} for texts in (queries, corpus))
     return Benchmark(name, *by_id, {name: frozenset(documents) for name, documents in relevant.items()})
 

@@ -59,15 +59,15 @@ def make_views(
 ) -> datasets.Dataset:
     """`passes` times the rows of a split, each time in another order and with other crops.
 
-    Columns, in the order in which a loss gets them, of documents: view_1 ... view_V; of pairs and triplets: anchor, positive
-    and the crops of the positive. A negative is left out, since LeJEPALoss would draw it to the anchor.
+    Columns, in the order in which a loss gets them, of documents: view_1 ... view_V; of pairs and triplets: anchor, positive,
+    the crops of the positive, and the negative last.
 
     A crop depends on seed, pass, row and view alone. Train for one epoch of it, with `batch_sampler=in_order`: a pass is
     through before the next begins, and but for the batch on that border no text is in a batch twice. (A sampler that
     shuffled all passes together would make a text its own negative.)
 
     crops: at least 2 of a document, or 0 of a pair.
-    split: "train" or "validation".
+    split: "train", "validation" or "test".
     min_share, max_share, max_words: of `crop`.
     folder: for one Arrow file a pass, memory-mapped, and used again by a later call for the same data and settings.
         None: held in memory.
@@ -80,7 +80,11 @@ def make_views(
     if documents and crops < 2:
         raise ValueError(f"crops={crops}: must be at least 2 of documents (LeJEPA compares views), or 0 for 2")
     limits = {"min_share": min_share, "max_share": max_share, "max_words": max_words}
-    columns = (*(() if documents else ("anchor", "positive")), *(f"view_{number}" for number in range(1, crops + 1)))
+    columns = (
+        *(() if documents else ("anchor", "positive")),
+        *(f"view_{number}" for number in range(1, crops + 1)),
+        *(("negative",) if texts.kind == "triplets" else ()),
+    )
     rows, cropped = getattr(texts, split), "text" if documents else "positive"
     described = hashlib.sha256(repr((texts.source, split, seed, columns, limits)).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Texts to train an embedding on: where they come from, in which form, and a split that has no text on both sides.
+"""Texts to train an embedding on: where they come from, in which form, and three splits of which no two share a text.
 
 A row is a pair (anchor, positive), a triplet (anchor, positive, negative) or a document (text), of which views are
 cropped (helpers/lejepa/crops.py).
@@ -34,8 +34,8 @@ COLUMNS = {
 }
 ANCHORS = ("anchor", "query")
 PASSAGE_WORDS = 400  # longer documents are cut: two crops of a whole book need not have anything in common
-VALIDATION_SHARE, MAX_VALIDATION_ROWS = 0.05, 2000
-MIN_ROWS = 4  # LeJEPA compares at least two texts, in training and in validation
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 1000  # rows, of validation and as many of test
+MIN_ROWS, MIN_PART = 6, 2  # LeJEPA compares at least two texts, in every split
 
 Row = tuple[str, ...]
 
@@ -44,16 +44,17 @@ _PARAGRAPH_END = re.compile(r"[ \t]*\n[ \t]*\n")
 
 @dataclass(frozen=True)
 class TextData:
-    """Texts to train and to validate on. No text is in both, in any column; case and white space do not count."""
+    """Texts to train on, to choose by and to test on. No text is in two, in any column; case and white space do not count."""
 
     kind: str  # "pairs", "triplets" or "documents"
     train: datasets.Dataset  # columns as in COLUMNS[kind]
     validation: datasets.Dataset
+    test: datasets.Dataset
     source: str  # data source, number of rows, seed and a digest of the texts: the same string means the same data
     provenance: dict[str, str | None]  # the `data` part of results.json: source, revision and sha256 of the texts
     duplicates_removed: int  # rows that repeat another; of a hub set also further rows of the same anchor
     empty_removed: int  # rows of a hub set or a BEIR corpus, and files, without a text
-    overlaps_removed: int  # validation rows of which a text, most often a negative, is also one of training
+    overlaps_removed: int  # held-out rows of which a text, most often a negative, is also in another split
 
 
 def load_texts(
@@ -63,7 +64,7 @@ def load_texts(
     seed: int,
     documents: bool = False,
 ) -> TextData:
-    """Texts from `data_source`, split with `seed`: 5 % to validate on (2 to 2,000 rows), the rest to train on.
+    """Texts from `data_source`, split with `seed`: 10 % each (2 to 1,000 rows) to validate and to test on, the rest to train on.
 
     data_source: one of
         "sample": pairs out of the docstrings of the installed Python's standard library;
@@ -224,7 +225,7 @@ def _split(
     empty: int,
     repeated: int,
 ) -> TextData:
-    """Drops repeats, draws `wanted` rows, cuts long documents, holds 5 % out."""
+    """Drops repeats, draws `wanted` rows, cuts long documents, holds two splits out."""
     import datasets
 
     unique = {b"".join(map(_digest, row)): row for row in reversed(rows)}  # the first of equal rows is kept
@@ -235,20 +236,22 @@ def _split(
     if len(drawn) < MIN_ROWS:
         raise ValueError(
             f"data_source={data_source!r}: {len(drawn)} different rows; at least {MIN_ROWS} are needed, "
-            "half of them to validate on. Add texts"
+            "two to validate and two to test on. Add texts"
         )
     keys = [[_digest(text) for text in row[:2]] for row in drawn]
     if kind == "documents":  # passages have the key of their document
         cut = [((part,), key) for (text,), key in zip(drawn, keys, strict=True) for part in passages(text)]
         drawn, keys = zip(*cut, strict=True)
-    groups = _groups(keys)
-    train, held_out = _hold_out(groups, len(drawn), data_source)
-    trained_on = {_digest(text) for row in train for text in drawn[row]}
-    validation = [row for row in held_out if not any(_digest(text) in trained_on for text in drawn[row])]
-    if len(validation) < MIN_ROWS // 2:
+    found = _hold_out(_groups(keys), len(drawn), data_source)
+    seen: set[bytes] = set()
+    kept = []
+    for part in found:  # training first
+        kept.append([row for row in part if not any(_digest(text) in seen for text in drawn[row])])
+        seen.update(_digest(text) for row in kept[-1] for text in drawn[row])
+    if min(map(len, kept)) < MIN_PART:
         raise ValueError(
-            f"data_source={data_source!r}: {len(held_out) - len(validation)} of {len(held_out)} validation rows share a "
-            "text with training; leave out the column `negative`, or give texts that are repeated less often"
+            f"data_source={data_source!r}: of {len(drawn)} rows {sum(map(len, found)) - sum(map(len, kept))} of those held out "
+            "share a text with another split; leave out the column `negative`, or give texts that are repeated less often"
         )
     texts = hashlib.sha256(b"".join(_digest(text) for row in drawn for text in row)).hexdigest()
     # The name alone of a local file: results are shared, and the digest says which file it was.
@@ -256,7 +259,7 @@ def _split(
     named = f"{name}@{revision}" if revision else name
     parts = (
         datasets.Dataset.from_dict({column: [drawn[row][i] for row in part] for i, column in enumerate(COLUMNS[kind])})
-        for part in (train, validation)
+        for part in kept
     )
     return TextData(
         kind,
@@ -265,7 +268,7 @@ def _split(
         provenance={"source": name, "revision": revision, "sha256": texts},
         duplicates_removed=duplicates,
         empty_removed=empty,
-        overlaps_removed=len(held_out) - len(validation),
+        overlaps_removed=sum(map(len, found)) - sum(map(len, kept)),
     )
 
 
@@ -290,19 +293,19 @@ def _groups(keys: Sequence[Sequence[bytes]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[list[int], list[int]]:
-    """Rows of training and of validation. A group too large for what is left of its 5 % goes to training."""
-    quota = min(max(MIN_ROWS // 2, round(VALIDATION_SHARE * rows)), MAX_VALIDATION_ROWS)
+def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[list[int], list[int], list[int]]:
+    """Rows of training, validation and test. A group too large for what is left of a quota goes to training."""
+    quota = min(max(MIN_PART, round(HELD_OUT_SHARE * rows)), MAX_HELD_OUT)
     train: list[int] = []
-    held_out: list[int] = []
+    held_out: tuple[list[int], list[int]] = [], []
     for group in groups:
-        (held_out if len(held_out) + len(group) <= quota else train).extend(group)
-    if min(len(train), len(held_out)) < MIN_ROWS // 2:
+        next((part for part in held_out if len(part) + len(group) <= quota), train).extend(group)
+    if min(map(len, (train, *held_out))) < MIN_PART:
         raise ValueError(
             f"data_source={data_source!r}: {rows} rows with {len(groups)} groups that share no text cannot be split into "
-            "training and validation; give texts that are repeated less often"
+            "training, validation and test; give texts that are repeated less often"
         )
-    return train, held_out
+    return train, *held_out
 
 
 def passages(text: str, words: int = PASSAGE_WORDS) -> list[str]:

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sentence_transformers import SentenceTransformer, SimilarityFunction
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
-from sentence_transformers.util import semantic_search
+from sentence_transformers.util import cos_sim
 
 from helpers.lejepa import text_files
 from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.encoding import encode, on_cpu
 
-RECALL_AT = (1, 5, 10, 100)
 SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10", "similarity")
 DIGITS = dict.fromkeys(SCORES, 3) | {"effective_rank": 1, "participation_ratio": 1, "sigreg_excess": 3}  # in a table
-WIDTH = 100  # characters of a text in a table
 
 
 class _NoCard:
@@ -64,7 +62,7 @@ def evaluate_retrieval(
     precision: str = "fp32",
     embeddings: dict[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Recall@1, 5, 10, 100, MRR@10, nDCG@10 and MAP@100 by `InformationRetrievalEvaluator`, all from 0 to 1.
+    """Recall@1, 5, 10, 100, MRR@10, nDCG@10 and MAP@100 by cosine and `InformationRetrievalEvaluator`, all from 0 to 1.
 
     Judgements are binary there: a document is relevant or not, graded ones lose their grades. A model on an XLA device
     is evaluated by a copy on the CPU.
@@ -74,32 +72,36 @@ def evaluate_retrieval(
         embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
 
     Returns:
-        {"cosine_ndcg@10": 0.40, "cosine_recall@1": ..., "dot_ndcg@10": ...}
+        {"ndcg@10": 0.40, "recall@1": ..., ...}
     """
-    evaluator = _evaluator(_Retrieval, benchmark, ("cosine", "dot"), RECALL_AT)
+    evaluator = _evaluator(_Retrieval, benchmark)
     evaluator.precision, evaluator.encoded = precision, {}
     metrics = evaluator(on_cpu(model))
     if embeddings is not None:
         embeddings |= {task: np.concatenate(parts) for task, parts in evaluator.encoded.items()}
-    return {name: float(value) for name, value in metrics.items() if "accuracy" not in name and "precision" not in name}
+    return {
+        name.removeprefix("cosine_"): float(value)
+        for name, value in metrics.items()
+        if "accuracy" not in name and "precision" not in name
+    }
 
 
 def retrieval_evaluator(benchmark: Benchmark) -> InformationRetrievalEvaluator:
     """For a trainer: logs "eval_<benchmark>_cosine_ndcg@10" and others."""
-    return _evaluator(_DuringTraining, benchmark, ["cosine"], [10], name=benchmark.name, write_csv=False)
+    return _evaluator(_DuringTraining, benchmark, name=benchmark.name, write_csv=False)
 
 
-def _evaluator(cls, benchmark: Benchmark, similarity: Sequence[str], recall_at: Sequence[int], **options):
+def _evaluator(cls, benchmark: Benchmark, **options):
     return cls(
         benchmark.queries,
         benchmark.corpus,
         benchmark.relevant,
         accuracy_at_k=[1],
-        precision_recall_at_k=list(recall_at),
+        precision_recall_at_k=[1, 5, 10, 100],
         mrr_at_k=[10],
         ndcg_at_k=[10],
         map_at_k=[100],
-        score_functions={name: SimilarityFunction.to_similarity_fn(name) for name in similarity},
+        score_functions={"cosine": cos_sim},
         **options,
     )
 
@@ -142,39 +144,17 @@ def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
     return scored
 
 
-def before_after(
-    model_before: SentenceTransformer,
-    model_after: SentenceTransformer,
-    queries: Mapping[str, Collection[str]],
-    documents: Mapping[str, str],
-    *,
-    k: int = 3,
-) -> list[dict[str, Any]]:
-    """The k nearest documents of the same queries under both models, side by side, for `tables.show`.
-
-    A document stands behind its cosine, and behind a * where it answers the query.
+def by_dimension(models: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """nDCG@10 of models whose embeddings are cut to their first numbers: a row a dimension, for `tables.show`.
 
     Args:
-        queries: text -> ids of the documents that answer it.
-        documents: id -> text.
+        models: model -> metric -> value, "ndcg@10" and "ndcg@10 of 256" among them.
     """
-    found = {}
-    for name, model in (("before", on_cpu(model_before)), ("after", on_cpu(model_after))):
-        embeddings = (
-            torch.from_numpy(encode(model, list(texts), task=task))
-            for task, texts in (("query", queries), ("document", documents.values()))
-        )
-        found[name] = semantic_search(*embeddings, top_k=k)
-    ids = list(documents)
-
-    def cell(query: str, hit: Mapping[str, Any]) -> str:
-        document = ids[hit["corpus_id"]]
-        return _cut(f"{hit['score']:.3f} {'* ' if document in queries[query] else ''}{documents[document]}")
-
+    lengths = dict.fromkeys(name for values in models.values() for name in values if name.startswith("ndcg@10"))
     return [
-        {"query": "" if rank else _cut(query)} | {name: cell(query, hits[row][rank]) for name, hits in found.items()}
-        for row, query in enumerate(queries)
-        for rank in range(min(k, len(ids)))
+        {"dimensions": length.removeprefix("ndcg@10 of ").replace("ndcg@10", "all")}
+        | {model: f"{values[length]:.3f}" for model, values in models.items() if length in values}
+        for length in lengths
     ]
 
 
@@ -207,8 +187,3 @@ def table(
         | {"seeds": len(seeds)}
         for name, seeds in models.items()
     ]
-
-
-def _cut(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"

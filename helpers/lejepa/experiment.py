@@ -13,7 +13,8 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from helpers import ranks
+from helpers import ranks, tables
+from helpers.parameters import SAMPLE, source_path
 from helpers.plan import Plan
 from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
@@ -22,13 +23,15 @@ from .beir import Benchmark, from_pairs, read_beir
 from .crops import in_order, make_views
 from .data import TextData, load_texts
 from .encoding import encode, on_cpu
-from .evaluation import evaluate_retrieval, evaluate_similarity, retrieval_evaluator
+from .evaluation import by_dimension, evaluate_retrieval, evaluate_similarity, retrieval_evaluator, table
+from .evidence import Verdict, compare, ndcg_by_query
 from .gradient_cache import embed
 from .head import HeadFit, fit_head
 from .isotropy import Isotropy, isotropy
 from .loss import new_loss
 from .model import GaussianEmbeddingGemma, freeze
-from .parameters import HELD_OUT, EmbeddingParameters
+from .parameters import HELD_OUT, SHORTER, EmbeddingParameters
+from .retrieval import TextIndex
 from .step import workload as training_step
 from .training import EmbeddingTrainer, new_trainer
 
@@ -37,7 +40,10 @@ WORDS_A_TOKEN = 0.75
 ISOTROPY_TEXTS = 4096  # at most
 HEAD_RATE = 100.0  # the head's learning rate, times the backbone's
 CONTRASTIVE_RATE = 2e-5  # the usual one of MultipleNegativesRankingLoss, ten times the recipe's
-BEST = "eval_held-out_cosine_ndcg@10"
+DEV = "validation"
+BEST = f"eval_{DEV}_cosine_ndcg@10"
+SEARCHED = 1000  # documents at least that queries held out are searched among, where there are as many
+INDEXED = 2000  # documents of a hub set or the sample in the search index; of one's own all
 LEJEPA, CONTRASTIVE = "LeJEPA", "MultipleNegativesRankingLoss"
 UNTRAINED, HEAD_ONLY = "backbone, untrained", "backbone + closed-form head, untrained"
 
@@ -57,35 +63,52 @@ class Corpus:
     """What a run trains on, chooses its best checkpoint by, and is tested on."""
 
     texts: TextData
-    held_out: Benchmark  # from the validation rows: which checkpoint is the best
-    test: Benchmark  # a benchmark of its own, or the held-out one where none was given
-
-    @property
-    def documents(self) -> bool:
-        return self.texts.kind == "documents"
+    validation: Benchmark  # from the validation rows: which checkpoint is the best, and which model is exported
+    test: Benchmark  # a benchmark of its own, or from the test rows; it chooses nothing
 
 
 def load_corpus(params: EmbeddingParameters) -> Corpus:
-    """Texts of `data_source`, split; the held-out rows as a benchmark; and the one to test on."""
+    """Texts of `data_source`, split; the validation rows as a benchmark; and the one to test on."""
     texts = load_texts(params.data_source, num_samples=params.num_samples, seed=params.seed, documents=params.documents)
-    rows = texts.validation
-    if texts.kind == "documents":
-        rows = make_views(texts, split="validation", seed=0, crops=2, **crop_limits(params))
-        rows = rows.rename_columns({"view_1": "anchor", "view_2": "positive"})
-    held_out = from_pairs(zip(rows["anchor"], rows["positive"], strict=True), HELD_OUT)
-    test = held_out if params.benchmark == HELD_OUT else read_beir(params.benchmark)
-    return Corpus(texts=texts, held_out=held_out, test=test)
+    own = params.benchmark == HELD_OUT
+    test = _held_out(texts, "test", params, HELD_OUT) if own else read_beir(params.benchmark)
+    return Corpus(texts, _held_out(texts, "validation", params, DEV), test)
+
+
+def _held_out(texts: TextData, split: str, params: EmbeddingParameters, name: str) -> Benchmark:
+    """Rows of a split as queries and their answers, of documents two crops; the answers of training stand beside them."""
+
+    def pairs(split: str) -> list[tuple[str, str]]:
+        rows = getattr(texts, split)
+        if texts.kind == "documents":
+            rows = make_views(texts, split=split, seed=0, crops=2, **crop_limits(params))
+            rows = rows.rename_columns({"view_1": "anchor", "view_2": "positive"})
+        return list(zip(rows["anchor"], rows["positive"], strict=True))
+
+    asked = pairs(split)
+    missing = SEARCHED - len(asked)
+    return from_pairs(asked, name, [answer for _, answer in pairs("train")[:missing]] if missing > 0 else ())
+
+
+def searchable(params: EmbeddingParameters, corpus: Corpus) -> list[str]:
+    """Every document or positive of the data, once: what a search is for. Of a hub set and of the sample the first 2,000."""
+    column = "text" if corpus.texts.kind == "documents" else "positive"
+    parts = (corpus.texts.test, corpus.texts.validation, corpus.texts.train)
+    found = list(dict.fromkeys(text for part in parts for text in part[column]))
+    foreign = params.data_source == SAMPLE or source_path("data_source", params.data_source) is None
+    return found[:INDEXED] if foreign else found
 
 
 def views(params: EmbeddingParameters, corpus: Corpus, rows: int, folder: Path | None = None) -> Dataset:
     """At least so many rows, pass after pass over the training texts, each with its own order and crops."""
     folder = folder and ranks.broadcast(folder.absolute())
+    crops = params.columns(corpus.texts.kind) - {"documents": 0, "pairs": 2, "triplets": 3}[corpus.texts.kind]
     with ranks.main_process_first():
         return make_views(
             corpus.texts,
             seed=params.seed,
             passes=math.ceil(rows / len(corpus.texts.train)),
-            crops=params.views(corpus.documents) - (0 if corpus.documents else 2),
+            crops=crops,
             folder=folder,
             **crop_limits(params),
         )
@@ -119,11 +142,10 @@ def set_head(model: SentenceTransformer, params: EmbeddingParameters, corpus: Co
     rows = rows.select(range(min(HEAD_ROWS, len(rows))))
     fitted = fit_head(
         model,
-        {name: rows[name][:] for name in rows.column_names},
+        {name: rows[name][:] for name in rows.column_names if name != "negative"},
         within=params.head_within,
         power=params.head_power,
         shrinkage=params.head_shrinkage,
-        seed=params.seed,
     )
     freeze(model, params.freeze_layers)
     return fitted
@@ -150,8 +172,8 @@ def parameter_counts(model: SentenceTransformer) -> dict[str, int]:
 
 def workload(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters) -> Workload:
     """The training step of this run, for the planner."""
-    views = params.views(corpus.documents)
-    return training_step(new_loss(model, params), params.base_model, params.view_length, views)
+    kind = corpus.texts.kind
+    return training_step(new_loss(model, params, kind), params.base_model, params.view_length, params.columns(kind))
 
 
 def lejepa_trainer(
@@ -166,7 +188,7 @@ def lejepa_trainer(
     rate = params.head_learning_rate or HEAD_RATE * plan.learning_rate
     return _trainer(
         model,
-        new_loss(model, params),
+        new_loss(model, params, corpus.texts.kind),
         views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views"),
         corpus,
         params,
@@ -183,7 +205,7 @@ def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, rates
         loss,
         rows,
         None,
-        retrieval_evaluator(corpus.held_out),
+        retrieval_evaluator(corpus.validation),
         plan,
         runtime,
         output_dir,
@@ -199,36 +221,91 @@ def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, rates
         metric_for_best_model=BEST,
         greater_is_better=True,
         batch_sampler=in_order,
-        eval_on_start=True,  # the best checkpoint may be the start: training never ends below it on the held-out rows
+        eval_on_start=True,  # the best checkpoint may be the start: training never ends below it on the validation rows
     )
 
 
-def measure(
-    model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters, runtime: Runtime
-) -> tuple[dict[str, float], Isotropy]:
-    """What a model is worth: retrieval on the test benchmark, similarity where a file was given, isotropy of documents."""
-    precision = "fp32" if runtime.kind == "xla" else runtime.precision  # there a copy on the CPU encodes
-    model, embeddings = on_cpu(model), {}
-    found = evaluate_retrieval(model, corpus.test, precision=precision, embeddings=embeddings)
-    values = {name.removeprefix("cosine_"): value for name, value in found.items() if name.startswith("cosine_")}
-    values["dot_ndcg@10"] = found["dot_ndcg@10"]
+@dataclass(frozen=True)
+class Measured:
+    """What a model is worth on the test."""
+
+    values: dict[str, float]  # for tables and results.json
+    isotropy: Isotropy  # of the documents
+    ndcg_Q: np.ndarray  # nDCG@10 of each query
+
+
+def measure(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters, runtime: Runtime) -> Measured:
+    """Retrieval on the test, of shorter embeddings too; similarity where a file was given; isotropy of documents."""
+    precision, embeddings = _precision(runtime), {}
+    model = on_cpu(model)
+    values = evaluate_retrieval(model, corpus.test, precision=precision, embeddings=embeddings)
+    queries_QK, documents_NK = embeddings["query"], embeddings["document"]
+    for size in (size for size in SHORTER if size < documents_NK.shape[1]):
+        cut_Q = ndcg_by_query(queries_QK[:, :size], documents_NK[:, :size], corpus.test)
+        values[f"ndcg@10 of {size}"] = float(cut_Q.mean())
     if params.similarity:
         values["similarity"] = evaluate_similarity(model, params.similarity, precision=precision)["spearman_cosine"]
-    report = isotropy(embeddings["document"][:ISOTROPY_TEXTS], t_max=params.t_max, n_points=params.n_points)
-    return values | {name: float(value) for name, value in report.results().items()}, report
+    report = isotropy(documents_NK[:ISOTROPY_TEXTS], t_max=params.t_max, n_points=params.n_points)
+    values |= {name: float(value) for name, value in report.results().items()}
+    return Measured(values, report, ndcg_by_query(queries_QK, documents_NK, corpus.test))
 
 
-def row(
+def measure_trained(
     trainer: EmbeddingTrainer, corpus: Corpus, params: EmbeddingParameters, runtime: Runtime
-) -> tuple[dict[str, float], Isotropy]:
+) -> Measured:
     """`measure` of a trained model, with what its training took."""
-    values, report = measure(trainer.model, corpus, params, runtime)
+    found = measure(trainer.model, corpus, params, runtime)
     cost = {
         "steps": trainer.state.global_step,
         "training_seconds": round(trainer.meter.training_seconds(), 1),
         "examples_per_second": trainer.meter.results()["examples_per_second"],
     }
-    return values | cost, report
+    return dataclasses.replace(found, values=found.values | cost)
+
+
+def _precision(runtime: Runtime) -> str:
+    return "fp32" if runtime.kind == "xla" else runtime.precision  # there a copy on the CPU encodes
+
+
+def choose(models: dict[str, SentenceTransformer], corpus: Corpus, runtime: Runtime) -> tuple[str, dict[str, float]]:
+    """The model to export: nDCG@10 of each on the validation queries, and the best one, of equals the first."""
+    scores = {
+        name: evaluate_retrieval(model, corpus.validation, precision=_precision(runtime))["ndcg@10"]
+        for name, model in models.items()
+    }
+    return max(scores, key=scores.__getitem__), scores
+
+
+def verdicts(measured: dict[str, Measured]) -> list[Verdict]:
+    """The trained model against each other one on the test queries, and the closed-form head against the start."""
+    ndcg = {name: found.ndcg_Q for name, found in measured.items()}
+    others = [name for name in measured if name != LEJEPA]
+    return [*(compare(LEJEPA, other, ndcg) for other in others), compare(HEAD_ONLY, UNTRAINED, ndcg)]
+
+
+def export(
+    model: SentenceTransformer, folder: Path, said: str, measured: dict[str, Measured], corpus: Corpus, base: str
+) -> None:
+    """Saves a model for `SentenceTransformer(folder)`, what was measured on its card."""
+    model = on_cpu(model)
+    model.model_card_data.local_files_only = True
+    model.model_card_data.generate_widget_examples = False
+    model.save_pretrained(str(folder))
+    values = {name: found.values for name, found in measured.items()}
+    parts = (
+        "## Evidence",
+        f"From `{base}` and {corpus.texts.source}; tested on {corpus.test.name}. {said}",
+        tables.markdown(table(values, {})),
+        "With the first numbers of an embedding alone, as `SentenceTransformer(..., truncate_dim=256)` gives them, nDCG@10:",
+        tables.markdown(by_dimension(values)),
+    )
+    card = folder / "README.md"
+    card.write_text("\n\n".join((card.read_text(encoding="utf-8").rstrip(), *parts)) + "\n", encoding="utf-8")
+
+
+def index(model: SentenceTransformer, texts: list[str], runtime: Runtime) -> TextIndex:
+    """Texts to search, embedded on the GPU where there is one; on the CPU beside a TPU."""
+    return TextIndex(model.to("cuda") if runtime.kind == "cuda" else model, texts)
 
 
 def further_seeds(
@@ -243,9 +320,10 @@ def further_seeds(
         backbone = without_head(model)
         trainer = lejepa_trainer(model, corpus, seeded, plan, runtime, folder / "lejepa")
         trainer.train(resume_from_checkpoint=params.resume)
-        rows[seed] = {LEJEPA: row(trainer, corpus, seeded, runtime)[0]}
+        rows[seed] = {LEJEPA: measure_trained(trainer, corpus, seeded, runtime).values}
         if params.compare_contrastive:
-            rows[seed][CONTRASTIVE] = train_contrastive(backbone, corpus, seeded, plan, runtime, folder / "contrastive")
+            contrastive = train_contrastive(backbone, corpus, seeded, plan, runtime, folder / "contrastive")
+            rows[seed][CONTRASTIVE] = contrastive.values
     return rows
 
 
@@ -256,18 +334,18 @@ def train_contrastive(
     plan: Plan,
     runtime: Runtime,
     output_dir: Path,
-) -> dict[str, float]:
-    """The baseline: the backbone as it came, with `MultipleNegativesRankingLoss` on the first two views of the same rows.
-
-    At its own usual learning rate, unless the user asked for one.
+) -> Measured:
+    """The baseline: a copy of the backbone, with `MultipleNegativesRankingLoss` on the first two views and the hard negatives
+    of the same rows, at its usual learning rate unless the user asked for one.
     """
     plan = dataclasses.replace(plan, learning_rate=params.learning_rate or CONTRASTIVE_RATE)
     rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
-    rows = rows.select_columns(rows.column_names[:2])
+    negatives = [name for name in rows.column_names[2:] if name == "negative"]
+    rows, backbone = rows.select_columns([*rows.column_names[:2], *negatives]), copy.deepcopy(backbone)
     loss = RankingLoss(backbone, gather_across_devices=ranks.count() > 1)
     trainer = _trainer(backbone, loss, rows, corpus, params, plan, runtime, output_dir, {})
     trainer.train(resume_from_checkpoint=params.resume)
-    return row(trainer, corpus, params, runtime)[0]
+    return measure_trained(trainer, corpus, params, runtime)
 
 
 def same_embeddings(model: SentenceTransformer, reloaded: SentenceTransformer, texts: list[str]) -> float:

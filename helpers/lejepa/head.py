@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from helpers.lejepa.model import column_prompts
 
-# V views · N texts · D backbone · K embedding · R = min(D, K)
+# V views · N texts · D backbone · K embedding, at most D
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,13 @@ def fit_head(
     within: float = 0.0,
     power: float = 1.0,
     shrinkage: float = 0.01,
-    seed: int = 0,
 ) -> HeadFit:
     """Sets the head so that these texts have mean 0 and mean variance 1: z = W2 W1 (x - mean), in fp64 on the CPU.
 
     W1 damps the directions in which views of one text differ, W2 evens out those in which texts do. Both are
-    R (L + s)^(-a / 2) U^T of a covariance with eigenvalues L and eigenvectors U: W1 of that within texts, with a = within,
-    W2 of that of all W1 x, with a = power, of its largest min(D, K) eigenvalues, and scaled. The rotation R keeps coordinates
-    nearest to the backbone's (orthogonal Procrustes to U's first rows), which for K = D makes W2 the symmetric (ZCA) form;
-    for K > D it is that form in D random orthonormal directions out of K (seeded). Whitening: Kessy, Lewin and Strimmer
+    (L + s)^(-a / 2) U^T of a covariance with eigenvalues L and eigenvectors U: W1 of that within texts, with a = within,
+    W2 of that of all W1 x, with a = power, of its largest K eigenvalues, and scaled. The coordinates of z are the principal
+    axes, largest first, so that its first numbers are the best short embedding. Whitening: Kessy, Lewin and Strimmer
     (arXiv 1512.00809); of the covariance within classes: Hatch, Kajarekar and Stolcke (Interspeech 2006).
 
     texts: documents, or column -> texts, each with its column's prompt; the columns are views of the same texts where
@@ -63,32 +61,27 @@ def fit_head(
     mean_D = x_ND.mean(0)
     eigenvalues_D, vectors_DD = torch.linalg.eigh(torch.cov(x_ND.T).reshape(D, D))
     eigenvalues_D = eigenvalues_D.flip(0).clamp(min=0)
-    R = min(D, head.out_features)
-    kept_R, vectors_DR = eigenvalues_D[:R], vectors_DD.flip(1)[:, :R]
+    K = head.out_features
+    kept_K, vectors_DK = eigenvalues_D[:K], vectors_DD.flip(1)[:, :K]
     if eigenvalues_D[0] <= 1e-20 * mean_D.square().sum().clamp(min=1e-30):
         raise ValueError("texts: their embeddings are all the same; give different texts, or check base_model")
-    damped_R = kept_R + shrinkage * eigenvalues_D.mean()
-    if power and damped_R[-1] <= 1e-12 * damped_R[0]:
+    damped_K = kept_K + shrinkage * eigenvalues_D.mean()
+    if power and damped_K[-1] <= 1e-12 * damped_K[0]:
         raise ValueError(
-            f"shrinkage={shrinkage}: {int((damped_R <= 1e-12 * damped_R[0]).sum())} of {R} directions have no variance in "
+            f"shrinkage={shrinkage}: {int((damped_K <= 1e-12 * damped_K[0]).sum())} of {K} directions have no variance in "
             f"{N} texts and cannot be whitened; give more texts (4 x {D} or so), shrinkage=0.01 or power=0"
         )
-    left_RR, _, right_RR = torch.linalg.svd(vectors_DR[:R])
-    weight_KD = left_RR @ right_RR @ (damped_R ** (-power / 2))[:, None].mul(vectors_DR.T)
-    output_variance_R = kept_R * damped_R**-power
-    if head.out_features > D:
-        generator = torch.Generator().manual_seed(seed)
-        drawn_KD = torch.randn(head.out_features, D, generator=generator, dtype=torch.float64)
-        weight_KD = torch.linalg.qr(drawn_KD).Q @ weight_KD
-    scale = float((head.out_features / output_variance_R.sum()).sqrt())
+    weight_KD = (damped_K ** (-power / 2))[:, None] * vectors_DK.T
+    variance_K = kept_K * damped_K**-power
+    scale = float((K / variance_K.sum()).sqrt())
     weight_KD = scale * weight_KD
     with torch.no_grad():
         head.linear.bias.copy_(-weight_KD @ mean_D)
         head.linear.weight.copy_(weight_KD if first_DD is None else weight_KD @ first_DD)
     return HeadFit(
         texts=N,
-        kept_variance=float(kept_R.sum() / eigenvalues_D.sum()),
-        effective_rank=float(torch.special.entr(output_variance_R / output_variance_R.sum()).sum().exp()),
+        kept_variance=float(kept_K.sum() / eigenvalues_D.sum()),
+        effective_rank=float(torch.special.entr(variance_K / variance_K.sum()).sum().exp()),
         scale=scale,
     )
 

@@ -8,7 +8,7 @@ Balestriero and LeCun, LeJEPA (arXiv 2511.08544). SIGReg is on the embedding tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,21 +24,17 @@ from helpers.lejepa.sigreg import SIGReg, spread_over_processes
 if TYPE_CHECKING:
     from helpers.lejepa.parameters import EmbeddingParameters
 
-# V views · N texts · K embedding · T tokens · C candidates: the texts of all processes
+# V columns: views, then hard negatives · N texts · K embedding · T tokens · C candidates: the texts of all processes
 
-CONVENTIONS = {
-    "convex": lambda inv, sigreg, weight: (1 - weight) * inv + weight * sigreg,  # the paper, lejepa, lightly
-    "additive": lambda inv, sigreg, weight: inv + weight * sigreg,  # stable-pretraining
-}
 TERMS = ("invariance", "sigreg", "contrastive")
 
 
 class LeJEPALoss(torch.nn.Module):
-    """(1 - lambda) inv + lambda SIGReg, or inv + lambda SIGReg, with an optional contrastive term.
+    """(1 - lambda) inv + lambda SIGReg, with an optional contrastive term.
 
     inv is the mean squared distance of all views to their centre, over views, texts and dimensions.
     SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
-    does, multiplies it by V and mixes correlated rows, so that its lambda is not ours in either convention.
+    does, multiplies it by V and mixes correlated rows, so that its lambda is not ours.
 
     What `state_dict` holds beside the model's weights (steps taken) is what an exact resume needs, and no trainer saves it
     by itself.
@@ -47,12 +43,16 @@ class LeJEPALoss(torch.nn.Module):
         model: without a `Normalize` module; its embeddings are the views.
         sigreg: t_max, n_points, slices.
         sigreg_weight: lambda; 0.02 to 0.1 are usual.
-        convention: "convex" or "additive", see `CONVENTIONS`.
         chunk: texts of a process (under SPMD of all chips) that are embedded together, 0: all. Loss and gradient are those
             of the whole batch whatever it is (see `gradient_cache`).
         contrastive_weight: of the cross-entropy of every further column among the batch's, given the first column
             (MultipleNegativesRankingLoss); rows whose text in either column is the same are no negatives of each other.
         contrastive_scale: inverse temperature of the cosine similarities.
+        negatives: how many of the last columns are hard negatives: no views of a row's text, but texts of SIGReg's and
+            candidates of the contrastive term.
+        dimensions: the contrastive term is also that of the first so many numbers of an embedding, as MatryoshkaLoss has it
+            (Kusupati et al., arXiv 2205.13147), and the mean over all; the other terms need no such thing: invariance is a
+            sum over dimensions, and part of an isotropic Gaussian is one.
 
     Raises ValueError for a model that normalises.
     """
@@ -63,10 +63,11 @@ class LeJEPALoss(torch.nn.Module):
         sigreg: SIGReg,
         *,
         sigreg_weight: float,
-        convention: str = "convex",
         chunk: int = 0,
         contrastive_weight: float = 0.0,
         contrastive_scale: float = 20.0,
+        negatives: int = 0,
+        dimensions: Sequence[int] = (),
     ) -> None:
         super().__init__()
         if any(isinstance(module, Normalize) for module in model.modules()):
@@ -75,15 +76,16 @@ class LeJEPALoss(torch.nn.Module):
                 "remove its Normalize module and compare by cosine similarity afterwards"
             )
         self.model, self.sigreg, self.chunk = model, sigreg, chunk
-        self.sigreg_weight, self.convention = sigreg_weight, convention
+        self.sigreg_weight = sigreg_weight
         self.contrastive_weight, self.contrastive_scale = contrastive_weight, contrastive_scale
+        self.negatives, self.dimensions = negatives, tuple(dimensions)
         self.step = 0  # training batches seen: chooses the slices
         self._totals: torch.Tensor | None = None
 
     def forward(
         self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Loss of a batch whose columns are views of the same texts; labels are not used.
+        """Loss of a batch whose columns are views of the same texts, then hard negatives; labels are not used.
 
         In evaluation SIGReg has the slices of step 0, and nothing is counted.
 
@@ -91,7 +93,7 @@ class LeJEPALoss(torch.nn.Module):
         """
         features = list(sentence_features)
         views = [embed(self.model, column, self.chunk) for column in features]
-        V, N = len(views), len(views[0]) if views else 0
+        V, N = len(views) - self.negatives, len(views[0]) if views else 0
         if V < 2 or N < 2:
             raise ValueError(
                 f"the batch has {V} columns of {N} texts: LeJEPA compares at least 2 views of 2 texts each; "
@@ -100,10 +102,10 @@ class LeJEPALoss(torch.nn.Module):
         embeddings_VNK = torch.stack(views)
         training = self.model.training
         terms = {
-            "invariance": self._invariance(embeddings_VNK),
+            "invariance": self._invariance(embeddings_VNK[:V]),
             "sigreg": self.sigreg(embeddings_VNK, self.step if training else 0),
         }
-        loss = CONVENTIONS[self.convention](*terms.values(), self.sigreg_weight)
+        loss = (1 - self.sigreg_weight) * terms["invariance"] + self.sigreg_weight * terms["sigreg"]
         if self.contrastive_weight:
             terms["contrastive"] = self._contrastive(embeddings_VNK, features)
             loss = loss + self.contrastive_weight * terms["contrastive"]
@@ -142,19 +144,27 @@ class LeJEPALoss(torch.nn.Module):
             return (embeddings_VNK - embeddings_VNK.mean(0)).square().mean()
 
     def _contrastive(self, embeddings_VNK, features):
-        N, spread = embeddings_VNK.shape[1], spread_over_processes(embeddings_VNK)
+        N, K = embeddings_VNK.shape[1:]
+        views = range(1, len(features) - self.negatives)  # after the anchors
+        spread = spread_over_processes(embeddings_VNK)
         with torch.autocast(embeddings_VNK.device.type, enabled=False):
-            anchors_NK, *others = normalize(embeddings_VNK.float(), dim=-1)
-            same_text = torch.stack([_same_rows(column, spread) for column in features])
-            rows = torch.arange(N, device=anchors_NK.device) + (N * dist.get_rank() if spread else 0)
-            itself = rows[:, None] == torch.arange(same_text.shape[-1], device=anchors_NK.device)
+            keys_VN = torch.stack([_text_keys(column) for column in features])
+            keys_VC = _everyones(keys_VN) if spread else keys_VN
+            rows = torch.arange(N, device=keys_VN.device) + (N * dist.get_rank() if spread else 0)
+            itself = rows[:, None] == torch.arange(keys_VC.shape[1], device=keys_VN.device)
+            same = keys_VN[:, :, None] == keys_VC[:, None]
             losses = []
-            for other_CK, same_other in zip(others, same_text[1:], strict=True):
-                if spread:  # every process's texts are candidates
-                    other_CK = torch.cat(all_gather(other_CK))
-                scores_NC = self.contrastive_scale * anchors_NK @ other_CK.T
-                no_negative = (same_text[0] | same_other) & ~itself
-                losses.append(cross_entropy(scores_NC.masked_fill(no_negative, float("-inf")), rows))
+            for size in (K, *self.dimensions):
+                own_VNK = normalize(embeddings_VNK[..., :size].float(), dim=-1)
+                all_VCK = torch.cat(all_gather(own_VNK), 1) if spread else own_VNK
+                for view in views:
+                    candidates = torch.cat((all_VCK[view], *all_VCK[len(views) + 1 :]))
+                    answers = [keys_VN[view][:, None] == keys_C for keys_C in keys_VC[len(views) + 1 :]]
+                    no_negative = torch.cat(((same[0] | same[view]) & ~itself, *answers), 1)
+                    scores = (self.contrastive_scale * own_VNK[0] @ candidates.T).masked_fill(
+                        no_negative, float("-inf")
+                    )
+                    losses.append(cross_entropy(scores, rows))
             return torch.stack(losses).mean()
 
     def _count(self, terms: dict[str, torch.Tensor]) -> None:
@@ -165,30 +175,33 @@ class LeJEPALoss(torch.nn.Module):
         self._totals = before + seen
 
 
-def _same_rows(column: dict[str, torch.Tensor], spread: bool):
-    """Whether a text of a column is the same as another, [N, N], or as another of any process, [N, C].
+def _text_keys(column: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A number [N] for each text of a column, the same for the same text.
 
-    A text is told by a sum over its tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014): other
-    processes pad to other lengths, and chips that share a batch compare N numbers instead of N texts.
+    It is a sum over the tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014): other processes
+    pad to other lengths, and chips that share a batch compare N numbers instead of N texts.
     """
     mask_NT = column["attention_mask"].long()
     mixed_NT = (column["input_ids"].long() + (mask_NT.cumsum(1) << 32)) * -4658895280553007687
-    key_N = ((mixed_NT ^ (mixed_NT >> 27)) * -7723592293110705685 * mask_NT).sum(1)
-    if not spread:
-        return key_N[:, None] == key_N
-    everyones = [torch.empty_like(key_N) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, key_N)
-    return key_N[:, None] == torch.cat(everyones)
+    return ((mixed_NT ^ (mixed_NT >> 27)) * -7723592293110705685 * mask_NT).sum(1)
 
 
-def new_loss(model: SentenceTransformer, params: EmbeddingParameters) -> LeJEPALoss:
-    """The loss of the notebook's parameters, whose slices follow from the seed."""
+def _everyones(keys_VN: torch.Tensor) -> torch.Tensor:
+    """The keys [V, C] of all processes."""
+    everyones = [torch.empty_like(keys_VN) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, keys_VN)
+    return torch.cat(everyones, 1)
+
+
+def new_loss(model: SentenceTransformer, params: EmbeddingParameters, kind: str = "pairs") -> LeJEPALoss:
+    """The loss of the notebook's parameters for data of a kind, whose slices follow from the seed."""
     sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
     return LeJEPALoss(
         model,
         sigreg,
         sigreg_weight=params.sigreg_weight,
-        convention=params.convention,
         contrastive_weight=params.contrastive_weight,
         contrastive_scale=params.contrastive_scale,
+        negatives=int(kind == "triplets"),
+        dimensions=params.shorter_dimensions if params.matryoshka else (),
     )

@@ -25,7 +25,7 @@ from helpers import hub, secrets, tracking
 from helpers.lejepa.parameters import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.parameters import SAMPLE, source_path
 
-# N texts · D backbone · K embedding · R = min(D, K)
+# D dimensions of the backbone
 
 REVISIONS = {
     EMBEDDING_GEMMA: "64614b0b8b64f0c6c1e52b07e4e9a4e8fe4d2da2",  # the one of MTEB's published results
@@ -56,8 +56,8 @@ def GaussianEmbeddingGemma(
     texts: for "sample" alone; the first 20,000 count.
     device: None: what sentence-transformers finds.
 
-    A base of EmbeddingGemma's architecture gets its query and document prompts where it brings none. Says so where
-    `output_dim` is above the backbone's: a linear head cannot add rank.
+    A base of EmbeddingGemma's architecture gets its query and document prompts where it brings none. An `output_dim` above
+    the backbone's is the backbone's, and that is said: a linear head cannot add rank.
 
     Raises ValueError (a length that the model has not, a gated model without access, no texts for "sample"), FileNotFoundError (no
     such path or hub id, no safetensors) and ConnectionError (hub not reachable and nothing cached).
@@ -67,12 +67,12 @@ def GaussianEmbeddingGemma(
     D = backbone.get_embedding_dimension()
     if output_dim > D:
         tracking.say(
-            f"output_dim={output_dim} is above the {D} dimensions of {base_model!r}: a linear head spans {D} of them at "
-            f"most, so that the output cannot become an isotropic Gaussian; use output_dim={D} or a larger base_model"
+            f"output_dim={output_dim} is above the {D} dimensions of {base_model!r}, which a linear head cannot exceed: "
+            f"embeddings have {D}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = Dense(D, output_dim, bias=True, activation_function=torch.nn.Identity())
+        head = Dense(D, min(output_dim, D), bias=True, activation_function=torch.nn.Identity())
     prompts = {name: prompt for name, prompt in backbone.prompts.items() if prompt}
     if str(getattr(_config(backbone), "model_type", "")).startswith("gemma"):
         prompts = GEMMA_PROMPTS | prompts
@@ -236,15 +236,7 @@ def _first_layers(model: SentenceTransformer, layers: int) -> list[torch.nn.Para
         raise ValueError(f"freeze_layers={layers}: this backbone has no list of transformer layers; use 0 or -1")
     if not 0 < layers <= len(stack):
         raise ValueError(f"freeze_layers={layers}: give -1 (all), 0 (none) or up to {len(stack)} layers")
-    looked_up = backbone.get_input_embeddings()
-    # The whole of BERT's `embeddings`, with positions and norm; MPNet's attention bias goes into every layer.
-    before = [
-        child
-        for name, child in (*backbone.named_children(), *_grandchildren(backbone))
-        if name == "relative_attention_bias" or (stack not in child.modules() and looked_up in child.modules())
-    ]
-    return [parameter for module in (*before, *stack[:layers]) for parameter in module.parameters()]
-
-
-def _grandchildren(module: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
-    return [named for child in module.children() for named in child.named_children()]
+    weights, last = list(backbone.named_parameters()), list(stack[:layers].parameters())[-1]
+    end = next(place for place, (_, weight) in enumerate(weights) if weight is last)
+    # What stands before is the embeddings, with their positions and norm; MPNet's attention bias goes into every layer.
+    return [weight for place, (name, weight) in enumerate(weights) if place <= end or "relative_attention_bias" in name]

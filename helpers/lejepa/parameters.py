@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, field_validator, model_validator
 
@@ -27,6 +27,7 @@ HELD_OUT = "held-out"
 AUTO = "auto"
 LEAST_BATCH = 2  # texts: LeJEPA compares at least two
 EPOCHS, LONGEST_RECIPE = 3, 5_000  # passes over the texts; steps
+SHORTER = (512, 256, 128)  # dimensions that an embedding may be cut to
 VIEWS, EVALUATION, HEAD, LOSS = "Texts and views", "Evaluation and comparison", "Backbone and head", "Loss"
 
 
@@ -39,13 +40,11 @@ class EmbeddingParameters(Parameters):
 
     data_source: Source = parameter(
         MSMARCO,
-        "Hub data set; your own texts: `.jsonl` or `.csv` with anchor and positive, or text, a `.txt`, or a folder of `.txt` "
-        "and `.md`; or 'sample', documentation strings of Python, which need no network.",
+        "Hub data set, path of your own texts, or 'sample', documentation strings of Python, which need no network.",
     )
     base_model: Annotated[str, AfterValidator(_backbone)] = parameter(
         AUTO,
-        "Backbone: hub id, local path, 'sample' for a tiny random one; 'auto': EmbeddingGemma where a token gives access and "
-        "the device has bf16, else mpnet, on a CPU MiniLM.",
+        "Backbone: 'auto', hub id, local path, or 'sample' for a tiny random one.",
         suggestions=(AUTO, EMBEDDING_GEMMA, MINILM, MPNET, SAMPLE),
     )
     output_dir: str = parameter(
@@ -84,7 +83,7 @@ class EmbeddingParameters(Parameters):
     output_dim: int = parameter(512, "Numbers of an embedding.", group=HEAD, low=2, high=4096)
     head_within: float = parameter(
         0.5,
-        "How much the closed-form head damps directions in which views of one text differ.",
+        "How much the head damps directions in which views of one text differ.",
         group=HEAD,
         low=0.0,
         high=1.0,
@@ -103,19 +102,21 @@ class EmbeddingParameters(Parameters):
         0.0, "Of the head; 0 takes the backbone's times the recipe's factor.", group=HEAD, low=0.0
     )
 
-    sigreg_weight: float = parameter(0.02, "Weight of SIGReg, the paper's lambda.", group=LOSS, low=0.0)
-    convention: Literal["convex", "additive"] = parameter(
-        "convex", "How that weight enters: (1 - w) invariance + w SIGReg, or invariance + w SIGReg.", group=LOSS
+    sigreg_weight: float = parameter(
+        0.02, "Weight w of SIGReg, the paper's lambda: (1 - w) invariance + w SIGReg.", group=LOSS, low=0.0, high=1.0
     )
     num_slices: int = parameter(256, "Random directions of a step.", group=LOSS, low=1)
     t_max: float = parameter(3.0, "Last knot of the test's integral.", group=LOSS, above=0.0)
     n_points: int = parameter(17, "Knots of the integral, an odd number.", group=LOSS, low=3, high=1001)
     contrastive_weight: float = parameter(1.0, "Weight of the contrastive term.", group=LOSS, low=0.0)
     contrastive_scale: float = parameter(20.0, "Its inverse temperature.", group=LOSS, above=0.0)
+    matryoshka: bool = parameter(
+        True, "The contrastive term also of the first 512, 256 and 128 numbers, for `truncate_dim`.", group=LOSS
+    )
 
     benchmark: str = parameter(
         HELD_OUT,
-        "Folder in BEIR's layout to test on, or 'held-out' for the validation rows.",
+        "Folder in BEIR's layout to test on, or 'held-out' for the test rows of the data.",
         group=EVALUATION,
         identity=False,
     )
@@ -149,7 +150,7 @@ class EmbeddingParameters(Parameters):
         if not (folder / "corpus.jsonl").is_file():
             raise FileNotFoundError(
                 f"benchmark={value!r}: no corpus.jsonl in {folder.resolve()}; "
-                f"give a folder in BEIR's layout, or {HELD_OUT!r} for the validation rows"
+                f"give a folder in BEIR's layout, or {HELD_OUT!r} for the test rows of the data"
             )
         return str(folder)
 
@@ -173,8 +174,6 @@ class EmbeddingParameters(Parameters):
         if self.train_length:
             in_range("train_length", self.train_length, 8, self.max_seq_length)
         in_range("crop_max_share", self.crop_max_share, self.crop_min_share, 1.0)
-        if self.convention == "convex":
-            in_range("sigreg_weight", self.sigreg_weight, 0.0, 1.0)
         if self.batch_size:
             in_range("batch_size", self.batch_size, LEAST_BATCH, 1_000_000)
         return self
@@ -184,13 +183,20 @@ class EmbeddingParameters(Parameters):
         """Tokens of a view in training."""
         return self.train_length or self.max_seq_length
 
-    def views(self, documents: bool) -> int:
-        """Columns that a training batch has, for data that are documents or pairs."""
-        return (self.crops or 2) if documents else 2 + self.crops
+    @property
+    def shorter_dimensions(self) -> tuple[int, ...]:
+        """Where an embedding may be cut off, below `output_dim`."""
+        return tuple(size for size in SHORTER if size < self.output_dim)
+
+    def columns(self, kind: str) -> int:
+        """Columns that a training batch has, for "documents", "pairs" or "triplets"."""
+        return {"documents": self.crops or 2, "pairs": 2 + self.crops, "triplets": 3 + self.crops}[kind]
 
 
-def recipe(rows: int, views: int, view_length: int) -> Recipe:
-    """The recipe for so many rows of so many views: three passes, at most 5,000 steps. A token of any view counts.
+def recipe(rows: int, columns: int, view_length: int) -> Recipe:
+    """The recipe for so many rows of so many columns: three passes or 5,000 steps, what is less, but one pass at least.
+
+    A token of any column counts.
 
     The rates are gentle on purpose: at 2e-5 a pretrained backbone forgets more than it learns (docs/lejepa.md).
     """
@@ -198,8 +204,8 @@ def recipe(rows: int, views: int, view_length: int) -> Recipe:
     return Recipe(
         batch_size=max(LEAST_BATCH, min(batch_size, rows)),
         learning_rate=2e-6,  # the backbone's; the head's is a hundred times that
-        max_steps=min(LONGEST_RECIPE, max(1, EPOCHS * rows // batch_size)),
-        sequence_length=views * view_length,
+        max_steps=max(1, rows // batch_size, min(LONGEST_RECIPE, EPOCHS * rows // batch_size)),
+        sequence_length=columns * view_length,
         warmup_fraction=0.1,
         weight_decay=0.01,
     )

@@ -1,7 +1,7 @@
 """A search index of texts: FAISS's exact one by cosine, saved as files that need nothing of this package.
 
-    index = TextIndex(model, ids, texts)
-    ids, scores = index.search(model, ["what is a monad"], k=5)
+    index = TextIndex(model, texts)
+    [(score, text), ...] = index.search("what is a monad", k=5)
 
 FAISS has no index on a TPU. To search on a GPU or a TPU itself, `sentence_transformers.util.semantic_search` takes
 embeddings that lie there and finds the same; a TPU rounds products to bf16 before, unless it is told
@@ -11,59 +11,57 @@ embeddings that lie there and finds the same; a TPU rounds products to bf16 befo
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import faiss
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from helpers.lejepa.encoding import encode
+from helpers.lejepa.encoding import encode, on_cpu
 
-# Q queries · N documents · K embedding
+# N documents · K embedding
 
-INDEX, RECORD = "index.faiss", "index.json"
+WIDTH = 100  # characters of a text in a table
 
 
 class TextIndex:
-    """Every document's embedding at length 1, id and text; on the CPU, without approximation.
+    """Every text's embedding at length 1; on the CPU, without approximation."""
 
-    Args:
-        model: embeds the documents.
-        ids, texts: of the documents, one of each.
-    """
-
-    def __init__(self, model: SentenceTransformer, ids: Sequence[str], texts: Sequence[str]) -> None:
-        self.ids, self.texts = list(ids), list(texts)
-        embeddings_NK = _unit_rows(model, self.texts, "document")
+    def __init__(self, model: SentenceTransformer, texts: Sequence[str]) -> None:
+        self.model, self.texts = on_cpu(model), list(texts)
+        embeddings_NK = self._unit_rows(self.texts, "document")
         self.index = faiss.IndexFlatIP(embeddings_NK.shape[1])
         self.index.add(embeddings_NK)
 
-    def search(
-        self, model: SentenceTransformer, queries: Sequence[str], k: int = 10
-    ) -> tuple[list[list[str]], np.ndarray]:
-        """The k best documents of each query, best first, all where there are fewer: ids, and cosines [Q, k].
-
-        model: the one that embedded the documents.
-        """
-        scores_Qk, rows_Qk = self.index.search(_unit_rows(model, queries, "query"), min(k, len(self.ids)))
-        return [[self.ids[row] for row in rows] for rows in rows_Qk], scores_Qk
+    def search(self, query: str, k: int = 10) -> list[tuple[float, str]]:
+        """Cosine and text of the k nearest, best first; all where there are fewer."""
+        scores, rows = self.index.search(self._unit_rows([query], "query"), min(k, len(self.texts)))
+        return [(float(score), self.texts[row]) for score, row in zip(scores[0], rows[0], strict=True)]
 
     def save(self, folder: str | Path) -> None:
-        """Writes `index.faiss` and `index.json` (ids and texts in its order), whole or not at all, over what was there."""
+        """Writes `index.faiss` and `index.json` (the texts in its order), over what was there."""
         folder = Path(folder)
-        staging = folder.with_name(f".staging-{folder.name}")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        faiss.write_index(self.index, str(staging / INDEX))
-        record = {"metric": "cosine", "ids": self.ids, "texts": self.texts}
-        (staging / RECORD).write_text(json.dumps(record), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        staging.rename(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        faiss.write_index(self.index, str(folder / "index.faiss"))
+        record = {"metric": "cosine", "texts": self.texts}
+        (folder / "index.json").write_text(json.dumps(record), encoding="utf-8")
+
+    def _unit_rows(self, texts: Sequence[str], task: str) -> np.ndarray:
+        embeddings = encode(self.model, texts, task=task)
+        faiss.normalize_L2(embeddings)
+        return embeddings
 
 
-def _unit_rows(model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
-    embeddings = encode(model, texts, task=task)
-    faiss.normalize_L2(embeddings)
-    return embeddings
+def side_by_side(indexes: Mapping[str, TextIndex], query: str, k: int = 10) -> list[dict[str, str]]:
+    """What each index finds for a query, nearest first, in a column each, for `tables.show`."""
+    found = [index.search(query, k) for index in indexes.values()]
+    return [
+        {name: _cut(f"{score:.3f} {text}") for name, (score, text) in zip(indexes, hits, strict=True)}
+        for hits in zip(*found, strict=True)
+    ]
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"

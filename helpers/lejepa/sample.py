@@ -17,19 +17,7 @@ from pathlib import Path
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 MIN_WORDS = 4  # of the text that is to be found; shorter ones ("See above.") say nothing
 # Third-party and generated code, tests, and two tables of literals that have no docstrings but take long to parse.
-_LEFT_OUT = frozenset(
-    {
-        "site-packages",
-        "dist-packages",
-        "__pycache__",
-        "test",
-        "tests",
-        "idle_test",
-        "lib2to3",
-        "pydoc_data",
-        "encodings",
-    }
-)
+_LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "encodings"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,10 @@ class SIGReg(torch.nn.Module):
             raise ValueError(f"embeddings has shape {list(embeddings.shape)}: must be [V, N, K] or [N, K] with N > 0")
         embeddings_VNK = embeddings if embeddings.dim() == 3 else embeddings[None]
         V, N, K = embeddings_VNK.shape
-        slices_MK = self.slices(K, step).to(embeddings.device, embeddings.dtype)
+        slices_MK = self.slices(K, step)
+        if embeddings.is_cuda:  # a copy out of memory that is not pinned waits until the GPU has done all before it
+            slices_MK = slices_MK.pin_memory().to(embeddings.device, non_blocking=True)
+        slices_MK = slices_MK.to(embeddings.device, embeddings.dtype)
         projection_VNM = linear(embeddings_VNK, slices_MK)
         with torch.autocast(embeddings.device.type, enabled=False):
             value = _EppsPulley.apply(projection_VNM, self)

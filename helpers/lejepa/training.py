@@ -196,16 +196,12 @@ def new_trainer(
     """The trainer of a run.
 
     Args:
-        model: of sentence-transformers; its "query" prompt goes before the first column, "document" before the others.
+        model: its "query" prompt goes before the first column, "document" before the others.
         loss: `LeJEPALoss`, or any other of sentence-transformers', of this model.
-        train_dataset: `datasets.Dataset` of text columns, streaming or not.
-        eval_dataset: the same in whole batches, or None.
+        train_dataset, eval_dataset: `datasets.Dataset` of text columns; the latter in whole batches, or None.
         evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
-        plan: what `plan.plan` returned.
-        runtime: what `runtime.detect` returned.
-        output_dir: the run's folder.
+        plan, runtime: what `plan.plan` and `runtime.detect` returned.
         seed: of data order and dropout.
-        report_to: "none" or "wandb".
         patience: evaluations without improvement before the run stops; 0: never.
         max_hours: time budget of this session; 0: none.
         max_seq_length: tokens; 0 takes the plan's sequence_length.

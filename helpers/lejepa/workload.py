@@ -24,6 +24,7 @@ GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
     "max_position_embeddings": 2_048,
     "use_bidirectional_attention": True,
 }
+DEFAULT_KIND = "triplets"  # MS MARCO's, of the default data_source
 GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
 
 
@@ -34,7 +35,7 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     """
     default = EmbeddingParameters.defaults()
     name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length
-    rows, views = asked.examples or default.num_samples, default.views(documents=False)
+    rows, views = asked.examples or default.num_samples, default.columns(DEFAULT_KIND)
     return recipe(rows, views, length), (_made if weights else _weightless)(name, length, views)
 
 
@@ -57,10 +58,10 @@ def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
             _backbone(AutoModel.from_config(config)),
             Pooling(config.hidden_size),
             *(Dense(*sizes, **plain) for sizes in (GEMMA_DENSE if is_default else ())),
-            Dense(config.hidden_size, default.output_dim, activation_function=nn.Identity()),
+            Dense(config.hidden_size, min(default.output_dim, config.hidden_size), activation_function=nn.Identity()),
         )
         freeze(model, default.freeze_layers)
-        loss = new_loss(model, default)
+        loss = new_loss(model, default, DEFAULT_KIND)
     return workload(loss, name, length, views)
 
 

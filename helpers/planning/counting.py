@@ -47,7 +47,8 @@ FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula
 }
 FEW_LAYERS = 4  # a stack of no more is counted as it is
 # fp32 numbers of state a trained weight; Adafactor's rows and columns are too few to count.
-MOMENTS = {"adamw": 2, "adafactor": 0}
+# bitsandbytes keeps two bytes, and two fp32 scales a block of 256.
+MOMENTS = {"adamw": 2, "paged_adamw_8bit": 2 * (1 / 4 + 1 / 256), "adafactor": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +109,11 @@ def _count(workload, examples, kind, precision, length, checkpointing, accumulat
 
     layers = len(_equal_layers(workload.model))
     if layers <= FEW_LAYERS:
-        return step(None)
-    two, three = step(2), step(3)
-    slope = {name: getattr(three, name) - getattr(two, name) for name in vars(two)}
-    found = Count(**{name: getattr(two, name) + (layers - 2) * each for name, each in slope.items()})
+        found = step(None)
+    else:
+        two, three = step(2), step(3)
+        slope = {name: getattr(three, name) - getattr(two, name) for name in vars(two)}
+        found = Count(**{name: getattr(two, name) + (layers - 2) * each for name, each in slope.items()})
     return replace(found, parameters=workload.parameters) if workload.parameters else found
 
 
@@ -138,7 +140,7 @@ def _step(workload, examples, layers, kind, precision, length, checkpointing, ac
             loss.backward()
     sizes, gradients = [weight.numel() for weight in trained], _bytes(trained)
     updated = sum(sizes)
-    optimizer = 4 * MOMENTS[workload.optimizer] * updated
+    optimizer = round(4 * MOMENTS[workload.optimizer] * updated)
     return Count(
         parameters=_numbers(model),
         trained=updated,

@@ -23,7 +23,7 @@ class Workload:
     views: int = 1  # sequences an example
     least: int = 1  # examples of the smallest micro-batch
     parameters: int = 0  # of the model, where its tensors hold several in one number; 0: as many as they have numbers
-    optimizer: str = "adamw"  # or "adafactor", which keeps no moments
+    optimizer: str = "adamw"  # "paged_adamw_8bit", or "adafactor", which keeps no moments
     overflows_fp16: bool = False  # activations beyond its largest number, whatever the loss is scaled by
     recurrent: bool = False  # token after token, so that no datasheet bounds its time from above
 

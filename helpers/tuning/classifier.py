@@ -14,11 +14,10 @@ REVISIONS = {
     "sentence-transformers/all-MiniLM-L6-v2": "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
 }
 SAMPLE_VOCAB, SAMPLE_POSITIONS = 2048, 512
-START_ATTENTION = "eager"
 
 
 def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[str] = (), seed: int):
-    """(model, tokeniser): fp32 weights, a new head for `labels`, attention written out.
+    """(model, tokeniser): fp32 weights, a new head for `labels`, the attention that transformers chooses.
 
     base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of two layers with a tokeniser
         trained on `texts`. No code from a checkpoint is run; weights are safetensors.
@@ -61,13 +60,7 @@ def _pretrained(name: str, **options) -> PreTrainedModel:
 
     options |= {"dtype": torch.float32, "use_safetensors": True, "ignore_mismatched_sizes": True}
     options["output_loading_info"] = True
-    load = AutoModelForSequenceClassification.from_pretrained
-    try:
-        model, found = load(name, attn_implementation=START_ATTENTION, **options)
-    except ValueError as error:  # a model of one attention only
-        if START_ATTENTION not in str(error):
-            raise
-        model, found = load(name, **options)
+    model, found = AutoModelForSequenceClassification.from_pretrained(name, **options)
     # The head may have other labels, and is drawn anew; the encoder would be, too.
     if wrong := [key for key in map(str, found["mismatched_keys"]) if f"{model.base_model_prefix}." in key]:
         raise ValueError(f"weights of another shape than config.json says: {wrong[0]}")
@@ -92,7 +85,6 @@ def _sample_model(vocab_size: int, pad_token_id: int, config: dict) -> PreTraine
             intermediate_size=256,
             max_position_embeddings=SAMPLE_POSITIONS,
             pad_token_id=pad_token_id,
-            attn_implementation=START_ATTENTION,
             use_cache=False,
             **config,
         )

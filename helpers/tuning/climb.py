@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from accelerate.utils.memory import clear_device_cache
 from pydantic import TypeAdapter
 
 from helpers import ranks, run_folder, tables, tracking
 from helpers.interruption import Stopped, is_out_of_memory
 
-from .batch_search import BatchSearch
+from .decision import Noise, Ratio
 from .measurement import WARM_UP, Bench, TooSlow, Window
-from .optimisations import Optimisation, optimisations
+from .optimisations import Ladder, Optimisation, ladder
 from .settings import Settings
 from .task import Task
 from .training import MULTIPLE
 
 LADDER_FILE = "ladder.json"
-NOISE = 1.02  # a median gain below this is none
+SLOWER = 0.8  # times as fast in the first pair of timings: the others are left out
+TRIALS_SHARE = 0.5  # of `tuning_minutes`; what is left of them is for the runs that compare
+NO_ROOM, NO_TIME = "does not fit into memory", "tuning_minutes is used up"
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class Rung:
     kept: bool
     verdict: str
     gains: tuple[float, ...] = ()  # examples/s over what was kept before, a value a repetition
-    speed_up: float | None = None  # examples/s over the start: median
-    speed_up_low: float | None = None  # of the repetitions
+    speed_up: float | None = None  # examples/s over the start: geometric mean
+    speed_up_low: float | None = None  # of its interval
     speed_up_high: float | None = None
     steps_per_second: float | None = None
     examples_per_second: float | None = None
@@ -65,140 +69,242 @@ class Rung:
 
 @dataclass(frozen=True)
 class Climb:
-    """The batch search and every rung, the start first; the settings of the last one that was kept are the tuned ones."""
+    """Every rung, the start first; the settings of the last one that was kept are the tuned ones."""
 
-    search: BatchSearch | None  # None where batch_size was given
     rungs: tuple[Rung, ...]
+    over_start: (
+        Ratio | None
+    )  # tuned settings and the start, timed in turn once more; None: no change was kept, or no time
+    seconds: float  # that the climb took
 
     @property
     def top(self) -> Rung:
         """The last rung that was kept."""
         return [rung for rung in self.rungs if rung.kept][-1]
 
+    def rows(self) -> list[dict[str, Any]]:
+        """For `tables.show`."""
+        said = str(self.over_start or "not measured: nothing was kept, or no time was left")
+        last = {"optimisation": "tuned over the start, timed again", "verdict": said}
+        return [*(rung.row() for rung in self.rungs), last]
+
     def results(self) -> dict[str, Any]:
         """Parts of results.json."""
         start, *others = map(asdict, self.rungs)
-        return {"batch_search": self.search and asdict(self.search), "start": start, "optimisations": others}
+        over_start = self.over_start and asdict(self.over_start)
+        return {"start": start, "optimisations": others, "over_start": over_start, "tuning_seconds": self.seconds}
 
 
 def tune(task: Task, folder: Path) -> Climb:
-    """Finds the largest batch, tries every optimisation, and writes what was found; a second run reads it."""
+    """Says how long it may take, tries every optimisation, and writes what was found; a second run reads it."""
     file, params = folder / LADDER_FILE, task.params
     if before := ranks.broadcast(file.read_bytes() if params.resume and file.is_file() else None):
         tracking.say(f"measured before: {file.name}")
         return TypeAdapter(Climb).validate_json(before)
-    bench = Bench(task)
-    search = None if params.batch_size else bench.largest_batch(params.largest_batch_size)
-    if search:
-        tracking.say(f"largest batch {search.batch_size}: {search.reason}")
-    ladder = optimisations(
-        task,
-        largest_batch=search.batch_size if search else params.batch_size,
-        enough_length=min(params.max_length, -(-task.lengths()["99 %"] // MULTIPLE) * MULTIPLE),
-    )
+    enough = min(params.max_length, -(-task.lengths()["99 %"] // MULTIPLE) * MULTIPLE)
+    steps = ladder(task, enough_length=enough)
+    limit = TRIALS_SHARE * 60 * params.tuning_minutes or math.inf
+    climber = Climber(Bench(task), task.start, repetitions=params.repetitions, seconds=limit)
+    tracking.say(climber.expected(steps))
     rungs = []
-    for rung in climb(bench, task.start, ladder, repetitions=params.repetitions):
+    for rung in climber.climb(steps):
         tracking.say(f"{rung.name}: {rung.verdict}")
         rungs.append(rung)
-    found = Climb(search, tuple(rungs))
+    over_start = climber.over_start()
+    tracking.say(f"tuned over the start: {over_start or 'not measured'}")
+    found = Climb(tuple(rungs), over_start, climber.elapsed())
     run_folder.write_json(file, asdict(found))
     return found
 
 
-def climb(bench: Bench, start: Settings, ladder: Sequence[Optimisation], *, repetitions: int) -> Iterator[Rung]:
-    """Tries one optimisation after the other on top of what was kept; yields the start first.
+class Climber:
+    """Tries one change after the other on top of what was kept, for at most so many seconds.
 
-    A setting and the one before are timed in turn, `repetitions` times each, so that a machine that grows slower or faster
-    does so for both. It is kept where it was faster every time, by more than 2 % in the median.
+    A setting and the one before are timed in turn, `repetitions` times each and the other way round every second time, so
+    that a machine that grows slower or faster does so for both. A change is kept where the interval of its ratio lies above
+    1. The noise is that of the start, which is timed twice as often, or the change's own where that is larger.
     """
-    kept, base, gave_up = start, 1.0, ""
-    first = [bench.run(start, steps=bench.steps(start), measure_f1=i == 0) for i in range(repetitions)]
-    middle = statistics.median(window.examples_per_second for window in first)
-    gains = [window.examples_per_second / middle for window in first]
-    yield Rung("start", start, True, f"{middle:.4g} examples a second", **_numbers(start, first, gains, base, bench))
-    for optimisation in ladder:
-        kind = optimisation.name.rstrip("0123456789 ")
-        if optimisation.why_not or kind == gave_up:
-            why = optimisation.why_not or f"a smaller {kind} did not help"
-            yield Rung(optimisation.name, kept, False, f"not tried: {why}")
-            continue
-        changes = {"start_batch_size": kept.start_batch_size or start.batch_size, **optimisation.changes}
-        candidate = dataclasses.replace(kept, **changes)
+
+    def __init__(self, bench: Bench, start: Settings, *, repetitions: int, seconds: float = math.inf):
+        self.bench, self.start, self.kept = bench, start, start
+        self.repetitions, self.seconds, self._began = repetitions, seconds, time.monotonic()
+        self.base = 1.0  # what was kept over the start
+        self.noise: Noise | None = None
+        self._window_seconds = 0.0  # of a whole window of what is kept
+        self._start_seconds = 0.0  # of an example
+
+    def elapsed(self) -> float:
+        return ranks.broadcast(time.monotonic() - self._began)
+
+    def expected(self, steps: Ladder) -> str:
+        """What to say before it starts, from one step of the start and its warm-up."""
+        window, task = self.bench.run(self.start, steps=1), self.bench.task
+        example = (window.seconds + window.warm_up_seconds) / (window.examples * (1 + WARM_UP))
+        each = example * (self.bench.steps(self.start) + WARM_UP) * self.start.batch_size
+        most = len(steps.batch_sizes) + sum(not each.why_not for each in (*steps.changes, *steps.memory_savers))
+        run = task.plan(self.start).max_steps * self.start.batch_size * example
+        limit = f", of which {self.seconds / 60:.3g} minutes may pass" if self.seconds < math.inf else ""
+        return (
+            f"Trials: about {tables.seconds(2 * self.repetitions * (most + 2) * each)} if nothing helps{limit}. Then whole runs: "
+            f"each about {tables.seconds(run)} at the start's speed, less when tuned."
+        )
+
+    def climb(self, steps: Ladder) -> Iterator[Rung]:
+        """Yields the start, and every change with what it gave; `kept` is what is left at the end."""
+        yield self._first()
+        for change in steps.changes:
+            yield self._tried(change)
+        does_not_fit = yield from self._larger_batches(steps.batch_sizes)
+        for saver in steps.memory_savers:
+            if saver.why_not or not does_not_fit:
+                why = saver.why_not or "memory does not limit the batch"
+                yield Rung(saver.name, self.kept, False, f"not tried: {why}")
+                continue
+            changes = saver.changes | {"batch_size": does_not_fit}
+            rung = self._tried(Optimisation(f"{saver.name}, batch size {does_not_fit}", changes))
+            yield rung
+            if rung.kept:
+                does_not_fit = yield from self._larger_batches(steps.batch_sizes)
+
+    def over_start(self) -> Ratio | None:
+        """The settings that were kept over the start: timed in turn again, since what was chosen by a timing is flattered by it."""
+        if self.kept == self.start or self._out_of_time():
+            return None
+        before, after = self._in_turn(self.start, self.kept)
+        return self.noise.interval(_gains(before, after))
+
+    def _first(self) -> Rung:
+        start, count = self.start, 2 * self.repetitions
         try:
-            before, after = _in_turn(bench, kept, candidate, repetitions, 1 / middle)
+            windows = [self._run(start, measure_f1=i == 0) for i in range(count)]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise RuntimeError(
+                f"start_batch_size={start.batch_size} {NO_ROOM}; lower it, or max_length, or take a smaller base_model"
+            ) from error
+        speeds = [window.examples_per_second for window in windows]
+        self.noise = Noise.of(speeds)
+        middle = statistics.geometric_mean(speeds)
+        self._start_seconds = 1 / middle
+        least = self.noise.around(1.0, self.repetitions)
+        verdict = f"{middle:.4g} examples a second; a ratio from {least.low:.2f} to {least.high:.2f} is noise"
+        return Rung("start", start, True, verdict, **self._numbers(start, windows, [x / middle for x in speeds], least))
+
+    def _larger_batches(self, sizes: Sequence[int]) -> Iterator[Rung]:
+        """Doubles the batch while that helps; returns the size that memory does not hold, or 0."""
+        for size in (size for size in sizes if size > self.kept.batch_size):
+            rung = self._tried(Optimisation(f"batch size {size}", {"batch_size": size}))
+            yield rung
+            if not rung.kept:
+                return size if rung.verdict.startswith(NO_ROOM) else 0
+        return 0
+
+    def _tried(self, change: Optimisation) -> Rung:
+        candidate = dataclasses.replace(self.kept, **change.changes)
+        if change.why_not or self._out_of_time():
+            return Rung(change.name, self.kept, False, f"not tried: {change.why_not or NO_TIME}")
+        try:
+            if candidate.batch_size != self.kept.batch_size:
+                self.bench.probe(candidate)
+            before, after = self._in_turn(self.kept, candidate)
         except Stopped:
             raise
         except (RuntimeError, MemoryError) as error:
-            yield Rung(optimisation.name, candidate, False, _why_not(error))
-            continue
-        gains = [a.examples_per_second / b.examples_per_second for b, a in zip(before, after, strict=True)]
-        good, verdict = judge(gains, before, after)
-        yield Rung(optimisation.name, candidate, good, verdict, **_numbers(candidate, after, gains, base, bench))
-        if good:
-            kept, base = candidate, base * statistics.median(gains)
+            verdict = _why_not(error)
         else:
-            gave_up = kind
+            return self._judged(change.name, candidate, before, after)
+        clear_device_cache(garbage_collection=True)  # after the block, whose traceback keeps the step's tensors
+        return Rung(change.name, candidate, False, verdict)
+
+    def _in_turn(self, kept: Settings, candidate: Settings) -> tuple[list[Window], list[Window]]:
+        """As many pairs of windows as `repetitions`; fewer where the first says enough or time is up."""
+        before, after = [], []
+        for pair in range(self.repetitions):
+            for settings in (kept, candidate) if pair % 2 == 0 else (candidate, kept):
+                if settings == kept:
+                    before.append(self._run(kept))
+                else:
+                    first, seconds = pair == 0, self._start_seconds
+                    after.append(self._run(candidate, measure_f1=first, start_seconds=seconds))
+            hopeless = min(SLOWER, self.noise.around(1.0, 1).low)
+            if _gains(before, after)[0] < hopeless or self.elapsed() > self.seconds:
+                break
+        return before, after
+
+    def _run(self, settings: Settings, **options) -> Window:
+        began = time.monotonic()
+        window = self.bench.run(settings, steps=self.bench.steps(settings), **options)
+        self._window_seconds = ranks.broadcast(time.monotonic() - began)
+        return window
+
+    def _out_of_time(self) -> bool:
+        return self.elapsed() + 2 * self.repetitions * self._window_seconds > self.seconds
+
+    def _judged(self, name: str, candidate: Settings, before: Sequence[Window], after: Sequence[Window]) -> Rung:
+        gains = _gains(before, after)
+        kept, verdict, ratio = judge(gains, self.noise, before, after)
+        numbers = self._numbers(candidate, after, gains, ratio)
+        if kept:
+            self.kept, self.base = candidate, self.base * ratio.value
+        return Rung(name, candidate, kept, verdict, **numbers)
+
+    def _numbers(self, settings: Settings, windows: Sequence[Window], gains: Sequence[float], ratio: Ratio) -> dict:
+        """The measured fields of a rung."""
+
+        def median(values) -> float | None:
+            known = [value for value in values if value is not None]
+            return statistics.median(known) if known else None
+
+        first, steady = windows[0], median(w.seconds / w.steps for w in windows)
+        compiling = first.warm_up_seconds - WARM_UP * steady if settings.compiled else first.compile_seconds
+        return {
+            "gains": tuple(gains),
+            "speed_up": self.base * ratio.value,
+            "speed_up_low": self.base * ratio.low,
+            "speed_up_high": self.base * ratio.high,
+            "steps_per_second": 1 / steady,
+            "examples_per_second": median(w.examples_per_second for w in windows),
+            "compile_seconds": max(0.0, compiling),
+            "peak_memory_bytes": max((w.peak_memory for w in windows if w.peak_memory), default=None),
+            "utilisation": median(w.utilisation for w in windows),
+            "loss": median(w.loss for w in windows),
+            "f1": self.bench.f1.get(settings),
+        }
 
 
-def _in_turn(
-    bench: Bench, kept: Settings, candidate: Settings, repetitions: int, start_seconds: float
-) -> tuple[list[Window], list[Window]]:
-    before, after, steps = [], [], bench.steps(candidate)
-    for repetition in range(repetitions):
-        before.append(bench.run(kept, steps=bench.steps(kept)))
-        after.append(bench.run(candidate, steps=steps, measure_f1=repetition == 0, start_seconds=start_seconds))
-    return before, after
+def _gains(before: Sequence[Window], after: Sequence[Window]) -> list[float]:
+    return [a.examples_per_second / b.examples_per_second for b, a in zip(before, after, strict=True)]
 
 
-def judge(gains: Sequence[float], before: Sequence[Window], after: Sequence[Window]) -> tuple[bool, str]:
-    """Whether a gain is one, and what to say about it."""
-    if not all(np.isfinite(window.loss) for window in after):
-        return False, "the loss is no longer a number"
-    gain = f"{statistics.median(gains):.2f} x ({min(gains):.2f} to {max(gains):.2f})"
-    memory = ""
+def judge(
+    gains: Sequence[float], noise: Noise, before: Sequence[Window], after: Sequence[Window]
+) -> tuple[bool, str, Ratio]:
+    """Whether a gain is one, what to say about it, and its interval; one pair of timings shows no gain."""
+    ratio, memory = noise.interval(gains), ""
+    timed = ", timed once" if len(gains) == 1 else ""
     peaks = [[w.peak_memory for w in windows if w.peak_memory] for windows in (before, after)]
     if all(peaks):
         share = max(peaks[1]) / max(peaks[0])
         memory = f", memory x {share:.2f}" if abs(share - 1) > 0.03 else ""
-    if min(gains) > 1 and statistics.median(gains) > NOISE:
-        return True, f"kept: {gain}{memory}"
-    return False, f"did not help here: {gain}{memory}"
+    if not all(math.isfinite(window.loss) for window in after):
+        return False, "the loss is no longer a number", ratio
+    if ratio.low > 1 and not timed:
+        return True, f"kept: {ratio}{memory}", ratio
+    return False, f"did not help here: {ratio}{memory}{timed}", ratio
 
 
 def _why_not(error: Exception) -> str:
     if isinstance(error, TooSlow):
         return str(error)
-    if is_out_of_memory(error):
-        return "does not fit into memory"
-    return f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
-
-
-def _numbers(settings: Settings, windows: Sequence[Window], gains: Sequence[float], base: float, bench: Bench) -> dict:
-    """The measured fields of a rung."""
-
-    def median(values) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
-
-    first, steady = windows[0], median(w.seconds / w.steps for w in windows)
-    compiling = first.warm_up_seconds - WARM_UP * steady if settings.compiled else first.compile_seconds
-    return {
-        "gains": tuple(gains),
-        "speed_up": base * statistics.median(gains),
-        "speed_up_low": base * min(gains),
-        "speed_up_high": base * max(gains),
-        "steps_per_second": 1 / steady,
-        "examples_per_second": median(w.examples_per_second for w in windows),
-        "compile_seconds": max(0.0, compiling),
-        "peak_memory_bytes": max((w.peak_memory for w in windows if w.peak_memory), default=None),
-        "utilisation": median(w.utilisation for w in windows),
-        "loss": median(w.loss for w in windows),
-        "f1": bench.f1.get(settings),
-    }
+    said = str(error).strip().partition("\n")[0][:120]
+    if isinstance(error, MemoryError):
+        return f"{NO_ROOM}: {said}"
+    return NO_ROOM if is_out_of_memory(error) else f"failed: {type(error).__name__}: {said}"
 
 
 def plot(rungs: Sequence[Rung], path: Path, *, title: str):
-    """Bars of the speed-up over the start with the range of the repetitions; what was not kept is pale."""
+    """Bars of the speed-up over the start with the interval; what was not kept is pale."""
     import matplotlib.pyplot as plt
 
     tried = [rung for rung in rungs if rung.speed_up is not None]
@@ -215,7 +321,7 @@ def plot(rungs: Sequence[Rung], path: Path, *, title: str):
     )
     axes.invert_yaxis()
     axes.axvline(1, color="0.4", linestyle="--", label="the start")
-    axes.set(title=title, xlabel="examples/s, times the start's (bar: median, whisker: all repetitions)")
+    axes.set(title=title, xlabel="examples/s, times the start's (whisker: 95 % interval of the last change)")
     axes.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import tables, tracking
+from helpers import ranks, tables, tracking
 
 from .experiment import row
 from .settings import Settings
@@ -65,36 +66,57 @@ class Comparison:
         ]
 
 
-def compare(trainer: ClassifierTrainer, task: Task, folder: Path) -> Comparison:
+def compare(
+    trainer: ClassifierTrainer, task: Task, folder: Path, *, spent: float = 0.0, speed_up: float = 1.0
+) -> Comparison:
     """Trains the start and the tuned settings with every seed; where quality is lost, steps back until it is not.
 
-    trainer: the tuned run of the first seed, trained. folder: in which every further run gets one.
+    Args:
+        trainer: the tuned run of the first seed, trained.
+        task: what is trained.
+        folder: in which every further run gets one.
+        spent: seconds of `tuning_minutes` that are gone; a run is begun only where it is expected to end within the rest.
+        speed_up: of the tuned settings over the start, as they were timed.
     """
     params, start, tuned = task.params, task.start, trainer.settings
-    seeds = range(params.seed, params.seed + 1 + params.further_seeds)
-    rows: dict[int, dict[str, dict]] = {seed: {} for seed in seeds}
+    rows: dict[int, dict[str, dict]] = {params.seed: {TUNED: row(trainer, task)}}
+    began, reference = time.monotonic(), rows[params.seed]
+    seconds = 60 * params.tuning_minutes - spent if params.tuning_minutes else math.inf
 
     def run(name: str, settings: Settings, seed: int) -> ClassifierTrainer:
         tracking.say(f"\n{name}, seed {seed}")
         made = new_trainer(task, settings, folder / f"{name.replace(' ', '-')}-{seed}", seed=seed)
         made.train(resume_from_checkpoint=params.resume)
-        rows[seed][name] = row(made, task)
+        rows.setdefault(seed, {})[name] = row(made, task)
         return made
 
-    chosen = TUNED, tuned
-    rows[params.seed][TUNED] = row(trainer, task)
-    for seed in seeds:
-        if TUNED not in rows[seed]:
+    def time_for(name: str, *runs: float) -> bool:
+        """Whether runs of so many seconds end in time; says so where they do not."""
+        left = seconds - ranks.broadcast(time.monotonic() - began)
+        if sum(runs) > left:
+            tracking.say(
+                f"\n{name} is left out: {tables.seconds(sum(runs))} expected, {tables.seconds(max(left, 1))} left"
+            )
+        return sum(runs) <= left
+
+    tuned_seconds = reference[TUNED]["total_seconds"]
+    if params.compare_start and time_for(START, tuned_seconds * speed_up):
+        run(START, start, params.seed)
+        one = reference[START]["total_seconds"]
+        for seed in range(params.seed + 1, params.seed + 1 + params.further_seeds):
+            if not time_for(f"seed {seed}", one, tuned_seconds):
+                break
             run(TUNED, tuned, seed)
-        if params.compare_start:
             run(START, start, seed)
-    for name, settings in steps_back(tuned, start) if params.compare_start else ():
-        if not (lost := quality_lost(rows, chosen[0])):
+    chosen = TUNED, tuned
+    for name, settings in steps_back(tuned, start) if START in reference else ():
+        lost = quality_lost(rows, chosen[0])
+        if not lost or not time_for(name, *[one] * len(rows)):
             break
         tracking.say(f"\n{lost}: once more, {name}")
         chosen = name, settings
         trainer = run(name, settings, params.seed)
-        for seed in seeds[1:]:
+        for seed in [*rows][1:]:
             run(name, settings, seed)
     return Comparison(rows, *chosen, trainer, verdict(rows, chosen[0]))
 
@@ -106,10 +128,11 @@ def steps_back(tuned: Settings, start: Settings) -> tuple[tuple[str, Settings], 
     """
     found, settings = [], tuned
     for name, changes in (
-        ("not grouped", {"padding": "dynamic"} if tuned.padding == "grouped" else {}),
+        ("not grouped", {"padding": start.padding} if tuned.padding == "grouped" else {}),
         ("full length", {"length": start.length}),
-        ("first batch size", {"batch_size": start.batch_size}),
-        ("first precision", {"precision": start.precision}),
+        ("first optimizer", {"optimizer": start.optimizer}),
+        ("first batch size", {"batch_size": start.batch_size, "gradient_checkpointing": False}),
+        ("first precision", {"precision": start.precision, "tf32": start.tf32}),
     ):
         back = dataclasses.replace(settings, **changes)
         if back != settings:
@@ -140,12 +163,13 @@ def verdict(rows: Rows, chosen: str = TUNED) -> Verdict:
     """
     f1 = {name: [found[name]["f1"] for found in rows.values() if name in found] for name in (START, chosen)}
     if not f1[START]:
-        return Verdict({chosen: f1[chosen]}, [], None, "compare_start=False: nothing to compare with")
+        return Verdict({chosen: f1[chosen]}, [], None, "quality not checked: the start was not trained")
     speed_up = [found[START]["training_seconds"] / found[chosen]["training_seconds"] for found in rows.values()]
     differences = [after - before for after, before in zip(f1[chosen], f1[START], strict=True)]
     mean = statistics.mean(differences)
     if len(rows) == 1:
-        return Verdict(f1, speed_up, None, f"F1 {mean:+.4f}; one seed has no spread: set further_seeds=2")
+        why = f"quality not checked: F1 {mean:+.4f}, and one seed has no spread; raise further_seeds or tuning_minutes"
+        return Verdict(f1, speed_up, None, why)
     spread = statistics.stdev(differences)
     said = "within the spread of" if abs(mean) <= spread else "above" if mean > 0 else "BELOW the start by more than"
     return Verdict(f1, speed_up, mean >= -spread, f"F1 {mean:+.4f}: {said} {spread:.4f} over {len(rows)} seeds")

@@ -19,7 +19,7 @@ from helpers import meter, ranks
 from helpers.progress import Progress
 
 from . import monitoring
-from .batch_search import BatchSearch, CompiledMemory, largest_batch
+from .compiled_memory import GIB, CompiledMemory
 from .evaluation import scores
 from .settings import Settings
 from .task import Task
@@ -28,6 +28,7 @@ from .training import ClassifierTrainer, Encoded, encode, grouped_order, new_tra
 WARM_UP = 4  # steps before the clock starts: allocations, compilation, and on XLA what follows the first log
 FLUSH = 2  # the step after which the first loss is read
 HOPELESS = 5  # times the start's seconds an example, over the warm-up: bf16 that a CPU emulates takes 40 times as long
+SHARE = 0.9  # of the memory that a step may fill
 GRACE = 30  # seconds of warm-up that are never too many: libraries load kernels, workers start
 F1_ROWS = 128  # of validation, after a window
 
@@ -133,6 +134,7 @@ class Bench:
         self.compiled_memory = CompiledMemory() if self.runtime.kind == "xla" else None
         self.f1: dict[Settings, float] = {}
         self.peaks: dict[Settings, int] = {}
+        self._probed: dict[Settings, tuple[int, int]] = {}  # settings without a batch -> the last batch, and its bytes
 
     def run(
         self,
@@ -203,24 +205,30 @@ class Bench:
             window = [window[i] for i in order]
         return warm + window
 
-    def largest_batch(self, limit: int) -> BatchSearch:
-        """The largest batch that fits at full length, see `batch_search.largest_batch`."""
+    def probe(self, settings: Settings) -> None:
+        """Runs steps of the longest text, as often as a batch has examples: a window may happen to have short ones only.
+
+        Raises MemoryError where they take more than nine tenths of the memory, and what the device raises. A CPU raises
+        nothing in time (the system ends the process): there nothing runs that could take more by the batch before.
+        """
         import psutil
 
-        start, devices = self.task.start, self.runtime.device_count
-        full = max(self.task.encoded("train", start.length), key=lambda row: len(row["input_ids"]))
+        batch, first, kind = settings.batch_size, self.task.start.batch_size, self.runtime.kind
+        memory = self.runtime.memory or psutil.virtual_memory().total // self.runtime.device_count
+        probed = dataclasses.replace(settings, batch_size=0)
+        if kind == "cpu" and batch > first:
+            if probed not in self._probed:
+                self.probe(dataclasses.replace(settings, batch_size=first))
+            before, peak = self._probed.get(probed, (batch, 0))
+            self._fits(peak * batch / before, memory, f"by {before} examples a step it could take")
+        full = max(self.task.encoded("train", settings.length), key=lambda row: len(row["input_ids"]))
+        window = self.run(settings, steps=1, rows=[full] * batch * (WARM_UP + 1))
+        peak = ranks.broadcast(torch.cuda.max_memory_reserved() if kind == "cuda" else window.peak_memory)
+        if peak:
+            self._probed[probed] = batch, peak
+            self._fits(peak, memory, "it takes")
 
-        def try_step(batch: int) -> int | None:
-            settings = dataclasses.replace(start, batch_size=batch)
-            window = self.run(settings, steps=1, rows=[full] * batch * (WARM_UP + 1))
-            peak = torch.cuda.max_memory_reserved() if self.runtime.kind == "cuda" else window.peak_memory
-            return ranks.broadcast(peak)
-
-        return largest_batch(
-            try_step,
-            first=start.batch_size,
-            limit=max(limit, start.batch_size) // devices * devices,
-            memory=self.runtime.memory or psutil.virtual_memory().total // devices,  # XLA on the CPU: its share
-            multiple_of=devices,
-            look_ahead=self.runtime.kind == "cpu",
-        )
+    @staticmethod
+    def _fits(needed: float, memory: float, said: str) -> None:
+        if needed > SHARE * memory:
+            raise MemoryError(f"{said} {needed / GIB:.2f} of {memory / GIB:.2f} GiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -24,57 +25,71 @@ class Optimisation:
     why_not: str = ""  # it cannot be tried here
 
 
-def optimisations(task: Task, *, largest_batch: int, enough_length: int) -> tuple[Optimisation, ...]:
-    """All of them for the task's machine, model and parameters.
+@dataclass(frozen=True)
+class Ladder:
+    """What is tried, in three stages; each on top of what was kept before it."""
 
-    largest_batch: that fits. enough_length: tokens that hold (nearly) every text, what XLA pads to.
-    """
+    changes: tuple[Optimisation, ...]
+    batch_sizes: tuple[int, ...] = ()  # while the larger one is faster
+    memory_savers: tuple[Optimisation, ...] = ()  # each with the batch that did not fit without it
+
+
+def ladder(task: Task, *, enough_length: int) -> Ladder:
+    """For the task's machine, model and parameters; `enough_length` tokens hold (nearly) every text: what XLA pads to."""
     kind, params = task.runtime.kind, task.params
-    on_xla, on_cuda = kind == "xla", kind == "cuda"
+    on_xla = kind == "xla"
     half = "bf16" if kind == "cpu" else task.runtime.precision
-    found = [
-        *_batches(task.start.batch_size, largest_batch, params.batch_size),
+    checkpointing = getattr(task.model, "supports_gradient_checkpointing", False)
+    changes = [
+        _unless(_no_tf32(task), "TF32", tf32=True),
         _unless("precision='fp32' is asked for", "mixed precision")
         if params.precision == "fp32"
-        else Optimisation(f"{half} autocast", {"precision": half}),
-        # PyTorch has a fused AdamW for CPUs, too.
-        _unless(on_xla and "the fused kernel crashes on XLA", "fused AdamW", optimizer="adamw_torch_fused"),
+        else _unless(half == "fp32" and "the device multiplies nothing narrower", f"{half} autocast", precision=half),
+        _unless(
+            task.start.attention == "eager" and "the model has no other", "attention written out", attention="eager"
+        ),
+        _xla_padding(enough_length, params.max_length)
+        if on_xla
+        else Optimisation("length-grouped batches", {"padding": "grouped"}),
         _unless(
             on_xla and "torch_xla's loader threads feed the device",
-            "loader workers, pinned memory" if on_cuda else "loader workers",
+            "loader workers",
             dataloader_workers=min(2, os.cpu_count() or 1),
-            pin_memory=on_cuda,
         ),
-        _unless(_no_tf32(task), "TF32", tf32=True),
-        _unless(
-            not getattr(task.model, "supports_gradient_checkpointing", False) and "the model does not support it",
-            "gradient checkpointing",
-            gradient_checkpointing=True,
-        ),
+        _unless(_no_compiler(kind, params.try_compile), "torch.compile", compiled=True),
     ]
-    if not on_xla:
-        found.append(Optimisation("dynamic padding", {"padding": "dynamic"}))
-        found.append(Optimisation("length-grouped batches", {"padding": "grouped"}))
-    elif enough_length < params.max_length:
-        found.append(Optimisation(f"padding length {enough_length}", {"length": enough_length}))
-    else:
-        found.append(Optimisation("padding length", why_not=f"the texts fill {params.max_length} tokens"))
-    no_sdpa = not getattr(task.model, "_supports_sdpa", False) and "the model does not support it"
-    found.append(_unless(no_sdpa, "SDPA attention", attention="sdpa"))
-    found.append(_unless(_no_compiler(kind, params.try_compile), "torch.compile", compiled=True))
-    return (*found, Optimisation("scan over layers", why_not=NO_SCAN)) if on_xla else tuple(found)
+    if on_xla:
+        changes.append(Optimisation("scan over layers", why_not=NO_SCAN))
+    return Ladder(
+        tuple(changes),
+        _batch_sizes(task),
+        (
+            _unless(
+                not checkpointing and "the model does not support it",
+                "gradient checkpointing",
+                gradient_checkpointing=True,
+            ),
+            _unless(_no_8_bit(kind), "8-bit AdamW", optimizer="adamw_bnb_8bit"),
+        ),
+    )
 
 
 def _unless(why_not: str | bool, name: str, **changes: Any) -> Optimisation:
     return Optimisation(name, why_not=why_not) if why_not else Optimisation(name, changes)
 
 
-def _batches(start: int, largest: int, asked: int) -> list[Optimisation]:
-    """The one that is asked for, or else the start's, doubled until the largest."""
-    doubled = [start * 2**power for power in range(1, largest.bit_length()) if start * 2**power <= largest]
-    sizes = [size for size in ([asked] if asked else doubled) if size != start]
-    why = "batch_size is the start's" if asked else f"no larger one fits or is of use (at most {largest})"
-    return [Optimisation(f"batch size {size}", {"batch_size": size}) for size in sizes] or [_unless(why, "batch size")]
+def _batch_sizes(task: Task) -> tuple[int, ...]:
+    """The one that is asked for, or else the start's, doubled up to the largest of use."""
+    start, asked = task.start.batch_size, task.params.batch_size
+    doubled = (start * 2**power for power in range(1, task.params.largest_batch_size.bit_length()))
+    sizes = [asked] if asked else [size for size in doubled if size <= task.params.largest_batch_size]
+    return tuple(size for size in sizes if size != start)
+
+
+def _xla_padding(enough_length: int, max_length: int) -> Optimisation:
+    if enough_length >= max_length:
+        return Optimisation("padding length", why_not=f"the texts fill {max_length} tokens")
+    return Optimisation(f"padding length {enough_length}", {"length": enough_length})
 
 
 def _no_tf32(task: Task) -> str:
@@ -93,3 +108,9 @@ def _no_compiler(kind: str, wanted: bool) -> str:
         return "try_compile=False"
     missing = kind == "cpu" and not any(map(shutil.which, ("g++", "clang++", "cl")))
     return "there is no C++ compiler here" if missing else ""
+
+
+def _no_8_bit(kind: str) -> str:
+    if kind != "cuda":
+        return "its kernels are for NVIDIA GPUs"
+    return "" if importlib.util.find_spec("bitsandbytes") else "bitsandbytes is not installed"

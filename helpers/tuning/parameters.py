@@ -35,7 +35,7 @@ class TuningParameters(Parameters):
         tpu="outputs/hardware_tuning_tpu",
     )
     max_length: int = parameter(192, "Tokens; longer texts are cut.", low=8, high=8192)
-    batch_size: int = parameter(0, "The only batch size to try; 0 finds the largest that fits and that helps.", low=0)
+    batch_size: int = parameter(0, "The only batch size to try; 0 doubles the start's while that helps.", low=0)
     text_column: str = parameter("", "Column of the texts; empty finds text, sentence, content, ...", group=DATA)
     label_column: str = parameter("", "Column of the labels; empty finds label, category, class, ...", group=DATA)
     num_rows: int = parameter(0, "Rows to train on; 0 takes all.", group=DATA, low=0)
@@ -44,13 +44,22 @@ class TuningParameters(Parameters):
         "", "This label against all others; empty leaves the labels as they are.", group=DATA
     )
     class_weights: bool = parameter(True, "A rare label counts for as much as a frequent one.", group=DATA)
-    start_batch_size: int = parameter(8, "Examples of a step before tuning.", group=TUNING, low=1, high=4096)
+    start_batch_size: int = parameter(
+        8, "Examples of a step before tuning; 8 is the Trainer's.", group=TUNING, low=1, high=4096
+    )
     largest_batch_size: int = parameter(
-        64, "The search goes no further: larger batches leave too few steps to learn from.", group=TUNING, high=65536
+        64, "No larger one is tried: it would leave too few steps to learn from.", group=TUNING, high=65536
     )
     window_examples: int = parameter(256, "Examples that every setting is timed on.", group=TUNING, high=1_000_000)
     repetitions: int = parameter(
         3, "Timings of every setting, in turn with what it is compared to.", group=TUNING, low=2, high=100
+    )
+    tuning_minutes: float = parameter(
+        60.0,
+        "Minutes that trials (at most half) and comparing runs may take; the tuned run is not counted. 0: no limit.",
+        group=TUNING,
+        low=0,
+        identity=False,
     )
     try_compile: bool = parameter(True, "Try torch.compile, too; it takes minutes.", group=TUNING)
     calibrate: bool = parameter(
@@ -60,8 +69,8 @@ class TuningParameters(Parameters):
         True, "Train with the settings before tuning, too, and compare quality.", group=RUNS, identity=False
     )
     further_seeds: int = parameter(
-        0,
-        "Repeat both runs with so many more seeds; without them there is no spread.",
+        2,
+        "Repeat both runs with so many more seeds, as far as tuning_minutes allow; without them quality is not checked.",
         group=RUNS,
         low=0,
         high=100,

@@ -10,18 +10,20 @@ PADDINGS = ("fixed", "dynamic", "grouped")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a run computes. The defaults are where tuning starts: nothing switched on."""
+    """How a run computes. The defaults are those of transformers' `TrainingArguments`, data collator and models."""
 
     batch_size: int  # examples an optimizer step over all devices
     length: int  # tokens at most, and with fixed padding exactly
     precision: str = "fp32"
-    optimizer: str = "adamw_torch"
+    optimizer: str = "adamw_torch_fused"
     dataloader_workers: int = 0
-    pin_memory: bool = False
+    pin_memory: bool = True
     tf32: bool = False
     gradient_checkpointing: bool = False
-    padding: str = "fixed"  # "dynamic": to the longest of a batch; "grouped": and texts of like length together
-    attention: str = "eager"  # or "sdpa"
+    padding: str = (
+        "dynamic"  # to the longest of a batch; "grouped": and texts of like length together; "fixed": to `length`
+    )
+    attention: str = "sdpa"  # or "eager": written out
     compiled: bool = False
     start_batch_size: int = 0  # what the learning rate is for; 0 = batch_size
 

@@ -66,7 +66,7 @@ def train(data: Path, text: str, label: str, output: str) -> None:
         TrainingArguments(output, **settings),
         train_dataset=rows["train"],
         eval_dataset=rows["test"],
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),
+        data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
         compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())},
     )

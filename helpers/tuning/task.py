@@ -43,10 +43,20 @@ class Task:
 
     @property
     def start(self) -> Settings:
-        """Nothing switched on; at least one example a device."""
-        devices = self.runtime.device_count
+        """A stock Trainer: what `TrainingArguments()` and the library choose, at least one example a device.
+
+        XLA cannot have all of it: the fused kernel crashes there, and each length would be compiled.
+        """
+        kind, devices = self.runtime.kind, self.runtime.device_count
         batch = -(-self.params.start_batch_size // devices) * devices
-        return Settings(batch_size=batch, length=self.params.max_length, start_batch_size=batch)
+        return Settings(
+            batch_size=batch,
+            length=self.params.max_length,
+            start_batch_size=batch,
+            attention=self.model.config._attn_implementation,
+            pin_memory=kind == "cuda",  # which the loader does where there is an accelerator to copy to
+            **{"optimizer": "adamw_torch", "padding": "fixed"} if kind == "xla" else {},
+        )
 
     def encoded(self, split: str, length: int) -> Encoded:
         """The rows of "train", "validation" or "test", cut to `length` tokens."""

@@ -144,7 +144,7 @@ def new_trainer(
             f"{len(train)}; lower batch_size or give more rows"
         )
     model = task.untrained(seed)
-    if hasattr(model, "set_attn_implementation") and model.config._attn_implementation != settings.attention:
+    if model.config._attn_implementation != settings.attention:
         model.set_attn_implementation(settings.attention)
     logger, why = tracking.report_to(params.report_to)
     if logger != params.report_to:
@@ -185,7 +185,6 @@ def new_trainer(
             task.tokenizer,
             padding="max_length" if fixed else "longest",
             max_length=settings.length if fixed else None,
-            pad_to_multiple_of=None if fixed else MULTIPLE,
         ),
         processing_class=task.tokenizer,
         compute_metrics=_metrics,

@@ -11,12 +11,13 @@
 #
 # Reads source code into a **knowledge graph** (who calls, contains, inherits from, imports what), hangs its triples as
 # leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
-# on packages that training never saw, beside counting and a lexical baseline on the same questions; call graph, dependencies
-# and violations of the ontology; and a checkpoint in safetensors.
+# on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
+# safetensors that answers questions about any repository.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
-# **Run all** and wait: what it takes in memory is printed before training, what it took in time and memory after. The TPU
-# twin is `graphmer_se_tpu.ipynb`; it has the same cells.
+# **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -25,12 +26,14 @@
 #
 # Reads source code into a **knowledge graph** (who calls, contains, inherits from, imports what), hangs its triples as
 # leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
-# on packages that training never saw, beside counting and a lexical baseline on the same questions; call graph, dependencies
-# and violations of the ontology; and a checkpoint in safetensors.
+# on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
+# safetensors that answers questions about any repository.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
 # length of the curriculum. The GPU twin is `graphmer_se.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -51,8 +54,8 @@
 # %% [markdown]
 # ## Check and look around
 #
-# Every parameter and every key of the configuration is checked before anything slow starts, the output folder is claimed
-# for this run, and the machine is reported with the reason for each choice.
+# Every parameter and every key of the configuration is checked before anything slow starts, and the machine is reported
+# with the reason for each choice.
 
 # %%
 from helpers import parameters, run_folder, runtime, tables
@@ -63,30 +66,31 @@ params = parameters.check(GraphParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 configuration = params.configuration(machine)
 machine = in_precision(machine, configuration)
-print(machine)
-folder = run_folder.claim("graphmer_se", params)
-print(f"output     {folder.resolve()}\n")
+print(machine, "\n")
 print(to_yaml(configuration))
 
 # %% [markdown]
 # ## The knowledge graph
 #
 # Names are resolved through imports and scopes, not guessed; what nothing resolves is marked and never trained on. The
-# ontology says which types a relation connects and what it forbids; violations are counted. Held out are whole packages,
-# and no pair of entities is on both sides, in whichever order and relation.
+# ontology says which types a relation connects and what it forbids; violations are counted. Held out are whole packages, or
+# modules or definitions where there are too few, and no pair of entities is on both sides, in whichever order and relation.
+# The output folder is claimed for this run once its data are read.
 
 # %%
 from helpers.graphmer import experiment
 
 corpus = experiment.load_corpus(params.data_source, configuration)
+folder = run_folder.claim("graphmer_se", params)
 run_folder.same_data(folder, corpus.source)
+print(f"output: {folder.resolve()}\n{corpus.splits.said}")
 graph, splits, counts = corpus.graph, corpus.splits, corpus.graph.counts()
 tables.show([counts["types"]], f"{len(graph.entities):,} entities by type")
 tables.show([counts["relations"]], f"{len(graph.triples):,} triples by relation")
 parts = {name: len(getattr(splits, name)) for name in ("train", "validation", "test")}
 left_out = {f"left out, {reason}": count for reason, count in splits.dropped.items()}
 tables.show([parts | left_out], f"Triples of {corpus.source}")
-print(f"files that could not be read: {len(graph.manifest['failed'])}")
+tables.show(graph.manifest["failed"][:5], f"files that could not be read: {len(graph.manifest['failed'])}")
 print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the triples between known types")
 
 # %% [markdown]
@@ -180,17 +184,17 @@ tables.show(forecast.beside(measured["train"]))
 # answers are left out (filtered). `contains` and `has_parameter` can be read off qualified names, so the last column is
 # without them. The encoder reads the documents of both ends: what the one asks for and what the candidates ask for, weighed
 # on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
-# as well.
+# as well. Both together are the scorer that is asked below and saved.
 
 # %%
 from helpers.graphmer.link_prediction import LinkPredictor
 
 predictor = LinkPredictor(trainer.model, corpus.validation)
-after = evaluation.measure(predictor, corpus, configuration)
+after = evaluation.measure(predictor, evaluation.both_ends(predictor, corpus), corpus, configuration)
 rows = {"GraphMER-SE": after["links"], "GraphMER-SE, given end alone": after["links_by_given_end"]}
+together = evaluation.with_lexical_baseline(predictor, corpus, configuration)
+rows["GraphMER-SE with the lexical baseline"] = evaluation.links(together, corpus, configuration)
 if params.compare_baselines:
-    both = evaluation.with_lexical_baseline(predictor, corpus, configuration)
-    rows["GraphMER-SE with the lexical baseline"] = both
     rows |= evaluation.baselines(corpus, configuration)
 if params.ablations:
     rows |= evaluation.ablations(configuration, corpus, machine, folder / "ablations")
@@ -204,8 +208,7 @@ tables.show(evaluation.by_relation(rows))
 # ## What else it is good for
 #
 # F1 of calls and imports among true and wrong pairs (threshold from validation), which of several entities of one name is
-# meant, code search from a docstring's first sentence without any training for it, masked tokens before and after, and how
-# often the first answer contradicts the ontology.
+# meant, code search from a docstring's first sentence without any training for it, and masked tokens before and after.
 
 # %%
 tables.show(evaluation.tasks_table(before, after))
@@ -213,23 +216,25 @@ tables.show(evaluation.tasks_table(before, after))
 # %% [markdown]
 # ## Ask it
 #
-# The three likeliest tails of each relation; * marks what the graph says.
+# The three likeliest tails of each relation, by encoder and lexical baseline together as in the table; * marks what the
+# graph says.
 
 # %%
-tables.show(evaluation.answers(predictor, corpus, query), query)
+tables.show(evaluation.answers(together, corpus, query), query)
 
 # %% [markdown]
 # ## Save and reload
 #
-# The reloaded model must score as the one in memory does.
+# With the model are saved its code, tokenizer, ontology and what the scorer weighs. The reloaded model must score as the one
+# in memory does. Where this suite is not, `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads the encoder.
 
 # %%
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer import asking
 
 trainer.save_model(str(folder / "model"))
-corpus.tokenizer.save_pretrained(folder / "model")
-reloaded = GraphMERForPreTraining.from_pretrained(folder / "model")
-difference = evaluation.same_states(trainer.model, reloaded, corpus)
+asking.save(folder / "model", corpus, together)
+saved = asking.GraphMER.load(folder / "model")
+difference = evaluation.same_states(trainer.model, saved.model, corpus)
 print(f"states of the reloaded model differ by at most {difference:.1e}")
 if difference > 1e-3:
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
@@ -255,9 +260,25 @@ results_file = run_folder.write_results(
 print(results_file.resolve())
 
 # %% [markdown]
+# ## Ask about another repository
+#
+# Here the code of this suite, which training has not seen. `known` is what the resolver proves; `open` is named there, and the
+# resolver cannot tell what is meant; `guess` is the model's alone. The probability is that of the next answer, if there is
+# another.
+
+# %%
+from pathlib import Path
+
+code = Path(experiment.__file__).parents[1]
+answers = saved.ask(code, "helpers.run_folder.same_data", "calls")
+tables.show([answer._asdict() for answer in answers], "helpers.run_folder.same_data calls")
+
+# %% [markdown]
 # ## Next steps
 #
 # - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages and virtual environments are not.
+# - **Ask about it**: `saved.ask("my/repository", "package.module.function", "called_by")`, or from the shell
+#   `python -m helpers.graphmer ask outputs/graphmer_se/model my/repository package.module.function called_by`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`; in-batch negatives become fewer with the micro-batch.
 # - **From the shell**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`

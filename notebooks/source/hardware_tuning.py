@@ -9,13 +9,15 @@
 # %% [markdown] tags=["gpu"]
 # # Hardware tuning: before and after, measured (GPU)
 #
-# Fine-tunes a text classifier and switches on one optimisation after the other: batch size, mixed precision, fused AdamW,
-# loader workers, TF32, gradient checkpointing, padding, SDPA attention, `torch.compile`. Each is timed **on this machine**,
-# in turn with what was kept before it, and stays only if it is faster every time. At the end the tuned run is held against
-# the start at equal quality.
+# Fine-tunes a text classifier and changes one setting after the other, from those of a stock `Trainer` on: TF32, mixed
+# precision, attention, padding, loader workers, `torch.compile`, batch size, and what saves memory for a larger batch. Each
+# is timed **on this machine**, in turn with what was kept before it, and stays only if it is faster by more than noise. At
+# the end the tuned run is held against the stock one at equal quality.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other things help.
 # **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # No table of speed-ups that somebody else measured is in here. What helps depends on the machine, the model and the texts.
 #
@@ -25,14 +27,16 @@
 # %% [markdown] tags=["tpu"]
 # # Hardware tuning: before and after, measured (TPU)
 #
-# Fine-tunes a text classifier and switches on one optimisation after the other: batch per chip, bf16 autocast, gradient
-# checkpointing, padding length, SDPA attention. Each is timed **on this machine**, in turn with what was kept before it, and
-# stays only if it is faster every time; compilation is reported apart. At the end the tuned run is held against the start at
-# equal quality. What a TPU cannot use (fused AdamW, loader workers, TF32, `torch.compile`) is listed with the reason.
+# Fine-tunes a text classifier and changes one setting after the other: bf16 autocast, attention, padding length, batch, and
+# gradient checkpointing for a larger one. Each is timed **on this machine**, in turn with what was kept before it, and stays
+# only if it is faster by more than noise; compilation is reported apart. At the end the tuned run is held against the start
+# at equal quality. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
 # twin is `hardware_tuning.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
 # checkpoint.
@@ -45,8 +49,8 @@
 #
 # `data_source` is a Hub data set, a path to your own `.csv` or `.jsonl` with `text` and `label` (or a folder with `train.csv`,
 # `validation.csv`, `test.csv`), or `"sample"`: documentation strings of Python by package, which need no network. Zeros mean
-# "what the recipe says"; `batch_size=0` finds the batch by trying. Tokens never belong here: put `HF_TOKEN` or
-# `WANDB_API_KEY` into the runtime's secrets.
+# "what the recipe says"; `batch_size=0` finds the batch by trying. Trials and comparing runs end within `tuning_minutes`; what
+# no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
@@ -96,8 +100,7 @@ texts = load_labelled(
 run_folder.same_data(folder, texts.source)
 print(texts)
 tables.show([{"rows removed": why, "": count} for why, count in texts.removed.items()])
-for row, label in texts.train[:3]:
-    print(f"\n{texts.labels[label]}: {row[:300]}")
+print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3]), sep="\n")
 
 # %% [markdown]
 # ## Model
@@ -119,7 +122,8 @@ if task.weights is not None:
 # %% [markdown]
 # ## Plan
 #
-# Where tuning starts: nothing switched on. The memory is counted, and what is measured comes next.
+# Where tuning starts: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one
+# padding length and plain AdamW.) The memory is counted, and what is measured comes next.
 
 # %%
 start = task.start
@@ -128,10 +132,11 @@ tables.show(task.plan(start).rows())
 # %% [markdown]
 # ## One optimisation at a time
 #
-# First the largest batch that fits (up to `largest_batch_size`: beyond it too few steps are left to learn from), found by
-# trying. Then every optimisation on top of what was kept: `repetitions` timings, each in turn with the setting before it, on
-# the same examples from the same weights. Kept is what was faster every time and by more than 2 % in the median. What is
-# more than five times as slow as the start is given up while it warms up: a CPU that only emulates bf16, say.
+# Every change comes on top of what was kept: `repetitions` timings, in turn with the setting before it, on the same examples
+# from the same weights. The start is timed more often, which says what noise is here. Kept is a change whose 95 % interval
+# lies above 1. The batch is doubled last, while that helps; what saves memory has to earn its place with the batch that did
+# not fit without it. What is more than five times as slow as the start is given up while it warms up: a CPU that only
+# emulates bf16, say. How long all of it may take is said first.
 
 # %%
 from helpers.tuning import climb
@@ -140,13 +145,12 @@ climbed = climb.tune(task, folder)
 tuned = climbed.top.settings
 
 # %% [markdown]
-# **speed-up** is over the start, in examples a second. **loss** and **F1** are those of the short timing: they say that
-# nothing broke, no more; quality is judged by the whole runs below. **busy** is the device's utilisation.
+# **speed-up** is over the start, in examples a second. The last line, tuned over the start, is timed once more: what was
+# chosen by a timing is flattered by it. **loss** and **F1** are those of the short timing: they say that nothing broke, no
+# more; quality is judged by the whole runs below. **busy** is the device's utilisation.
 
 # %%
-if climbed.search:
-    tables.show(climbed.search.rows(), "Batches that were tried")
-tables.show([rung.row() for rung in climbed.rungs], "Optimisations, each on top of what was kept")
+tables.show(climbed.rows(), "Optimisations, each on top of what was kept")
 figure = climb.plot(
     climbed.rungs, folder / "figures" / "optimisations.png", title=f"What helps on {machine.device_name}"
 )
@@ -197,15 +201,17 @@ figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned r
 # %% [markdown]
 # ## Against the start, at equal quality
 #
-# The same training with nothing switched on. `further_seeds=2` repeats both: without it there is no spread, and a difference
-# means little. Where validation says that quality was lost, a step back is taken and trained, too: without length-grouped
-# batches first, then at full length, then with the first batch size, then with the first precision. Of two labels the
-# threshold is chosen on validation alone, and so are the settings that stay; what the test says comes after.
+# The same training with the stock settings, and both again with `further_seeds` more seeds as far as `tuning_minutes` allow:
+# with one seed there is no spread, and quality counts as not checked. Where validation says that it was lost, a step back is
+# taken and trained, too: without length-grouped batches first, then at full length, with the first optimizer, the first
+# batch size, the first precision. Of two labels the threshold is chosen on validation alone, and so are the settings that
+# stay; what the test says comes after.
 
 # %%
 from helpers.tuning import comparison
 
-compared = comparison.compare(trainer, task, folder)
+timed = {"spent": climbed.seconds, "speed_up": climbed.top.speed_up}
+compared = comparison.compare(trainer, task, folder, **timed)
 after = compared.rows[params.seed][compared.chosen]
 
 # %%
@@ -284,6 +290,6 @@ print(results_file.resolve())
 #
 # - **Your own texts**: set `data_source` to a `.csv` with `text` and `label`. Their lengths decide what padding gives.
 # - **Use the model elsewhere**: `pipeline("text-classification", "<output_dir>/model")`.
-# - **Out of memory**: shorten `max_length` first (the longest text is printed above), then lower `start_batch_size`; gradient
-#   checkpointing costs time and gives memory, in the table you see how much of each.
+# - **Out of memory**: shorten `max_length` first (the longest text is printed above), then lower `start_batch_size`. The exported
+#   `training_args.json` takes `gradient_checkpointing`, too, which costs time and gives memory.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all, and lay the two tables side by side.

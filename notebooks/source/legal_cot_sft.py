@@ -14,8 +14,10 @@
 # intervals; and you have the adapter and the merged model, both loaded back and compared.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling; Kaggle: *GPU T4
-# x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait: what it takes is printed
-# before training, what it took after. The TPU twin is `legal_cot_sft_tpu.ipynb`; it has the same cells.
+# x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait. The TPU twin is
+# `legal_cot_sft_tpu.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # What it writes is no legal advice: a model of this size invents cases.
 #
@@ -31,6 +33,8 @@
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Examples are
 # packed into blocks of one length and kept apart by a mask. The GPU twin is `legal_cot_sft.ipynb`; it has the same cells.
+#
+# {planned}
 #
 # What it writes is no legal advice: a model of this size invents cases.
 #
@@ -73,6 +77,7 @@ print(f"output     {folder.resolve()}")
 # %%
 from helpers.legal import experiment
 
+experiment.check(params, machine)
 data = experiment.load_data(params)
 run_folder.same_data(folder, data.records.source)
 tables.show(data.report.rows())
@@ -82,14 +87,15 @@ print(", ".join(f"{name} {len(records):,}" for name, records in vars(data.splits
 # %% [markdown]
 # ## Model
 #
-# With LoRA the base model stays as it is and small matrices beside its projections are trained; their weights are fp32.
+# With LoRA the base model stays as it is and small matrices beside its projections are trained; their weights are fp32. With
+# QLoRA these projections are kept in 4 bits: a model of 7 billion weights can be trained on a T4.
 
 # %%
 from helpers.legal.model import load_model
 
 model, tokenizer = load_model(params, machine)
-trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-print(f"{trained:,} of {sum(weight.numel() for weight in model.parameters()):,} parameters are trained")
+trained = model.num_parameters(only_trainable=True)
+print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
 
 # %% [markdown]
 # ## One example before and after
@@ -137,7 +143,7 @@ tables.show(forecast.rows())
 trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
 
 # %%
-from helpers.legal import correctness
+from helpers.legal import correctness, harness
 
 references = experiment.references(encoded, params)
 before, samples_before = experiment.examine(trainer.model, encoded, params, machine)
@@ -175,6 +181,9 @@ for name, found in after.items():
     tables.show(rows, f"{name}: {correctness.note(references[name])}")
 
 # %%
+if params.questions:
+    asked = harness.table(before=before["test"]["questions"], after=after["test"]["questions"])
+    tables.show(asked, "Labelled questions, by lm-evaluation-harness")
 print(correctness.beside(samples_before, samples_after, 2))
 
 # %%
@@ -198,7 +207,8 @@ results_file = run_folder.write_results("legal_cot_sft", params, machine, **resu
 # %% [markdown]
 # ## Export and load back
 #
-# With LoRA: the adapter, and in `merged/` the whole model. Both, loaded back, must give the same logits.
+# With LoRA: the adapter, and in `merged/` the whole model; with QLoRA the adapter alone. What is loaded back must give the same
+# logits.
 
 # %%
 from helpers.legal.export import export, reload_check

@@ -10,11 +10,13 @@
 # # A reservoir language model on TinyStories (GPU)
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
-# byte beside n-gram baselines and an equally large transformer, a story told by each, and a model to load elsewhere.
+# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
+# equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait.
 # The TPU twin is `tinystories_reservoir_tpu.ipynb`.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -22,12 +24,14 @@
 # # A reservoir language model on TinyStories (TPU)
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
-# byte beside n-gram baselines and an equally large transformer, a story told by each, and a model to load elsewhere.
+# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
+# equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
 # `tinystories_reservoir.ipynb`.
+#
+# {planned}
 #
 # Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
 
@@ -205,8 +209,7 @@ rows = comparison.over_seeds(trainer, corpus, params, plan, machine, folder)
 # %% [markdown]
 # ## After training
 #
-# The same measure on the same tokens; bits per byte does not depend on the tokeniser. Then a story of each, and the loss
-# against tokens and seconds.
+# The same measure on the same tokens, a story of each, and the loss against tokens and seconds.
 
 # %%
 tables.show(comparison.table({"untrained": before, **baselines}, rows))
@@ -226,8 +229,7 @@ figure = comparison.plot(
 # %% [markdown]
 # ## Save, reload, compare
 #
-# The saved model must tell the same story as the one in memory (in half precision, which rounds products, it may not). Its
-# code is saved beside the weights: elsewhere, load it with `trust_remote_code=True`.
+# The saved model must tell the same story as the one in memory (in half precision, which rounds products, it may not).
 
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer

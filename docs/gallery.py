@@ -1,0 +1,137 @@
+"""Executed copies of the notebooks: what a reader sees who has not run one yet.
+
+    python docs/gallery.py                              # all five, on this machine, one after another
+    python docs/gallery.py legal_cot_sft                # one
+    python docs/gallery.py lejepa_training base_model=/models/all-MiniLM-L6-v2     # with other parameters
+
+Each GPU notebook runs with the parameters below, on data that need no network. What was cut off goes on where it stopped.
+`docs/gallery/` then holds it without its packed `helpers`, as .ipynb, which code hosts show, and as a page in HTML.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbconvert import HTMLExporter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from helpers import batch
+
+ROOT = Path(__file__).resolve().parents[1]
+GALLERY = ROOT / "docs/gallery"
+RUNS = ROOT / "outputs/gallery"
+PARAMETERS = {
+    "tinystories_reservoir": {"max_steps": 300},
+    "lejepa_training": {"base_model": "sample", "max_steps": 200},
+    "legal_cot_sft": {
+        "base_model": "sample",
+        "method": "full",
+        "layout": "instruction",
+        "num_records": 5000,
+        "batch_size": 2,
+        "learning_rate": 3e-3,
+        "max_steps": 2400,
+        "eval_steps": 800,
+        "save_steps": 800,
+    },
+    "graphmer_se": {"config": "cpu", "max_steps": 300},
+    "hardware_tuning": {"base_model": "sample", "max_steps": 400},
+}
+LEFT_OUT = "# The packed files of `helpers` and their setup stand here in the notebook itself."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebook", nargs="?", choices=PARAMETERS)
+    parser.add_argument("parameters", nargs="*", metavar="name=value")
+    arguments = parser.parse_args()
+    for name in [arguments.notebook] if arguments.notebook else PARAMETERS:
+        changes = dict(each.split("=", 1) for each in arguments.parameters)
+        values = {"data_source": "sample"} | PARAMETERS[name] | changes
+        folder, source = RUNS / name, ROOT / f"notebooks/{name}.ipynb"
+        batch.main([str(source), "--output-dir", str(folder), *(f"{key}={value}" for key, value in values.items())])
+        (executed,) = folder.glob("*/*.ipynb")
+        publish(executed, name, {str(folder): "outputs", str(ROOT): "."})
+
+
+def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
+    """Writes `name`.ipynb and `name`.html into the gallery.
+
+    replaced: folders of this machine, and what stands for each in what the notebook printed.
+    """
+    notebook = shown(nbformat.read(executed, as_version=4), replaced)
+    GALLERY.mkdir(exist_ok=True)
+    nbformat.write(notebook, GALLERY / f"{name}.ipynb")
+    page, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
+    frame = PAGE.replace("TITLE", name).replace("NOTEBOOK", f"{name}.ipynb").replace("BODY", page)
+    (GALLERY / f"{name}.html").write_text(frame, encoding="utf-8")
+    links = "\n".join(
+        f"- [{path.stem}]({path.name}) ([as a web page]({path.stem}.html))" for path in sorted(GALLERY.glob("*.ipynb"))
+    )
+    (GALLERY / "README.md").write_text(INDEX.replace("LINKS", links), encoding="utf-8")
+
+
+def shown(notebook: nbformat.NotebookNode, replaced: dict[str, str]) -> nbformat.NotebookNode:
+    """The notebook without its payload, folders of this machine, widgets, and what papermill and Jupyter noted in it."""
+    for cell in notebook.cells:
+        if "\nPAYLOAD = " in cell.source:
+            cell.source = LEFT_OUT
+        cell.source = without(cell.source, replaced)
+        cell.metadata = nbformat.NotebookNode(
+            {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
+        )
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output.text = without(output.text, replaced)
+            data = output.get("data", {})
+            data.pop("application/vnd.jupyter.widget-view+json", None)
+            for kind, value in data.items():
+                if kind.startswith("text/"):
+                    data[kind] = without(value, replaced)
+    notebook.metadata = nbformat.NotebookNode(
+        {key: value for key, value in notebook.metadata.items() if key in ("kernelspec", "language_info")}
+    )
+    return notebook
+
+
+def without(text: str, replaced: dict[str, str]) -> str:
+    for folder, short in replaced.items():
+        text = text.replace(folder, short)
+    return re.sub(re.escape(str(Path.home())) + r"(?=/)", "~", text)
+
+
+INDEX = """# Executed notebooks
+
+Each was run by [gallery.py](../gallery.py) on a CPU, with the parameters that stand there, and is shown with what it printed and drew. The
+packed files of `helpers` are left out: to run a notebook take it from [notebooks](../../notebooks).
+
+LINKS
+"""
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>TITLE</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+pre { overflow-x: auto; background: #f6f8fa; padding: 0.6rem; font-size: 13px; line-height: 1.4; }
+.jp-OutputArea pre, .output pre { background: none; border-left: 3px solid #d0d7de; }
+img { max-width: 100%; height: auto; }
+table { display: block; overflow-x: auto; border-collapse: collapse; font-size: 14px; }
+td, th { padding: 0.2rem 0.6rem; border-bottom: 1px solid #d0d7de; text-align: right; }
+.jp-InputPrompt, .jp-OutputPrompt, .prompt, .anchor-link { display: none; }
+</style>
+</head>
+<body>
+<p><a href="NOTEBOOK">as a notebook</a> · <a href="README.md">all of them</a></p>
+BODY
+</body>
+</html>
+"""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Labelled legal questions by lm-evaluation-harness: its own tasks (LegalBench, ContractNLI, MMLU) and files of one's own."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helpers import provenance
+from helpers.cpu_copy import cpu_copy
+from helpers.parameters import did_you_mean
+
+from .files import as_text, read_rows
+from .generation import evaluating
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SUFFIXES = (".tsv", ".jsonl")
+EXAMPLES = "legalbench, legalbench_contract_nli or mmlu_professional_law"
+
+
+def load_tasks(questions: str) -> list[Any]:
+    """What `lm_eval.simple_evaluate` takes as tasks: names as they are, of a file one multiple-choice task for each of its tasks.
+
+    Args:
+        questions: names of the harness's tasks with commas between them, or a .tsv with a header or a .jsonl with the columns
+            `text` and `answer`. The column `task` parts tasks. The options of a task are all answers that occur in it.
+
+    Raises:
+        ImportError: lm-evaluation-harness is not installed.
+        ValueError: a name that the harness does not know; a row without text or answer, with file and line; a task with a
+            single answer, which leaves nothing to choose.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ImportError(
+            f"questions={questions!r} needs lm-evaluation-harness: add a cell with `%pip install lm_eval` above the first, restart "
+            "the kernel and run all again, or leave questions empty"
+        )
+    if Path(questions).suffix in SUFFIXES:
+        return [_task(name, rows) for name, rows in read_tasks(questions).items()]
+    from lm_eval.tasks import TaskManager
+
+    names, known = [name.strip() for name in questions.split(",")], TaskManager().all_tasks
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"questions={questions!r}: lm-evaluation-harness has no task {name!r}; {did_you_mean(name, known)}give names as "
+                f"{EXAMPLES}, or a .tsv or .jsonl of your own"
+            )
+    return names
+
+
+def read_tasks(path: str) -> dict[str, list[dict[str, str]]]:
+    """Text and answer of each row of a file, by task; raises ValueError as `load_tasks`."""
+    tasks: dict[str, list[dict[str, str]]] = {}
+    for line, values in read_rows("questions", Path(path).expanduser(), SUFFIXES):
+        where = f"questions={path!r}: line {line}"
+        row = {column: as_text(where, column, values.get(column)).strip() for column in ("text", "answer")}
+        if missing := [column for column, text in row.items() if not text]:
+            raise ValueError(
+                f"{where}: `{missing[0]}` is missing or empty; fields found: {', '.join(map(str, values))}"
+            )
+        tasks.setdefault(as_text(where, "task", values.get("task")) or Path(path).stem, []).append(row)
+    for name, rows in tasks.items():
+        if len({row["answer"] for row in rows}) < 2:
+            raise ValueError(
+                f"questions={path!r}: all answers of task {name!r} are the same; add rows, or leave it out"
+            )
+    if not tasks:
+        raise ValueError(f"questions={path!r} holds no row; give a row for each question")
+    return tasks
+
+
+def _task(name: str, rows: list[dict[str, str]]) -> dict[str, Any]:
+    from datasets import Dataset
+
+    return {
+        "task": name,
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(rows)},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{text}}\nAnswer:",
+        "doc_to_target": "answer",
+        "doc_to_choice": _options(rows),
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
+        ],
+    }
+
+
+def _options(rows: list[dict[str, str]]) -> list[str]:
+    return sorted({row["answer"] for row in rows})
+
+
+def evaluate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: str, *, batch_size: int = 8
+) -> dict[str, Any]:
+    """What the harness finds with its own prompts and metrics, by task, and what pins it: versions and hashes of the questions.
+
+    Of a file also what an answer without reading would reach: `uniform_chance`, and `best_constant`, the most frequent one.
+    Autocast is the caller's. On XLA a copy on the CPU is asked, because the harness's batches have many shapes.
+
+    Raises as `load_tasks`.
+    """
+    tasks = load_tasks(questions)
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    asked = cpu_copy(model) if model.device.type == "xla" else model
+    with evaluating(asked):
+        wrapped = HFLM(pretrained=asked, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size)
+        found = lm_eval.simple_evaluate(model=wrapped, tasks=tasks)
+    results = {name: _numbers(values) for name, values in found["results"].items()}
+    if Path(questions).suffix in SUFFIXES:
+        for name, rows in read_tasks(questions).items():
+            counts = Counter(row["answer"] for row in rows)
+            results[name] |= {"uniform_chance": 1 / len(counts), "best_constant": max(counts.values()) / len(rows)}
+    return {
+        "lm_eval": provenance.version("lm_eval"),
+        "tasks": results,
+        "versions": found["versions"],
+        "examples_in_the_prompt": found["n-shot"],
+        "hashes": {name: _hash(samples) for name, samples in found["samples"].items()},
+    }
+
+
+def _hash(samples: list[Mapping[str, Any]]) -> str:
+    """Of all prompts and answers of a task."""
+    asked = "".join(each["prompt_hash"] + each["target_hash"] for each in samples)
+    return hashlib.sha256(asked.encode()).hexdigest()
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics without the filter in their names; a group of tasks has words in the place of numbers."""
+    return {
+        name.replace(",none", "").replace(",", " "): value
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
+
+
+def table(**found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each task and measure, a column for each argument that `evaluate` returned, for `tables.show`."""
+    first = next(iter(found.values()))
+    return [
+        {"task": task, "measure": measure} | {when: each["tasks"][task].get(measure) for when, each in found.items()}
+        for task, measures in first["tasks"].items()
+        for measure in measures
+    ]

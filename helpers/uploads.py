@@ -1,0 +1,46 @@
+"""`data_source="upload"`: a file of one's own, chosen in the browser."""
+
+import re
+import zipfile
+from pathlib import Path
+
+UPLOAD = "upload"
+LARGEST = 4 * 2**30  # bytes that an archive may unpack to
+
+
+def uploaded(name: str) -> str:
+    """Asks for one file in Colab and returns its path in the working directory; a .zip is unpacked into a folder.
+
+    The same file chosen again is the one that is there already, so that its run goes on. Raises ValueError outside of
+    Colab, unless one file was chosen, and for an archive that is damaged or too large.
+    """
+    try:
+        from google.colab import files
+    except ImportError:
+        raise ValueError(f"{name}={UPLOAD!r} asks for a file in Colab's window; here give the file's path") from None
+    chosen = [Path(each) for each in files.upload()]
+    if len(chosen) != 1:
+        raise ValueError(f"{name}={UPLOAD!r}: {len(chosen)} files were chosen; run the cell again and choose one")
+    (path,) = chosen
+    first = path.with_name(
+        re.sub(r" \(\d+\)(?=\.\w+$|$)", "", path.name)
+    )  # Colab names the second copy `texts (1).csv`
+    if first != path and first.is_file() and first.read_bytes() == path.read_bytes():
+        path.unlink()
+        path = first
+    if path.suffix.lower() == ".zip":
+        path = _unpacked(name, path)
+    print(f"{name}={str(path)!r} (set it so to go on later)")
+    return str(path)
+
+
+def _unpacked(name: str, path: Path) -> Path:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(each.file_size for each in archive.infolist())
+            if size > LARGEST:
+                raise ValueError(f"{name}={str(path)!r} unpacks to {size / 2**30:.0f} GiB, more than {LARGEST >> 30}")
+            archive.extractall(path.with_suffix(""))  # it leaves out `..` and roots
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{name}={str(path)!r} is no whole archive ({error}): upload it again") from None
+    return path.with_suffix("")

@@ -1,0 +1,122 @@
+"""Repositories as people have them: each is read, split by what fits its size, trained on and measured."""
+
+import email
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from helpers import runtime
+from helpers.graphmer import evaluation, experiment
+from helpers.graphmer.configuration import override, read_configuration
+from helpers.graphmer.extraction import load_graph
+from helpers.graphmer.link_prediction import LinkPredictor
+from helpers.graphmer.sources import MOST_BYTES
+
+from .graph_run import SMALL
+
+pytestmark = pytest.mark.once
+
+LIBRARY = Path(json.__file__).parents[1]
+SCRIPTS = (
+    "argparse",
+    "bisect",
+    "calendar",
+    "cmd",
+    "csv",
+    "fnmatch",
+    "getopt",
+    "heapq",
+    "pprint",
+    "queue",
+    "shlex",
+    "sched",
+)
+
+
+def one_package(folder: Path) -> None:
+    shutil.copytree(Path(email.__file__).parent, folder / "email", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def three_modules(folder: Path) -> None:
+    shutil.copytree(Path(json.__file__).parent, folder / "json", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def scripts(folder: Path) -> None:
+    for name in SCRIPTS:
+        shutil.copy(LIBRARY / f"{name}.py", folder)
+
+
+def one_script(folder: Path) -> None:
+    shutil.copy(LIBRARY / "argparse.py", folder)
+
+
+def namespace_packages(folder: Path) -> None:
+    for place, name in enumerate(SCRIPTS):
+        inside = folder / "company" / f"team{place % 4}"
+        inside.mkdir(parents=True, exist_ok=True)
+        shutil.copy(LIBRARY / f"{name}.py", inside)
+
+
+KINDS = {
+    one_package: "held out by module (2",
+    three_modules: "held out by definition (",
+    scripts: "held out by module (12 of them)",
+    one_script: "held out by definition (",
+    namespace_packages: "held out by module (12 of them)",
+}
+
+
+def unreadable(folder: Path) -> None:
+    (folder / "old.py").write_text("print 'of Python 2'\nexec 'x' in {}\n")
+    (folder / "broken.py").write_text("def f(:\n    pass\n")
+    (folder / "data.py").write_text("TABLE = [\n" + "    'x' * 40,\n" * (10_000_000 // 14) + "]\n")
+    (folder / "notes.ipynb").write_text("{}")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
+def test_a_repository_of_any_shape_is_split_by_what_fits_trained_on_and_measured(kind, tmp_path):
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    kind(folder)
+    unreadable(folder)
+    changes = SMALL | {"run.max_steps": 2, "evaluation.unit": "package", "evaluation.max_triples": 20}
+    configuration = override(read_configuration("cpu"), changes)
+    corpus = experiment.load_corpus(str(folder), configuration)
+    assert corpus.splits.said.startswith(KINDS[kind])
+    assert {each["path"] for each in corpus.graph.manifest["failed"]} == {"old.py", "broken.py", "data.py"}
+    total = sum(map(len, (corpus.splits.train, corpus.splits.validation, corpus.splits.test)))
+    for part in (corpus.splits.validation, corpus.splits.test):
+        assert 0.02 * total < len(part) <= 0.15 * total
+    machine = runtime.detect(False, precision="fp32")
+    trainer = experiment.train(configuration, corpus, machine, tmp_path / "run")
+    predictor = LinkPredictor(trainer.model, corpus.validation)
+    found = evaluation.measure(predictor, evaluation.both_ends(predictor, corpus), corpus, configuration)
+    before = {name: found["masked"][name] for name in ("mlm", "mnm")}
+    assert 0 < found["links"]["both"]["mrr"] <= 1
+    assert evaluation.tasks_table(before, found)
+
+
+def test_modules_of_namespace_packages_have_the_names_that_imports_use(tmp_path):
+    (tmp_path / "company" / "team").mkdir(parents=True)
+    (tmp_path / "company" / "team" / "tools.py").write_text("def mend(): pass\n")
+    use = "from company.team import tools\nfrom company.team.tools import mend\ntools.mend()\n"
+    (tmp_path / "use.py").write_text(use)
+    graph = load_graph(tmp_path)
+    assert {triple.tail for triple in graph.triples if triple.relation == "calls"} == {"company.team.tools.mend"}
+
+
+def test_too_little_source_says_how_little(tmp_path):
+    (tmp_path / "a.py").write_text("def f(): pass\n")
+    with pytest.raises(ValueError, match="1 triples, too few to hold some out by package or module or definition"):
+        experiment.load_corpus(str(tmp_path), read_configuration("cpu"))
+
+
+def test_sources_of_which_none_can_be_read_say_why(tmp_path):
+    (tmp_path / "old.py").write_text("print 'x'\n")
+    (tmp_path / "long.py").write_bytes(b"#" * (MOST_BYTES + 1))
+    with pytest.raises(
+        ValueError, match=r"none of its 2 files can be read.*long.py \(.*1,000,000 bytes.*old.py \(line 1"
+    ):
+        load_graph(tmp_path)

@@ -1,0 +1,164 @@
+"""A saved GraphMER that is asked: about the repository it was measured on, about one that it never saw, in another process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import runtime
+from helpers.graphmer import asking, evaluation, experiment
+from helpers.graphmer.__main__ import main
+from helpers.graphmer.asking import GUESS, KNOWN, OPEN, GraphMER
+from helpers.graphmer.configuration import override, read_configuration
+from helpers.graphmer.knowledge_graph import read_graph
+from helpers.graphmer.link_prediction import LinkPredictor
+from helpers.graphmer.ranking import DIRECTIONS, admitted, score
+
+from .graph_run import SMALL
+from .test_graph_documents import library
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+SHOP = {
+    "shop/__init__.py": "",
+    "shop/goods.py": """\
+        class Item:
+            def price(self, count):
+                return count
+
+
+        def find(name):
+            return Item()
+        """,
+    "shop/main.py": """\
+        from shop.goods import find
+
+
+        def total(basket):
+            # adds up
+            return sum(find(one).price(1) for one in basket)
+
+
+        def report(basket, printer):
+            printer.price(basket)
+            return total(basket)
+        """,
+}
+
+
+def write(folder: Path) -> Path:
+    for name, text in SHOP.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Corpus, the scorer of the notebook's table, and the folder that it saves."""
+    folder = tmp_path_factory.mktemp("trained")
+    configuration = override(read_configuration("cpu"), SMALL | {"run.max_steps": 3})
+    corpus = experiment.load_corpus(str(library(folder / "sources")), configuration)
+    machine = runtime.detect(False, precision="fp32")
+    trainer = experiment.train(configuration, corpus, machine, folder / "run")
+    scorer = evaluation.with_lexical_baseline(LinkPredictor(trainer.model, corpus.validation), corpus, configuration)
+    trainer.save_model(str(folder / "model"))
+    asking.save(folder / "model", corpus, scorer)
+    return corpus, scorer, folder
+
+
+@pytest.fixture
+def saved(trained, tmp_path):
+    return GraphMER.load(trained[2] / "model", tmp_path / "cache")
+
+
+@pytest.fixture
+def shop(tmp_path):
+    return write(tmp_path / "shop_repository")
+
+
+def test_what_is_loaded_scores_as_what_was_measured(trained, saved):
+    corpus, scorer, folder = trained
+    loaded = saved.read(folder / "sources").scorer
+    relations = ["calls", "contains", "imports", "overrides"]
+    for relation, candidates in admitted(corpus.graph, corpus.ontology, relations).items():
+        for direction in DIRECTIONS:
+            given = [getattr(one, direction) for one in corpus.splits.test if one.relation == relation]
+            given = sorted({"json.dumps", "json.encoder.JSONEncoder.default"} if not given else set(given))[:4]
+            there, here = (score(one, given, relation, candidates[direction], direction) for one in (scorer, loaded))
+            assert np.ptp(there) > 0
+            assert np.allclose(there, here, atol=1e-4, rtol=1e-4), (relation, direction)
+
+
+def test_answers_say_what_is_known_and_where_it_stands(saved, shop):
+    known = [one for one in saved.ask(shop, "shop.goods.find", "called_by") if one.status == KNOWN]
+    assert [tuple(one) for one in known] == [
+        ("shop.main.total", KNOWN, None, "shop/main.py:4", "shop/main.py:6"),
+    ]
+    callees = saved.ask(shop, "main.total", "calls", most=0)  # the end of its name
+    assert {(one.name, one.defined, one.mentioned) for one in callees} == {
+        ("builtins.sum", "", "shop/main.py:6"),
+        ("shop.goods.find", "shop/goods.py:6", "shop/main.py:6"),
+    }
+
+
+def test_guesses_are_no_known_answers_and_their_probabilities_add_up(saved, shop):
+    answers = saved.ask(shop, "shop.main.report", "calls", most=1000)
+    known = {one.name for one in answers if one.status == KNOWN}
+    rest = [one for one in answers if one.status != KNOWN]
+    assert known == {"shop.main.total"}
+    assert not known & {one.name for one in rest}
+    probabilities = [one.probability for one in rest]
+    assert sum(probabilities) == pytest.approx(1) and probabilities == sorted(probabilities, reverse=True)
+    status = {one.name: one.status for one in rest}
+    assert status["shop.goods.Item.price"] == OPEN  # `printer.price` is written there, of what class nothing says
+    assert status["shop.goods.find"] == GUESS
+
+
+def test_what_was_read_is_found_again_until_a_file_changes(trained, saved, shop, tmp_path):
+    before = saved.ask(shop, "shop.goods.find", "called_by", most=3)
+    (digest,) = (tmp_path / "cache").iterdir()
+    assert read_graph(digest).digest() == saved.read(shop).graph.digest()
+    again = GraphMER.load(trained[2] / "model", tmp_path / "cache")
+    assert again.ask(shop, "shop.goods.find", "called_by", most=3) == before
+    source = shop / "shop" / "main.py"
+    source.write_text("\n\n" + source.read_text().replace("find(one)", "one"))
+    now = saved.ask(shop, "shop.goods.find", "called_by", most=3)
+    assert not [one for one in now if one.status == KNOWN]
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_another_process_prints_the_same_answers(trained, saved, shop, tmp_path):
+    command = [sys.executable, "-m", "helpers.graphmer", "ask", str(trained[2] / "model"), str(shop)]
+    command += ["shop.main.report", "calls", "--cache", str(tmp_path / "elsewhere"), "--most", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"}
+    printed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    answers = saved.ask(shop, "shop.main.report", "calls", most=2)
+    lines = [line.split() for line in printed.strip().splitlines()[2:]]
+    assert [line[:2] for line in lines] == [[one.name, one.status] for one in answers]
+    assert all(one.defined in line for one, line in zip(answers, lines, strict=True) if one.defined)
+
+
+@pytest.mark.parametrize(
+    ("name", "relation", "message"),
+    [
+        ("shop.goods.fnd", "calls", "name='shop.goods.fnd': no entities of"),
+        ("other.find", "calls", "there are shop.goods.find"),
+        ("shop.goods.find", "cals", "relation='cals': not in the ontology; known: contains"),
+        ("shop.goods.find(name)", "calls", "is a parameter, which has: has_type"),
+    ],
+)
+def test_what_cannot_be_asked_is_an_error_that_says_what_can(saved, shop, name, relation, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        saved.ask(shop, name, relation)
+
+
+def test_a_folder_without_a_saved_model_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["ask", str(tmp_path), str(tmp_path), "a.b", "calls"])
+    assert "no graphmer.json there" in capsys.readouterr().err

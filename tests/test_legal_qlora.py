@@ -1,0 +1,114 @@
+"""QLoRA through bitsandbytes' CPU backend: weights in NF4, an adapter that learns, is saved, read back and resumed; a TPU refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from helpers.legal.export import export, reload_check
+from helpers.legal.model import check_method
+from helpers.legal.training_step import workload
+from helpers.legal.workload import planned
+from helpers.plan import DoesNotFit
+from helpers.planning.counting import count
+from helpers.planning.workloads import Asked
+
+from .test_legal_model import loaded, runtime
+from .test_legal_training import fingerprint, results, run
+
+INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
+needs_bitsandbytes = pytest.mark.skipif(not INSTALLED, reason="bitsandbytes is not installed")
+pytestmark = pytest.mark.once
+RUN = {"method": "qlora", "rank": 32, "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}
+RUN |= {"checkpointing": True}
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_projections_have_four_bits_the_rest_the_runs_precision_and_the_adapter_fp32(precision):
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
+
+    model, _ = loaded(precision, method="qlora")
+    plain, _ = loaded(precision, method="lora")
+    projections = [
+        layer.base_layer for layer in model.modules() if isinstance(getattr(layer, "base_layer", None), Linear4bit)
+    ]
+    assert len(projections) == 2 * 7
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    for each in projections:
+        state = each.weight.quant_state
+        assert (state.quant_type, state.nested, each.compute_dtype) == ("nf4", True, dtype)
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.uint8, dtype}
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert model.num_parameters() == plain.num_parameters()
+    originals = [layer.base_layer.weight.float() for layer in plain.modules() if hasattr(layer, "base_layer")]
+    for each, original in zip(projections, originals, strict=True):
+        read = dequantize_4bit(each.weight, each.weight.quant_state).float()
+        assert (
+            0.08 < ((read - original).square().mean().sqrt() / original.std()) < 0.11
+        )  # a normal weight in NF4: 0.095
+
+
+@needs_bitsandbytes
+def test_a_killed_run_ends_with_identical_adapter_and_moments_in_eight_bits(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    (reference,) = results(run(whole, {"kind": "cpu", **RUN}))
+    assert reference["losses"][-1] < reference["losses"][0] - 1
+    assert reference["loss_by_hand"] == pytest.approx(min(reference["eval_losses"]), rel=1e-5)
+    assert reference["dtypes"] == ["torch.float32", "torch.uint8"]
+    moments = torch.load(whole / "checkpoint-14" / "optimizer.pt", weights_only=True)["state"]
+    assert torch.uint8 in {each.dtype for each in tree_leaves(moments) if torch.is_tensor(each)}
+    assert run(killed, {"kind": "cpu", **RUN, "kill_step": 9}).returncode == -signal.SIGKILL
+    (resumed,) = results(run(killed, {"kind": "cpu", **RUN}, fresh=True))
+    assert resumed["train"]["resumed_from_step"] == 6
+    assert resumed["losses"] == reference["losses"]
+    options = {**RUN, "method": "lora"}  # whose adapter has the same name
+    assert fingerprint(killed, options) == fingerprint(whole, options)
+
+
+@needs_bitsandbytes
+def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
+    model, tokenizer = loaded(method="qlora")
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight += 0.02
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    folder = export(model, tokenizer, tmp_path / "model", base_model="sample", card={})
+    assert reload_check(folder, model, [list(range(30))]) == {"adapter": 0.0}
+    assert [*before] == [name for name, _ in model.named_parameters()]
+    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
+    assert not (folder / "merged").exists()
+    assert "merge into 16" in (folder / "README.md").read_text()
+
+
+@needs_bitsandbytes
+def test_the_counted_bytes_are_those_of_the_loaded_weights():
+    model, _ = loaded("bf16", method="qlora")
+    found = count(workload(model, "sample", 128, "qlora"), 1, kind="cpu", precision="bf16")
+    states = [p.quant_state for p in model.parameters() if hasattr(p, "quant_state")]
+    scales = sum(s.absmax.nbytes + s.state2.absmax.nbytes for s in states)
+    there = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()) + scales
+    assert found.weights == pytest.approx(there, rel=0.02)
+    assert found.parameters == model.num_parameters()
+
+
+def test_a_tpu_refuses_with_the_remedy_and_so_does_its_plan():
+    chip = replace(runtime("bf16"), kind="xla")
+    with pytest.raises(ValueError, match=r"no kernels for a TPU\. Use method='lora'"):
+        check_method("qlora", chip)
+    check_method("lora", chip)
+    with pytest.raises(DoesNotFit, match="no kernels for a TPU"):
+        planned(Asked(method="qlora"), chip)
+
+
+@pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
+def test_without_bitsandbytes_the_error_says_what_to_install():
+    with pytest.raises(ImportError, match="pip install bitsandbytes"):
+        check_method("qlora", runtime())

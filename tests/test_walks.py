@@ -1,0 +1,160 @@
+"""README.md followed to the letter with data of one's own, at small sizes: what it promises is there at the end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from helpers.legal.sample import sample_records
+
+from .notebook_run import NOTEBOOKS, ROOT
+from .test_graph_documents import library
+from .test_graphmer_notebook import CHANGES
+from .test_hardware_tuning_notebook import TINY as TUNING
+from .test_legal_notebook import TINY as LEGAL
+from .test_lejepa_notebook import TINY as EMBEDDING
+from .test_notebooks import TINY as RESERVOIR
+
+pytestmark = [pytest.mark.slow, pytest.mark.once]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+WORDS = (
+    "the",
+    "a",
+    "river",
+    "stone",
+    "cat",
+    "dog",
+    "runs",
+    "sleeps",
+    "under",
+    "near",
+    "bright",
+    "old",
+    "house",
+    "then",
+)
+
+
+def sentences(count: int) -> str:
+    draw = random.Random(count)
+    return " ".join(" ".join(draw.choices(WORDS, k=9)).capitalize() + "." for _ in range(count))
+
+
+def stories(folder: Path) -> Path:
+    path = folder / "stories.txt"
+    path.write_text("\n\n".join(f"{sentences(12)} The end of story {n}." for n in range(120)), encoding="utf-8")
+    return path
+
+
+def documents(folder: Path) -> Path:
+    path = folder / "documents"
+    path.mkdir()
+    for n in range(80):
+        paragraphs = "\n\n".join(f"{sentences(6 + part)} Page {n}, part {part}." for part in range(4))
+        (path / f"{n}.{'md' if n % 2 else 'txt'}").write_text(paragraphs, encoding="utf-8")
+    return path
+
+
+def records(folder: Path) -> Path:
+    path = folder / "records.jsonl"
+    names = re.search(r"\| Legal chain of thought \| (.*) \|", README).group(1)
+    columns = [name for name in re.findall(r"`(\w+)`", names) if name not in ("jsonl", "csv", "parquet")]
+    rows = [{name: record[name] for name in columns} for record in sample_records(120, seed=1)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def sources(folder: Path) -> Path:
+    return library(folder / "sources")
+
+
+def table(folder: Path) -> Path:
+    path = folder / "tickets.csv"
+    draw = random.Random(0)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["body", "team"])
+        for n in range(260):
+            team = draw.choice(["billing", "network"])
+            words = {"billing": "invoice card refund price", "network": "router cable signal slow"}[team].split()
+            rows.writerow([f"{' '.join(draw.choices([*words, *WORDS], k=8))} {n}", team])
+    return path
+
+
+def papermill_command(notebook: str, data: Path, parameters: dict) -> list[str]:
+    """README's command for one notebook with other data, its output folder and smaller sizes."""
+    (written,) = (line for line in COMMANDS if line.startswith("papermill "))
+    words = shlex.split(written)
+    assert words[1] == "notebooks/tinystories_reservoir.ipynb" and "stories.txt" in words
+    words = [sys.executable, "-m", *words]
+    words[words.index("notebooks/tinystories_reservoir.ipynb")] = f"notebooks/{notebook}.ipynb"
+    words[words.index("stories.txt")] = data.name
+    for name, value in {**parameters, "output_dir": "out"}.items():
+        words += ["-p", name, str(value)]
+    return words
+
+
+def finished(folder: Path, command: list[str]) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500, check=False)
+    assert not done.returncode, (done.stdout + done.stderr)[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    shutil.copytree(NOTEBOOKS, tmp_path / "notebooks", ignore=shutil.ignore_patterns("source", "__pycache__"))
+    return tmp_path
+
+
+GRAPH = {"config": "cpu", "changes": "; ".join(f"{key}={value}" for key, value in CHANGES.items() if key != "run.seed")}
+WALKS = {
+    "tinystories_reservoir": (stories, {**RESERVOIR, "num_stories": 0}),
+    "lejepa_training": (documents, {**EMBEDDING, "num_samples": 0}),
+    "legal_cot_sft": (records, {**LEGAL, "num_records": 0}),
+    "graphmer_se": (sources, {**GRAPH, "max_steps": 8, "evaluate_triples": 30}),
+    "hardware_tuning": (
+        table,
+        {**TUNING, "text_column": "body", "label_column": "team", "positive_label": "billing"},
+    ),
+}
+
+
+@pytest.mark.parametrize("notebook", WALKS)
+def test_own_data_train_a_model_that_is_measured_and_loads(checkout, notebook):
+    make, parameters = WALKS[notebook]
+    data = make(checkout)
+    sizes = {name: value for name, value in parameters.items() if name != "data_source"}
+    finished(checkout, papermill_command(notebook, data, sizes))
+    results = json.loads((checkout / "out/results.json").read_text())
+    assert results["notebook"].startswith(notebook) and results["seed"] == 3
+    assert Path(results["data"]["source"]).name.startswith(data.stem)
+    assert results["train"]["steps"] and results["eval"]
+    weights = list((checkout / "out/model").rglob("*.safetensors"))
+    assert weights
+    for path in weights:
+        with safe_open(path, "pt") as opened:
+            assert opened.keys()
+
+
+def test_the_grid_of_the_readme_writes_one_table_of_three_seeds(checkout):
+    stories(checkout)
+    shutil.copytree(ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    (written,) = (line for line in COMMANDS if line.startswith("python -m helpers.batch "))
+    sizes = [f"{name}={value}" for name, value in RESERVOIR.items() if name not in ("data_source", "num_stories")]
+    command = [sys.executable, *shlex.split(written)[1:], *sizes, "num_stories=0"]
+    for status in ("done", "done before"):
+        finished(checkout, command)
+        with (checkout / "runs/results.csv").open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert [(row["seed"], row["status"]) for row in rows] == [(seed, status) for seed in "012"]
