@@ -144,6 +144,13 @@ def test_here_the_suites_own_class_is_loaded_and_no_code_of_the_folder(exported)
     assert torch.allclose(loaded(ids).logits, model(ids).logits, atol=1e-5)
 
 
+def test_a_ridge_readout_has_no_gradient_loaded_or_not(exported):
+    model, folder = exported
+    if model.config.ridge_readout:
+        for each in (model, AutoModelForCausalLM.from_pretrained(folder)):
+            assert not each(torch.arange(V)[None]).logits.requires_grad
+
+
 def test_a_model_that_was_loaded_is_saved_with_its_code_again(exported, tmp_path):
     AutoModelForCausalLM.from_pretrained(exported[1]).save_pretrained(tmp_path)
     for name in MODULES | {"config.json"}:

@@ -98,6 +98,7 @@ class RidgeReadout(KeepsPrecision):
         self.register_buffer("calibration", torch.tensor(1.0, dtype=torch.float64))
         self.register_buffer("gram_GG", torch.zeros(features + 1, features + 1, dtype=torch.float64))
 
+    @torch.no_grad()
     def scores(self, features: torch.Tensor) -> torch.Tensor:
         """Linear estimates of P(v | x), [..., F] to [..., V]. Their sum over V is one."""
         return features.to(self.weight_FV.dtype) @ self.weight_FV + self.bias_V
