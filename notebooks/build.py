@@ -63,8 +63,9 @@ def render(source_folder: Path) -> dict[str, bytes]:
 
 
 def written(built: NotebookNode) -> bytes:
-    """The file of a notebook: a line of JSON for each line of a cell, not indented, which would be 2 % of it."""
-    return (json.dumps(json.loads(nbformat.writes(built)), indent=0, ensure_ascii=False) + "\n").encode()
+    """The file of a notebook: a line of JSON for each line of a cell, not indented or spaced, which would be 2 % of it."""
+    cells = json.loads(nbformat.writes(built))
+    return (json.dumps(cells, indent=0, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
 
 
 def notebook(source: Path, twin: str) -> NotebookNode:

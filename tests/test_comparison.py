@@ -178,6 +178,14 @@ trainable = model.parameter_counts()["trainable"]
 def transformer(name, params=params):
     return comparison.train_transformer(params, corpus, made, machine, trainable=trainable, output_dir=folder / name)
 
+def further(params):
+    found = comparison.over_seeds(trainer, corpus, params, made, machine, folder)
+    own = found.pop(params.seed)
+    assert own["reservoir"]["loss"] == rows["reservoir"]["loss"]
+    if params.compare_transformer:
+        assert own["transformer"]["loss"] == rows["transformer"]["loss"]
+    return found
+
 beside = transformer("transformer")
 rows = {name: comparison.row(run, corpus, params) for name, run in (("reservoir", trainer), ("transformer", beside))}
 answers = {
@@ -189,18 +197,18 @@ answers = {
     "asked rate": transformer("asked", params.model_copy(update={"learning_rate": 0.02, "max_steps": 1})).plan.learning_rate,
     "patience": [run.patience for run in (trainer, beside)],
     "losses": [[entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry][:3] for run in (trainer, beside)],
-    "further": comparison.further_seeds(params, corpus, made, machine, folder),
+    "further": further(params),
 }
 answers["seen"] = dict(seen)
 seen.clear()
-answers["further again"] = comparison.further_seeds(params, corpus, made, machine, folder)
+answers["further again"] = further(params)
 answers["trained again"] = list(seen)
 next_seed = params.model_copy(update={"seed": params.seed + 1})
 alone = experiment.new_trainer(experiment.new_model(next_seed, corpus), corpus, next_seed, made, machine, folder / "alone")
 alone.train()
 answers["alone"] = comparison.row(alone, corpus, next_seed)
 without = params.model_copy(update={"compare_transformer": False})
-answers["without"] = {seed: list(row) for seed, row in comparison.further_seeds(without, corpus, made, machine, folder).items()}
+answers["without"] = {seed: list(row) for seed, row in further(without).items()}
 print("ANSWERS " + json.dumps(answers))
 """
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = " ".join((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").split())
-RESERVOIR_PAGE = (ROOT / "docs" / "reservoir.md").read_text(encoding="utf-8")
+RESERVOIR_PAGE = (ROOT / "docs" / "reservoir-tried.md").read_text(encoding="utf-8")
 BENCHMARK = ROOT / "docs" / "results" / "reservoir_benchmark_cpu.json"
 RESULTS = sorted((ROOT / "docs" / "results").glob("tinystories_reservoir_cpu_seed*.json"))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM
 
 from helpers import xla
 from helpers.reservoir import experiment
@@ -360,7 +361,8 @@ def ridge(model, corpus, length: int = 16, batch_size: int = 8) -> dict[str, flo
     made = planned(batch_size, length)
     train, validation = corpus.blocks(made)
     train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
-    return experiment.ridge(model, corpus, SimpleNamespace(train_dataset=train, eval_dataset=validation, plan=made))
+    trainer = SimpleNamespace(train_dataset=train, eval_dataset=validation, plan=made)
+    return experiment.ridge(model, corpus, trainer)[1]
 
 
 def test_ridge_readout_of_the_last_token_alone_is_a_bigram_model(corpus):
@@ -407,6 +409,32 @@ def test_ridge_readout_of_a_text_of_few_blocks_is_fitted_too(corpus):
     length = 2000
     assert 4 <= len(corpus.train) // length < experiment.RIDGE_ROWS  # one batch of the usual size
     assert math.isfinite(ridge(experiment.new_model(params(), corpus), corpus, length, batch_size=1)["loss"])
+
+
+def test_the_ridge_model_predicts_tells_and_is_saved_as_a_trained_one(corpus, tmp_path):
+    made, model = planned(8, 16), experiment.new_model(params(), corpus)
+    train, validation = corpus.blocks(made)
+    train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
+    trainer = SimpleNamespace(train_dataset=train, eval_dataset=validation, plan=made)
+    ridge_model, found = experiment.ridge(model, corpus, trainer)
+    ids_BT = torch.from_numpy(validation.ids_BT.astype(np.int64))
+    states_BS = torch.from_numpy(np.array(validation.states_BS))[:, : ridge_model.reservoirs.state_size]
+    with torch.no_grad():
+        loss = float(ridge_model(ids_BT, labels=ids_BT, state=states_BS).loss)
+    assert loss == pytest.approx(found["loss"], abs=1e-5)
+    ridge_model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert experiment.tell(loaded, corpus.tokenizer, params()) == experiment.tell(
+        ridge_model, corpus.tokenizer, params()
+    )
+    with torch.no_grad():
+        kept = model.eval()(ids_BT[:2]).logits  # the trained model shares the reservoirs
+        ids = corpus.tokenizer(" ".join(["Zed the zebra zooms to the zoo."] * 8), return_tensors="pt")["input_ids"]
+        labels = ids.masked_fill(torch.arange(ids.shape[1]) < ids.shape[1] * 3 // 4, -100)
+        before = float(loaded(ids, labels=labels).loss)
+        loaded.learn(ids[:, : ids.shape[1] * 3 // 4], times=50)
+        assert float(loaded(ids, labels=labels).loss) < before - 0.5
+        assert torch.equal(model(ids_BT[:2]).logits, kept)
 
 
 def test_diagnostics_name_each_reservoir_and_measure_what_was_asked_for(corpus, tmp_path):

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+from helpers.reservoir.ridge import fit_readout
 
 V, END = 60, 0
 MODULES = {f"{name}.py" for name in ("architecture", "model", "readout", "recall", "reservoirs", "scans")}
@@ -32,6 +33,9 @@ with torch.no_grad():
     whole = model(ids)
     answers = {"whole": whole.logits, "first": first.logits, "second": second.logits, "state": second.state}
     answers["text"] = model.generate(ids[:1, :9], do_sample=False, max_new_tokens=20)
+    if model.config.ridge_readout:
+        model.learn(ids, times=3.0)
+        answers["learned"] = model(ids).logits
 save_file({name: tensor.contiguous() for name, tensor in answers.items()}, sys.argv[3])
 assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
 assert not [name for name in sys.modules if name.partition(".")[0] == "helpers"]
@@ -57,9 +61,17 @@ def new_model() -> ReservoirForCausalLM:
     return model
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+@torch.no_grad()
+def with_ridge_readout(model: ReservoirForCausalLM) -> ReservoirForCausalLM:
+    texts = torch.randint(0, V, (2, 10, 40), generator=torch.Generator().manual_seed(2))
+    batches = [(model.features(ids)[0][-1], ids) for ids in texts]
+    return model.with_ridge_readout(fit_readout(batches, model.reservoirs.features[-1], V, [0.1, 1.0]))
+
+
+@pytest.fixture(scope="module", params=["trained", "ridge"])
+def exported(request, tmp_path_factory):
     model, folder = new_model(), tmp_path_factory.mktemp("export")
+    model = with_ridge_readout(model) if request.param == "ridge" else model
     model.save_pretrained(folder)
     return model, folder
 
@@ -91,6 +103,11 @@ def test_elsewhere_it_gives_the_same_logits_goes_on_from_a_state_and_tells_the_s
     assert found["first"].equal(first.logits) and found["second"].equal(second.logits)
     assert found["state"].equal(second.state)
     assert found["text"].equal(model.generate(ids[:1, :9], do_sample=False, max_new_tokens=20))
+    if model.config.ridge_readout:
+        before = model(ids).logits
+        model.learn(ids, times=3.0)
+        assert found["learned"].equal(model(ids).logits)
+        assert not found["learned"].equal(before)
 
 
 def test_the_folder_holds_weights_settings_and_the_modules_that_they_need(exported):
@@ -125,6 +142,13 @@ def test_here_the_suites_own_class_is_loaded_and_no_code_of_the_folder(exported)
     assert type(loaded) is ReservoirForCausalLM
     ids = torch.arange(V)[None]
     assert torch.allclose(loaded(ids).logits, model(ids).logits, atol=1e-5)
+
+
+def test_a_ridge_readout_has_no_gradient_loaded_or_not(tmp_path):
+    model = with_ridge_readout(new_model())
+    model.save_pretrained(tmp_path)
+    for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        assert not each(torch.arange(V)[None]).logits.requires_grad
 
 
 def test_a_model_that_was_loaded_is_saved_with_its_code_again(exported, tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 from build import ratio, result, seeds, spread
 
 from helpers import tables
+from helpers.parameters import extra
+from helpers.reservoir.parameters import READOUT, RESERVOIRS, ReservoirParameters
 
 MODELS = {
     "reservoir": "reservoir",
@@ -55,7 +57,7 @@ def speed() -> str:
     found = result("reservoir_benchmark_cpu.json")
     rows = []
     for each in found["comparisons"]:
-        sizes = ", ".join(f"{name} = {value:,}" for name, value in each["sizes"].items())
+        sizes = ", ".join(f"{name}={value:,}" for name, value in each["sizes"].items())
         rows.append(
             {
                 "what": f"{each['comparison']} ({sizes})",
@@ -78,13 +80,25 @@ def _signed(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
+BESIDE = ("reservoirs", "RWKV", "Llama", "GRU", "ridge readout, all tokens", "Kneser-Ney with a cache")
+
+
+def beside() -> str:
+    """The reservoirs and what is no reservoir."""
+    return _study(BESIDE)
+
+
 def study() -> str:
     """Every row of the study beside the first."""
+    return _study(tuple(result(STUDY)["rows"]))
+
+
+def _study(names: tuple[str, ...]) -> str:
     found = result(STUDY)
     rows = []
-    for name, row in found["rows"].items():
+    for name in names:
+        row = found["rows"][name]
         low, high = row["interval"]
-        first = next(iter(found["rows"])) == name
         rows.append(
             {
                 "model": name,
@@ -93,7 +107,7 @@ def study() -> str:
                 "dev": spread(row["dev"]),
                 "test": spread(row["test"]),
                 "above the first (95 %)": ""
-                if first
+                if name == names[0]
                 else f"{_signed(row['above_first'])} ({_signed(low)} to {_signed(high)})",
                 "seeds": len(row["test"]),
             }
@@ -105,6 +119,16 @@ def study() -> str:
         "test tokens, mean ± sample standard deviation over the seeds; intervals over the test stories:\n\n"
         + tables.markdown(rows)
     )
+
+
+def parameters() -> str:
+    """What is declared of the reservoirs and the readout."""
+    rows = [
+        {"parameter": f"`{name}`", "default": f"`{field.default}`", "meaning": field.description.replace("|", "\\|")}
+        for name, field in ReservoirParameters.model_fields.items()
+        if extra(field)["group"] in (RESERVOIRS, READOUT)
+    ]
+    return tables.markdown(rows)
 
 
 def headline() -> str:
@@ -180,7 +204,6 @@ def positions() -> str:
         "each block from nothing",
         "RWKV",
         "Llama",
-        "Llama, blocks of 512",
         "Kneser-Ney with a cache",
     )
     rows = [
@@ -203,6 +226,7 @@ def generation() -> str:
             "carried": f"{row['carried_bytes'] / 1024:,.0f} KiB",
         }
         for row in sorted(found["rows"], key=lambda row: (row["model"], row["read"]))
+        if row["read"] in (128, 100_000)
     ]
     machine = found["machine"]
     return f"{machine['device']}, {machine['threads']} threads, one text at a time:\n\n" + tables.markdown(rows)

@@ -45,8 +45,8 @@ class Tanh:
 class Linear:
     """Complex-diagonal linear reservoir (LRU, Orvieto et al. 2023; ParalESN, arXiv 2601.22296): s_t = lambda s_{t-1} + g W_in x_t.
 
-    Time constants are log-uniform from one token to that of `spectral_radius`, phases uniform in [0, pi], and
-    g = sqrt(1 - |lambda|^2) gives every unit the same variance. Features are real and imaginary parts.
+    Time constants are log-uniform from one token to that of `spectral_radius`, phases uniform in [0, pi]; with
+    g = sqrt(1 - |lambda|^2) every unit has the same variance.
     """
 
     size: int  # N complex units, 2 N features
@@ -62,11 +62,7 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Delay:
-    """Delay line with a bounded number of products: the features of an NVAR (Gauthier et al. 2021).
-
-    Linear features are the frozen codes of the last tokens; quadratic ones are products of pairs drawn from them. All
-    pairs would be (delays size)^2 / 2.
-    """
+    """The frozen codes of the last tokens, and products of pairs drawn from them: an NVAR (Gauthier et al. 2021)."""
 
     size: int  # floats of a token's code
     delays: int = 8  # tokens in the line, the current one included
@@ -89,12 +85,9 @@ Layers = tuple[tuple[Tanh | Linear | Delay, ...], ...]
 
 
 def parse(text: str) -> Layers:
-    """Layers of reservoirs from their notation: `|` between layers, `+` between the reservoirs of a layer.
+    """Layers of reservoirs `kind:size name:value ...`, with `+` between those of a layer and `|` between layers.
 
-    A reservoir is `kind:size name:value ...`; what is not named has the default of `Tanh`, `Linear` or `Delay`.
-
-    Raises:
-        ValueError: names the reservoir and what is wrong with it.
+    Raises ValueError, which names the reservoir and what is wrong with it.
     """
     return tuple(tuple(_parse_one(part.strip()) for part in layer.split("+")) for layer in text.split("|"))
 

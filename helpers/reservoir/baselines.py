@@ -77,8 +77,7 @@ class Level:
 def _discounts(counts: np.ndarray) -> np.ndarray:
     """(0, D1, D2, D3+) from how many n-grams occur once to four times (Chen and Goodman 1999, equation 17).
 
-    Where a small text lacks one of them, or gives a D that is not positive, D is n1 / (n1 + 2 n2) for every count
-    (Ney, Essen and Kneser 1994), and 1/2 where that is 0 or 1: each context has to leave something to the shorter one.
+    Where a small text does not give them, n1 / (n1 + 2 n2) for every count (Ney, Essen and Kneser 1994), or else 1/2.
     """
     n1, n2, n3, n4 = np.bincount(np.minimum(counts, 5), minlength=5)[1:5].tolist()
     single = n1 / (n1 + 2 * n2) if n1 and n2 else 0.5
@@ -90,10 +89,7 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 
 
 def unigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
-    """Mean nats per predicted token of `blocks` (all but the first of each block) under the unigram of `train_tokens`.
-
-    train_tokens: [tokens], a memmap or array; the first 20 million count.
-    """
+    """Mean nats per predicted token of `blocks` (all but the first of each block) under the unigram of `train_tokens`."""
     nats_V = -np.log(unigram(_counted(train_tokens), vocab_size))
     return _mean(blocks, lambda ids_BT: nats_V[ids_BT[:, 1:]])
 

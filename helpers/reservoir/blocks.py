@@ -13,11 +13,8 @@ import torch
 class TokenBlocks(torch.utils.data.Dataset):
     """Consecutive blocks of T tokens that do not overlap; the tail is dropped. Labels are the inputs: models shift.
 
-    sequence_length: T, at least 2. max_blocks: take the first ones only. multiple_of: trim the count to a multiple (the
-        batch size where every batch must have one shape, as on a TPU).
-    states_BS: where it is set, each block comes with the state of the model before it (`states.py`).
-
-    Raises ValueError where no block is left.
+    max_blocks: the first ones only. multiple_of: as many as make whole batches. states_BS: where it is set, each block comes
+    with the state of the model before it (`states.py`). Raises ValueError where no block is left.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class TokenBlocks(torch.utils.data.Dataset):
         return {"input_ids": ids_T, "labels": ids_T.clone(), **carried}
 
     def arrays(self, rows: int = 1024) -> Iterator[np.ndarray]:
-        """All blocks in order, as int64 arrays [<= rows, T]."""
+        """All blocks in order, int64 [<= rows, T]."""
         for start in range(0, len(self), rows):
             yield self.ids_BT[start : start + rows].astype(np.int64)
 
@@ -56,9 +53,6 @@ def scored_bytes(blocks: TokenBlocks, token_bytes: np.ndarray) -> int:
 
 
 def bits_per_byte(mean_nats_per_token: float, blocks: TokenBlocks, token_bytes: np.ndarray) -> float:
-    """Cross-entropy per byte of text, which unlike nats per token compares models of different tokenisers.
-
-    mean_nats_per_token: over the predicted tokens of `blocks`, end-of-text tokens included; those add nats, not bytes.
-    """
+    """Cross-entropy per byte of text, which unlike nats per token compares models of different tokenisers."""
     predicted = len(blocks) * (blocks.sequence_length - 1)
     return mean_nats_per_token * predicted / math.log(2) / scored_bytes(blocks, token_bytes)

@@ -1,6 +1,6 @@
 """Frozen input codes in which similar tokens are near each other: co-occurrence statistics of the training text, by SVD.
 
-With random codes a readout learns every token anew at every delay, and on a small text it learns the text by heart.
+With random codes a readout learns every token anew at every delay.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ MAX_TOKENS = 20_000_000  # bounds time and memory
 def cooccurrence_codes(tokens: np.ndarray, vocab_size: int, size: int, seed: int) -> torch.Tensor:
     """Codes [V, C] of unit mean square: the SVD of positive pointwise mutual information with the next and the last tokens.
 
-    Left and right neighbours count apart, so that a code says what a token comes before as well as what it follows
-    (Levy and Goldberg 2014; singular values to the power 1/2 as in Levy, Goldberg and Dagan 2015). A token that never
-    occurs has the code 0.
+    Left and right neighbours count apart (Levy and Goldberg 2014; singular values to the power 1/2 as in Levy, Goldberg and
+    Dagan 2015). A token that never occurs has the code 0. The first 20 million tokens count.
 
-    Args:
-        tokens: the training text; its first 20 million tokens count.
-        vocab_size: V.
-        size: C, below V.
-        seed: of the randomised SVD (Halko et al. 2011); the caller's generator stays as it was.
+    size: C, below V.
+    seed: of the randomised SVD (Halko et al. 2011); the caller's generator stays as it was.
     """
     tokens = np.asarray(tokens[:MAX_TOKENS], dtype=np.int64)
     pairs, weights = _neighbours(tokens, vocab_size)

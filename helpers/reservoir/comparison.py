@@ -26,10 +26,7 @@ STYLES = ("--", ":", "-.", (0, (6, 3, 1, 3, 1, 3)))  # of a baseline's line
 def train_transformer(
     params: ReservoirParameters, corpus: Corpus, plan: Plan, runtime: Runtime, *, trainable: int, output_dir: Path
 ) -> LanguageModelTrainer:
-    """A trained transformer of about `trainable` parameters: the reservoir's batches, steps and stopping rule.
-
-    The learning rate is the transformer's own unless the user asked for one.
-    """
+    """A transformer of about `trainable` parameters, trained on the reservoir's batches, at its own rate unless one is asked for."""
     model = equal_transformer(
         len(corpus.tokenizer),
         trainable,
@@ -66,34 +63,42 @@ def row(trainer: LanguageModelTrainer, corpus: Corpus, params: ReservoirParamete
 
 
 def curve(log_history: Iterable[Mapping], plan: Plan) -> list[dict[str, float]]:
-    """Validation loss (nats a token) at each evaluation, with the tokens trained on and the seconds of training.
-
-    The first of a step counts: one after the run is of the best weights, not of the last step.
-    """
+    """Validation loss (nats a token) at each evaluation, with the tokens trained on and the seconds of training."""
     tokens, points = plan.batch_size * plan.sequence_length, {}
     for entry in log_history:
-        if "eval_loss" in entry:
+        if "eval_loss" in entry:  # the first of a step: one after the run is of the best weights
             point = {"tokens": entry["step"] * tokens, "seconds": entry["training_seconds"], "loss": entry["eval_loss"]}
             points.setdefault(entry["step"], point)
     return list(points.values())
 
 
-def further_seeds(
-    params: ReservoirParameters, corpus: Corpus, plan: Plan, runtime: Runtime, output_dir: Path
+def over_seeds(
+    trainer: LanguageModelTrainer,
+    corpus: Corpus,
+    params: ReservoirParameters,
+    plan: Plan,
+    runtime: Runtime,
+    output_dir: Path,
 ) -> dict[int, dict[str, dict]]:
-    """Rows of both models for the next `params.further_seeds` seeds, each run in its own folder under `output_dir`."""
-    rows = {}
-    for seed in range(params.seed + 1, params.seed + 1 + params.further_seeds):
-        seeded = params.model_copy(update={"seed": seed})
-        model = new_model(seeded, corpus)
-        trainer = new_trainer(model, corpus, seeded, plan, runtime, output_dir / f"seed-{seed}" / RESERVOIR)
-        trainer.train(resume_from_checkpoint=params.resume)
-        rows[seed] = {RESERVOIR: row(trainer, corpus, seeded)}
+    """A `row` for each model and seed: the trainer's, a transformer's of its size, and of `params.further_seeds` seeds more."""
+    rows, folder = {}, output_dir
+    for seed in range(params.seed, params.seed + 1 + params.further_seeds):
+        params = params.model_copy(update={"seed": seed})
+        if rows:
+            folder = output_dir / f"seed-{seed}"
+            trainer = new_trainer(new_model(params, corpus), corpus, params, plan, runtime, folder / RESERVOIR)
+            trainer.train(resume_from_checkpoint=params.resume)
+        rows[seed] = {RESERVOIR: row(trainer, corpus, params)}
         if params.compare_transformer:
-            trainable = model.parameter_counts()["trainable"]
-            folder = output_dir / f"seed-{seed}" / TRANSFORMER
-            other = train_transformer(seeded, corpus, plan, runtime, trainable=trainable, output_dir=folder)
-            rows[seed][TRANSFORMER] = row(other, corpus, seeded)
+            other = train_transformer(
+                params,
+                corpus,
+                plan,
+                runtime,
+                trainable=trainer.model.num_parameters(),
+                output_dir=folder / TRANSFORMER,
+            )
+            rows[seed][TRANSFORMER] = row(other, corpus, params)
     return rows
 
 
@@ -105,7 +110,7 @@ def spread(rows: Mapping[int, Mapping[str, Mapping]], name: str, metric: str) ->
 
 
 def table(reference: Mapping[str, Mapping], rows: Mapping[int, Mapping[str, Mapping]]) -> list[dict]:
-    """A row a model for `tables.show`: what was only counted or is untrained, then the trained ones with their spread."""
+    """A row a model: what was only counted or is untrained, then the trained ones with their spread."""
     lines = [
         {"model": name, "perplexity": f"{values['perplexity']:.2f}", "bits per byte": f"{values['bits_per_byte']:.3f}"}
         for name, values in reference.items()
@@ -136,10 +141,7 @@ def caveats(data_source: str, baselines: Mapping[str, Mapping], rows: Mapping[st
 
 
 def plot(rows: Mapping[str, Mapping], baselines: Mapping[str, float], path: Path, *, title: str):
-    """Validation loss against tokens and against seconds, both models and the baselines (nats a token) in one picture.
-
-    Returns the matplotlib figure; it is written to `path` as PNG.
-    """
+    """Validation loss (nats a token) against tokens and seconds, with the baselines: the figure, written to `path` too."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)

@@ -18,10 +18,7 @@ def plot_diagnostics(
     *,
     title: str,
 ):
-    """Three panels of results by name: eigenvalues in the complex plane, washout, memory by lag.
-
-    Returns the matplotlib figure; it is written to `path` as PNG.
-    """
+    """Three panels of results by name: eigenvalues, washout, memory by lag. The figure, written to `path` too."""
     import matplotlib.pyplot as plt
 
     figure, (plane, forgetting, recall) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
@@ -36,14 +33,8 @@ def plot_diagnostics(
     forgetting.axhline(FORGOTTEN, linestyle="--", color="0.4", label=f"forgotten ({FORGOTTEN:.0e})")
     forgetting.set(title="Washout", xlabel="tokens seen", ylabel="distance / initial distance", ylim=(1e-8, None))
     for name, memory in memories.items():
-        recall.plot(
-            np.arange(1, len(memory.r2_K) + 1),
-            memory.r2_K,
-            ".",
-            color=colors[name],
-            label=f"{name} (sum {memory.total:.1f})",
-            markersize=3,
-        )
+        lags, label = np.arange(1, len(memory.r2_K) + 1), f"{name} (sum {memory.total:.1f})"
+        recall.plot(lags, memory.r2_K, ".", color=colors[name], label=label, markersize=3)
         recall.axhline(memory.floor, linestyle=":", color=colors[name])
     recall.set(title="Memory (dotted: chance)", xlabel="lag (tokens)", ylabel="$r^2$ of the recalled token")
     for axes in (forgetting, recall):
@@ -63,8 +54,8 @@ def _draw_spectra(axes, spectra: Mapping[str, Spectrum], colors: Mapping[str, st
         )
         values = spectrum.eigenvalues
         axes.scatter(values.real, values.imag, s=4, alpha=0.5, color=colors[name], label=label)
-        asked = spectrum.requested_radius * circle
-        axes.plot(asked.real, asked.imag, linestyle="--", linewidth=1, color=colors[name])
-    axes.set(title="Eigenvalues (dashed: radius asked for)", xlabel="real part", ylabel="imaginary part")
+        ring = spectrum.spectral_radius * circle
+        axes.plot(ring.real, ring.imag, linestyle="--", linewidth=1, color=colors[name])
+    axes.set(title="Eigenvalues (dashed: spectral radius)", xlabel="real part", ylabel="imaginary part")
     axes.set_aspect("equal", adjustable="datalim")
     axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.17))  # below: the points fill the panel

@@ -19,44 +19,40 @@ ROWS = 16  # sequences that measure memory: one half is fitted, the other scored
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of the matrix W that takes one state to the next, the nonlinearity and the input left out.
+    """Of the matrix W that takes one state to the next, nonlinearity and input left out.
 
-    A largest singular value below 1 implies that the initial state is forgotten (Jaeger, GMD report 148, 2001). A spectral
-    radius below 1 does not (Yildiz et al., Neural Networks 35, 2012), nor does one above 1 exclude it: input moves tanh off
-    its steepest point.
+    A largest singular value below 1 implies that the initial state is forgotten (Jaeger, GMD report 148, 2001); a spectral
+    radius below 1 does not (Yildiz et al., Neural Networks 35, 2012).
     """
 
     eigenvalues: np.ndarray  # complex; of all blocks, or of all units
     spectral_radius: float
     singular_value: float  # the largest
-    effective_radius: float  # of (1 - a) I + a W with leak a: what decides about forgetting where units leak
-    requested_radius: float
+    effective_radius: float  # of (1 - a) I + a W with leak a
 
 
 @dataclass(frozen=True)
 class Washout:
     """Distance of two trajectories that begin in different random states and see the same tokens."""
 
-    distance_T: np.ndarray  # [T + 1] after 0, 1, ... T tokens, as a share of the initial distance; the worst row's
-    tokens: int | None  # after which it stays below 1e-4; None where it never does within T
+    distance_T: np.ndarray  # after 0, 1, ... T tokens, as a share of the initial distance; the worst row's
+    tokens: int | None  # after which it stays below 1e-4, if it does
 
 
 @dataclass(frozen=True)
 class MemoryCapacity:
     """How well a linear readout recalls a token, by how many tokens ago it was."""
 
-    r2_K: np.ndarray  # [max_lag] squared correlation on held-out sequences, of the lags 1, 2, ...
-    total: float  # sum over the lags; where the last is not yet near `floor`, at least that
-    floor: float  # expected r^2 of a token that has left no trace: 1 / (scored tokens - 1)
+    r2_K: np.ndarray  # squared correlation on held-out sequences, of the lags 1, 2, ... max_lag
+    total: float  # their sum
+    floor: float  # expected r^2 of a token that has left no trace
 
 
 @torch.no_grad()
 def spectrum(reservoir: Reservoir) -> Spectrum:
-    """Eigenvalues, spectral radius and largest singular value of the recurrence of a tanh or a linear reservoir.
+    """Of a tanh or a linear reservoir, in fp64 on the CPU; a delay line has none, its shift is nilpotent.
 
-    With leak, I and W share eigenvectors: those of (1 - a) I + a W are 1 - a + a w (Jaeger et al., Neural Networks 20,
-    2007). Computed in fp64 on the CPU; time grows with the cube of a block's units. A delay line has no such spectrum: its
-    shift is nilpotent.
+    With leak a the eigenvalues are 1 - a + a w (Jaeger et al., Neural Networks 20, 2007).
     """
     if isinstance(reservoir, TanhReservoir):
         weight_GMM = reservoir.weight.cpu().double()
@@ -72,7 +68,6 @@ def spectrum(reservoir: Reservoir) -> Spectrum:
         spectral_radius=float(np.abs(eigenvalues).max()),
         singular_value=singular_value,
         effective_radius=float(np.abs(1 - leak + leak * eigenvalues).max()),
-        requested_radius=reservoir.spec.spectral_radius,
     )
 
 
@@ -80,7 +75,7 @@ def spectrum(reservoir: Reservoir) -> Spectrum:
 def washout(reservoir: Reservoir, input_ids_BT: torch.Tensor, seed: int) -> Washout:
     """Echo-state property: whether the initial state is forgotten under this input (Jaeger 2001, definition 1).
 
-    Two states uniform in [-1, 1] a row; the distance is that of the features. A delay line forgets after `delays` tokens; one of a single token has nothing to forget and is not asked.
+    Two states uniform in [-1, 1] a row; the distance is that of the features.
     """
     B = len(input_ids_BT)
     state_BS = torch.rand((2 * B, reservoir.state_size), generator=torch.Generator().manual_seed(seed)) * 2 - 1
@@ -99,19 +94,10 @@ def memory_capacity(
 ) -> MemoryCapacity:
     """Short-term memory capacity: sum over lags k of r^2 between a token's code and its linear estimate k tokens later.
 
-    Jaeger, GMD report 152 (2002), with tokens for numbers: 16 sequences of independent uniform tokens, each token with a
-    normal random code; one ridge readout a lag is fitted on half of the sequences and scored on the other. His bound, N
-    units recall at most N in sum, holds for two tokens; V tokens occupy V - 1 directions each, which leaves about
-    N / (V - 1).
-
-    The score is biased upwards by `floor` where nothing is recalled, and downwards by overfitting: 8 (length - max_lag)
-    should be several times the number of features.
-
-    Args:
-        vocab_size: V, tokens that occur: ids 0 ... V - 1.
-        max_lag: K.
-        ridge: as in `RidgeAccumulator.solve`.
-        length: tokens of a sequence; the first max_lag are not used.
+    Jaeger, GMD report 152 (2002), with tokens for numbers: 16 sequences of `length` independent tokens 0 ... vocab_size - 1,
+    each with a normal random code; one readout a lag is fitted on half of the sequences and scored on the other. N units
+    recall at most N of two tokens, and about N / (V - 1) of V. Where nothing is recalled the score is `floor`; overfitting
+    lowers it where 8 (length - max_lag) is not several times the number of features.
     """
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(vocab_size, (ROWS, length), generator=generator)

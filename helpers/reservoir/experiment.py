@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from .tokens import token_bytes, write_tokens
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
 RIDGES = (1.0, 30.0, 1000.0)  # in units of summed squares; features are of order one and tokens many
-RIDGE_TOKENS, RIDGE_ROWS = 50_000, 32  # tokens fitted; blocks at a time
+RIDGE_TOKENS, RIDGE_ROWS = 400_000, 32  # tokens fitted; blocks at a time
 MEMORY_LAGS = 400  # tokens; at the default radius of 0.98 nothing is left of what was before
 
 
@@ -98,10 +99,7 @@ def new_trainer(
     runtime: Runtime,
     output_dir: Path,
 ) -> LanguageModelTrainer:
-    """The trainer of a run, which prints the beginning of a story at every evaluation.
-
-    A reservoir model reads every block, in training and evaluation, with the state that the text before it gives.
-    """
+    """The trainer of a run; a reservoir model reads every block with the state that the text before it gives."""
     train, validation = corpus.blocks(plan)
     if isinstance(model, ReservoirForCausalLM):
         train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
@@ -162,7 +160,7 @@ def tell(
 ) -> str:
     """A story that begins with `params.prompt`, sampled with `params.seed`; the caller's generators stay as they were.
 
-    Generation changes length at every token, which XLA would compile anew: there a copy of the model tells it on the CPU.
+    XLA would compile every length anew: there a copy of the model tells it on the CPU.
     """
     if model.device.type == "xla":
         model = cpu_copy(model)
@@ -198,7 +196,7 @@ def evaluate(trainer: LanguageModelTrainer, corpus: Corpus) -> dict[str, float]:
 
 
 def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]]:
-    """`metrics` of what any language model must beat, on the same predictions: counts of one, two and three tokens."""
+    """`metrics` of counts of one, two and three tokens, on the same predictions."""
     tokens, vocabulary = corpus.train, len(corpus.tokenizer)
     return {
         "unigram": metrics(unigram_nats(tokens, blocks, vocabulary), corpus, blocks),
@@ -207,36 +205,31 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
     }
 
 
-def ridge(model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer) -> dict[str, float]:
-    """`metrics` of the closed-form readout on the features of the last layer.
-
-    Fitted on the first 50,000 training tokens; on XLA by a copy of the reservoirs on the CPU.
-    """
+def ridge(
+    model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer
+) -> tuple[ReservoirForCausalLM, dict[str, float]]:
+    """The model with a closed-form readout of its last layer, of 400,000 training tokens, and its `metrics`; of XLA on the CPU."""
     model = cpu_copy(model) if model.device.type == "xla" else model
     length, train = trainer.plan.sequence_length, trainer.train_dataset
     rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
 
     def batches(blocks: TokenBlocks, most: int | None = None):
-        for start in range(0, len(blocks), rows)[:most]:
-            ids_BT, state_BS = (array[start : start + rows] for array in (blocks.ids_BT, blocks.states_BS))
-            ids_BT = torch.from_numpy(ids_BT.astype(np.int64)).to(model.device)
-            features, _ = model.features(ids_BT, torch.from_numpy(np.array(state_BS)).to(model.device))
-            yield features[-1], ids_BT
+        for batch in itertools.islice(torch.utils.data.DataLoader(blocks, rows), most):
+            ids_BT = batch["input_ids"].to(model.device)
+            yield model.features(ids_BT, batch["state"].to(model.device))[0][-1], ids_BT
 
     was_training = model.training
     model.eval()
     fitted = batches(train, max(2, RIDGE_TOKENS // (rows * length)))
     readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGES).to(model.device)
     nats = readout_nats(readout, batches(trainer.eval_dataset))
+    made = model.with_ridge_readout(readout)
     model.train(was_training)
-    return metrics(nats, corpus, trainer.eval_dataset)
+    return made, metrics(nats, corpus, trainer.eval_dataset)
 
 
 def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path):
-    """What each reservoir remembers and forgets, as plain numbers and as a figure written to `path`.
-
-    Real text drives them for washout, two tokens at random for memory (more would divide it among them).
-    """
+    """What each reservoir remembers (of two random tokens) and forgets (in real text), as numbers and as a figure at `path`."""
     reservoirs = (cpu_copy(model) if model.device.type == "xla" else model).reservoirs
     length = min(1024, len(corpus.train) // 4)
     ids_BT = torch.from_numpy(corpus.train[: 4 * length].astype(np.int64)).view(4, length)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import ModelOutput
 
 from .architecture import DEFAULT, at_least, notation, parse
-from .readout import AttentionProjection, GatedBlock, SequenceDropout, StaticProjection
+from .readout import AttentionProjection, GatedBlock, RidgeReadout, SequenceDropout, StaticProjection
 from .recall import Recall, proposals, read
 from .reservoirs import Reservoirs
 from .scans import since_begin
@@ -28,16 +28,13 @@ class ReservoirConfig(PretrainedConfig):
     """Sizes and reservoir hyperparameters; most are parameters of the notebook and described there (parameters.py).
 
     Args:
-        vocab_size: V.
-        reservoirs: their notation (architecture.py).
-        reservoir_seed: the frozen weights are a function of this seed and `reservoirs`.
+        reservoirs: their notation (architecture.py); with `reservoir_seed` it gives the frozen weights.
         embedding_size: D, width of the trained vector a token.
         input_codes: C, floats of a token's code that the first reservoirs see; 0 for a one-hot vector.
-        recall_tokens: W.
-        token_dropout: in training only (word dropout, Bowman et al. 2016): without it the readout learns a small text's
-            contexts by heart.
+        token_dropout: word dropout (Bowman et al. 2016): without it the readout learns a small text by heart.
         eos_token_id: the token that ends a text.
         reset_at_end: the token after it is read as the first of all: a text in a stream is read as it is alone.
+        ridge_readout: in place of the trained parts, which are not there then (`with_ridge_readout`).
 
     Raises ValueError, which names what is wrong.
     """
@@ -59,6 +56,7 @@ class ReservoirConfig(PretrainedConfig):
         token_dropout: float = 0.0,
         eos_token_id: int | None = None,
         reset_at_end: bool = True,
+        ridge_readout: bool = False,
         tie_word_embeddings: bool = True,
         **kwargs,
     ):
@@ -80,6 +78,7 @@ class ReservoirConfig(PretrainedConfig):
         self.dropout = dropout
         self.token_dropout = token_dropout
         self.reset_at_end = reset_at_end
+        self.ridge_readout = ridge_readout
         super().__init__(tie_word_embeddings=tie_word_embeddings, eos_token_id=eos_token_id, **kwargs)
 
 
@@ -103,8 +102,17 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: ReservoirConfig):
         super().__init__(config)
-        V, D = config.vocab_size, config.embedding_size
+        V = config.vocab_size
         self.reservoirs = Reservoirs(parse(config.reservoirs), V, config.input_codes)
+        self.embedding = self.head = self.recall = self.ridge = None
+        if config.ridge_readout:
+            self.ridge = RidgeReadout(self.reservoirs.features[-1], V)
+        else:
+            self._add_trained(config)
+        self.post_init()
+
+    def _add_trained(self, config: ReservoirConfig) -> None:
+        V, D = config.vocab_size, config.embedding_size
         self.embedding = nn.Embedding(V, D)
         heads = config.attention_heads
         self.projections = nn.ModuleList(
@@ -122,13 +130,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         self.dropout = SequenceDropout(config.dropout)
         self.head = nn.Linear(D, V)
         self.recall = Recall(D) if config.recall_tokens else None
-        self.post_init()
 
     @classmethod
     def initialise(
         cls, config: ReservoirConfig, seed: int = 0, codes_VC: torch.Tensor | None = None
     ) -> ReservoirForCausalLM:
-        """A new model: reservoirs drawn from `config.reservoir_seed`, readout from `seed`.
+        """A new model, its readout drawn from `seed`.
 
         codes_VC: of the tokens (`codes.py`): what the first reservoirs see, and where the trained embedding begins.
         """
@@ -140,6 +147,25 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             model.reservoirs.draw(config.reservoir_seed, codes_VC)
             model._begin_embedding_at(codes_VC)
         return model
+
+    def with_ridge_readout(self, readout: RidgeReadout) -> ReservoirForCausalLM:
+        """These reservoirs, shared, under a readout that was fitted on the features of their last layer (`ridge.py`)."""
+        without = {"recall_tokens": 0, "dropout": 0.0, "token_dropout": 0.0, "tie_word_embeddings": False}
+        config = ReservoirConfig.from_dict(self.config.to_dict() | without | {"ridge_readout": True})
+        model = ReservoirForCausalLM(config)
+        model.reservoirs, model.ridge = self.reservoirs, readout
+        model.generation_config = self.generation_config
+        return model.eval()
+
+    def learn(self, input_ids: torch.Tensor, times: float = 1.0) -> None:
+        """Learns texts [B, T] as `RidgeReadout.learn` does, without a gradient: no text that was learned before is needed.
+
+        Raises ValueError where the readout is not that of ridge regression.
+        """
+        if self.ridge is None:
+            raise ValueError("learn: this model's readout is trained by gradients; use one with ridge_readout=True")
+        features_BTF = self.eval().features(input_ids)[0][-1]
+        self.ridge.learn(features_BTF[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten(), times)
 
     @torch.no_grad()
     def _begin_embedding_at(self, codes_VC: torch.Tensor) -> None:
@@ -185,9 +211,8 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         return torch.zeros(batch, size, dtype=dtype, device=self.device)
 
     def features(self, input_ids, state=None, attention_mask=None) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Features of every layer of reservoirs after each of the tokens [B, T], and the state after the last [B, S].
+        """Features of every layer after each of the tokens [B, T], and the reservoirs' part of the state after the last.
 
-        `state` is the reservoirs' part of the whole one, or all of it; what is returned is their part.
         The last T of `attention_mask` [B, >= T] count, as in `Reservoirs.forward`.
         """
         state_BS, _, mask, since_BU = self._begin(input_ids, state, attention_mask)
@@ -231,9 +256,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits for the token after each position; `labels` [B, T] are `input_ids` (shifted here, -100 ignored)."""
         _, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
         features, state = self.features(input_ids, state, attention_mask)
-        x_BTD = self.readout(input_ids, features)
+        if self.ridge is not None:
+            logits_BTV = self.ridge(features[-1])
+        else:
+            x_BTD = self.readout(input_ids, features)
+            logits_BTV = self.head(x_BTD)
         del features  # backward keeps them normalised
-        logits_BTV = self.head(x_BTD)
         if self.recall is not None:
             tokens, weights, line_BW = proposals(line_BW, input_ids, mask, since_BU)
             logits_BTV = self.recall(logits_BTV, x_BTD, tokens, weights)
@@ -266,9 +294,9 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         pass
 
     def parameter_counts(self) -> dict[str, int]:
-        """Trained parameters and frozen weights, counted apart, as they are saved."""
+        """Trained or fitted parameters and frozen weights, counted apart, as they are saved."""
         return {
-            "trainable": self.num_parameters(only_trainable=True),
+            "trainable": self.num_parameters(),
             "frozen": sum(buffer.numel() for buffer in self.reservoirs.state_dict().values()),
         }
 

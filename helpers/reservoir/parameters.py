@@ -34,7 +34,7 @@ class ReservoirParameters(Parameters):
 
     data_source: Source = parameter(
         "roneneldan/TinyStories",
-        "Hub data set; path to your own `.txt`, `.jsonl` or `.parquet`, stories separated by `<|endoftext|>` or blank lines; "
+        "Hub data set; path to your own `.txt` (stories separated by `<|endoftext|>` or blank lines), `.jsonl` or `.parquet`; "
         "or 'sample', which needs no network.",
     )
     output_dir: str = parameter(
@@ -52,14 +52,14 @@ class ReservoirParameters(Parameters):
         "gpt2", "'gpt2' (without the hub: trained on the data), 'train', a hub id or a path.", group=TEXT
     )
     trim_vocabulary: bool = parameter(
-        True, "Leave out of a ready-made tokenizer what the training stories never use.", group=TEXT
+        True, "Leave out of a ready-made tokenizer what the stories never use.", group=TEXT
     )
     vocab_size: int = parameter(4096, "Entries of a tokenizer that is trained.", group=TEXT, low=257, high=1_000_000)
     sequence_length: int = parameter(128, "Tokens of a block.", group=TEXT, low=8, high=4096)
 
     reservoirs: str = parameter(
         DEFAULT,
-        "`+` puts reservoirs side by side, `|` stacks them; the notation is in helpers/reservoir/architecture.py.",
+        "`+` puts reservoirs side by side, `|` stacks them (helpers/reservoir/architecture.py).",
         group=RESERVOIRS,
     )
     input_codes: int = parameter(
@@ -87,13 +87,13 @@ class ReservoirParameters(Parameters):
 
     compare_transformer: bool = parameter(
         True,
-        "Train a transformer of as many trained weights on as many tokens beside it.",
+        "Train a transformer of as many weights beside it.",
         group=COMPARISON,
         identity=False,
     )
     further_seeds: int = parameter(
         0,
-        "Repeat both models with so many more seeds, for the spread.",
+        "So many more seeds of both models, for the spread.",
         group=COMPARISON,
         low=0,
         high=4096,

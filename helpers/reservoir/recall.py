@@ -1,7 +1,7 @@
 """Frozen recall: which tokens stood where the text looked as it does now, from a delay line of the last tokens themselves.
 
-Reservoir states are blurred: they tell that a name was there, not which of a hundred. What is missing is exact, and nothing
-of it has to be trained but how far to trust it. Each token of the line is proposed again, with the weight of a kernel:
+Reservoir states are blurred: they tell that a name was there, not which of a hundred. So each token of the line is proposed
+again, with the weight of a kernel:
     recency   2^(-age / half-life)                      a decaying cache (Clarkson and Robinson 1997)
     match n   the n tokens before it are the last n of the text, divided by how often that is so: induction by counting
 The readout scales each kernel at each position, and the sums are added to the logits of the proposed tokens.
@@ -24,7 +24,7 @@ NOTHING, UNLIKE_ANY = 0, -1  # in a line of ids + 1: before the text began, or m
 
 @torch.no_grad()
 def read(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None, since_BU=None):
-    """The line and the tokens behind it [B, S], and the line after the last token [B, W]. Arguments as in `proposals`."""
+    """The line and the tokens behind it [B, S], and the line after the last token [B, W]."""
     ids_BT = (input_ids + 1).to(line_BW.dtype)
     ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(ids_BT.dtype)), dim=1)
     last_BW = ids_BS[:, input_ids.shape[1] :]
@@ -35,7 +35,7 @@ def read(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor |
 
 @torch.no_grad()
 def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None, since_BU=None):
-    """Frozen kernels of every position over the tokens before it, the last W of them, its own included.
+    """Frozen kernels of every position over the last W tokens, its own included.
 
     Args:
         line_BW: the W tokens before these as floats, id + 1, 0 where there was none.
@@ -44,7 +44,7 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         since_BU: as of `scans.since_begin`: nothing of another text is proposed or compared.
 
     Returns:
-        The proposed tokens [B, S], their weights [B, T, K, S] in the line's dtype, and the line after the last token.
+        The proposed tokens [B, S], their weights [B, T, K, S], and the line after the last token.
     """
     W, T = line_BW.shape[1], input_ids.shape[1]
     dtype = line_BW.dtype

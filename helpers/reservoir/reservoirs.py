@@ -1,7 +1,6 @@
 """Frozen reservoirs as modules: leaky tanh, complex-diagonal linear and delay line, with one interface.
 
-Every tensor of a reservoir is a buffer, drawn from a seed and never trained. Token input is a row of the input weights, as
-a one-hot vector times W_in would be, without the product.
+Every tensor of a reservoir is a buffer, drawn from a seed and never trained.
 """
 
 from __future__ import annotations
@@ -27,6 +26,17 @@ SHORTEST_MEMORY = 1.0  # tokens, time constant of the fastest linear unit
 def build(spec: Tanh | Linear | Delay, inputs: int, codes: int = 0) -> Reservoir:
     """The module of a specification, its weights still zero (`draw` makes them); codes: C, 0 for one-hot inputs."""
     return _MODULES[type(spec)](spec, inputs, codes)
+
+
+class KeepsPrecision(nn.Module):
+    """In a model cast to bf16 or fp16 nothing in here changes."""
+
+    def _apply(self, fn, recurse=True):
+        def exact(tensor):
+            moved = fn(tensor)
+            return moved if moved.dtype in (tensor.dtype, torch.float32, torch.float64) else tensor.to(moved.device)
+
+        return super()._apply(exact, recurse)
 
 
 class Reservoir(nn.Module):
@@ -181,8 +191,10 @@ class DelayReservoir(Reservoir):
 _MODULES = {Tanh: TanhReservoir, Linear: LinearReservoir, Delay: DelayReservoir}
 
 
-class Reservoirs(nn.Module):
+class Reservoirs(KeepsPrecision):
     """Layers of reservoirs: the first sees token ids, each next one the features of the layer below.
+
+    Never in half precision: rounded at every token a slow leak stalls.
 
     codes: C, floats of a token's code that the first layer sees; 0 for a one-hot vector. Saved once, in 16 bits.
 
@@ -222,15 +234,6 @@ class Reservoirs(nn.Module):
         for reservoir in self.layers[0] if self.codes is not None else ():
             map_CN = reservoir.input_map.to("cpu", copy=True)
             reservoir.input_weight.copy_(self.codes.cpu().to(map_CN.dtype) @ map_CN)
-
-    def _apply(self, fn, recurse=True):
-        """In a model cast to bf16 or fp16 nothing changes: rounded at every token a slow leak stalls."""
-
-        def exact(tensor):
-            moved = fn(tensor)
-            return moved if moved.dtype in (tensor.dtype, torch.float32, torch.float64) else tensor.to(moved.device)
-
-        return super()._apply(exact, recurse)
 
     @torch.no_grad()
     def forward(self, input_ids_BT, state_BS, mask_BT=None, since_BU=None):

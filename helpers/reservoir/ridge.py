@@ -1,7 +1,6 @@
-"""Ridge regression in closed form: a readout with no step size and no seed, and the check of the trained ones.
+"""Ridge regression in closed form: a readout with no step size and no seed.
 
-W = (X'X + ridge I)^-1 X'Y with X and Y centred (Hoerl and Kennard 1970); b = mean(y) - W' mean(x) is not penalised.
-reservoirpy.nodes.Ridge solves the same system. Rows of a washout are the caller's to drop.
+W = (X'X + ridge I)^-1 X'Y (Hoerl and Kennard 1970), X with a column of ones whose weight, the bias, is not penalised.
 """
 
 from __future__ import annotations
@@ -11,109 +10,61 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from helpers.reservoir.baselines import SMOOTHING
+from .baselines import SMOOTHING
+from .readout import RidgeReadout
 
-# B rows · F features · Y targets · V vocabulary · T tokens of a sequence · R predicted tokens
+# B rows · F features · G = F + 1, with a one · Y targets · V vocabulary · T tokens of a sequence · R predicted tokens
 
 ROWS = 1024  # scored or accumulated at once: at V = 50,000 a slice of fp32 scores is 0.2 GB
-HELD_OUT_EVERY = 10  # the second of every ten batches
+HELD_OUT_EVERY, MOST_HELD_OUT = 10, 4  # batches
 LOG2_CALIBRATIONS = np.arange(-10, 4.25, 0.25)
 
 
 class RidgeAccumulator:
-    """Sums over rows from which ridge regression is solved; chunks of any size give what one chunk gives.
-
-    Features may have any floating dtype and device; sums and solution are in fp64 on the CPU. They take F (F + Y) numbers
-    and `solve` another F (2 F + Y): at F = 4,096 and Y = 50,000 1.8 GB and 1.9 GB. Y of tokens is the vocabulary size.
-    """
+    """Sums over rows from which ridge regression is solved, in fp64 on the CPU: at F = 4,096 and 50,000 tokens 1.8 GB."""
 
     def __init__(self, features: int, targets: int) -> None:
-        self.rows = 0
-        self.sum_F = torch.zeros(features, dtype=torch.float64)
-        self.sum_Y = torch.zeros(targets, dtype=torch.float64)
-        self.gram_FF = torch.zeros(features, features, dtype=torch.float64)
-        self.cross_YF = torch.zeros(targets, features, dtype=torch.float64)  # a token adds to one contiguous row
+        self.gram_GG = torch.zeros(features + 1, features + 1, dtype=torch.float64)
+        self.cross_YG = torch.zeros(targets, features + 1, dtype=torch.float64)  # a token adds to one contiguous row
 
     @torch.no_grad()
     def add(self, features_BF: torch.Tensor, targets_BY: torch.Tensor) -> None:
-        """Adds rows with real targets. Raises ValueError for a value that is not finite."""
-        features_BF, targets_BY = _finite("features_BF", features_BF), _finite("targets_BY", targets_BY)
-        self.cross_YF += _product(targets_BY, self._add_features(features_BF))
-        self.sum_Y += targets_BY.sum(0)
+        """Adds rows with real targets."""
+        self.cross_YG += _product(targets_BY.detach().cpu().double(), self._add_features(features_BF))
 
     @torch.no_grad()
     def add_tokens(self, features_BF: torch.Tensor, tokens_B: torch.Tensor) -> None:
-        """Adds rows whose target is 1 for their token and 0 for the others; the one-hot matrix [B, V] is never built.
-
-        Raises ValueError for a feature that is not finite.
-        """
-        features_BF, tokens_B = _finite("features_BF", features_BF), tokens_B.cpu()
-        self.cross_YF.index_add_(0, tokens_B, self._add_features(features_BF))
-        self.sum_Y += torch.bincount(tokens_B, minlength=len(self.sum_Y))
+        """Adds rows whose target is 1 for their token and 0 for the others; the one-hot matrix [B, V] is never built."""
+        self.cross_YG.index_add_(0, tokens_B.cpu(), self._add_features(features_BF))
 
     @torch.no_grad()
     def solve(self, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight [F, Y] and bias [Y] that minimise |Y - X W - b|^2 + ridge |W|^2, summed (not averaged) over rows.
 
-        Rows may be added afterwards, and another ridge tried. Raises ValueError where there are no rows, and
-        torch.linalg.LinAlgError where the ridge is too small for features that depend on each other.
+        Raises ValueError where there are no rows, and torch.linalg.LinAlgError where the ridge is too small for features that
+        depend on each other.
         """
-        if self.rows == 0:
+        if not self.gram_GG[-1, -1]:
             raise ValueError("ridge regression has no rows; call add or add_tokens first")
-        mean_F = self.sum_F / self.rows
-        gram_FF = self.gram_FF.addr(mean_F, mean_F, alpha=-self.rows)
-        gram_FF.diagonal().add_(ridge)
-        cross_YF = self.cross_YF.addr(self.sum_Y, mean_F, alpha=-1)
-        weight_FY = torch.cholesky_solve(cross_YF.T, torch.linalg.cholesky(gram_FF))
-        return weight_FY, self.sum_Y / self.rows - mean_F @ weight_FY
+        weight_GY = torch.cholesky_solve(self.cross_YG.T, torch.linalg.cholesky(self.penalised_gram(ridge)))
+        return weight_GY[:-1], weight_GY[-1]
+
+    def penalised_gram(self, ridge: float) -> torch.Tensor:
+        """X'X + ridge I [F + 1, F + 1] of rows that end in a one, which has no penalty."""
+        gram_GG = self.gram_GG.clone()
+        gram_GG.diagonal()[:-1] += ridge
+        return gram_GG
 
     def _add_features(self, features_BF: torch.Tensor) -> torch.Tensor:
-        self.gram_FF += _product(features_BF, features_BF)
-        self.sum_F += features_BF.sum(0)
-        self.rows += len(features_BF)
-        return features_BF
-
-
-def _finite(name: str, values: torch.Tensor) -> torch.Tensor:
-    values = values.detach().cpu().double()  # first the device: a TPU has no fp64
-    finite_B = values.isfinite().all(1)
-    if not finite_B.all():
-        raise ValueError(
-            f"{name} is not finite in {int((~finite_B).sum())} of {len(values)} rows, the first is row "
-            f"{int((~finite_B).nonzero()[0])}; drop them, or lower the spectral radius where states overflow"
-        )
-    return values
+        # First to the CPU: a TPU has no fp64.
+        rows_BG = torch.nn.functional.pad(features_BF.detach().cpu().double(), (0, 1), value=1.0)
+        self.gram_GG += _product(rows_BG, rows_BG)
+        return rows_BG
 
 
 def _product(left_BN: torch.Tensor, right_BM: torch.Tensor) -> torch.Tensor:
-    # numpy's X'X knows that it is symmetric and sums rows in blocks; torch adds row after row, with ten times the rounding,
-    # which shows in the weights of states as collinear as a reservoir's.
+    # numpy sums rows in blocks; torch one after the other, with ten times the rounding, which collinear states show.
     return torch.from_numpy(left_BN.numpy().T @ right_BM.numpy())
-
-
-class RidgeReadout(torch.nn.Module):
-    """Next-token distribution P(v) ~ max(s, c p) from linear scores s = W'x + b, unigram p and one fitted number c.
-
-    Least squares on one-hot targets estimates P(v | x) linearly (Bishop, PRML, 4.1.3): the scores sum to one, but some are
-    negative; none falls below a share of the unigram here. (A softmax of scores around the unigram has twice the perplexity.)
-
-    weight_FV and bias_V as solved are kept in fp32; prior_V: p, positive.
-    """
-
-    def __init__(self, weight_FV: torch.Tensor, bias_V: torch.Tensor, prior_V: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("weight_FV", weight_FV.float())
-        self.register_buffer("bias_V", bias_V.float())
-        self.register_buffer("log_prior_V", prior_V.log().float())
-        self.register_buffer("calibration", torch.tensor(1.0))  # c
-
-    def scores(self, features: torch.Tensor) -> torch.Tensor:
-        """Linear estimates of P(v | x), [..., F] to [..., V], in fp32. Their sum over V is one."""
-        return features.to(self.weight_FV.dtype) @ self.weight_FV + self.bias_V
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of the next token after features [..., F]."""
-        return self.scores(features).maximum(self.calibration * self.log_prior_V.exp()).log()
 
 
 @torch.no_grad()
@@ -122,31 +73,41 @@ def fit_readout(
 ) -> RidgeReadout:
     """Fits token t + 1 of each sequence on its features at t, in one pass over batches (features_BTF, input_ids_BT).
 
-    The second of every ten batches is not fitted but chooses c and one of `ridges` (`RidgeAccumulator.solve`), which is the
-    `ridge` of what is returned; they are kept in memory.
+    The second of every ten batches, at most four, choose c and one of `ridges`, which is the `ridge` of what is returned; then
+    they are fitted like the others.
 
     Raises ValueError for fewer than two batches.
     """
-    sums = RidgeAccumulator(features, vocab_size)
-    held_out = []
+    sums, held_out = RidgeAccumulator(features, vocab_size), []
     for index, (features_BTF, ids_BT) in enumerate(batches):
         batch = (features_BTF.detach().cpu(), ids_BT.cpu())
-        if index % HELD_OUT_EVERY == 1:
+        if index % HELD_OUT_EVERY == 1 and len(held_out) < MOST_HELD_OUT:
             held_out.append(batch)
-            continue
-        for features_RF, tokens_R in _predictions([batch]):
-            sums.add_tokens(features_RF, tokens_R)
+        else:
+            _add(sums, [batch])
     if not held_out:
         raise ValueError("batches: fewer than two; one is fitted and the next chooses the share of the unigram")
-    prior_V = (sums.sum_Y + SMOOTHING) / (sums.rows + SMOOTHING * vocab_size)
-    best, least = None, float("inf")
-    for ridge in ridges:
-        readout = RidgeReadout(*sums.solve(ridge), prior_V)
-        readout.calibration.fill_(_best_calibration(readout, held_out))
-        nats = readout_nats(readout, held_out) if len(ridges) > 1 else 0.0
-        if nats < least:
-            best, least, readout.ridge = readout, nats, ridge
-    return best
+    _, calibration, ridge = min((*_best_calibration(_solved(sums, ridge), held_out), ridge) for ridge in ridges)
+    _add(sums, held_out)
+    readout = _solved(sums, ridge)
+    readout.calibration.fill_(calibration)
+    readout.gram_GG.copy_(sums.penalised_gram(ridge))
+    readout.ridge = ridge
+    return readout
+
+
+def _add(sums: RidgeAccumulator, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for features_RF, tokens_R in _predictions(batches):
+        sums.add_tokens(features_RF, tokens_R)
+
+
+def _solved(sums: RidgeAccumulator, ridge: float) -> RidgeReadout:
+    readout = RidgeReadout(len(sums.gram_GG) - 1, len(sums.cross_YG))
+    weight_FV, bias_V = sums.solve(ridge)
+    readout.weight_FV.copy_(weight_FV)
+    readout.bias_V.copy_(bias_V)
+    readout.counts_V.copy_(sums.cross_YG[:, -1] + SMOOTHING)
+    return readout
 
 
 @torch.no_grad()
@@ -160,15 +121,17 @@ def readout_nats(readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, to
     return total / count
 
 
-def _best_calibration(readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Where the mean nats are least, of a grid over log2(c)."""
-    nats = np.zeros(len(LOG2_CALIBRATIONS))
+def _best_calibration(
+    readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[float, float]:
+    """Least sum of nats over a grid of c, and that c."""
+    nats, floor_V = np.zeros(len(LOG2_CALIBRATIONS)), readout.floor_V()
     for features_RF, tokens_R in _predictions(batches):
-        scores_RV, prior_V = readout.scores(features_RF), readout.log_prior_V.exp()
+        scores_RV = readout.scores(features_RF)
         for index, log2 in enumerate(LOG2_CALIBRATIONS):
-            floored_RV = scores_RV.maximum(float(2**log2) * prior_V)
+            floored_RV = scores_RV.maximum(float(2**log2) * floor_V)
             nats[index] += float((floored_RV.sum(1) / floored_RV.gather(1, tokens_R[:, None])[:, 0]).log().sum())
-    return float(2 ** LOG2_CALIBRATIONS[nats.argmin()])
+    return nats.min(), float(2 ** LOG2_CALIBRATIONS[nats.argmin()])
 
 
 def _predictions(

@@ -1,7 +1,6 @@
 """Recurrences over time without autograd: leaky tanh (dense or block-diagonal) and complex-diagonal linear.
 
-The linear one has two orders of the same sum, which agree to rounding. Neither divides by powers of the multiplier: the
-prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after 128 tokens of |lambda| = 0.5.
+The prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after 128 tokens of |lambda| = 0.5.
 """
 
 from __future__ import annotations
@@ -46,17 +45,15 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None, since
     """States s_t = (1 - a) s_{t-1} + a tanh(W s_{t-1} + d_t) after every token (Jaeger, GMD report 148, 2001).
 
     Args:
-        drive_BTN: d, the input's part of the activation, bias included. Its dtype is that of the states.
-        weight_GMM: the blocks of a block-diagonal W; one block is a dense W.
+        drive_BTN: d, the input's part of the activation, bias included.
+        weight_GMM: the blocks of a block-diagonal W.
         leak: a in (0, 1].
-        state_BN: the state before the first token.
-        out_BTN: where to write the states, in the dtype they have (`compute_dtype`); None makes a new array. XLA never writes
-            into it.
+        state_BN: before the first token.
+        out_BTN: where to write the states, of `compute_dtype`; None makes a new array, and so does XLA.
         since_BT: tokens since the text began (`since_begin`); where it is 0 the state before counts for nothing.
 
     Returns:
-        States [B, T, N] and the last one [B, N]. Under autocast the product W s and the states have its dtype; what is
-        carried from token to token, and the last state, keep the drive's.
+        States [B, T, N], under autocast in its dtype, and the last one [B, N] in the drive's, in which it is carried.
     """
     B, T, N = drive_BTN.shape
     G, M, _ = weight_GMM.shape
@@ -131,20 +128,17 @@ def compute_dtype(tensor) -> torch.dtype:
 
 @torch.no_grad()
 def linear(drive_BTN, multiplier_2N, state_B2N, scan, since_BT=None):
-    """States s_t = lambda s_{t-1} + u_t of a complex-diagonal linear recurrence (LRU, Orvieto et al. 2023, eq. 1).
+    """States s_t = lambda s_{t-1} + u_t of a complex-diagonal linear recurrence (LRU, Orvieto et al. 2023, eq. 1), [B, T, 2, N].
 
-    Complex numbers travel as pairs of real tensors, which every backend supports. Sums are at least fp32, since lambda^t
+    Complex numbers travel as real and imaginary part, which every backend supports. Sums are at least fp32, since lambda^t
     is the product of T roundings.
 
     Args:
         drive_BTN: u, real.
-        multiplier_2N: real and imaginary part of lambda, |lambda| < 1, [2, N].
-        state_B2N: real and imaginary part before the first token, [B, 2, N].
+        multiplier_2N: lambda, |lambda| < 1.
+        state_B2N: before the first token.
         scan: `chunked` or `doubling`.
         since_BT: as in `leaky_tanh`.
-
-    Returns:
-        [B, T, 2, N], in the wider dtype of drive and multiplier.
     """
     dtype = torch.promote_types(drive_BTN.dtype, multiplier_2N.dtype)
     wide = torch.promote_types(dtype, torch.float32)

@@ -1,7 +1,7 @@
 """The state of the model before each block of a text, computed once.
 
 A reservoir is never trained, so the state before a block is the same in every epoch. With it a block is read as if all of
-the text before it had been, and blocks can still be shuffled, which streams of text in order cannot (Jaeger 2001, 4.4).
+the text before it had been, and blocks can still be shuffled.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ WASHOUT = 1024  # tokens at least, that a row reads before its first block
 def states_before(model: ReservoirForCausalLM, blocks: TokenBlocks) -> np.ndarray:
     """States [N, S] in fp32, on disk as long as the array lives: 12 kB a block at the default sizes.
 
-    The text is read in at most 64 rows at once, each from 1,024 tokens or more before its first block. So a state is that of
-    the whole text where an end of text is among those (`ReservoirConfig.reset_at_end`), and else within what the reservoirs
-    still remember of what came before.
+    The text is read in at most 64 rows at once, each from 1,024 tokens or more before its first block: exact where a text
+    ended among those (`ReservoirConfig.reset_at_end`), and else within what the reservoirs remember of what came before.
     """
     ids_NT, length = blocks.ids_BT, blocks.sequence_length
     warm = -(-WASHOUT // length)

@@ -24,10 +24,7 @@ VALIDATION_SHARE, MAX_VALIDATION_STORIES = 0.05, 2000
 
 @dataclass(frozen=True)
 class StorySplits:
-    """Stories to train and to validate on; no text is in both (white space aside).
-
-    `train` is a list, or for hub data a `datasets` column that reads memory-mapped files as it is indexed.
-    """
+    """Stories to train and to validate on; no text is in both. `train` of hub data is a memory-mapped `datasets` column."""
 
     train: Sequence[str]
     validation: Sequence[str]
@@ -53,15 +50,13 @@ class StorySplits:
 def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplits:
     """Stories from `data_source`, without duplicates between the two splits.
 
-    data_source: "sample" (embedded grammar; 4,000 stories when num_stories is 0), a local .txt (stories parted by
-        `<|endoftext|>`, or where there is none by blank lines), .jsonl or .parquet (column `text` or `story`), a hub id, or a
-        folder in hub layout.
+    data_source: "sample" (4,000 stories when num_stories is 0), a local .txt (stories parted by `<|endoftext|>`, or where
+        there is none by blank lines), .jsonl or .parquet (column `text` or `story`), a hub id, or a folder in hub layout.
     num_stories: 0 takes all. Local and sample data: how many in all, 5 % of them (1 to 2,000) for validation. Hub data:
-        how many training stories, drawn with the seed; the validation split is kept whole, and where there is none 5 %
-        are split off.
+        how many training stories; the validation split is kept whole, and where there is none 5 % are split off.
 
-    Local files are read into memory, about three times their size. Raises ValueError (too few stories, no such column, a
-    damaged file), FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
+    Local files are read into memory. Raises ValueError (too few stories, no such column, a damaged file), FileNotFoundError
+    and ConnectionError (hub not reachable and nothing cached).
     """
     if data_source == SAMPLE:
         return _split(sample_stories(num_stories or SAMPLE_STORIES, seed), data_source, num_stories, seed)
@@ -82,28 +77,25 @@ def batches(stories: Sequence[str], size: int = 1000) -> Iterator[list[str]]:
         yield list(stories[start : start + size])
 
 
-# ---- local files
-
-
 def _read_file(path: Path) -> Iterable[str]:
-    readers = {".txt": _read_text, ".jsonl": _read_rows, ".parquet": _read_rows}
-    if path.suffix not in readers:
-        raise ValueError(
-            f"data_source={str(path)!r}: cannot read {path.suffix or 'no suffix'}; use {', '.join(readers)}"
-        )
-    return readers[path.suffix](path)
+    file = f"data_source={str(path)!r}:"
+    if path.suffix == ".txt":
+        return _read_text(file, path)
+    if path.suffix in (".jsonl", ".parquet"):
+        return _read_rows(file, path)
+    raise ValueError(f"{file} cannot read {path.suffix or 'no suffix'}; use .txt, .jsonl, .parquet")
 
 
-def _read_text(path: Path) -> list[str]:
+def _read_text(file: str, path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
+        raise ValueError(f"{file} not UTF-8 ({error}); save the file as UTF-8") from error
     return text.split(END_OF_TEXT) if END_OF_TEXT in text else re.split(r"\n\s*\n", text)
 
 
-def _read_rows(path: Path) -> Iterator[str]:
-    file, column = f"data_source={str(path)!r}:", None
+def _read_rows(file: str, path: Path) -> Iterator[str]:
+    column = None
     for number, values in (row_files.parquet if path.suffix == ".parquet" else row_files.jsonl)(file, path):
         column = column or _text_column(str(path), list(values))
         if not isinstance(values.get(column, 0), str | None):
@@ -136,9 +128,6 @@ def _split(stories: Iterable[str], name: str, num_stories: int, seed: int) -> St
         sha256=hashlib.sha256(b"".join(map(_digest, kept))).hexdigest(),
         duplicates_removed=repeats,
     )
-
-
-# ---- hub data
 
 
 def _from_splits(splits: Any, name: str, revision: str | None, num_stories: int, seed: int) -> StorySplits:
@@ -180,9 +169,6 @@ def _from_splits(splits: Any, name: str, revision: str | None, num_stories: int,
         sha256=texts.hexdigest(),
         duplicates_removed=repeats + different - len(validation),
     )
-
-
-# ---- both
 
 
 def _unique(stories: Iterable[str | None]) -> tuple[dict[bytes, str], int]:

@@ -31,9 +31,7 @@ def load_tokenizer(
 
     source: "gpt2" is GPT-2's, or one trained on `stories` where that cannot be had; "train" trains one of `vocab_size`
         entries on the first 50,000 stories, the same each time; anything else is a local path or hub id.
-    trim: see `trim_vocabulary`. A tokeniser that was trained on `stories` has nothing else.
-
-    Raises ValueError where it cannot be loaded, has no end-of-text token, or is to be trimmed and is not byte-level BPE.
+    trim: by `trim_vocabulary`, which raises ValueError for what is not byte-level BPE; so is what has no end-of-text token.
     """
     if source == "train":
         tokenizer = _train(stories, vocab_size)
@@ -61,11 +59,10 @@ def load_tokenizer(
 def trim_vocabulary(
     tokenizer: "PreTrainedTokenizerFast", stories: Sequence[str]
 ) -> tuple["PreTrainedTokenizerFast", str]:
-    """`tokenizer` without the entries that `stories` never use, and a line on what is left; one pass over `stories`.
+    """`tokenizer` without the entries that `stories` never use, and a line on what is left.
 
-    Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order
-    under new ids. `stories` become the same tokens as before; other text is still encoded, in smaller pieces where a token
-    was dropped.
+    Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order under new
+    ids. `stories` become the same tokens as before, other text perhaps smaller pieces.
 
     Raises ValueError where the tokeniser is not byte-level BPE, and where there is no text.
     """
@@ -130,8 +127,7 @@ def _encode(tokenizer: "PreTrainedTokenizerFast", stories: list[str]) -> list[li
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     """UTF-8 bytes that each token stands for, int64 [V]; special tokens stand for 0.
 
-    A byte-level BPE writes each byte as one character of a fixed alphabet, so a token's length is its bytes. Raises
-    ValueError for any other tokeniser.
+    A byte-level BPE writes each byte as one character; ValueError for any other tokeniser.
     """
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -180,17 +176,13 @@ def _pretrained(name: str, revision: str | None, *, local_files_only: bool) -> "
     return tokenizer
 
 
-# ---- token file
-
-
 def write_tokens(stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast", path: Path, *, source: str) -> np.memmap:
     """The tokens of `stories`, each story and then the end-of-text token, memory-mapped: uint16 or uint32 [tokens].
 
-    They are written, streaming, to `<path>-<digest>.npy`, whole or not at all; the digest is of the tokeniser and of
-    `source`, which describes the stories (`StorySplits.source` and the split's name). What is there already is read, if
-    it has the sha256 that is noted beside it.
+    They are written to `<path>-<digest>.npy`, whole or not at all, and read again if they have the sha256 noted beside; the
+    digest is of the tokeniser and of `source`, which describes the stories.
 
-    A story that spells out a special token is tokenised as the text it is. Raises ValueError when there is no story.
+    Raises ValueError when there is no story.
     """
     path = path.with_name(f"{path.name}-{_origin(tokenizer, source)[:16]}.npy")
     noted = path.with_suffix(".sha256")
@@ -221,7 +213,7 @@ def _sha256(path: Path) -> str:
 
 def _origin(tokenizer: "PreTrainedTokenizerFast", source: str) -> str:
     definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Left behind by earlier calls of the tokeniser; they do not change the ids written here.
+    # Of earlier calls; they do not change the ids written here.
     del definition["truncation"], definition["padding"]
     described = [definition, tokenizer.eos_token_id, source]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

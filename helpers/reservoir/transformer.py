@@ -23,12 +23,9 @@ def equal_transformer(
     seed: int,
     eos_token_id: int,
 ) -> LlamaForCausalLM:
-    """A Llama with a tied embedding and about `trainable` parameters, drawn from `seed`.
+    """A Llama with a tied embedding and `trainable` parameters to 1 %, drawn from `seed`; the caller's generator stays as it was.
 
-    trainable: parameters of the model to compare with; met to 1 %, save where even the smallest has more.
-
-    The caller's random generator stays as it was. Raises ValueError where even the smallest Llama is more than 5 % above
-    `trainable`.
+    Raises ValueError where even the smallest Llama is more than 5 % above `trainable`.
     """
     hidden_size, layers, intermediate_size = sizes(vocab_size, trainable)
     config = LlamaConfig(
@@ -55,7 +52,7 @@ def equal_transformer(
 def sizes(vocab_size: int, trainable: int) -> tuple[int, int, int]:
     """H, L and I of a Llama with about `trainable` parameters.
 
-    H is 256, or less where the embedding would leave too little for two layers. L is how many layers of the usual I = 8 H / 3 (Touvron et al. 2023) fit, and I then takes up the difference.
+    H is 256, or less where that left too little for two layers; as many layers as fit with I = 8 H / 3 (Touvron et al. 2023).
     """
     for H in range(WIDEST, 0, -STEP):
         layers = round((trainable - parameter_count(vocab_size, H, 0, 0)) / (12 * H * H + 2 * H))
@@ -77,7 +74,7 @@ def sizes(vocab_size: int, trainable: int) -> tuple[int, int, int]:
 
 
 def parameter_count(vocab_size: int, hidden_size: int, layers: int, intermediate_size: int) -> int:
-    """V H of the tied embedding; 4 H² of attention, 3 H I of the gated MLP and two norms a layer; and the last norm."""
+    """Of a Llama with a tied embedding."""
     H = hidden_size
     return vocab_size * H + layers * (4 * H * H + 3 * H * intermediate_size + 2 * H) + H
 

@@ -10,11 +10,11 @@
 # # A reservoir language model on TinyStories (GPU)
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
-# byte beside n-gram baselines and an equally large transformer, a story told by each, and a model to load elsewhere.
+# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
+# equally large transformer, a story told by each, and a model to load elsewhere.
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait. The
-# TPU twin is `tinystories_reservoir_tpu.ipynb`; it has the same cells.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait.
+# The TPU twin is `tinystories_reservoir_tpu.ipynb`.
 #
 # {planned}
 #
@@ -24,12 +24,12 @@
 # # A reservoir language model on TinyStories (TPU)
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have validation loss, perplexity and bits per
-# byte beside n-gram baselines and an equally large transformer, a story told by each, and a model to load elsewhere.
+# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
+# equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
-# twin is `tinystories_reservoir.ipynb`; it has the same cells.
+# Without one it warns and goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
+# `tinystories_reservoir.ipynb`.
 #
 # {planned}
 #
@@ -78,8 +78,7 @@ tables.show([counts | {"duplicates removed": splits.duplicates_removed}], splits
 print(splits.train[0])
 
 # %% [markdown]
-# The same story as the model sees it: byte-level tokens, with an end-of-text token after every story. All go into one
-# memory-mapped file, so that the full set trains on a machine with little RAM.
+# The same story as the model sees it: byte-level tokens, with an end-of-text token after every story.
 
 # %%
 from helpers.reservoir import experiment
@@ -94,12 +93,10 @@ print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["in
 # %% [markdown]
 # ## Model
 #
-# `frozen` weights are the reservoirs: drawn once from the seed, never touched again, so nothing is trained through time.
-# `reservoirs` names them: the leaky **tanh** network is Jaeger's echo-state network; `+` puts a **delay** line (the last
-# tokens exactly) or a **linear** reservoir (many speeds of forgetting) beside it, `|` stacks them. What they see of
-# a token is its co-occurrence code, computed from the training text without any labels (`input_codes=0`: a random code).
-# **Recall** proposes tokens of the recent text again where it looked as it does now; only how far to trust it is learned.
-# `trainable` weights are all that is.
+# `frozen` weights are the reservoirs, drawn once from the seed: nothing is trained through time. `reservoirs` names them:
+# **tanh** is Jaeger's leaky echo-state network; `+` puts a **delay** line (the last tokens exactly) or a **linear**
+# reservoir (many speeds of forgetting) beside it, `|` stacks them. Of a token they see its co-occurrence code, counted in
+# the training text. **Recall** proposes tokens of the recent text again where it looked as it does now.
 
 # %%
 model = experiment.new_model(params, corpus)
@@ -107,11 +104,33 @@ print(model)
 tables.show([model.parameter_counts()], "Weights")
 
 # %% [markdown]
+# ## The idea in six lines
+#
+# The new state mixes the old one with what a random matrix makes of it and of the token. The loop in plain code, beside the
+# form that the model uses; the difference is rounding.
+
+# %%
+import torch
+
+from helpers.reservoir.architecture import Tanh
+from helpers.reservoir.reservoirs import build
+
+echo = build(Tanh(size=64, leak=0.5), len(story_tokenizer))
+echo.draw(torch.Generator().manual_seed(params.seed), tokens=True)
+ids = torch.tensor(story_tokenizer(splits.train[0])["input_ids"])
+state, states = torch.zeros(64), []
+for token in ids:
+    drive = echo.input_weight[token] + echo.bias
+    state = 0.5 * state + 0.5 * torch.tanh(echo.weight[0] @ state + drive)
+    states.append(state)
+fast, _ = echo(ids[None], torch.zeros(1, 64))
+print(f"largest difference from the fast form: {(torch.stack(states) - fast[0]).abs().max():.1e}")
+
+# %% [markdown]
 # ## What the reservoirs do before any training
 #
-# **Spectrum**: the eigenvalues of the tanh network lie inside the circle of the spectral radius asked for. **Washout**: two
-# different initial states must end in the same trajectory (the echo-state property). **Memory**: how much of the token
-# `lag` steps back a linear readout can still recall.
+# **Spectrum**: the eigenvalues of the tanh network lie inside the spectral radius asked for. **Washout**: two different
+# initial states must end in the same trajectory. **Memory**: how well a linear readout recalls the token `lag` steps back.
 
 # %%
 diagnostics, figure = experiment.diagnose(model, corpus, params.seed, folder / "figures" / "diagnostics.png")
@@ -120,9 +139,8 @@ tables.show([{"reservoir": name, **values} for name, values in diagnostics.items
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take. Memory is counted: the training step runs once on tensors
-# without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is a datasheet's bound,
-# on a CPU it is not known.
+# What will run, and why; then what it is expected to take. Without a `calibration.json` of this machine (`hardware_tuning`
+# writes one) time is a datasheet's bound, on a CPU it is not known.
 
 # %%
 from helpers import plan as planner
@@ -140,8 +158,6 @@ plan = planner.plan(
     max_steps=params.max_steps,
 )
 tables.show(plan.rows())
-
-# %%
 forecast = forecasts.here(step, plan, machine)
 tables.show(forecast.rows())
 
@@ -149,20 +165,20 @@ tables.show(forecast.rows())
 # ## Before training
 #
 # The Kneser-Ney trigram is the bar: a model that ends above it has learned no more than which token follows which two.
-# `ridge` is the same reservoirs with the classic readout, linear regression in closed form.
+# `ridge` is the same reservoirs with the classic readout: linear regression in closed form, a model of its own.
 
 # %%
 trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
 before = experiment.evaluate(trainer, corpus)
 baselines = experiment.baselines(corpus, trainer.eval_dataset)
-baselines["ridge readout"] = experiment.ridge(model, corpus, trainer)
+ridge_model, baselines["ridge readout"] = experiment.ridge(model, corpus, trainer)
 tables.show([{"model": name, **values} for name, values in {"untrained": before, **baselines}.items()])
 
 # %% [markdown]
 # ## Train
 #
-# Every block is read with the state that the story so far left: nothing in a reservoir is trained, so it is computed
-# once, and blocks can still be shuffled. The best weights by validation loss are loaded at the end.
+# Every block is read with the state that the story so far left, which is computed once: blocks can still be shuffled. The
+# best weights by validation loss are loaded at the end.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
@@ -172,8 +188,7 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 # small matrix products, so expect single digits.
 
 # %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything
-# else means that shapes change or that values leave the chip at every step.
+# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0.
 
 # %%
 measured = trainer.results()
@@ -183,26 +198,18 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## A transformer beside it
 #
-# The same batches through the same trainer, for a Llama of as many trained parameters. It sees every earlier token of a
-# block exactly, and nothing before the block. Skip it with `compare_transformer=False`; `further_seeds=2` repeats both,
-# without which a small difference means little.
+# The same batches through the same trainer, for a Llama of as many trained parameters. It sees nothing before a block.
+# `further_seeds=2` repeats both, without which a small difference means little.
 
 # %%
 from helpers.reservoir import comparison
 
-rows = {params.seed: {"reservoir": comparison.row(trainer, corpus, params)}}
-if params.compare_transformer:
-    trainable = model.parameter_counts()["trainable"]
-    transformer = comparison.train_transformer(
-        params, corpus, plan, machine, trainable=trainable, output_dir=folder / "transformer"
-    )
-    rows[params.seed]["transformer"] = comparison.row(transformer, corpus, params)
-rows |= comparison.further_seeds(params, corpus, plan, machine, folder)
+rows = comparison.over_seeds(trainer, corpus, params, plan, machine, folder)
 
 # %% [markdown]
 # ## After training
 #
-# The same measure on the same tokens; bits per byte does not depend on the tokeniser.
+# The same measure on the same tokens, a story of each, and the loss against tokens and seconds.
 
 # %%
 tables.show(comparison.table({"untrained": before, **baselines}, rows))
@@ -212,11 +219,6 @@ after = rows[params.seed]["reservoir"]
 story = after["story"]
 for name, values in rows[params.seed].items():
     print(f"\n--- {name}\n{values['story']}")
-
-# %% [markdown]
-# ## Loss against tokens and against seconds
-
-# %%
 figure = comparison.plot(
     rows[params.seed],
     {name: values["loss"] for name, values in baselines.items()},
@@ -228,13 +230,13 @@ figure = comparison.plot(
 # ## Save, reload, compare
 #
 # The saved model must tell the same story as the one in memory (in half precision, which rounds products, it may not).
-# Its code is saved beside the weights: where nothing but torch and transformers is installed, load it with
-# `trust_remote_code=True`.
 
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 trainer.save_model(str(folder / "model"))
+ridge_model.save_pretrained(folder / "ridge_model")
+story_tokenizer.save_pretrained(folder / "ridge_model")
 reloaded = AutoModelForCausalLM.from_pretrained(folder / "model")
 retold = experiment.tell(reloaded, AutoTokenizer.from_pretrained(folder / "model"), params)
 same_story = retold == story
@@ -261,14 +263,33 @@ results_file = run_folder.write_results(
     eval={"before": before, "after": {name: after[name] for name in before}, "baselines": baselines},
     comparison=rows,
     caveats=caveats,
-    artifacts={"model": "model", "figures": "figures", "same_story": same_story},
+    artifacts={"model": "model", "ridge_model": "ridge_model", "figures": "figures", "same_story": same_story},
 )
 print(results_file.resolve())
+
+# %% [markdown]
+# ## A text of yours, learned in seconds without a GPU
+#
+# The ridge model learns on by recursive least squares: what a fit on all tokens would give, without the old ones. Paste
+# your own text; it counts `times` times.
+
+# %%
+own_text = (
+    "Nim is a robot. Nim lives in a tea pot on the hill. Every day, Nim makes tea for the frog. The tea pot was cold, "
+    "and Nim was sad. The frog made a fire on the hill. The tea pot was warm. Nim makes tea for the frog."
+)
+ridge_model = AutoModelForCausalLM.from_pretrained(folder / "ridge_model")
+ids = story_tokenizer(own_text, return_tensors="pt")["input_ids"]
+heard = ids.shape[1] * 3 // 4
+labels = ids.masked_fill(torch.arange(ids.shape[1]) < heard, -100)  # the last quarter is scored
+print(f"loss of the rest before: {float(ridge_model(ids, labels=labels).loss):.2f}")
+ridge_model.learn(ids[:, :heard], times=20)
+print(f"after {heard} tokens learned: {float(ridge_model(ids, labels=labels).loss):.2f}\n")
+print(experiment.tell(ridge_model, story_tokenizer, params))
 
 # %% [markdown]
 # ## Next steps
 #
 # - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
-# - **Your own text**: set `data_source` to a `.txt` with `<|endoftext|>` between the pieces.
+# - **Train on your own text**: set `data_source` to a `.txt` with `<|endoftext|>` between the pieces.
 # - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs` and give a new `output_dir`.
-# - **Another device**: change `use_tpu` alone, restart the kernel, Run all.
