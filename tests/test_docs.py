@@ -28,7 +28,7 @@ APPENDICES = {  # pages of generated rows, or of what did not work, that nobody 
     "graphmer-tried": "further tables, and what was tried without success",
     "tpu-tried": "one row for every step that was compiled",
 }
-STILL_LONG = ("reservoir",)
+STILL_LONG = ()
 SHORT = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in (*APPENDICES, *STILL_LONG)]
 BLOCK = "# Page\n\n<!-- evidence: probe.sentence -->\n<!-- end -->\n\nAnd so on.\n"
 

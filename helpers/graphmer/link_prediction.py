@@ -91,7 +91,10 @@ class LinkPredictor:
     def _read(self, names: Sequence[str], relation: int) -> None:
         """Documents with as many leaves and of like length go together."""
         encoded, number = self.chains.encoded, self._number
-        wanted = {name: sorted({relation, *self._may_have(encoded.entities[number[name]].type)}) for name in names}
+        wanted = {}
+        for name in names:  # leaves of one document see each other: the same ones stand together whatever is asked first
+            usual = sorted(self._may_have(encoded.entities[number[name]].type))
+            wanted[name] = usual if relation in usual else [relation]
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
         windows = {name: self.chains.window_count(name) for name in names}
         names = sorted(names, key=lambda name: (len(wanted[name]), length[name]))
