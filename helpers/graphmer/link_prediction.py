@@ -92,7 +92,9 @@ class LinkPredictor:
         """Documents with as many leaves and of like length go together."""
         encoded, number = self.chains.encoded, self._number
         wanted = {}
-        for name in names:  # leaves of one document see each other: the same ones stand together whatever is asked first
+        for (
+            name
+        ) in names:  # leaves of one document see each other: the same ones stand together whatever is asked first
             usual = sorted(self._may_have(encoded.entities[number[name]].type))
             wanted[name] = usual if relation in usual else [relation]
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
