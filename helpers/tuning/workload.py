@@ -40,11 +40,13 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated."""
     default = TuningParameters.defaults()
     name, length = asked.model or default.base_model, asked.length or default.max_length
-    step = (_made if weights else _weightless)(name, length)
+    # What XLA makes of attention is what it makes of products and a softmax that are written out.
+    attention = "eager" if machine.kind == "xla" else "sdpa"
+    step = (_made if weights else _weightless)(name, length, attention)
     return recipe(asked.examples or ROWS, default.start_batch_size, length), step
 
 
-def _made(name: str, length: int, weights: bool = True) -> Workload:
+def _made(name: str, length: int, attention: str, weights: bool = True) -> Workload:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
@@ -56,11 +58,10 @@ def _made(name: str, length: int, weights: bool = True) -> Workload:
     )
     config.num_labels = LABELS
     with torch.device("cpu" if weights else "meta"):
-        # Attention written out needs the most memory, and is what the TPU compiler was asked about (docs/tpu.md).
-        model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
     return workload(model, name, length)
 
 
 @functools.lru_cache(maxsize=4)
-def _weightless(name: str, length: int) -> Workload:
-    return _made(name, length, weights=False)
+def _weightless(name: str, length: int, attention: str) -> Workload:
+    return _made(name, length, attention, weights=False)

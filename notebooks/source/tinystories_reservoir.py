@@ -149,14 +149,8 @@ from helpers.reservoir.parameters import recipe
 from helpers.reservoir.workload import workload
 
 step = workload(model, params.reservoirs, params.sequence_length)
-plan = planner.plan(
-    recipe(params.sequence_length, len(corpus.train)),
-    step,
-    machine,
-    batch_size=params.batch_size,
-    learning_rate=params.learning_rate,
-    max_steps=params.max_steps,
-)
+sizes = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
+plan = planner.plan(recipe(params.sequence_length, len(corpus.train)), step, machine, **sizes)
 tables.show(plan.rows())
 forecast = forecasts.here(step, plan, machine)
 tables.show(forecast.rows())
