@@ -12,6 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import xla
+
+if xla.installed():  # the benchmark says, where it is loaded, that there is no TPU
+    pytest.skip(
+        "accelerate would take XLA in this process; the tests with requirements-gpu.txt run it", allow_module_level=True
+    )
+
 from benchmarks import gpu, gpu_kernels, gpu_steps
 from benchmarks.gpu_parts import Here, NotHere
 from helpers.hardware import cpu_name
