@@ -494,7 +494,7 @@ def main() -> None:
             given.output,
             about,
             steps=given.steps,
-            seeds=given.seeds,
+            seeds=given.seeds,  # asked for; `mrr_by_seed` has those that are done
             packages=counts,
             jedi={
                 "answers": float(np.mean([bool(one.jedi) for one in asked])),
