@@ -2,17 +2,16 @@
 
 import ast
 import json
-import subprocess
 import sys
 
 import pytest
-import safetensors.torch
 import torch
 from transformers import AutoModel
 
 from helpers.graphmer.encoder import INPUTS, GraphMERModel
 from helpers.graphmer.model import GraphMERForPreTraining
 
+from .elsewhere import answers
 from .graph_batches import config, leafy_batch, perturbed
 
 MODULES = {
@@ -64,20 +63,7 @@ def test_elsewhere_encoder_and_whole_model_give_the_same_states(exported, tmp_pa
     _, folder = exported
     model = GraphMERForPreTraining.from_pretrained(folder).eval()
     batch = {name: value for name, value in leafy_batch().items() if name in INPUTS}
-    safetensors.torch.save_file(batch, tmp_path / "batch.safetensors")
-    (tmp_path / "empty").mkdir()
-    files = folder, tmp_path / "batch.safetensors", tmp_path / "answers.safetensors"
-    environment = {"HF_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": ""}
-    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    process = subprocess.run(
-        [sys.executable, "-I", "-c", ELSEWHERE, *map(str, files)],
-        cwd=tmp_path / "empty",
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    found = safetensors.torch.load_file(files[2])
+    found = answers(ELSEWHERE, folder, batch, tmp_path)
     states, features = model.encoder(**batch), model.query_features(**batch)
     assert states.root_states.abs().sum() > 0
     assert torch.allclose(found["roots"], states.root_states, atol=1e-6)

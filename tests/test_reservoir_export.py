@@ -2,16 +2,16 @@
 
 import ast
 import json
-import subprocess
 import sys
 
 import pytest
-import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 from helpers.reservoir.ridge import fit_readout
+
+from .elsewhere import answers
 
 V, END = 60, 0
 MODULES = {f"{name}.py" for name in ("architecture", "model", "readout", "recall", "reservoirs", "scans")}
@@ -83,20 +83,7 @@ def test_elsewhere_it_gives_the_same_logits_goes_on_from_a_state_and_tells_the_s
         folder
     )  # weights of a file lie elsewhere in memory: sums round otherwise
     ids = torch.randint(0, V, (3, 25), generator=torch.Generator().manual_seed(0))
-    safetensors.torch.save_file({"ids": ids}, tmp_path / "ids.safetensors")
-    (tmp_path / "empty").mkdir()
-    files = folder, tmp_path / "ids.safetensors", tmp_path / "answers.safetensors"
-    environment = {"HF_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": ""}
-    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    process = subprocess.run(
-        [sys.executable, "-I", "-c", ELSEWHERE, *map(str, files)],
-        cwd=tmp_path / "empty",
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    found = safetensors.torch.load_file(files[2])
+    found = answers(ELSEWHERE, folder, {"ids": ids}, tmp_path)
     first = model(ids[:, :11])
     second = model(ids[:, 11:], state=first.state)
     assert found["whole"].equal(model(ids).logits)

@@ -433,6 +433,22 @@ def test_a_readout_of_xla_features_equals_the_cpus():
 # ---- bad input
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rows_that_are_not_finite_are_refused_and_leave_the_sums_alone(value):
+    features_BF, targets_BY = map(torch.from_numpy, regression())
+    broken_BF, broken_BY = features_BF.clone(), targets_BY.clone()
+    broken_BF[3, 2] = broken_BY[5, 1] = value
+    sums = RidgeAccumulator(F, Y)
+    sums.add(features_BF, targets_BY)
+    with pytest.raises(ValueError, match=r"features_BF is not finite in 1 of 200 rows, the first is row 3"):
+        sums.add(broken_BF, targets_BY)
+    with pytest.raises(ValueError, match=r"targets_BY is not finite .* row 5"):
+        sums.add(features_BF, broken_BY)
+    with pytest.raises(ValueError, match="features_BF is not finite"):
+        RidgeAccumulator(F, V).add_tokens(broken_BF, torch.zeros(B, dtype=torch.long))
+    assert off([part.numpy() for part in sums.solve(RIDGE)], closed_form(*regression())) < 1e-10
+
+
 def test_features_that_are_all_constant_need_a_positive_ridge():
     sums = RidgeAccumulator(F, Y)
     sums.add(torch.ones(B, F), torch.ones(B, Y))

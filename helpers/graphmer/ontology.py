@@ -149,11 +149,6 @@ class Ontology:
     relations: dict[str, Relation]  # inverses included
     text: str = field(default="", repr=False)  # the TOML that it was read from
 
-    def admits(self, head_type: str, relation: str, tail_type: str) -> bool:
-        """Whether the types fit domain and range. Raises KeyError for an unknown relation."""
-        known = self.relations[relation]
-        return head_type in known.domain and tail_type in known.range
-
 
 def read_ontology(path: str | Path | None = None) -> Ontology:
     """The ontology of software (default), or the one in a TOML file written like `SOFTWARE`.

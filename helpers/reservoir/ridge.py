@@ -29,12 +29,16 @@ class RidgeAccumulator:
 
     @torch.no_grad()
     def add(self, features_BF: torch.Tensor, targets_BY: torch.Tensor) -> None:
-        """Adds rows with real targets."""
-        self.cross_YG += _product(targets_BY.detach().cpu().double(), self._add_features(features_BF))
+        """Adds rows with real targets. Raises ValueError for a value that is not finite."""
+        targets_BY = _finite("targets_BY", targets_BY)
+        self.cross_YG += _product(targets_BY, self._add_features(features_BF))
 
     @torch.no_grad()
     def add_tokens(self, features_BF: torch.Tensor, tokens_B: torch.Tensor) -> None:
-        """Adds rows whose target is 1 for their token and 0 for the others; the one-hot matrix [B, V] is never built."""
+        """Adds rows whose target is 1 for their token and 0 for the others; the one-hot matrix [B, V] is never built.
+
+        Raises ValueError for a feature that is not finite.
+        """
         self.cross_YG.index_add_(0, tokens_B.cpu(), self._add_features(features_BF))
 
     @torch.no_grad()
@@ -56,10 +60,20 @@ class RidgeAccumulator:
         return gram_GG
 
     def _add_features(self, features_BF: torch.Tensor) -> torch.Tensor:
-        # First to the CPU: a TPU has no fp64.
-        rows_BG = torch.nn.functional.pad(features_BF.detach().cpu().double(), (0, 1), value=1.0)
+        rows_BG = torch.nn.functional.pad(_finite("features_BF", features_BF), (0, 1), value=1.0)
         self.gram_GG += _product(rows_BG, rows_BG)
         return rows_BG
+
+
+def _finite(name: str, values: torch.Tensor) -> torch.Tensor:
+    values = values.detach().cpu().double()  # first the device: a TPU has no fp64
+    finite_B = values.isfinite().all(1)
+    if not finite_B.all():
+        raise ValueError(
+            f"{name} is not finite in {int((~finite_B).sum())} of {len(values)} rows, the first is row "
+            f"{int((~finite_B).nonzero()[0])}; drop them, or lower the spectral radius where states overflow"
+        )
+    return values
 
 
 def _product(left_BN: torch.Tensor, right_BM: torch.Tensor) -> torch.Tensor:

@@ -121,8 +121,7 @@ print(chain_text(corpus.train[0], corpus.tokenizer, corpus.relations))
 # ## Model and plan
 #
 # What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
-# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time is
-# a datasheet's bound, on a CPU it is not known. The same table with what was measured comes after training.
+# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time rests on what others published, on a CPU it is not known. The same table with what was measured comes after training.
 
 # %%
 from helpers.graphmer.workload import workload

@@ -118,8 +118,8 @@ print(f"--- learned\n{tokenizer.decode(row['input_ids'][first:])}")
 # ## Plan
 #
 # What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step runs
-# once on tensors without numbers. Without a `calibration.json` (`hardware_tuning` writes one) time is a datasheet's bound, on
-# a CPU unknown.
+# once on tensors without numbers. Without a `calibration.json` (`hardware_tuning` writes one) time rests on what
+# others published, on a CPU it is unknown.
 
 # %%
 from helpers.planning import forecast as forecasts

@@ -18,7 +18,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # A reservoir language model on TinyStories (TPU)
@@ -33,7 +33,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
@@ -139,8 +139,8 @@ tables.show([{"reservoir": name, **values} for name, values in diagnostics.items
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take. Without a `calibration.json` of this machine (`hardware_tuning`
-# writes one) time is a datasheet's bound, on a CPU it is not known.
+# What will run, and why; then what it is expected to take. A `calibration.json` (`hardware_tuning` writes one)
+# makes time a measured one.
 
 # %%
 from helpers import plan as planner
