@@ -26,9 +26,9 @@ from benchmarks import report  # before torch, which it gives huge pages
 import torch
 
 from benchmarks.timing import taking_turns
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batches import check_batch
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.batches import check_batch
 
 # B batch · S roots · G leaves · L leaf tokens · N tokens · D width · A heads
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batches import check_batch
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.batches import check_batch
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -103,7 +103,7 @@ def leafy_batch(
 
 
 def inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    from helpers.graphmer.batches import INPUTS
+    from helpers.graphmer.text.batches import INPUTS
 
     return {name: batch[name] for name in INPUTS}
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batches import LeafyChainCollator, check_batch
-from helpers.graphmer.chains import LeafyChains
-from helpers.graphmer.curriculum import CurriculumChains, phase_steps
-from helpers.graphmer.documents import Documents, entity_text
-from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, build_graph
-from helpers.graphmer.negatives import Relations, words
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.splits import split_by_module
-from helpers.graphmer.tokenizer import MASK, PAD, encode, train_tokenizer
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, build_graph
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.splits import split_by_module
+from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
+from helpers.graphmer.text.batches import LeafyChainCollator, check_batch
+from helpers.graphmer.text.chains import LeafyChains
+from helpers.graphmer.text.curriculum import CurriculumChains, phase_steps
+from helpers.graphmer.text.documents import Documents, entity_text
+from helpers.graphmer.text.encoded_documents import EncodedDocuments
+from helpers.graphmer.text.negatives import Relations, words
+from helpers.graphmer.text.tokenizer import MASK, PAD, encode, train_tokenizer
 
 from .test_graph_documents import library
 

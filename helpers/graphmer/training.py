@@ -15,11 +15,11 @@ from transformers import Trainer
 
 from helpers import ranks, tracking, xla
 from helpers.arguments import training_arguments
-from helpers.graphmer.batches import LeafyChainCollator
-from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import Configuration
-from helpers.graphmer.curriculum import CurriculumChains
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.batches import LeafyChainCollator
+from helpers.graphmer.text.chains import LeafyChains
+from helpers.graphmer.text.curriculum import CurriculumChains
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
