@@ -42,9 +42,8 @@ from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.text.documents import Documents
-from helpers.graphmer.text.encoded_documents import EncodedDocuments
 from helpers.graphmer.text.negatives import Relations
-from helpers.graphmer.text.windows import Windows
+from helpers.graphmer.text.windows import EncodedDocuments, Windows
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {  # what pytest collects, below the package's folder

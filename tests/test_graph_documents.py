@@ -14,8 +14,8 @@ import pytest
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph
 from helpers.graphmer.text.documents import Documents, entity_text, header_and_source, leaf_texts, shown_name
-from helpers.graphmer.text.encoded_documents import EncodedDocuments
 from helpers.graphmer.text.tokenizer import PAD, SEP, encode, train_tokenizer
+from helpers.graphmer.text.windows import EncodedDocuments
 
 pytestmark = pytest.mark.once
 

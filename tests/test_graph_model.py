@@ -11,9 +11,8 @@ from helpers import attention
 from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 from helpers.graphmer.modeling_graphmer.encoder import GraphMERModel
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.text.batches import check_batch
 
-from .graph_batches import ALL_TERMS, PAD, H, L, V, config, inputs, leafy_batch, perturbed, weight_count
+from .graph_batches import ALL_TERMS, PAD, H, L, V, check_batch, config, inputs, leafy_batch, perturbed, weight_count
 from .xla_process import answers_on_xla
 
 # B batch · S roots · G leaves · L leaf tokens · N tokens · D width · A attention heads

@@ -29,9 +29,8 @@ from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import HEAD, TAIL, admitted, score, true_answers
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.documents import Documents
-from helpers.graphmer.text.encoded_documents import EncodedDocuments
 from helpers.graphmer.text.negatives import Relations
-from helpers.graphmer.text.windows import Windows
+from helpers.graphmer.text.windows import EncodedDocuments, Windows
 
 if TYPE_CHECKING:
     from helpers.graphmer.experiment import Corpus

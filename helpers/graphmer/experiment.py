@@ -18,12 +18,12 @@ from helpers.graphmer.graph.ontology import Ontology, read_ontology
 from helpers.graphmer.graph.splits import Splits, split_by_module
 from helpers.graphmer.graph.validation import Validation, validate
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.batches import phase_steps
 from helpers.graphmer.text.chains import LeafyChains
-from helpers.graphmer.text.curriculum import phase_steps
 from helpers.graphmer.text.documents import Documents
-from helpers.graphmer.text.encoded_documents import EncodedDocuments
 from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.tokenizer import break_tokens, separator_tokens, train_tokenizer
+from helpers.graphmer.text.windows import EncodedDocuments
 from helpers.graphmer.training import GraphTrainer, new_trainer
 from helpers.graphmer.workload import run_recipe, workload
 from helpers.parameters import SAMPLE

@@ -109,7 +109,7 @@ figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.pn
 # head's name. Masked are whole identifiers among the roots and whole leaves.
 
 # %%
-from helpers.graphmer.text.chain_text import chain_text
+from helpers.graphmer.text.batches import chain_text
 
 used = [f"{share:.0%}" for share in corpus.train.fill()]
 sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": corpus.train.leaves}

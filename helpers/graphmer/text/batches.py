@@ -1,15 +1,19 @@
-"""Batches of leafy chains: stacked, with the in-batch tails that are also true, and checked before they go to a device."""
+"""What a trainer takes: batches of leafy chains with the in-batch tails that are also true, and all sequences of a run in order."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerFast
 
-from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 from helpers.graphmer.text.chains import LeafyChains
+from helpers.graphmer.text.masking import IGNORED
+from helpers.graphmer.text.negatives import Relations
+from helpers.graphmer.text.tokenizer import MASK, PAD
 from helpers.graphmer.text.windows import stacked
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
@@ -36,7 +40,6 @@ AXES = {
     "head_entities": "BG",
     "tail_types": "BG",
 }
-INPUTS = tuple(AXES)[:8]
 
 
 class LeafyChainCollator:
@@ -44,18 +47,14 @@ class LeafyChainCollator:
 
     known_BGX [B, G, B·G]: in-batch tail x is also true for the head and relation of this leaf, so it is no wrong answer to
     it; False for the leaf itself, for what is no true leaf, and in its rows.
-
-    config: of the model that the batches are for; each is checked against it (`check_batch`) while it is on the host.
     """
 
-    def __init__(self, chains: LeafyChains, config: GraphMERConfig | None = None):
-        self._known, self._config = chains.known, config
+    def __init__(self, chains: LeafyChains):
+        self._known = chains.known
 
     def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         batch = stacked(examples)
         batch["known_BGX"] = self._known_tails(batch["head_entities"], batch["relation_ids"], batch["tail_entities"])
-        if self._config is not None:
-            check_batch(batch, self._config)
         return batch
 
     def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
@@ -73,85 +72,56 @@ class LeafyChainCollator:
         return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
 
 
-def check_batch(batch: dict[str, torch.Tensor], config: GraphMERConfig) -> None:
-    """Raises ValueError that names the field: missing, of a wrong shape, out of range, or a leaf that hangs nowhere.
+def phase_steps(begins: Sequence[int], steps: int) -> tuple[int, ...]:
+    """Optimizer steps in each phase of a run of `steps`, from the step that each begins with; 0 in one that is not reached."""
+    ends = (*begins[1:], max(steps, begins[-1]))
+    return tuple(max(0, min(end, steps) - min(begin, steps)) for begin, end in zip(begins, ends, strict=True))
 
-    For host tensors, in a collator: on a device every one of these questions would wait.
+
+class CurriculumChains:
+    """All sequences of a run of `steps`, in order: those of the first length, then those of the next.
+
+    Give it to a trainer without shuffling (the order is drawn already) and for one epoch: sequence i is the same after a
+    resume, and no batch has two lengths.
+
+    chains: its documents are encoded for the longest roots at least; what it has is in every phase.
+    begins, roots: optimizer step that each phase begins with, and S in it.
+    examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
     """
-    if missing := [name for name in INPUTS if name not in batch]:
-        raise ValueError(f"batch: {', '.join(missing)} missing; the model needs {', '.join(INPUTS)}")
-    _check_shapes(batch, config)
-    V, R = config.vocab_size, config.num_relations
-    for name in ("root_ids", "leaf_ids", "mnm_negative_ids", "tail_text_ids", "negative_text_ids", "head_text_ids"):
-        _within(batch, name, 0, V - 1)
-    for name in ("mlm_labels", "mnm_labels"):
-        _within(batch, name, 0, V - 1, also=-100)
-    _within(batch, "triple_labels", 0, 1, also=-100)
-    _within(batch, "relation_ids", 0, R)
-    S = batch["root_ids"].shape[1]
-    for name in ("head_start", "mlm_positions"):
-        _within(batch, name, 0, S - 1)
-    _within(batch, "head_length", 0, config.max_head_tokens)
-    for name in ("root_segments", "root_positions", "leaf_segments"):
-        _within(batch, name, 0, torch.iinfo(torch.int64).max)
-    for name in ("tail_entities", "head_entities", "tail_types"):
-        _within(batch, name, -1, torch.iinfo(torch.int64).max)
-    _check_leaves(batch)
+
+    def __init__(
+        self, chains: LeafyChains, begins: Sequence[int], roots: Sequence[int], *, steps: int, examples_per_step: int
+    ):
+        self.counts = [count * examples_per_step for count in phase_steps(begins, steps)]
+        by_roots = {each: chains.with_roots(each) for each in set(roots)}
+        self.phases = [by_roots[each] for each in roots]
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        for chains, count in zip(self.phases, self.counts, strict=True):
+            if index < count:
+                return chains[index]
+            index -= count
+        raise AssertionError
 
 
-def _check_shapes(batch: dict[str, torch.Tensor], config: GraphMERConfig) -> None:
-    if unknown := set(batch) - set(AXES):
-        raise ValueError(f"batch: unknown field {', '.join(sorted(unknown))}; known: {', '.join(AXES)}")
-    sizes = {"L": (config.leaf_tokens, "leaf_tokens of the configuration")}
-    if "leaf_ids" in batch and batch["leaf_ids"].dim() == 3:
-        B, G, _ = batch["leaf_ids"].shape
-        sizes["X"] = (B * G, "all leaves of the batch")
-    for name, axes in AXES.items():
-        if name not in batch:
-            continue
-        shape = tuple(batch[name].shape)
-        if len(shape) != len(axes):
-            raise ValueError(f"{name}: has shape {shape}, must be [{', '.join(axes)}]")
-        for axis, size in zip(axes, shape, strict=True):
-            known, source = sizes.setdefault(axis, (size, name))
-            if size != known:
-                raise ValueError(f"{name}: has shape {shape}, but {axis} of [{', '.join(axes)}] is {known} ({source})")
-
-
-def _within(batch: dict[str, torch.Tensor], name: str, low: int, high: int, also: int | None = None) -> None:
-    if name not in batch:
-        return
-    values = batch[name]
-    wrong = (values < low) | (values > high)
-    if also is not None:
-        wrong &= values != also
-    if wrong.any():
-        raise ValueError(
-            f"{name}={values[wrong][0].item()} at {wrong.nonzero()[0].tolist()}: must be in [{low}, {high}]"
-            + ("" if also is None else f" or {also}")
-        )
-
-
-def _check_leaves(batch: dict[str, torch.Tensor]) -> None:
-    """Every leaf hangs at a root of its own segment, and so do all the roots of its head."""
-    segments_BS, start_BG, length_BG = batch["root_segments"], batch["head_start"], batch["head_length"]
-    leaf_BG = batch["leaf_segments"]
-    S = segments_BS.shape[1]
-    for name in ("head_length", "relation_ids"):
-        if (wrong := (leaf_BG > 0) != (batch[name] > 0)).any():
-            raise ValueError(
-                f"{name}=0 where leaf_segments is not, or the reverse, at {wrong.nonzero()[0].tolist()}: "
-                "a leaf has a head and a relation, an empty slot neither"
-            )
-    if (wrong := (leaf_BG > 0) & (segments_BS.gather(1, start_BG) != leaf_BG)).any():
-        raise ValueError(
-            f"head_start at {wrong.nonzero()[0].tolist()}: the leaf of segment {leaf_BG[wrong][0].item()} hangs at root "
-            f"{start_BG[wrong][0].item()} of another segment"
-        )
-    last_BG = start_BG + length_BG - 1
-    past = (leaf_BG > 0) & ((last_BG >= S) | (segments_BS.gather(1, last_BG.clamp(0, S - 1)) != leaf_BG))
-    if past.any():
-        raise ValueError(
-            f"head_length={length_BG[past][0].item()} at {past.nonzero()[0].tolist()}: the head that begins at root "
-            f"{start_BG[past][0].item()} reaches past its segment"
-        )
+def chain_text(
+    example: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerFast, relations: Relations, *, roots: int = 120
+) -> str:
+    """The first `roots` roots of an example without a batch axis, then a line for each leaf."""
+    lines = ["roots: " + tokenizer.decode(example["root_ids"][:roots].tolist()).replace("\n", "\n       ")]
+    for leaf in np.flatnonzero(example["leaf_segments"]):
+        start, length = int(example["head_start"][leaf]), int(example["head_length"][leaf])
+        head = tokenizer.decode(example["root_ids"][start : start + length].tolist())
+        labels_L = example["mnm_labels"][leaf]
+        masked = (labels_L != IGNORED).any()
+        ids_L = labels_L[labels_L != IGNORED] if masked else example["leaf_ids"][leaf]
+        tail = tokenizer.decode([one for one in ids_L.tolist() if one not in (PAD, MASK)])
+        truth = {1.0: "true", 0.0: "wrong"}.get(float(example["triple_labels"][leaf]), "")
+        relation = relations.names[int(example["relation_ids"][leaf])]
+        lines.append(f"leaf:  {head} --{relation}--> {'[MASK] was ' if masked else ''}{tail}  {truth}".rstrip())
+    return "\n".join(lines)

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
-from helpers.graphmer.text.encoded_documents import EncodedDocuments
 from helpers.graphmer.text.masking import IGNORED, mask_leaves, mask_roots
 from helpers.graphmer.text.negatives import KnownTails, NegativeSampler, Relations, numbered
 from helpers.graphmer.text.tokenizer import MASK, PAD, identifier_tokens
-from helpers.graphmer.text.windows import Window, Windows
+from helpers.graphmer.text.windows import EncodedDocuments, Window, Windows
 
 _OPEN = 64  # sequences that documents are packed into at a time
 
