@@ -38,13 +38,12 @@ from benchmarks import report
 from helpers import runtime
 from helpers.graphmer import experiment
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.documents import Documents
-from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.negatives import Relations
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.windows import Windows
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.text.documents import Documents
+from helpers.graphmer.text.negatives import Relations
+from helpers.graphmer.text.windows import EncodedDocuments, Windows
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {  # what pytest collects, below the package's folder

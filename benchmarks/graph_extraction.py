@@ -24,11 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.sources import find_sources, standard_library
-from helpers.graphmer.validation import validate
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.sources import find_sources, standard_library
+from helpers.graphmer.graph.validation import validate
 
 TARGET_RATIO = 2.0  # at most
 TARGET_TYPED_SHARE = 0.995

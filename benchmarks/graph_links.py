@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from helpers import runtime, tables
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.link_prediction import LinkPredictor
+from helpers.graphmer.links.predictor import LinkPredictor
 
 
 def main() -> None:

@@ -26,12 +26,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from helpers.graphmer.baselines import Frequency
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.ranking import evaluate
-from helpers.graphmer.splits import Splits, split_by_module
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.splits import Splits, split_by_module
+from helpers.graphmer.links.baselines import Frequency
+from helpers.graphmer.links.ranking import evaluate
 
 MODELS = ("TransE", "DistMult", "RotatE")
 

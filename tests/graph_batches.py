@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batches import check_batch
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
+from helpers.graphmer.modeling_graphmer.encoder import INPUTS
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.batches import AXES
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 
@@ -103,8 +104,6 @@ def leafy_batch(
 
 
 def inputs(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    from helpers.graphmer.batches import INPUTS
-
     return {name: batch[name] for name in INPUTS}
 
 
@@ -121,3 +120,87 @@ def weight_count(config: GraphMERConfig) -> int:
     """Trained weights of the whole model; none is made."""
     with torch.device("meta"):
         return GraphMERForPreTraining(config).num_parameters()
+
+
+def check_batch(batch: dict[str, torch.Tensor], config: GraphMERConfig) -> None:
+    """Raises ValueError that names the field: missing, of a wrong shape, out of range, or a leaf that hangs nowhere.
+
+    For host tensors.
+    """
+    if missing := [name for name in INPUTS if name not in batch]:
+        raise ValueError(f"batch: {', '.join(missing)} missing; the model needs {', '.join(INPUTS)}")
+    _check_shapes(batch, config)
+    V, R = config.vocab_size, config.num_relations
+    for name in ("root_ids", "leaf_ids", "mnm_negative_ids", "tail_text_ids", "negative_text_ids", "head_text_ids"):
+        _within(batch, name, 0, V - 1)
+    for name in ("mlm_labels", "mnm_labels"):
+        _within(batch, name, 0, V - 1, also=-100)
+    _within(batch, "triple_labels", 0, 1, also=-100)
+    _within(batch, "relation_ids", 0, R)
+    S = batch["root_ids"].shape[1]
+    for name in ("head_start", "mlm_positions"):
+        _within(batch, name, 0, S - 1)
+    _within(batch, "head_length", 0, config.max_head_tokens)
+    for name in ("root_segments", "root_positions", "leaf_segments"):
+        _within(batch, name, 0, torch.iinfo(torch.int64).max)
+    for name in ("tail_entities", "head_entities", "tail_types"):
+        _within(batch, name, -1, torch.iinfo(torch.int64).max)
+    _check_leaves(batch)
+
+
+def _check_shapes(batch: dict[str, torch.Tensor], config: GraphMERConfig) -> None:
+    if unknown := set(batch) - set(AXES):
+        raise ValueError(f"batch: unknown field {', '.join(sorted(unknown))}; known: {', '.join(AXES)}")
+    sizes = {"L": (config.leaf_tokens, "leaf_tokens of the configuration")}
+    if "leaf_ids" in batch and batch["leaf_ids"].dim() == 3:
+        B, G, _ = batch["leaf_ids"].shape
+        sizes["X"] = (B * G, "all leaves of the batch")
+    for name, axes in AXES.items():
+        if name not in batch:
+            continue
+        shape = tuple(batch[name].shape)
+        if len(shape) != len(axes):
+            raise ValueError(f"{name}: has shape {shape}, must be [{', '.join(axes)}]")
+        for axis, size in zip(axes, shape, strict=True):
+            known, source = sizes.setdefault(axis, (size, name))
+            if size != known:
+                raise ValueError(f"{name}: has shape {shape}, but {axis} of [{', '.join(axes)}] is {known} ({source})")
+
+
+def _within(batch: dict[str, torch.Tensor], name: str, low: int, high: int, also: int | None = None) -> None:
+    if name not in batch:
+        return
+    values = batch[name]
+    wrong = (values < low) | (values > high)
+    if also is not None:
+        wrong &= values != also
+    if wrong.any():
+        raise ValueError(
+            f"{name}={values[wrong][0].item()} at {wrong.nonzero()[0].tolist()}: must be in [{low}, {high}]"
+            + ("" if also is None else f" or {also}")
+        )
+
+
+def _check_leaves(batch: dict[str, torch.Tensor]) -> None:
+    """Every leaf hangs at a root of its own segment, and so do all the roots of its head."""
+    segments_BS, start_BG, length_BG = batch["root_segments"], batch["head_start"], batch["head_length"]
+    leaf_BG = batch["leaf_segments"]
+    S = segments_BS.shape[1]
+    for name in ("head_length", "relation_ids"):
+        if (wrong := (leaf_BG > 0) != (batch[name] > 0)).any():
+            raise ValueError(
+                f"{name}=0 where leaf_segments is not, or the reverse, at {wrong.nonzero()[0].tolist()}: "
+                "a leaf has a head and a relation, an empty slot neither"
+            )
+    if (wrong := (leaf_BG > 0) & (segments_BS.gather(1, start_BG) != leaf_BG)).any():
+        raise ValueError(
+            f"head_start at {wrong.nonzero()[0].tolist()}: the leaf of segment {leaf_BG[wrong][0].item()} hangs at root "
+            f"{start_BG[wrong][0].item()} of another segment"
+        )
+    last_BG = start_BG + length_BG - 1
+    past = (leaf_BG > 0) & ((last_BG >= S) | (segments_BS.gather(1, last_BG.clamp(0, S - 1)) != leaf_BG))
+    if past.any():
+        raise ValueError(
+            f"head_length={length_BG[past][0].item()} at {past.nonzero()[0].tolist()}: the head that begins at root "
+            f"{start_BG[past][0].item()} reaches past its segment"
+        )

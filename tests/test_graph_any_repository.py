@@ -10,9 +10,9 @@ import pytest
 from helpers import runtime
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.sources import MOST_BYTES
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.sources import MOST_BYTES
+from helpers.graphmer.links.predictor import LinkPredictor
 
 from .graph_run import SMALL
 

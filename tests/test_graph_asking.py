@@ -14,9 +14,9 @@ from helpers.graphmer import asking, evaluation, experiment
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.asking import GUESS, KNOWN, OPEN, GraphMER
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.knowledge_graph import read_graph
-from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.ranking import DIRECTIONS, admitted, score
+from helpers.graphmer.graph.knowledge_graph import read_graph
+from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.links.ranking import DIRECTIONS, admitted, score
 
 from .graph_run import SMALL
 from .test_graph_documents import library

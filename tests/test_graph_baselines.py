@@ -5,7 +5,10 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from helpers.graphmer.baselines import (
+from helpers.graphmer.graph.knowledge_graph import Entity, Triple, build_graph
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.splits import Splits
+from helpers.graphmer.links.baselines import (
     Frequency,
     Mentions,
     Mixture,
@@ -15,10 +18,7 @@ from helpers.graphmer.baselines import (
     lexical_baseline,
     owner_and_name,
 )
-from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.ranking import evaluate
-from helpers.graphmer.splits import Splits
+from helpers.graphmer.links.ranking import evaluate
 
 pytestmark = pytest.mark.once
 

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batches import LeafyChainCollator, check_batch
-from helpers.graphmer.chains import LeafyChains
-from helpers.graphmer.curriculum import CurriculumChains, phase_steps
-from helpers.graphmer.documents import Documents, entity_text
-from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, build_graph
-from helpers.graphmer.negatives import Relations, words
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.splits import split_by_module
-from helpers.graphmer.tokenizer import MASK, PAD, encode, train_tokenizer
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, build_graph
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.splits import split_by_module
+from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
+from helpers.graphmer.text.batches import CurriculumChains, LeafyChainCollator, phase_steps
+from helpers.graphmer.text.chains import LeafyChains
+from helpers.graphmer.text.documents import Documents, entity_text
+from helpers.graphmer.text.negatives import Relations, words
+from helpers.graphmer.text.tokenizer import MASK, PAD, encode, train_tokenizer
+from helpers.graphmer.text.windows import EncodedDocuments
 
+from .graph_batches import check_batch
 from .test_graph_documents import library
 
 pytestmark = pytest.mark.once
@@ -105,12 +105,6 @@ def test_a_batch_is_one_that_the_model_takes(world, chains, epoch):
     config = GraphMERConfig(vocab_size=len(world.tokenizer), **RELATIONS.properties())
     check_batch(epoch, config)
     check_batch(chains.queries(["json.dumps", "json"], [["calls", "inverse raises"]] * 2), config)
-
-
-def test_a_collator_that_knows_the_model_refuses_a_batch_that_the_model_does_not_take(chains):
-    config = GraphMERConfig(vocab_size=10, **RELATIONS.properties())
-    with pytest.raises(ValueError, match=r"root_ids=\d+ at .* must be in \[0, 9\]"):
-        LeafyChainCollator(chains, config)([chains[0], chains[1]])
 
 
 def test_an_example_depends_on_seed_epoch_and_index_alone(world, chains):

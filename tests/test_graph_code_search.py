@@ -6,8 +6,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from helpers.graphmer.code_search import Function, code_search, documented_functions, split_docstring
-from helpers.graphmer.knowledge_graph import Entity, build_graph
+from helpers.graphmer.graph.knowledge_graph import Entity, build_graph
+from helpers.graphmer.links.code_search import Function, code_search, documented_functions, split_docstring
 
 pytestmark = pytest.mark.once
 

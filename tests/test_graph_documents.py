@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.graphmer.documents import Documents, entity_text, header_and_source, leaf_texts, shown_name
-from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph
-from helpers.graphmer.tokenizer import PAD, SEP, encode, train_tokenizer
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph
+from helpers.graphmer.text.documents import Documents, entity_text, header_and_source, leaf_texts, shown_name
+from helpers.graphmer.text.tokenizer import PAD, SEP, encode, train_tokenizer
+from helpers.graphmer.text.windows import EncodedDocuments
 
 pytestmark = pytest.mark.once
 

@@ -15,9 +15,9 @@ import torch
 from helpers import plan as planner
 from helpers import runtime
 from helpers.graphmer import evaluation, experiment
-from helpers.graphmer.attention import Attention
 from helpers.graphmer.configuration import PROFILES, Configuration, override, read_configuration
-from helpers.graphmer.link_prediction import LinkPredictor
+from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.modeling_graphmer.attention import Attention
 from helpers.graphmer.training import new_trainer
 
 from .xla_process import cpu_here

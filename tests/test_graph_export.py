@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from helpers.graphmer.encoder import INPUTS, GraphMERModel
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.encoder import INPUTS, GraphMERModel
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 
 from .elsewhere import answers
 from .graph_batches import config, leafy_batch, perturbed
@@ -17,13 +17,13 @@ from .graph_batches import config, leafy_batch, perturbed
 MODULES = {
     f"{name}.py"
     for name in (
-        "architecture",
         "attention",
+        "configuration_graphmer",
         "decay",
         "encoder",
         "hgat",
         "leafy_chain",
-        "model",
+        "modeling_graphmer",
         "objectives",
         "token_match",
     )
@@ -76,9 +76,9 @@ def test_the_folder_holds_weights_settings_and_the_modules_that_they_need(export
     _, folder = exported
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"} | MODULES
     assert json.loads((folder / "config.json").read_text())["auto_map"] == {
-        "AutoConfig": "architecture.GraphMERConfig",
+        "AutoConfig": "configuration_graphmer.GraphMERConfig",
         "AutoModel": "encoder.GraphMERModel",
-        "AutoModelForPreTraining": "model.GraphMERForPreTraining",
+        "AutoModelForPreTraining": "modeling_graphmer.GraphMERForPreTraining",
     }
 
 

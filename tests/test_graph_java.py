@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.java_source import java_graph
-from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.validation import validate
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.java_source import java_graph
+from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.validation import validate
 
 pytestmark = pytest.mark.once
 

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from helpers.graphmer.masking import IGNORED, mask_leaves, mask_roots, mask_slots, spans
-from helpers.graphmer.tokenizer import MASK, PAD
+from helpers.graphmer.text.masking import IGNORED, mask_leaves, mask_roots, mask_slots, spans
+from helpers.graphmer.text.tokenizer import MASK, PAD
 
 pytestmark = pytest.mark.once
 

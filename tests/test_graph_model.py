@@ -8,12 +8,11 @@ from scipy.sparse.csgraph import shortest_path
 from transformers import AutoModel
 
 from helpers import attention
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.batches import check_batch
-from helpers.graphmer.encoder import GraphMERModel
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
+from helpers.graphmer.modeling_graphmer.encoder import GraphMERModel
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 
-from .graph_batches import ALL_TERMS, PAD, H, L, V, config, inputs, leafy_batch, perturbed, weight_count
+from .graph_batches import ALL_TERMS, PAD, H, L, V, check_batch, config, inputs, leafy_batch, perturbed, weight_count
 from .xla_process import answers_on_xla
 
 # B batch · S roots · G leaves · L leaf tokens · N tokens · D width · A attention heads
@@ -438,7 +437,7 @@ ON_XLA = """
 import json
 import torch
 from helpers import xla
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from tests.graph_batches import ALL_TERMS, config, leafy_batch
 from tests.test_graph_model import CASES
 

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from helpers.graphmer import objectives
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer import objectives
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 
 from .graph_batches import ALL_TERMS, PAD, V, config, inputs, leafy_batch, perturbed
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.python_source import python_graph
-from helpers.graphmer.sources import standard_library
-from helpers.graphmer.validation import validate
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.python_source import python_graph
+from helpers.graphmer.graph.sources import standard_library
+from helpers.graphmer.graph.validation import validate
 
 pytestmark = pytest.mark.once
 
@@ -502,7 +502,7 @@ def test_the_collector_is_left_as_it_was(tmp_path, running):
 
 
 def test_another_process_in_another_folder_writes_the_same_bytes(tmp_path):
-    code = "import sys; from helpers.graphmer.extraction import load_graph; load_graph(sys.argv[1]).write(sys.argv[2])"
+    code = "import sys; from helpers.graphmer.graph.extraction import load_graph; load_graph(sys.argv[1]).write(sys.argv[2])"
     written = []
     for hash_seed, folder in (("1", tmp_path / "here" / "code"), ("2", tmp_path / "elsewhere" / "deep" / "code")):
         write(folder, SHOP)

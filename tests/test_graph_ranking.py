@@ -5,9 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from helpers.graphmer.knowledge_graph import UNRESOLVED, Entity, Triple, build_graph
-from helpers.graphmer.ontology import UNKNOWN, read_ontology
-from helpers.graphmer.ranking import (
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, Triple, build_graph
+from helpers.graphmer.graph.ontology import UNKNOWN, read_ontology
+from helpers.graphmer.graph.splits import Splits
+from helpers.graphmer.links.ranking import (
     DIRECTIONS,
     _first_share,
     admitted,
@@ -19,7 +20,6 @@ from helpers.graphmer.ranking import (
     rate,
     reliability,
 )
-from helpers.graphmer.splits import Splits
 
 pytestmark = pytest.mark.once
 

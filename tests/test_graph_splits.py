@@ -5,8 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from helpers.graphmer.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, Triple, build_graph
-from helpers.graphmer.splits import split_by_module
+from helpers.graphmer.graph.knowledge_graph import EXTERNAL, UNRESOLVED, Entity, Triple, build_graph
+from helpers.graphmer.graph.splits import split_by_module
 
 pytestmark = pytest.mark.once
 

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
-from helpers.graphmer.ontology import read_ontology
-from helpers.graphmer.splits import Splits
-from helpers.graphmer.tasks import (
+from helpers.graphmer.graph.knowledge_graph import Entity, Triple, build_graph
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.splits import Splits
+from helpers.graphmer.links.tasks import (
     Mention,
     ambiguous_mentions,
     disambiguation,

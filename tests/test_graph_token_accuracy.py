@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.graphmer.token_accuracy import TokenAccuracy
+from helpers.graphmer.links.token_accuracy import TokenAccuracy
 
 pytestmark = pytest.mark.once
 

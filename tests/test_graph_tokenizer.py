@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.graphmer.tokenizer import (
+from helpers.graphmer.text.tokenizer import (
     MASK,
     PAD,
     SEP,

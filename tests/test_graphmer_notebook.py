@@ -10,7 +10,7 @@ import pytest
 from helpers import xla
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 
 from .graph_run import SMALL
 from .notebook_run import refused, run, text_of

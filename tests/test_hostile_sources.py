@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.graphmer.configuration import read_configuration
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import ENTITIES, MANIFEST, TRIPLES
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import ENTITIES, MANIFEST, TRIPLES
 
 from .hostile import MARKER, cases, guarded
 from .test_hostile_files import damaged, jsonl

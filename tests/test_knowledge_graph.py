@@ -4,8 +4,16 @@ import json
 
 import pytest
 
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, Entity, Triple, build_graph, read_graph
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import (
+    DEFINED,
+    EXTERNAL,
+    UNRESOLVED,
+    Entity,
+    Triple,
+    build_graph,
+    read_graph,
+)
 
 pytestmark = pytest.mark.once
 

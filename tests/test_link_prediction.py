@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.graphmer import link_prediction, ranking
-from helpers.graphmer.architecture import GraphMERConfig
-from helpers.graphmer.features import PARTS
-from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.model import GraphMERForPreTraining
-from helpers.graphmer.tokenizer import break_tokens, separator_tokens
+from helpers.graphmer.links import predictor as link_prediction
+from helpers.graphmer.links import ranking
+from helpers.graphmer.links.features import PARTS
+from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.tokenizer import break_tokens, separator_tokens
 
 from .graph_batches import perturbed
 from .test_graph_chains import ONTOLOGY, RELATIONS, World

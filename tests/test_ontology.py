@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from helpers.graphmer.knowledge_graph import Entity, Triple, build_graph
-from helpers.graphmer.ontology import SOFTWARE, read_ontology
-from helpers.graphmer.validation import KINDS, validate
+from helpers.graphmer.graph.knowledge_graph import Entity, Triple, build_graph
+from helpers.graphmer.graph.ontology import SOFTWARE, read_ontology
+from helpers.graphmer.graph.validation import KINDS, validate
 
 pytestmark = pytest.mark.once
 

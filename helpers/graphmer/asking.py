@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from helpers.graphmer.baselines import Frequency, lexical_scorers
-from helpers.graphmer.documents import Documents
-from helpers.graphmer.encoded_documents import EncodedDocuments
-from helpers.graphmer.extraction import load_graph
-from helpers.graphmer.knowledge_graph import TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
-from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.mixture import Mixture
-from helpers.graphmer.model import GraphMERForPreTraining
-from helpers.graphmer.negatives import Relations
-from helpers.graphmer.ontology import UNKNOWN, read_ontology
-from helpers.graphmer.ranking import HEAD, TAIL, admitted, score, true_answers
-from helpers.graphmer.sources import find_sources
-from helpers.graphmer.windows import Windows
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
+from helpers.graphmer.graph.ontology import UNKNOWN, read_ontology
+from helpers.graphmer.graph.sources import find_sources
+from helpers.graphmer.links.baselines import Frequency, lexical_scorers
+from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.links.ranking import HEAD, TAIL, admitted, score, true_answers
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.documents import Documents
+from helpers.graphmer.text.negatives import Relations
+from helpers.graphmer.text.windows import EncodedDocuments, Windows
 
 if TYPE_CHECKING:
     from helpers.graphmer.experiment import Corpus

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from helpers.graphmer.splits import UNITS
+from helpers.graphmer.graph.splits import UNITS
 from helpers.graphmer.yaml_reader import Section, read
 from helpers.graphmer.yaml_reader import override as override
 from helpers.parameters import expanded
 from helpers.parameters import parameter as key
 
 if TYPE_CHECKING:
-    from helpers.graphmer.architecture import GraphMERConfig
+    from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
 MOST_BYTES = 100_000  # of a document; a whole one has 4,000
@@ -243,7 +243,7 @@ class Configuration(Section):
         num_relations: of the graph, inverse ones counted.
         found: what else only tokenizer, graph and ontology can say: pad_token_id, acyclic_relations, relation_ranges.
         """
-        from helpers.graphmer.architecture import GraphMERConfig
+        from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 
         model, contrastive = self.model, self.regularizers.contrastive
         otherwise_called = {"num_layers", "num_heads", "hgat", "decay", "use_rel_attention_bias"}

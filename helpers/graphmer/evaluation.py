@@ -9,15 +9,16 @@ import torch
 
 from helpers import tables
 from helpers.cpu_copy import cpu_copy
-from helpers.graphmer import code_search, experiment, ranking, tasks
-from helpers.graphmer.baselines import Frequency, lexical_baseline
-from helpers.graphmer.batches import LeafyChainCollator
+from helpers.graphmer import experiment
 from helpers.graphmer.configuration import Configuration, override
 from helpers.graphmer.experiment import Corpus
-from helpers.graphmer.link_prediction import LinkPredictor
-from helpers.graphmer.mixture import Mixture
-from helpers.graphmer.model import GraphMERForPreTraining
-from helpers.graphmer.token_accuracy import TokenAccuracy
+from helpers.graphmer.links import code_search, ranking, tasks
+from helpers.graphmer.links.baselines import Frequency, lexical_baseline
+from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.links.token_accuracy import TokenAccuracy
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.batches import LeafyChainCollator
 from helpers.runtime import Runtime
 
 SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB

@@ -15,11 +15,10 @@ from transformers import Trainer
 
 from helpers import ranks, tracking, xla
 from helpers.arguments import training_arguments
-from helpers.graphmer.batches import LeafyChainCollator
-from helpers.graphmer.chains import LeafyChains
 from helpers.graphmer.configuration import Configuration
-from helpers.graphmer.curriculum import CurriculumChains
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.batches import CurriculumChains, LeafyChainCollator
+from helpers.graphmer.text.chains import LeafyChains
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
@@ -120,7 +119,7 @@ def new_trainer(
         args=arguments,
         train_dataset=CurriculumChains(train, begins, roots, **sizes),
         eval_dataset=_whole_batches(validation, batch * plan.device_count),
-        data_collator=LeafyChainCollator(train, model.config),
+        data_collator=LeafyChainCollator(train),
         plan=plan,
         runtime=runtime,
         patience=patience,

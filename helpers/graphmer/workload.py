@@ -10,9 +10,9 @@ from helpers.plan import Recipe
 from helpers.planning.workloads import Asked, Workload
 from helpers.runtime import Runtime
 
-from .batches import AXES
 from .configuration import Configuration
 from .parameters import AUTO, GraphParameters
+from .text.batches import AXES
 
 NOTEBOOK = "graphmer_se"
 SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
@@ -92,7 +92,7 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 def _made(configuration: Configuration, weights: bool = True) -> Workload:
     import torch
 
-    from .model import GraphMERForPreTraining
+    from .modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 
     with torch.device("cpu" if weights else "meta"):
         model = GraphMERForPreTraining(configuration.graphmer_config(configuration.encoding.vocab_size, RELATIONS))

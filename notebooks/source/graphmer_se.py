@@ -97,7 +97,7 @@ print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the tripl
 # One neighbourhood, as the graph has it.
 
 # %%
-from helpers.graphmer.neighbourhood import plot_neighbourhood
+from helpers.graphmer.graph.neighbourhood import plot_neighbourhood
 
 query = params.query or splits.test[0].head
 figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.png")
@@ -109,7 +109,7 @@ figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.pn
 # head's name. Masked are whole identifiers among the roots and whole leaves.
 
 # %%
-from helpers.graphmer.chain_text import chain_text
+from helpers.graphmer.text.batches import chain_text
 
 used = [f"{share:.0%}" for share in corpus.train.fill()]
 sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": corpus.train.leaves}
@@ -187,7 +187,7 @@ tables.show(forecast.beside(measured["train"]))
 # answer is from how often it is right (softmax over all candidates; 0 is best).
 
 # %%
-from helpers.graphmer.link_prediction import LinkPredictor
+from helpers.graphmer.links.predictor import LinkPredictor
 
 predictor = LinkPredictor(trainer.model, corpus.validation)
 after = evaluation.measure(predictor, evaluation.both_ends(predictor, corpus), corpus, configuration)

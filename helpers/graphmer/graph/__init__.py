@@ -1,0 +1,1 @@
+"""The knowledge graph of source code: read, checked, split."""

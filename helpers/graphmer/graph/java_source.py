@@ -1,0 +1,308 @@
+"""Knowledge graph of Java sources, parsed by tree-sitter: every file is read, then what they mention is looked up in all.
+
+A method's id has its parameter types as written, `a.b.C.run(String,int[])`; one outside of the sources has none, and is
+named by the type it is called on, as in bytecode. An overload that the number of arguments does not tell, a name that
+only an import on demand from outside can bring, and what an anonymous class may inherit are unresolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helpers.graphmer.graph import java_tree
+from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, JavaNames, Place, Reference, all_types
+from helpers.graphmer.graph.java_tree import File, Method, Type, annotations, modifiers, text, type_name, types
+from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, Entity, KnowledgeGraph, build_graph
+from helpers.graphmer.graph.ontology import UNKNOWN
+from helpers.graphmer.graph.sources import SourceFile, find_sources
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_TEST_ANNOTATIONS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")
+TOO_DEEP = "nested too deep"
+_CERTAINTY = ("class", "interface", "exception", "annotation")  # what a use tells of a type outside, least first
+
+
+def java_graph(folders: Sequence[str | Path], *, include_tests: bool = True) -> KnowledgeGraph:
+    """The graph of every .java file in these folders; one that cannot be read or parsed is listed in the manifest.
+
+    Raises ImportError where there is such a file and no tree-sitter; else like `python_graph`.
+    """
+    sources = find_sources(folders, ".java", include_tests)
+    parser = _parser() if sources else None
+    files, listed, failed = [], [], []
+    for source in sources:
+        try:
+            file, sha256 = _read(source, parser)
+        except (SyntaxError, OSError, RecursionError) as error:
+            reason = f"OSError: {error.strerror}" if isinstance(error, OSError) else TOO_DEEP
+            if isinstance(error, SyntaxError):
+                reason = f"line {error.lineno}: {error.msg}"
+            failed.append({"path": source.listed, "error": reason})
+            continue
+        files.append(file)
+        module = file.types[0].id if file.types else file.prefixed(file.package)
+        listed.append({"path": source.listed, "module": module, "language": "java", "sha256": sha256})
+    graph = _Graph(files)
+    failed += [{"path": listed.pop(at)["path"], "error": TOO_DEEP} for at in reversed(graph.too_deep)]
+    return build_graph(graph.entities(), graph.triples, {"schema": 1, "files": listed, "failed": failed})
+
+
+def _parser():
+    try:
+        import tree_sitter
+        import tree_sitter_java
+    except ImportError as error:
+        raise ImportError(f"Java sources need a parser ({error}): pip install tree-sitter tree-sitter-java") from error
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language()))
+
+
+def _read(source: SourceFile, parser) -> tuple[File, str]:
+    content, sha256 = source.read()
+    return java_tree.read_file(parser.parse(content), source.repository), sha256
+
+
+class _Graph:
+    """Second pass: entities, and what the files mention, resolved."""
+
+    def __init__(self, files: list[File]):
+        self.files = files
+        self.names = JavaNames(files)
+        self.defined: dict[str, Entity] = {}
+        self.outside: dict[str, Entity] = {}
+        self.triples: list[tuple[str, str, str]] = []
+        for file in files:
+            for found in all_types(file):
+                self._declare(found)
+        self.too_deep: list[int] = []  # files of which not all could be said
+        for at, file in enumerate(files):
+            try:
+                for found in all_types(file):
+                    self._type(found)
+                self._imports(file)
+            except RecursionError:
+                self.too_deep.append(at)
+        self._classify()
+
+    def entities(self) -> list[Entity]:
+        return [*self.defined.values(), *self.outside.values()]
+
+    # ---- what is declared
+
+    def _declare(self, found: Type) -> None:
+        file = found.file
+        package = file.prefixed(file.package)
+        if file.package and package not in self.defined:
+            self.defined[package] = Entity(package, "package", file.package.rpartition(".")[2], DEFINED, package)
+        if found.outer or file.package:
+            self.triples.append((found.outer.id if found.outer else package, "contains", found.id))
+        self._define(found.id, found.kind, found.name, found, found.node)
+        for name, (_, node) in found.fields.items():
+            self._member(found, f"{found.id}.{name}", "field", name, node)
+        for method in (method for overloads in found.methods.values() for method in overloads):
+            is_test = any(name.rpartition(".")[2] in _TEST_ANNOTATIONS for name in annotations(method.node))
+            kind = "constructor" if method.is_constructor else "test" if is_test else "method"
+            self._member(found, method.id, kind, method.name, method.node)
+            for name, _, node in method.parameters:
+                self._define(f"{method.id}({name})", "parameter", name, found, node)
+                self.triples.append((method.id, "has_parameter", f"{method.id}({name})"))
+
+    def _member(self, owner: Type, entity: str, kind: str, name: str, node: Node) -> None:
+        self._define(entity, kind, name, owner, node)
+        self.triples.append((owner.id, "contains", entity))
+
+    def _define(self, entity: str, kind: str, name: str, within: Type, node: Node) -> None:
+        lines = node.start_point[0] + 1, node.end_point[0] + 1
+        self.defined.setdefault(entity, Entity(entity, kind, name, DEFINED, within.top.id, *lines))
+
+    # ---- what is mentioned
+
+    def _say(self, head: str, relation: str, tail: Reference | Method | None, mention: str, kind: str) -> None:
+        """One triple; `kind` is what the language asks of the tail, should it be outside of the sources."""
+        if isinstance(tail, Type | Method):
+            self.triples.append((head, relation, tail.id))
+            return
+        name = mention.rpartition(".")[2]
+        entity = tail or f"?.{name}"
+        if tail is None:
+            self.outside.setdefault(entity, Entity(entity, UNKNOWN, name, UNRESOLVED))
+        elif entity not in self.outside or _certainty(kind) > _certainty(self.outside[entity].type):
+            self.outside[entity] = Entity(entity, kind, name, EXTERNAL)
+        self.triples.append((head, relation, entity))
+
+    def _imports(self, file: File) -> None:
+        if not file.types:
+            return
+        head = file.types[0].id
+        for name, static, on_demand in file.imports:
+            owner, _, member = name.rpartition(".") if static and not on_demand else (name, "", "")
+            known = self.names.known(owner, file)
+            if on_demand and not static and not known:
+                package = file.prefixed(name)
+                self._say(head, "imports", package if package in self.defined else name, name, "package")
+                continue
+            self._say(head, "imports", known or owner, owner, "class")
+            if known and member in known.fields:
+                self.triples.append((head, "imports_name", f"{known.id}.{member}"))
+            elif known and member:
+                overloads = known.methods.get(member, [])
+                self._say(head, "imports_name", overloads[0] if len(overloads) == 1 else None, member, "method")
+
+    def _type(self, found: Type) -> None:
+        around = found.outer or found
+        for names, relation, kind in (
+            (found.extends, "inherits_from", "interface" if found.kind == "interface" else "class"),
+            (found.implements, "implements", "interface"),
+        ):
+            for name in names:
+                self._say(found.id, relation, self.names.resolve(name, around, found.variables), name, kind)
+        self._annotations(found.id, found.node, found)
+        for name, (written, node) in found.fields.items():
+            entity = f"{found.id}.{name}"
+            self._has_type(entity, written, found, set())
+            if node.type != "enum_constant":
+                self._annotations(entity, node, found)
+        self._body(found.id, found.values, Place(found, set(), {}))
+        for method in (method for overloads in found.methods.values() for method in overloads):
+            self._method(method)
+
+    def _annotations(self, head: str, node: Node, within: Type) -> None:
+        for name in annotations(node):
+            self._say(head, "annotated_with", self.names.resolve(name, within), name, "annotation")
+
+    def _has_type(self, head: str, written: str, within: Type, variables: set[str]) -> None:
+        if written and written not in variables and written not in within.variables:
+            self._say(head, "has_type", self.names.resolve(written, within, variables), written, "class")
+
+    def _method(self, method: Method) -> None:
+        owner = method.owner
+        self._annotations(method.id, method.node, owner)
+        for name, written, node in method.parameters:
+            self._has_type(f"{method.id}({name})", written, owner, method.variables)
+            self._annotations(f"{method.id}({name})", node, owner)
+        if method.result and method.result not in method.variables | owner.variables:
+            self._say(
+                method.id, "returns", self.names.resolve(method.result, owner, method.variables), method.result, "class"
+            )
+        for clause in (child for child in method.node.named_children if child.type == "throws"):
+            for name in types(clause):
+                self._say(method.id, "raises", self.names.resolve(name, owner, method.variables), name, "exception")
+        if not method.is_constructor and not {"static", "private"} & modifiers(method.node):
+            self._overrides(method)
+        body = method.node.child_by_field_name("body")
+        if body is not None:
+            place = Place(owner, method.variables, {})
+            for name, written, _ in method.parameters:
+                place.locals[name] = self.names.resolve(written, owner, method.variables)
+            self._body(method.id, [body], place)
+
+    def _overrides(self, method: Method) -> None:
+        """The nearest method of the same parameter types (as written) on each way up."""
+        bases = [base for base in self.names.bases(method.owner) if isinstance(base, Type)]
+        for base in bases:
+            for above in self.names.above(base):
+                same = (
+                    [one for one in above.methods.get(method.name, []) if one.signature == method.signature]
+                    if isinstance(above, Type)
+                    else []
+                )
+                if same:
+                    self.triples.append((method.id, "overrides", same[0].id))
+                    break
+
+    # ---- bodies
+
+    def _body(self, head: str, nodes: list[Node], place: Place) -> None:
+        self._declare_locals(nodes, place)
+        stack = [(node, False) for node in nodes[::-1]]
+        while stack:
+            node, anonymous = stack.pop()
+            here = Place(place.type, place.variables, place.locals, anonymous)
+            kind = node.type
+            if kind == "method_invocation":
+                self._say(
+                    head, "calls", self.names.called(node, here), text(node.child_by_field_name("name")), "method"
+                )
+            elif kind == "object_creation_expression" and node.parent.type != "throw_statement":
+                name = type_name(node.child_by_field_name("type"))
+                self._say(head, "instantiates", self.names.resolve(name, place.type, place.variables), name, "class")
+            elif kind == "throw_statement":
+                thrown = node.named_children[0]
+                name = type_name(thrown.child_by_field_name("type")) if "creation" in thrown.type else text(thrown)
+                found = self.names.type_of(thrown, here)
+                if found or "creation" in thrown.type:
+                    self._say(head, "raises", found, name, "exception")
+            elif kind == "catch_type":
+                for name in types(node):
+                    self._say(head, "catches", self.names.resolve(name, place.type), name, "exception")
+            inside = anonymous or kind in ("class_body", *java_tree.KINDS)
+            stack += [(child, inside) for child in node.named_children[::-1]]
+
+    def _declare_locals(self, nodes: list[Node], place: Place) -> None:
+        """Every variable of a body; one that is declared with two types has none."""
+        found = {name: {reference} for name, reference in place.locals.items()}
+        stack = [*nodes]
+        while stack:
+            node = stack.pop()
+            for name, reference in self._declared(node, place):
+                found.setdefault(name, set()).add(reference)
+            stack += node.named_children
+        place.locals.update(
+            {name: next(iter(options)) if len(options) == 1 else None for name, options in found.items()}
+        )
+
+    def _declared(self, node: Node, place: Place):
+        kind = node.type
+        if kind == "local_variable_declaration":
+            written = type_name(node.child_by_field_name("type"))
+            for declarator in (child for child in node.named_children if child.type == "variable_declarator"):
+                value = declarator.child_by_field_name("value")
+                created = value is not None and value.type in ("object_creation_expression", "cast_expression")
+                name = type_name(value.child_by_field_name("type")) if written == "var" and created else written
+                array = declarator.child_by_field_name("dimensions") is not None
+                known = None if array or name == "var" else self.names.resolve(name, place.type, place.variables)
+                yield text(declarator.child_by_field_name("name")), known
+        elif kind in ("enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression"):
+            if name := node.child_by_field_name("name"):
+                written = type_name(node.child_by_field_name("type") or node.child_by_field_name("right"))
+                yield text(name), None if written == "var" else self.names.resolve(written, place.type, place.variables)
+        elif kind == "catch_formal_parameter":
+            caught = [name for child in node.named_children if child.type == "catch_type" for name in types(child)]
+            known = self.names.resolve(caught[0], place.type) if len(caught) == 1 else None
+            yield text(node.child_by_field_name("name")), known
+        elif kind == "lambda_expression":
+            parameters = node.child_by_field_name("parameters")
+            for name in [parameters] if parameters.type == "identifier" else parameters.named_children:
+                if name.type == "identifier":
+                    yield text(name), None
+
+    # ---- what follows from all of it
+
+    def _classify(self) -> None:
+        """Exceptions, by their bases or because they are thrown; and what tests test."""
+        thrown = {tail for _, relation, tail in self.triples if relation in ("raises", "catches")}
+        for file in self.files:
+            for found in all_types(file):
+                above = [one.id if isinstance(one, Type) else one for one in self.names.above(found)]
+                lang = any(one and one.startswith("java.lang.") and one[10:] in LANG_EXCEPTIONS for one in above)
+                outside = any(one in self.outside and self.outside[one].type == "exception" for one in above if one)
+                if found.kind == "class" and (lang or outside or found.id in thrown):
+                    self.defined[found.id] = self.defined[found.id]._replace(type="exception")
+        for entity in list(self.outside.values()):
+            if entity.id.startswith("java.lang.") and entity.name in LANG_EXCEPTIONS:
+                self.outside[entity.id] = entity._replace(type="exception")
+        tests = {entity.id: entity.module for entity in self.defined.values() if entity.type == "test"}
+        in_tests = set(tests.values())
+        self.triples += [
+            (head, "tests", tail)
+            for head, relation, tail in self.triples
+            if head in tests and relation in ("calls", "instantiates")
+            and tail in self.defined and self.defined[tail].module not in in_tests
+        ]  # fmt: skip
+
+
+def _certainty(kind: str) -> int:
+    return _CERTAINTY.index(kind) if kind in _CERTAINTY else -1

@@ -1,0 +1,287 @@
+"""What a name in Python source stands for: scopes, imports, inheritance. Second pass of `python_source`.
+
+Nothing is guessed: a name with two different meanings, an attribute of a value of unknown class, or one that a base class
+outside of the sources may define is unresolved.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from types import BuiltinFunctionType
+from typing import NamedTuple
+
+from helpers.graphmer.graph.knowledge_graph import EXTERNAL, Entity
+from helpers.graphmer.graph.ontology import UNKNOWN
+from helpers.graphmer.graph.python_scopes import NOTHING, Module, Scope, bind
+
+_BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
+    name: value
+    for name, value in vars(builtins).items()
+    if (isinstance(value, type | BuiltinFunctionType) and not name.startswith("_")) or name in ("input", "__import__")
+}
+
+
+class Value(NamedTuple):
+    entity: str
+    is_instance: bool  # of the class `entity`; else `entity` itself
+
+
+class Resolver:
+    """Meaning of chains in scopes, and the graph that follows from it."""
+
+    def __init__(self, modules: dict[str, Module]):
+        self.modules = modules
+        self.by_name: dict[str, list[str]] = {}
+        for module in modules.values():
+            self.by_name.setdefault(module.name, []).append(module.id)
+        self.classes = {name: scope for module in modules.values() for name, scope in module.classes.items()}
+        self.results = {name: result for module in modules.values() for name, result in module.results.items()}
+        self.properties = set().union(*(module.properties for module in modules.values()))
+        self.types = {entity[0]: entity[1] for module in modules.values() for entity in module.entities}
+        self.external: dict[str, Entity] = {}
+        self.orders: dict[str, list[str]] = {}
+        self.members: dict[tuple[str, str], Value | None] = {}
+
+    # ---- names
+
+    def value(self, scope: Scope, chain: str) -> Value | None:
+        """What a chain stands for where `scope` reads it; None where that is not certain."""
+        values = scope.values
+        if chain in values:
+            return values[chain]
+        values[chain] = None  # for `a = b` beside `b = a`
+        before, dot, name = chain.rpartition(".")
+        if chain[-1] == ")":
+            # What `type(x)` gives is some class, not an instance of `type`.
+            untold = chain[-2:] != "()" or chain in ("super()", "type()")
+            found = None if untold else self._result(self.value(scope, chain[:-2]))
+        elif not dot:
+            found = self._name(scope, chain)
+        elif before[:6] == "super(" and before[-1] == ")":
+            found = self._inherited(scope, before[6:-1], name)
+        else:
+            found = self._attribute(self.value(scope, before), name)
+        values[chain] = found
+        return found
+
+    def _name(self, scope: Scope, name: str) -> Value | None:
+        if name[0] == "<":
+            known = self._builtin(name[1:-1])
+            return Value(known.entity if known else f"builtins.{name[1:-1]}", True)
+        looking = scope
+        while looking.parent is not None:
+            if name in looking.names and (looking is scope or looking.kind != "class"):
+                return self._meaning(looking.names[name], looking.module)
+            looking = looking.parent
+        if looking is not scope:
+            return self.value(looking, name)
+        if name in scope.names:
+            return self._meaning(scope.names[name], scope.module)
+        module = scope.module
+        return self._starred(module, name) or self._builtin(name)
+
+    def _meaning(self, meaning: tuple, module: Module) -> Value | None:
+        kind = meaning[0]
+        if kind == "known":
+            return Value(meaning[1], meaning[2])
+        if kind == "chain":
+            return self.value(meaning[2], meaning[1])
+        if kind == "module":
+            return self.module(meaning[1], module)
+        if kind == "member":
+            return self.imported(meaning[1], meaning[2], module)
+        if kind == "any":
+            return self._one(dict.fromkeys(self._meaning(one, module) for one in meaning[1] if one is not NOTHING))
+        return None
+
+    def _one(self, found: dict[Value | None, None]) -> Value | None:
+        """Of several meanings the only one, but for two customs: C code has a fallback in the sources, and modules under
+        one name (`os.path` on Unix and Windows) offer the same, so that the first stands for all."""
+        if len(found) > 1 and None not in found:
+            found = {value: None for value in found if not self._is_imported(value)} or found
+            if all(self.type_of(value.entity) in ("module", "package") for value in found):
+                return next(iter(found))
+        return next(iter(found)) if len(found) == 1 else None
+
+    def module(self, name: str, importer: Module) -> Value | None:
+        """A module by the name that an import uses: the importer's own repository first, then the only other one."""
+        if not name:
+            return None
+        own = f"{importer.repository}/{name}" if importer.repository else name
+        if own in self.modules:
+            return Value(own, False)
+        others = self.by_name.get(name, ())
+        if len(others) == 1:
+            return Value(others[0], False)
+        if others:
+            return None
+        package, _, last = name.rpartition(".")
+        if package and (parent := self.module(package, importer)) and not self._is_external(parent.entity):
+            return self._attribute(parent, last) or self._outside(name, "module")  # os.path is an attribute of os
+        return self._outside(name, "module")
+
+    def imported(self, origin: str, name: str, importer: Module) -> Value | None:
+        module = self.module(origin, importer)
+        if module and module.entity == importer.id and (sub := f"{module.entity}.{name}") in self.modules:
+            return Value(sub, False)  # `from . import sub` in a package binds what it asks for
+        return module and self._attribute(module, name)
+
+    def _module_member(self, module: Module, name: str) -> Value | None:
+        chain = f"from {name}"  # its cache beside that of chains, whose names hold no space
+        values = module.scope.values
+        if chain not in values:
+            values[chain] = None
+            meaning = module.scope.names.get(name)
+            values[chain] = self._meaning(meaning, module) if meaning else self._starred(module, name)
+        return values[chain]
+
+    def _starred(self, module: Module, name: str) -> Value | None:
+        """`name` through `from x import *`; several that have it must mean the same."""
+        found = set()
+        for origin in module.stars:
+            starred = self.module(origin, module)
+            if starred and starred.entity in self.modules and starred.entity != module.id:
+                inside = self.modules[starred.entity]
+                if name in inside.exports if inside.exports is not None else name[0] != "_":
+                    found.add(self._module_member(inside, name))
+        found.discard(None)
+        return found.pop() if len(found) == 1 else None
+
+    def _attribute(self, value: Value | None, name: str) -> Value | None:
+        if value is None:
+            return None
+        entity = value.entity
+        if entity in self.modules:
+            module = self.modules[entity]
+            sub = f"{entity}.{name}"
+            if sub in self.modules and name not in module.scope.names:
+                return Value(sub, False)
+            return self._module_member(module, name) or self._from_outside(module, name)
+        if name == "__class__" and value.is_instance:
+            return Value(entity, False)
+        if entity in self.classes or _builtin_class(entity):
+            found = self.member(entity, name)
+            if found and value.is_instance and not found.is_instance and found.entity in self.properties:
+                return self._result(found)
+            return found
+        if entity in self.properties and name in ("getter", "setter", "deleter"):
+            return self._outside(f"builtins.property.{name}", "method")
+        if self._is_imported(value):
+            return self._outside(f"{entity}.{name}", UNKNOWN)
+        return None
+
+    def _result(self, called: Value | None) -> Value | None:
+        """What calling a value gives: an instance of a class, or what the function's annotation says."""
+        if called is None or called.is_instance:
+            return None
+        if self.type_of(called.entity) in ("class", "exception"):
+            return Value(called.entity, True)
+        if called.entity in self.results:
+            return self.value(*self.results[called.entity])
+        return None
+
+    # ---- classes
+
+    def order(self, entity: str) -> list[str]:
+        """Method resolution order (C3); what is not in the sources ends in a name that nothing knows."""
+        if entity not in self.orders:
+            self.orders[entity] = [entity, "?"]  # for a class that inherits from itself
+            self.orders[entity] = self._order(entity)
+        return self.orders[entity]
+
+    def _order(self, entity: str) -> list[str]:
+        if entity not in self.classes:
+            builtin = _builtin_class(entity)
+            return [f"builtins.{kind.__name__}" for kind in builtin.__mro__] if builtin else [entity, "?"]
+        scope = self.classes[entity]
+        values = [self.value(scope.parent, chain) for chain in scope.bases]
+        bases = [value.entity if value and not value.is_instance else "?" for value in values] or ["builtins.object"]
+        order = [entity]
+        rows = [[*self.order(base)] if base != "?" else ["?"] for base in bases] + [bases]
+        while rows := [row for row in rows if row]:
+            head = next((row[0] for row in rows if not any(row[0] in other[1:] for other in rows)), None)
+            if head is None:
+                return [entity, "?"]
+            order.append(head)
+            rows = [row[1:] if row[0] == head else row for row in rows]
+        return order
+
+    def member(self, entity: str, name: str) -> Value | None:
+        if (entity, name) not in self.members:
+            self.members[entity, name] = None
+            self.members[entity, name] = self.found(self.order(entity), name)
+        return self.members[entity, name]
+
+    def found(self, order: list[str], name: str) -> Value | None:
+        for entity in order:
+            if entity in self.classes:
+                scope = self.classes[entity]
+                names = {}
+                for meaning in (scope.names.get(name), scope.fields.get(name)):
+                    if meaning:
+                        bind(names, name, meaning)
+                if names:
+                    return self._meaning(names[name], scope.module)
+            elif kind := _builtin_class(entity):
+                if name in vars(kind):
+                    return self._outside(f"{entity}.{name}", "method" if callable(vars(kind)[name]) else "field")
+            else:
+                return None  # a class outside of the sources, which may have it
+        return None
+
+    def _inherited(self, scope: Scope, after: str, name: str) -> Value | None:
+        """`super().name` or `super(after, self).name`, in whichever class the scope is in."""
+        within: Scope | None = scope
+        while within is not None and within.kind != "class":
+            within = within.parent
+        if within is None:
+            return None
+        order = self.order(within.owner)
+        start = self.value(scope, after) if after else Value(within.owner, False)
+        if start is None or start.entity not in order:
+            return None
+        return self.found(order[order.index(start.entity) + 1 :], name)
+
+    # ---- outside of the sources
+
+    def _from_outside(self, module: Module, name: str) -> Value | None:
+        """What a module has through `from posix import *`, C code of the interpreter, under its own name: `os.getcwd`.
+
+        Of other modules outside of the sources nothing says what a star brings.
+        """
+        if name[0] == "_" or name in module.scope.names:
+            return None
+        for origin in module.stars:
+            if origin in sys.builtin_module_names and hasattr(importlib.import_module(origin), name):
+                return self._outside(f"{module.id}.{name}", UNKNOWN)
+        return None
+
+    def _builtin(self, name: str) -> Value | None:
+        value = _BUILTINS.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, type):
+            return self._outside(f"builtins.{name}", "function")
+        return self._outside(f"builtins.{value.__name__}", "exception" if issubclass(value, BaseException) else "class")
+
+    def _outside(self, entity: str, kind: str) -> Value:
+        if entity not in self.external:
+            module = "builtins" if entity.startswith("builtins.") else entity if kind == "module" else ""
+            self.external[entity] = Entity(entity, kind, entity.rpartition(".")[2], EXTERNAL, module)
+        return Value(entity, False)
+
+    def _is_external(self, entity: str) -> bool:
+        return entity not in self.types and (entity in self.external or entity.startswith("builtins."))
+
+    def _is_imported(self, value: Value) -> bool:
+        return self._is_external(value.entity) and not value.is_instance and not value.entity.startswith("builtins.")
+
+    def type_of(self, entity: str) -> str:
+        return self.types.get(entity) or (self.external[entity].type if entity in self.external else UNKNOWN)
+
+
+def _builtin_class(entity: str) -> type | None:
+    value = _BUILTINS.get(entity[9:]) if entity.startswith("builtins.") else None
+    return value if isinstance(value, type) else None

@@ -1,0 +1,365 @@
+"""What one Python file defines and what it mentions, in one pass over its tree: the first half of `python_source`."""
+
+from __future__ import annotations
+
+import ast
+
+from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.graph.python_chains import annotated_types, chain_of
+from helpers.graphmer.graph.python_scopes import NOTHING, OPAQUE, Module, Scope, bind
+
+_CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
+_LEAVES = ("ctx", "op", "ops", "arg", "attr", "kwd_attrs", "conversion", "type_params")  # fields with nothing to read
+_CHILDREN: dict[type, tuple[str, ...]] = {}  # the other fields, by kind of node; none of what is no node
+
+
+def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
+    """Fills `module`; `lines` is the length of the file."""
+    kind = "package" if module.is_package else "module"
+    module.entities.append((module.id, kind, module.name.rpartition(".")[2], DEFINED, module.id, 1, lines))
+    todo = module.todo
+    todo.append((module.scope, tree.body[::-1]))
+    for scope, stack in todo:  # grows: functions and classes are read after what surrounds them
+        calls = scope.calls
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if kind is ast.Name or kind is ast.Constant:
+                continue
+            if kind is ast.Attribute or kind is ast.Expr:
+                stack.append(node.value)
+            elif kind is ast.Call:
+                called = node.func
+                if type(called) is ast.Name:
+                    calls[called.id] = None
+                else:
+                    calls[chain_of(called)] = None
+                    stack.append(called)
+                stack += node.args
+                for keyword in node.keywords:
+                    stack.append(keyword.value)
+            elif kind in _HANDLERS:
+                _HANDLERS[kind](node, scope, stack)
+            elif kind is list:
+                stack += node
+            else:
+                if kind not in _CHILDREN:
+                    _CHILDREN[kind] = tuple(name for name in getattr(kind, "_fields", ()) if name not in _LEAVES)
+                for name in _CHILDREN[kind]:
+                    stack.append(getattr(node, name))
+    todo.clear()
+
+
+def _meaning(value: ast.AST | None, scope: Scope):
+    """What a name is bound to by `name = value`."""
+    if type(value) is ast.Constant and value.value is None:
+        return NOTHING
+    chain = "?" if value is None else chain_of(value)
+    return OPAQUE if chain[0] == "?" else ("chain", chain, scope)
+
+
+def _bind_target(target: ast.AST, scope: Scope, stack: list) -> None:
+    """Names of a target whose value is not known; what else is in it (`a[f()]`) is read on."""
+    kind = type(target)
+    if kind is ast.Name:
+        _bind(scope, target, OPAQUE)
+    elif kind is ast.Tuple or kind is ast.List:
+        for element in target.elts:
+            _bind_target(element, scope, stack)
+    elif kind is ast.Starred:
+        _bind_target(target.value, scope, stack)
+    elif kind is ast.Attribute and type(target.value) is ast.Name:
+        _bind_field(scope, target, OPAQUE)
+    else:
+        stack.append(target)
+
+
+def _bind(scope: Scope, name: ast.Name, meaning) -> None:
+    scope = scope.binder(name.id)
+    bind(scope.names, name.id, meaning)
+    if scope.kind != "function":
+        scope.define("field" if scope.kind == "class" else "variable", name.id, name)
+
+
+def _bind_field(scope: Scope, target: ast.Attribute, meaning) -> None:
+    """`self.name = ...` in a method."""
+    if target.value.id == scope.self_name:
+        bind(scope.parent.fields, target.attr, meaning)
+        scope.parent.define("field", target.attr, target)
+
+
+# ---- statements and expressions that bind, define or say more than a call
+
+
+def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
+    in_class = scope.kind == "class"
+    name, arguments = node.name, node.args
+    kind = ("constructor" if name == "__init__" else "method") if in_class else "function"
+    entity = scope.define(kind, name, node)
+    binder = scope.binder(name)
+    bind(binder.names, name, ("known", entity, False))
+    inner = Scope("function", entity, f"{entity}.<locals>.", scope, scope.module)
+
+    decorators = set()
+    for decorator in node.decorator_list:
+        called = type(decorator) is ast.Call
+        chain = chain_of(decorator.func if called else decorator)
+        decorators.add(chain.rpartition(".")[2])
+        scope.uses.append((entity, "annotated_with", chain))
+        stack += [*decorator.args, *(keyword.value for keyword in decorator.keywords)] if called else [decorator]
+    if decorators & {"property", "cached_property"}:
+        scope.module.properties.add(entity)
+
+    parameters = [*arguments.posonlyargs, *arguments.args]
+    if in_class and parameters and "staticmethod" not in decorators:
+        first = parameters.pop(0).arg
+        if name in _CLASS_METHODS or "classmethod" in decorators:
+            inner.names[first] = ("known", scope.owner, False)
+        else:
+            inner.names[first] = ("known", scope.owner, True)
+            inner.self_name = first
+    if arguments.vararg:
+        inner.names[arguments.vararg.arg] = ("chain", "<tuple>", inner)
+        inner.parameter(arguments.vararg)
+    if arguments.kwarg:
+        inner.names[arguments.kwarg.arg] = ("chain", "<dict>", inner)
+        inner.parameter(arguments.kwarg)
+    for parameter in (*parameters, *arguments.kwonlyargs):
+        parameter_id = inner.parameter(parameter)
+        types = annotated_types(parameter.annotation) if parameter.annotation else ()
+        inner.names[parameter.arg] = ("chain", f"{types[0]}()", scope) if len(types) == 1 else OPAQUE
+        for chain in types:
+            scope.uses.append((parameter_id, "has_type", chain))
+    stack += arguments.defaults
+    stack += arguments.kw_defaults
+
+    if node.returns:
+        returned = annotated_types(node.returns)
+        scope.uses += [(entity, "returns", chain) for chain in returned]
+        if len(returned) == 1 and type(node) is ast.FunctionDef:  # calling a coroutine function returns no such thing
+            scope.module.results[entity] = (scope, f"{returned[0]}()")
+    scope.module.todo.append((inner, node.body[::-1]))
+
+
+def _lambda(node: ast.Lambda, scope: Scope, stack: list) -> None:
+    arguments = node.args
+    inner = Scope("block", scope.owner, scope.prefix, scope, scope.module)
+    for parameter in (
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ):
+        if parameter:
+            inner.names[parameter.arg] = OPAQUE
+    stack += arguments.defaults
+    stack += arguments.kw_defaults
+    scope.module.todo.append((inner, [node.body]))
+
+
+def _comprehension(node: ast.ListComp, scope: Scope, stack: list) -> None:
+    inner = Scope("block", scope.owner, scope.prefix, scope, scope.module)
+    inner_stack = [node.key, node.value] if type(node) is ast.DictComp else [node.elt]
+    for number, generator in enumerate(node.generators):
+        (inner_stack if number else stack).append(generator.iter)  # the first is evaluated outside
+        _bind_target(generator.target, inner, inner_stack)
+        inner_stack += generator.ifs
+    scope.module.todo.append((inner, inner_stack))
+
+
+def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
+    entity = scope.define("class", node.name, node)
+    bind(scope.binder(node.name).names, node.name, ("known", entity, False))
+    for decorator in node.decorator_list:
+        called = type(decorator) is ast.Call
+        scope.uses.append((entity, "annotated_with", chain_of(decorator.func if called else decorator)))
+        stack += [*decorator.args, *(keyword.value for keyword in decorator.keywords)] if called else [decorator]
+    stack += node.bases
+    stack += [keyword.value for keyword in node.keywords]
+    inner = scope.module.classes.get(entity)
+    if inner is None:
+        inner = scope.module.classes[entity] = Scope("class", entity, f"{entity}.", scope, scope.module)
+        inner.bases = [chain_of(base.value if type(base) is ast.Subscript else base) for base in node.bases]
+    scope.module.todo.append((inner, node.body[::-1]))
+
+
+def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
+    value = node.value
+    for target in node.targets:
+        kind = type(target)
+        if kind is ast.Name:
+            if target.id == "__all__" and scope.kind == "module":
+                scope.module.export(value)
+            _bind(scope, target, _meaning(value, scope))
+        elif kind is ast.Attribute and type(target.value) is ast.Name:
+            if scope.self_name:
+                _bind_field(scope, target, _meaning(value, scope))
+        else:
+            _bind_target(target, scope, stack)
+    stack.append(value)
+
+
+def _type_alias(node, scope: Scope, stack: list) -> None:
+    _bind(scope, node.name, _meaning(node.value, scope))
+    stack.append(node.value)
+
+
+def _annotated_assign(node: ast.AnnAssign, scope: Scope, stack: list) -> None:
+    target, types = node.target, annotated_types(node.annotation)
+    meaning = ("chain", f"{types[0]}()", scope) if len(types) == 1 else OPAQUE
+    entity = None
+    if type(target) is ast.Name:
+        _bind(scope, target, meaning)
+        entity = f"{scope.prefix}{target.id}" if scope.kind in ("module", "class") else None
+    elif type(target) is ast.Attribute and type(target.value) is ast.Name:
+        _bind_field(scope, target, meaning)
+        entity = f"{scope.parent.prefix}{target.attr}" if target.value.id == scope.self_name else None
+    if entity:
+        scope.uses += [(entity, "has_type", chain) for chain in types]
+    if node.value:
+        stack.append(node.value)
+
+
+def _augmented_assign(node: ast.AugAssign, scope: Scope, stack: list) -> None:
+    if type(node.target) is ast.Name and node.target.id == "__all__":
+        scope.module.export(node.value)
+    stack += (node.target, node.value)
+
+
+def _walrus(node: ast.NamedExpr, scope: Scope, stack: list) -> None:
+    while scope.kind == "block":
+        scope = scope.parent
+    _bind(scope, node.target, _meaning(node.value, scope))
+    stack.append(node.value)
+
+
+def _for(node: ast.For, scope: Scope, stack: list) -> None:
+    stack += (*node.orelse[::-1], *node.body[::-1], node.iter)
+    _bind_target(node.target, scope, stack)
+
+
+def _with(node: ast.With, scope: Scope, stack: list) -> None:
+    stack += node.body[::-1]
+    for item in node.items:
+        stack.append(item.context_expr)
+        if item.optional_vars:
+            _bind_target(item.optional_vars, scope, stack)
+
+
+def _branches(node: ast.If, scope: Scope, stack: list) -> None:
+    stack += (*node.orelse[::-1], *node.body[::-1], node.test)
+
+
+def _try(node: ast.Try, scope: Scope, stack: list) -> None:
+    stack += (*node.finalbody[::-1], *node.orelse[::-1], *node.handlers[::-1], *node.body[::-1])
+
+
+def _except(node: ast.ExceptHandler, scope: Scope, stack: list) -> None:
+    caught = node.type.elts if type(node.type) is ast.Tuple else [node.type] if node.type else []
+    chains = [chain_of(kind) for kind in caught]
+    scope.uses += [(scope.owner, "catches", chain) for chain in chains if chain != "?"]
+    if node.name:
+        bind(
+            scope.binder(node.name).names, node.name, ("chain", f"{chains[0]}()", scope) if len(chains) == 1 else OPAQUE
+        )
+    stack += node.body[::-1]
+
+
+def _raise(node: ast.Raise, scope: Scope, stack: list) -> None:
+    raised = node.exc
+    if raised is not None:
+        called = type(raised) is ast.Call
+        chain = chain_of(raised.func if called else raised)
+        if chain != "?":
+            scope.uses.append((scope.owner, "raises", chain))
+        # `raises` says it all: an `instantiates` beside it would give its answer away.
+        stack += [*raised.args, *(keyword.value for keyword in raised.keywords)] if called else [raised]
+    if node.cause:
+        stack.append(node.cause)
+
+
+def _return(node: ast.Return, scope: Scope, stack: list) -> None:
+    if node.value is not None:
+        chain = chain_of(node.value)
+        if chain[0] != "?" and scope.kind == "function":
+            scope.uses.append((scope.owner, "returns a value", chain))
+        stack.append(node.value)
+
+
+def _global(node: ast.Global, scope: Scope, stack: list) -> None:
+    scope.declared = (scope.declared or {}) | dict.fromkeys(node.names, scope.module.scope)
+
+
+def _nonlocal(node: ast.Nonlocal, scope: Scope, stack: list) -> None:
+    for name in node.names:
+        outer = scope.parent
+        while outer.parent and (outer.kind != "function" or name not in outer.names):
+            outer = outer.parent
+        scope.declared = (scope.declared or {}) | {name: outer}
+
+
+def _import(node: ast.Import, scope: Scope, stack: list) -> None:
+    for alias in node.names:
+        scope.module.imports.append((alias.name, None))
+        name, bound = (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        bind(scope.binder(name).names, name, ("module", bound))
+
+
+def _import_from(node: ast.ImportFrom, scope: Scope, stack: list) -> None:
+    origin = scope.module.absolute(node.module or "", node.level)
+    for alias in node.names:
+        scope.module.imports.append((origin, alias.name))
+        if alias.name == "*":
+            scope.module.stars.append(origin)
+        else:
+            name = alias.asname or alias.name
+            bind(scope.binder(name).names, name, ("member", origin, alias.name))
+
+
+def _capture(node: ast.MatchAs, scope: Scope, stack: list) -> None:
+    name = node.rest if type(node) is ast.MatchMapping else node.name
+    if name:
+        bind(scope.binder(name).names, name, OPAQUE)
+    stack += [getattr(node, field, None) for field in ("pattern", "patterns", "keys")]
+
+
+def _skip(node: ast.AST, scope: Scope, stack: list) -> None:
+    pass
+
+
+_HANDLERS = {
+    ast.FunctionDef: _function,
+    ast.AsyncFunctionDef: _function,
+    ast.ClassDef: _class,
+    ast.Lambda: _lambda,
+    ast.ListComp: _comprehension,
+    ast.SetComp: _comprehension,
+    ast.DictComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated_assign,
+    ast.AugAssign: _augmented_assign,
+    ast.NamedExpr: _walrus,
+    ast.For: _for,
+    ast.AsyncFor: _for,
+    ast.With: _with,
+    ast.AsyncWith: _with,
+    ast.If: _branches,
+    ast.While: _branches,
+    ast.Try: _try,
+    ast.TryStar: _try,
+    ast.ExceptHandler: _except,
+    ast.Raise: _raise,
+    ast.Return: _return,
+    ast.Global: _global,
+    ast.Nonlocal: _nonlocal,
+    ast.Import: _import,
+    ast.ImportFrom: _import_from,
+    ast.MatchAs: _capture,
+    ast.MatchStar: _capture,
+    ast.MatchMapping: _capture,
+    ast.Pass: _skip,
+}
+if hasattr(ast, "TypeAlias"):  # Python 3.12
+    _HANDLERS[ast.TypeAlias] = _type_alias

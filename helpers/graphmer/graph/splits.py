@@ -1,0 +1,137 @@
+"""Triples to train on and to be asked for, so that no answer can be read off the training triples.
+
+Held out are whole units of source: a triple belongs to the unit of its head. Tails may be known from training: a call of
+`json.dumps` in a new module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import networkx
+
+from helpers.graphmer.graph.knowledge_graph import DEFINED, KnowledgeGraph, Triple
+
+UNITS = ("definition", "module", "package", "repository")  # from small to large
+_EMPTY = hashlib.sha256(b"").hexdigest()  # of every empty __init__.py
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Sorted like the graph; no two parts share a pair of entities, in whichever order and relation."""
+
+    train: tuple[Triple, ...] = field(repr=False)
+    validation: tuple[Triple, ...] = field(repr=False)
+    test: tuple[Triple, ...] = field(repr=False)
+    dropped: dict[str, int]  # reason -> triples in no part
+    said: str = ""  # by which unit, and why
+
+
+def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", held_out: float = 0.1) -> Splits:
+    """Each triple to the part that the unit of its head was drawn for; all triples of one pair of entities stay together.
+
+    Where the units of such a group were drawn for different parts (a calls b, b calls a), training gets it, then
+    validation.
+
+    unit: "definition" (a function or class of a module's outermost level), "module", "package" (the outermost that contains
+        the module) or "repository" (with several folders of sources). Where units are too few or too large for three
+        parts the next smaller one is taken; the splits say which. Modules of the same content are one unit.
+    held_out: share of the triples, in (0, 0.5), for validation and for test each; a little less, as units stay whole.
+
+    Raises ValueError: an unknown unit, an impossible share, no unit that is small enough.
+    """
+    if unit not in UNITS:
+        raise ValueError(f"unit={unit!r}: must be one of {', '.join(UNITS)}")
+    if not 0 < held_out < 0.5:
+        raise ValueError(f"held_out={held_out}: must be in (0, 0.5), the share of validation and of test each")
+    triples = list(graph.resolved())
+    tried = UNITS[: UNITS.index(unit) + 1][::-1]
+    for smaller in tried:
+        unit_of = _units(graph, smaller)
+        sizes = Counter(unit_of(triple.head) for triple in triples)
+        part_of = _draw(sizes, held_out, seed)
+        parts = _by_head(triples, unit_of, part_of)
+        if all(parts):
+            said = f"held out by {smaller} ({len(sizes):,} of them)"
+            said += "" if smaller == unit else f": by {unit} they would be too few or too large"
+            dropped = {"unresolved": len(graph.triples) - len(triples)}
+            return Splits(*(tuple(sorted(part)) for part in parts), dropped, said)
+    raise ValueError(
+        f"unit={unit!r}, held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(tried)}; "
+        "give more sources, or raise held_out"
+    )
+
+
+def _by_head(triples: list[Triple], unit_of: Callable[[str], str], part_of: dict[str, int]) -> tuple[list[Triple], ...]:
+    groups: dict[frozenset[str], list[Triple]] = defaultdict(list)
+    for triple in triples:
+        groups[frozenset((triple.head, triple.tail))].append(triple)
+    parts: tuple[list[Triple], ...] = ([], [], [])
+    for group in groups.values():
+        parts[min(part_of[unit_of(triple.head)] for triple in group)].extend(group)
+    return parts
+
+
+def _units(graph: KnowledgeGraph, unit: str) -> Callable[[str], str]:
+    """Unit of an entity by its id; "" for one that the sources do not define."""
+    entities = graph.entities.values()
+    modules = sorted({entity.module for entity in entities if entity.status == DEFINED})
+    if "" in modules:
+        raise ValueError(
+            f"unit={unit!r}: entities without a module, say in field `module` of entities.jsonl what it is"
+        )
+    inside = (
+        {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
+        if unit == "package"
+        else {}
+    )
+
+    def named(module: str) -> str:
+        if unit == "repository":
+            return module.partition("/")[0] if "/" in module else "."
+        seen = {module}
+        while (outer := inside.get(module)) and outer not in seen:
+            module = outer
+            seen.add(module)
+        return module
+
+    names = {module: named(module) for module in modules}
+    merged = _same_content(graph, names)
+    units = {entity.id: merged[names[entity.module]] if entity.status == DEFINED else "" for entity in entities}
+    if unit == "definition":
+        for entity in entities:
+            inside = entity.id.removeprefix(f"{entity.module}.")
+            if entity.status == DEFINED and inside != entity.id:
+                units[entity.id] += f".{re.split('[.(]', inside, maxsplit=1)[0]}"
+    return units.__getitem__
+
+
+def _same_content(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str]:
+    """Unit -> the first of all units that share a file with it, directly or through others."""
+    shared = networkx.Graph()
+    shared.add_nodes_from(names.values())
+    seen: dict[str, str] = {}
+    for file in graph.manifest.get("files", ()):
+        name = names.get(file["module"])
+        if name is not None and file["sha256"] != _EMPTY:
+            shared.add_edge(name, seen.setdefault(file["sha256"], name))
+    return {name: min(units) for units in networkx.connected_components(shared) for name in units}
+
+
+def _draw(sizes: Counter, held_out: float, seed: int) -> dict[str, int]:
+    """Unit -> 0 train, 1 validation, 2 test. Shuffled units fill test, then validation; too large a one goes on."""
+    names = sorted(sizes)
+    random.Random(seed).shuffle(names)
+    missing = {part: held_out * sizes.total() for part in (2, 1)}
+    part_of = {}
+    for name in names:
+        part = next((part for part, size in missing.items() if sizes[name] <= size), 0)
+        part_of[name] = part
+        if part:
+            missing[part] -= sizes[name]
+    return part_of

@@ -1,0 +1,1 @@
+"""Link prediction: scorers, filtered ranks, baselines and tasks."""

@@ -1,0 +1,221 @@
+"""What links can be told without a trained encoder: from counts, from names, from words of the source, from all of them.
+
+Each is a scorer of `ranking.evaluate`. `lexical_baseline` is the strongest of what reads names and sources only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
+from helpers.graphmer.graph.ontology import Ontology
+from helpers.graphmer.graph.splits import Splits
+from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer
+
+# Q queries · X candidates · F features (n-grams or words) · S scorers
+
+FIELDS = ("id", "owner", "name")  # of a.B.c: a.B.c, a.B, c
+MENTIONS = ("name", "owner", "pair")  # of a.B.c: c, B, and B and c side by side
+_IDENTIFIER = r"[^\W\d]\w*"
+
+
+def owner_and_name(entity_id: str) -> tuple[str, str]:
+    """("a.B.c", "x") of the parameter "a.B.c(x)", ("a.B", "c") of "a.B.c"."""
+    if entity_id.endswith(")"):
+        owner, _, name = entity_id[:-1].rpartition("(")
+    else:
+        owner, _, name = entity_id.rpartition(".")
+    return owner, name
+
+
+class Frequency:
+    """How many training triples of the relation have the candidate in that place, as log(1 + count); whoever asks.
+
+    counts: (relation, direction) -> candidate -> triples.
+    """
+
+    def __init__(self, counts: Mapping[tuple[str, str], Mapping[str, int]]):
+        self.counts = counts
+
+    @classmethod
+    def of(cls, train: Sequence[Triple]) -> Frequency:
+        """Of training triples."""
+        counts: dict[tuple[str, str], Counter] = defaultdict(Counter)
+        for triple in train:
+            for direction in DIRECTIONS:
+                counts[triple.relation, direction][answer(triple, direction)] += 1
+        return cls(counts)
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(len(heads), TAIL, relation, candidates)
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(len(tails), HEAD, relation, candidates)
+
+    def _scores(self, queries: int, direction: str, relation: str, candidates: list[str]) -> np.ndarray:
+        counts = self.counts.get((relation, direction), {})
+        scores_X = np.log1p(np.array([counts.get(name, 0) for name in candidates], np.float32))
+        return np.broadcast_to(scores_X, (queries, len(candidates)))
+
+
+class NameSimilarity:
+    """Cosine of TF-IDF vectors of character 2- to 4-grams, between a field of what is given and one of the candidate.
+
+    given, candidate: one of `FIELDS`. Whole ids are plain string similarity; the owner of the candidate against what is
+    given finds members, name against name finds overriding methods.
+
+    Raises ValueError: another field.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, *, given: str = "id", candidate: str = "id"):
+        for what, field in (("given", given), ("candidate", candidate)):
+            if field not in FIELDS:
+                raise ValueError(f"{what}={field!r}: must be one of {', '.join(FIELDS)}")
+        self._given, self._candidate = given, candidate
+        self._vectoriser = _character_vectoriser(graph)
+        self._cache: tuple[list[str] | None, tuple] = (None, ())
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(heads, candidates)
+
+    heads = tails  # a likeness has no direction, but what is given has another field than what is looked for
+
+    def _scores(self, queries: list[str], candidates: list[str]) -> np.ndarray:
+        if self._cache[0] is not candidates:
+            texts, columns_X = np.unique([_field(name, self._candidate) for name in candidates], return_inverse=True)
+            self._cache = (candidates, (self._vectoriser.transform(texts).T.tocsr(), columns_X))
+        vectors_FU, columns_X = self._cache[1]
+        texts, rows_Q = np.unique([_field(name, self._given) for name in queries], return_inverse=True)
+        similar = (self._vectoriser.transform(texts) @ vectors_FU).toarray()
+        return similar[:, columns_X][rows_Q]
+
+
+def _character_vectoriser(graph: KnowledgeGraph):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    # n-grams of more than a tenth of all names say little and cost most of the product's time.
+    vectoriser = TfidfVectorizer(
+        analyzer="char_wb", ngram_range=(2, 4), max_df=0.1, sublinear_tf=True, lowercase=False, dtype=np.float32
+    )
+    return vectoriser.fit(graph.entities)
+
+
+def _field(entity_id: str, field: str) -> str:
+    return entity_id if field == "id" else owner_and_name(entity_id)[field == "name"]
+
+
+class SourceWords:
+    """Which identifiers, and which two side by side, each entity's source text has; for several `Mentions`.
+
+    text: entity id -> its source, "" or the name alone where there is none.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, text: Callable[[str], str]):
+        self._ids, self._text = list(graph.entities), text
+
+    @cached_property
+    def matrix(self) -> tuple[dict[str, int], object, dict[str, int]]:
+        """Row of an entity, IDF of what its source has [entities, F], column of a word or pair.
+
+        How often it is there and how long the source is do not count: a long source mentions what it mentions.
+        """
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        vectoriser = TfidfVectorizer(
+            token_pattern=_IDENTIFIER, ngram_range=(1, 2), binary=True, norm=None, lowercase=False, dtype=np.float32
+        )
+        weights = vectoriser.fit_transform(map(self._text, self._ids))
+        return {name: row for row, name in enumerate(self._ids)}, weights, vectoriser.vocabulary_
+
+
+class Mentions:
+    """Weight of the tail's name among the words of the head's source text, in both directions.
+
+    what: one of `MENTIONS`. Raises ValueError for another one.
+    """
+
+    def __init__(self, words: SourceWords, what: str = "name"):
+        if what not in MENTIONS:
+            raise ValueError(f"what={what!r}: must be one of {', '.join(MENTIONS)}")
+        self._words, self._what = words, what
+        self._cache: tuple = (None, None, None)  # candidates, which vectors, those
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return (self._sources(heads) @ self._transposed(self._names, candidates)).toarray()
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return (self._names(tails) @ self._transposed(self._sources, candidates)).toarray()
+
+    def _transposed(self, vectors: Callable, candidates: list[str]):
+        if self._cache[0] is not candidates or self._cache[1] != vectors:
+            self._cache = (candidates, vectors, vectors(candidates).T.tocsr())
+        return self._cache[2]
+
+    def _sources(self, names: list[str]):
+        rows, weights, _ = self._words.matrix
+        return weights[[rows[name] for name in names]]
+
+    def _names(self, names: list[str]):
+        from scipy.sparse import csr_array
+
+        _, weights, columns = self._words.matrix
+        wanted = [(row, columns.get(self._word(name))) for row, name in enumerate(names)]
+        found = [(row, column) for row, column in wanted if column is not None]
+        rows, places = zip(*found, strict=True) if found else ((), ())
+        ones = np.ones(len(rows), np.float32)
+        return csr_array((ones, (rows, places)), shape=(len(names), weights.shape[1]))
+
+    def _word(self, entity_id: str) -> str:
+        owner, name = owner_and_name(entity_id)
+        last = owner_and_name(owner)[1] if owner else ""
+        return {"name": name, "owner": last, "pair": f"{last} {name}"}[self._what]
+
+
+class SameModule:
+    """1 where both ends are defined in one module."""
+
+    def __init__(self, graph: KnowledgeGraph):
+        self._module = {name: entity.module or name for name, entity in graph.entities.items()}
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        given_Q, modules_X = (np.array([self._module[name] for name in names]) for names in (heads, candidates))
+        return (given_Q[:, None] == modules_X).astype(np.float32)
+
+    heads = tails
+
+
+def lexical_baseline(
+    splits: Splits,
+    graph: KnowledgeGraph,
+    ontology: Ontology,
+    *,
+    text: Callable[[str], str] | None = None,
+    frequency: bool = False,
+    also: dict[str, Scorer] | None = None,
+    seed: int = 0,
+) -> Mixture:
+    """The strong lexical baseline: likenesses of names, modules, with `text` also words of sources; weighed on validation.
+
+    frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
+    also: further scorers by name, such as a trained encoder: what it adds.
+    """
+    counts = {"counts": Frequency.of(splits.train)} if frequency else {}
+    return Mixture.fitted(lexical_scorers(graph, text) | counts | (also or {}), splits, graph, ontology, seed=seed)
+
+
+def lexical_scorers(graph: KnowledgeGraph, text: Callable[[str], str] | None) -> dict[str, Scorer]:
+    """The parts of the lexical baseline that read names and, with `text`, sources."""
+    scorers: dict[str, Scorer] = {
+        f"{one} like {other}": NameSimilarity(graph, given=one, candidate=other)
+        for one, other in (("id", "id"), ("id", "owner"), ("owner", "id"), ("owner", "owner"), ("name", "name"))
+    }
+    scorers["same module"] = SameModule(graph)
+    if text is not None:
+        words = SourceWords(graph, text)
+        scorers |= {f"mentions {what}": Mentions(words, what) for what in MENTIONS}
+    return scorers

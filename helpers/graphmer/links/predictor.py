@@ -1,0 +1,248 @@
+"""Scores of triples by a trained model: what masked leaves ask for at the documents of both ends.
+
+predictor = LinkPredictor(model, chains)                      # of one end alone
+scorer = predictor.both_ends(splits, graph, ontology)         # weighed on validation
+ranking.evaluate(scorer, splits, graph, ontology)
+
+A leaf sees the source of its document and a name does not: who calls `f` is answered by the code of each caller, not by f's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from scipy.special import logsumexp
+
+from helpers.cpu_copy import cpu_copy
+from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
+from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
+from helpers.graphmer.graph.splits import Splits
+from helpers.graphmer.links.baselines import Frequency
+from helpers.graphmer.links.features import PARTS, EntityFeatures, QueryFeatures
+from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.windows import Windows
+
+# Q queries · X candidates · F dense features · C tokens of a text · G leaves of a document · P parts of a score
+
+ROOT_FIELDS = ("root_ids", "root_segments", "root_positions")
+MOST_ANSWERS = 2**13  # names that stand for all that a leaf could ask for
+SCORES_AT_ONCE = 2**24
+
+
+class LinkPredictor:
+    """`ranking.Scorer` by the given end alone: what the leaf of a relation at its document asks for against each name.
+
+    A document is read once, with a masked leaf of each relation that its type may have, and what they ask for is remembered: of
+    a long one in windows; of what these copy the most counts, and their features are averaged.
+    On XLA a copy of the model on the CPU asks.
+
+    chains: of the tokenizer, relations and sizes that the model was trained with.
+    batch_size: documents of one forward pass.
+    """
+
+    def __init__(self, model: GraphMERForPreTraining, chains: Windows, *, batch_size: int = 64):
+        self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
+        self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
+        self._number = chains.encoded.number
+        self._entities: EntityFeatures | None = None
+        self._queries: dict[int, QueryFeatures] = {}  # by relation id
+        self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
+        self._totals: dict[int, dict[str, float]] = defaultdict(dict)
+        self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        """[Q, X] of (head, relation, candidate)."""
+        return self.against(self.query_features(heads, self.relations.id(relation)), candidates)
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        """[Q, X] of (candidate, relation, tail)."""
+        return self.against(self.query_features(tails, self.relations.inverse(self.relations.id(relation))), candidates)
+
+    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> Mixture:
+        """The parts of the score at either end, the other end's total, and counts of training, weighed on validation.
+
+        For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
+        """
+        return Mixture.fitted(self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed)
+
+    def ends(self) -> dict[str, _End]:
+        """Scorers by name, for a mixture."""
+        parts = PARTS if self.model.token_match is not None else PARTS[:1]
+        return {
+            **{f"given end: {part}": _GivenEnd(self, place) for place, part in enumerate(parts)},
+            **{f"other end: {part}": _OtherEnd(self, place) for place, part in enumerate(parts)},
+            "other end: total": _OtherTotal(self),
+        }
+
+    # ---- queries
+
+    def query_features(self, names: Sequence[str], relation: int) -> QueryFeatures:
+        """Of a masked leaf of `relation` at each document's own name."""
+        row = self._row[relation]
+        if new := [name for name in dict.fromkeys(names) if name not in row]:
+            self._read(new, relation)
+        return self._queries[relation][[row[name] for name in names]]
+
+    @torch.no_grad()
+    def _read(self, names: Sequence[str], relation: int) -> None:
+        """Documents with as many leaves and of like length go together."""
+        encoded, number = self.chains.encoded, self._number
+        wanted = {}
+        for (
+            name
+        ) in names:  # leaves of one document see each other: the same ones stand together whatever is asked first
+            usual = sorted(self._may_have(encoded.entities[number[name]].type))
+            wanted[name] = usual if relation in usual else [relation]
+        length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
+        windows = {name: self.chains.window_count(name) for name in names}
+        names = sorted(names, key=lambda name: (len(wanted[name]), length[name]))
+        found: dict[int, list[QueryFeatures]] = defaultdict(list)
+        for part in _parts(names, windows, self.batch_size):
+            rows = [(name, window) for name in part for window in range(windows[name])]
+            batch = self.chains.queries(
+                [name for name, _ in rows],
+                [wanted[name] for name, _ in rows],
+                windows=[window for _, window in rows],
+            )
+            longest = max(2, *(length[name] for name in part))
+            batch |= {name: batch[name][:, :longest] for name in ROOT_FIELDS}
+            dense_BGF, *copies = self.model.query_features(
+                **{name: value.to(self.model.device) for name, value in batch.items()}
+            )
+            G = dense_BGF.shape[1]
+            queries = QueryFeatures.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
+            for one, places in _by_relation(part, wanted, G, known=self._row).items():
+                found[one].append(queries[list(places.values())])
+                self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
+        for one, parts in found.items():
+            before = [self._queries[one]] if one in self._queries else []
+            self._queries[one] = QueryFeatures.joined(before + parts)
+
+    def _may_have(self, entity_type: str) -> Iterable[int]:
+        """Relations, inverses too, whose head an entity of this type may be; of an unknown type, all."""
+        for relation in range(1, len(self.relations) + 1):
+            if entity_type == UNKNOWN or entity_type in self.relations.tail_types(self.relations.inverse(relation)):
+                yield relation
+
+    def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
+        """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].
+
+        It says how much a document asks for anything. Of more than `MOST_ANSWERS` names it is that of as many, drawn.
+        """
+        known = self._totals[relation]
+        if new := [name for name in dict.fromkeys(names) if name not in known]:
+            answers, scale = self._answers(relation)
+            queries, rows = self.query_features(new, relation), max(1, SCORES_AT_ONCE // len(answers))
+            for first in range(0, len(new), rows):
+                part = new[first : first + rows]
+                scores_QX = self.against(queries[first : first + rows], answers)
+                known |= zip(part, (logsumexp(scores_QX, axis=1) + scale).tolist(), strict=True)
+        return np.array([known[name] for name in names], np.float32)
+
+    def _answers(self, relation: int) -> tuple[list[str], float]:
+        """Names that a leaf of the relation may mean, and log of how many each of them stands for."""
+        types = {*self.relations.tail_types(relation), UNKNOWN}
+        names = [entity.id for entity in self.chains.encoded.entities if entity.type in types]
+        if len(names) <= MOST_ANSWERS:
+            return names, 0.0
+        drawn = np.random.default_rng(relation).choice(len(names), MOST_ANSWERS, replace=False)
+        return [names[place] for place in np.sort(drawn)], float(np.log(len(names) / MOST_ANSWERS))
+
+    # ---- entities
+
+    def against(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
+        """[Q, X] of queries and these names."""
+        return self._entity_features(names).scores(queries)
+
+    def parts(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
+        """[P, Q, X]: the addends of `against`, in the order of `PARTS`."""
+        return self._entity_features(names).parts(queries)
+
+    def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
+        """`parts`, the last remembered: a mixture asks for one after the other."""
+        last = self._last
+        if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
+            self._last = last = (askers, relation, names, self.parts(self.query_features(askers, relation), names))
+        return last[3]
+
+    @torch.no_grad()
+    def _entity_features(self, names: Sequence[str]) -> EntityFeatures:
+        """Features of these names; all entities' are computed at the first call."""
+        if self._entities is None:
+            texts_XC = torch.from_numpy(self.chains.encoded.text_ids_EC.astype(np.int64))
+            lengths = (texts_XC != self.model.config.pad_token_id).sum(1)
+            order, found = torch.argsort(lengths, stable=True), []
+            for first in range(0, len(order), 8 * self.batch_size):
+                places = order[first : first + 8 * self.batch_size]
+                ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
+                features = self.model.entity_features(ids_XC.to(self.model.device))
+                found.append(EntityFeatures.of_texts(*features, match=self.model.token_match))
+            self._entities = EntityFeatures.joined(found)[np.argsort(order.numpy(), kind="stable")]
+        return self._entities[[self._number[name] for name in names]]
+
+    @property
+    def _numbers(self) -> int:
+        return 0 if self.model.token_match is None else self.model.token_match.numbers
+
+
+class _End:
+    """A scorer of one part of the score, at one end of the triples."""
+
+    def __init__(self, predictor: LinkPredictor, part: int = 0):
+        self._predictor, self._relations, self._part = predictor, predictor.relations, part
+
+    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(heads, self._relations.id(relation), candidates)
+
+    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
+        return self._scores(tails, self._relations.inverse(self._relations.id(relation)), candidates)
+
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        raise NotImplementedError
+
+
+class _GivenEnd(_End):
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        return self._predictor.remembered_parts(given, relation, candidates)[self._part]
+
+
+class _OtherEnd(_End):
+    """What the candidates' own documents say of what is given; relation and inverse change places."""
+
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        return self._predictor.remembered_parts(candidates, self._relations.inverse(relation), given)[self._part].T
+
+
+class _OtherTotal(_End):
+    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
+        totals_X = self._predictor.totals(candidates, self._relations.inverse(relation))
+        return np.broadcast_to(-totals_X, (len(given), len(candidates)))
+
+
+def _by_relation(
+    names: Sequence[str], wanted: dict[str, list[int]], leaves: int, known: dict[int, dict[str, int]]
+) -> dict[int, dict[str, int]]:
+    """Relation id -> entity -> row of its leaf among all leaves of the documents; what is known already left out."""
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for place, name in enumerate(names):
+        for leaf, relation in enumerate(wanted[name]):
+            if name not in known[relation]:
+                found[relation][name] = place * leaves + leaf
+    return found
+
+
+def _parts(names: Sequence[str], windows: dict[str, int], most: int) -> Iterator[list[str]]:
+    """Neighbours of at most so many windows together, or one."""
+    part, rows = [], 0
+    for name in names:
+        if part and rows + windows[name] > most:
+            yield part
+            part, rows = [], 0
+        part.append(name)
+        rows += windows[name]
+    if part:
+        yield part

@@ -1,0 +1,1 @@
+"""From a graph and its sources to sequences of tokens: leafy chains, masked and with wrong tails."""

@@ -1,0 +1,215 @@
+"""Text of a graph's entities: a name, and the source lines that define it, read once and cut out when asked for."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import importlib.util
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from helpers.graphmer.graph.knowledge_graph import DEFINED, TRIPLES, Entity, KnowledgeGraph
+from helpers.graphmer.graph.sources import standard_library
+
+NAMES_ONLY = frozenset({"parameter", "variable", "field"})  # their lines are part of what they belong to
+_ANNOTATIONS = 3  # a Java definition begins with its annotations: lines in which its name is looked for
+
+
+class Anchor(NamedTuple):
+    """Where an entity is named in a document, as characters of its text."""
+
+    entity: str
+    start: int
+    end: int
+
+
+def shown_name(entity_id: str) -> str:
+    """`a.f.g` of `a.f.<locals>.g`: what is inside a function is owned by it."""
+    return entity_id.replace(".<locals>", "")
+
+
+def header_and_source(entity_id: str, text: Callable[[str], str]) -> tuple[str, str]:
+    """The line with the entity's shown name where its text begins with it, else "", and the source.
+
+    text: entity id -> its source, with that line before it, as `Documents.text` gives it, or without.
+    """
+    found, header = text(entity_id), f"{shown_name(entity_id)}\n"
+    return (header, found.removeprefix(header)) if found.startswith(header) else ("", found)
+
+
+def entity_text(entity: Entity) -> str:
+    """What an entity is without its source: `method json.encoder.JSONEncoder.default`."""
+    return f"{entity.type} {shown_name(entity.id)}"
+
+
+def leaf_texts(entity: Entity) -> tuple[str, ...]:
+    """Names of an entity as a tail, longest first: `JSONEncoder.default`, `default`; of a parameter `dumps(obj)`, `obj`."""
+    name = entity.id.rpartition("/")[2]
+    if entity.type == "parameter" and name.endswith(")"):
+        owner, _, parameter = name[:-1].rpartition("(")
+        return f"{owner.rpartition('.')[2]}({parameter})", parameter
+    parts = [part for part in name.split(".") if part != "<locals>"]
+    return tuple(dict.fromkeys((".".join(parts[-2:]), parts[-1])))
+
+
+class Documents:
+    """The text of every entity of a graph; of one without source lines only its name."""
+
+    def __init__(self, graph: KnowledgeGraph, sources: dict[str, str]):
+        """sources: text of each module; lines end in \\n."""
+        self.graph = graph
+        self._sources = sources
+        self._starts: dict[str, list[int]] = {}  # of a module: where each line begins
+        self._inside: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # of a module: line, end_line, entity
+        for entity in graph.entities.values():
+            if entity.line and entity.status == DEFINED and entity.module in sources:
+                self._inside[entity.module].append((entity.line, entity.end_line, entity.id))
+        for found in self._inside.values():
+            found.sort()
+
+    @classmethod
+    def read(
+        cls,
+        graph: KnowledgeGraph,
+        data_source: str | Path | Sequence[str | Path] | None = None,
+    ) -> Documents:
+        """Documents of the sources that the graph was built from.
+
+        data_source: what `load_graph` was given: "sample", a folder or several. A folder with a written graph, or None,
+            has no sources: every document is a name.
+
+        Raises FileNotFoundError (a source is not there), ValueError (a source changed since the graph was built).
+        """
+        if data_source is None:
+            return cls(graph, {})
+        given = [data_source] if isinstance(data_source, str | Path) else list(data_source)
+        folders = [standard_library() if one == "sample" else Path(one).expanduser().resolve() for one in given]
+        if len(folders) == 1 and (folders[0] / TRIPLES).is_file():
+            return cls(graph, {})
+        by_name = {folder.name: folder for folder in folders}
+        sources = {}
+        for file in graph.manifest.get("files", ()):
+            repository, _, rest = file["path"].partition("/")
+            path = folders[0] / file["path"] if len(folders) == 1 else by_name.get(repository, Path()) / rest
+            sources[file["module"]] = _text(path, file)
+        return cls(graph, sources)
+
+    def sources(self, modules: Collection[str] | None = None) -> Iterator[str]:
+        """Whole texts of all modules, or of these: what a tokenizer is trained on."""
+        for module, text in self._sources.items():
+            if modules is None or module in modules:
+                yield text
+
+    def has_source(self, entity_id: str) -> bool:
+        """Whether the document is more than a name."""
+        entity = self.graph.entities[entity_id]
+        return bool(
+            entity.line
+            and entity.status == DEFINED
+            and entity.type not in NAMES_ONLY
+            and entity.module in self._sources
+        )
+
+    def text(self, entity_id: str, limit: int | None = None) -> str:
+        """The qualified name, a newline and the source lines, dedented; only the name where there are none.
+
+        limit: characters of source before it is dedented, to spare the work on what is cut off anyway.
+        """
+        if not self.has_source(entity_id):
+            return shown_name(entity_id)
+        entity = self.graph.entities[entity_id]
+        start, end = self._span(entity)
+        source = self._sources[entity.module][start : end if limit is None else min(end, start + limit)]
+        if indentation := len(source) - len(source.lstrip(" \t")):
+            source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
+        return f"{shown_name(entity_id)}\n{source}"
+
+    def anchors(self, entity_id: str, text: str | None = None) -> list[Anchor]:
+        """The document's own name, then each definition whose name its text shows, in the order of lines.
+
+        text: what is shown, the beginning of `self.text(entity_id)`; all of it by default.
+        """
+        text = self.text(entity_id) if text is None else text
+        own, name_end = self.graph.entities[entity_id], len(shown_name(entity_id))
+        found = [Anchor(entity_id, 0, min(name_end, len(text)))]
+        if not self.has_source(entity_id) or len(text) <= name_end:
+            return found
+        starts = [name_end + 1]
+        while (newline := text.find("\n", starts[-1])) >= 0:
+            starts.append(newline + 1)
+        ends = [*(start - 1 for start in starts[1:]), len(text)]
+        inside, taken = self._inside[own.module], set()
+        for line, end_line, inner in inside[bisect.bisect_left(inside, (own.line,)) :]:
+            first = line - own.line
+            if first >= len(starts):
+                break
+            if end_line > own.end_line or inner == entity_id or entity_id.startswith(inner):
+                continue
+            last = min(first + (1 if end_line == line else _ANNOTATIONS), len(starts)) - 1
+            for at in _occurrences(text, self.graph.entities[inner].name, starts[first], ends[last]):
+                if at not in taken:
+                    taken.add(at)
+                    found.append(Anchor(inner, at, at + len(self.graph.entities[inner].name)))
+                    break
+        return found
+
+    def mention(self, entity_id: str, name: str) -> int:
+        """The first line of an entity's source that has `name` as an identifier, its own name left out; 0 without one."""
+        if not self.has_source(entity_id):
+            return 0
+        entity = self.graph.entities[entity_id]
+        source, (start, end) = self._sources[entity.module], self._span(entity)
+        found = list(itertools.islice(_occurrences(source, name, start, end), 2))
+        if name == entity.name:
+            found = found[1:]
+        return source.count("\n", 0, found[0]) + 1 if found else 0
+
+    def source_length(self, entity_id: str) -> int:
+        """Characters of the source lines before they are dedented."""
+        start, end = self._span(self.graph.entities[entity_id])
+        return end - start
+
+    def _span(self, entity: Entity) -> tuple[int, int]:
+        starts = self._line_starts(entity.module)
+        if entity.line >= len(starts):
+            raise ValueError(
+                f"{entity.id}: line={entity.line}: its module has {len(starts) - 1} lines; build the graph again"
+            )
+        return starts[entity.line - 1], starts[min(max(entity.line, entity.end_line), len(starts) - 1)] - 1
+
+    def _line_starts(self, module: str) -> list[int]:
+        """Where each line begins, and where one after the last would."""
+        if module not in self._starts:
+            text = self._sources[module]
+            starts = [0, *(match.end() for match in re.finditer("\n", text))]
+            self._starts[module] = [*starts, len(text) + 1]
+        return self._starts[module]
+
+
+def _text(path: Path, file: dict) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r}: no such file; give the folders that the graph was built from")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != file["sha256"]:
+        raise ValueError(f"{file['path']}: changed since the graph was built; build the graph again")
+    if file["language"] == "python":
+        return importlib.util.decode_source(content)  # by its coding line, as the interpreter does
+    return content.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _occurrences(text: str, name: str, start: int, end: int) -> Iterator[int]:
+    """Where `name` stands as a whole identifier."""
+    at = text.find(name, start, end) if name else -1
+    while at >= 0:
+        after = at + len(name)
+        if not (_in_word(text[at - 1 : at]) or _in_word(text[after : after + 1])):
+            yield at
+        at = text.find(name, after, end)
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
