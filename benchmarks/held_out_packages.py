@@ -6,6 +6,7 @@ its tests run against what is installed. Nothing of this goes into the environme
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -87,19 +88,8 @@ class Environment:
         """The unpacked source archive of a package, without the package."""
         folder, pin = self.folder / "archives" / name, PACKAGES[name].pin
         if not list(folder.glob("*/")):
-            command = (
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "--no-binary",
-                pin.partition("==")[0],
-                "-d",
-                folder,
-                pin,
-            )
-            _run(self.python, *command)
+            options = f"-q --no-deps --no-binary {pin.partition('==')[0]} -d".split()
+            _run(self.python, "-m", "pip", "download", *options, folder, pin)
             with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
                 packed.extractall(folder, filter="data")
         [unpacked] = (path for path in folder.iterdir() if path.is_dir())
@@ -116,16 +106,13 @@ class Environment:
             root = self.archive(name) if package.archive else self.package(name)
             tests = [root / each for each in package.tests.split()]
             script, log = ROOT / "benchmarks/call_trace.py", path.with_suffix(".log")
-            with log.open("w") as written:
-                subprocess.run(
-                    [self.python, script, f"{self.package(name)}/", path, str(SECONDS), *tests],
-                    cwd=root if package.archive else path.parent,
-                    check=False,
-                    timeout=20 * SECONDS,
-                    stdin=subprocess.DEVNULL,
-                    stdout=written,
-                    stderr=subprocess.STDOUT,
-                )
+            command = [self.python, script, f"{self.package(name)}/", path, str(SECONDS), *tests]
+            with log.open("w") as written, contextlib.suppress(subprocess.TimeoutExpired):
+                streams = {"stdin": subprocess.DEVNULL, "stdout": written, "stderr": subprocess.STDOUT}
+                where = root if package.archive else path.parent
+                subprocess.run(command, cwd=where, check=False, timeout=20 * SECONDS, **streams)
+            if not path.exists():  # its tests ended the process; the log says how
+                path.write_text("[]")
         return json.loads(path.read_text())
 
 

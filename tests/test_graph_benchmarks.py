@@ -1,6 +1,7 @@
-"""benchmarks/graph_calls.py and its parts: a small package with tests of its own, whose calls are written down here."""
+"""Benchmarks of open calls and of code search: a small package with tests of its own, whose calls are written down here."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.code_search import bm25, read, words  # noqa: E402
 from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions  # noqa: E402
 from benchmarks.held_out_rows import Rankings  # noqa: E402
 from helpers.graphmer.documents import Documents  # noqa: E402
@@ -215,3 +217,35 @@ def test_groups_are_drawn_whole_within_their_package():
     for weight_N in found.resamples()[:50]:
         assert weight_N[0] == weight_N[1] and weight_N[2] == weight_N[3]
         assert weight_N[:4].sum() == 4 and weight_N[4:6].sum() == 2  # package b has one module
+
+
+def test_identifiers_are_split_into_stemmed_words():
+    pytest.importorskip("nltk")
+    assert words("parsedHTTPRequests of read_2_nodes") == ["pars", "http", "request", "of", "read", "2", "node"]
+
+
+def test_bm25_is_what_a_slow_sum_says():
+    pytest.importorskip("nltk")
+    texts = ["read the file", "writes a file a file", "closing"]
+    found = bm25(["reads reading files", "nothing"], texts)
+    for place, text in enumerate(texts):
+        bag, total = Counter(words(text)), 0.0
+        for word in {"read", "file"}:
+            documents = sum(word in words(each) for each in texts)
+            rarity = math.log(1 + (3 - documents + 0.5) / (documents + 0.5))
+            norm = 1.2 * (1 - 0.75 + 0.75 * bag.total() / (9 / 3))
+            total += rarity * bag[word] * 2.2 / (bag[word] + norm)
+        assert found[0, place] == pytest.approx(total)
+    assert found[1].tolist() == [0, 0, 0]
+
+
+def test_searched_code_has_no_docstring_and_no_test(tmp_path):
+    folder = tmp_path / "zoo"
+    (folder / "tests").mkdir(parents=True)
+    source = 'def feed(animal):\n    """Gives an animal something to eat. It is quiet then."""\n    return animal\n'
+    (folder / "keeper.py").write_text(source)
+    (folder / "tests/test_keeper.py").write_text(source.replace("feed", "test_feed").replace("quiet", "loud"))
+    where = type("Where", (), {"package": staticmethod(lambda name: tmp_path / name)})
+    [function] = read("zoo", where).functions
+    assert function.entity == "zoo.keeper.feed" and function.sentence == "Gives an animal something to eat."
+    assert "animal something" not in function.code and "return animal" in function.code
