@@ -6,9 +6,10 @@ tables.show([{"model": "reservoir", "bits per byte": 1.2021}, {"model": "transfo
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from . import tracking
 
 Row = Mapping[str, Any]
 GIB = 2**30
@@ -21,7 +22,7 @@ def show(rows: Sequence[Row], caption: str = "") -> None:
         rows: for each line a mapping of column to value; a missing column stays empty.
         caption: text above the table.
     """
-    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) and hasattr(shell, "kernel"):
+    if tracking.in_kernel():
         from IPython.display import display
 
         display(Table(rows, caption))

@@ -165,12 +165,7 @@ def shard_loader(loader):
 
 def shard_batch(tensor):
     """Marks dimension 0 of an intermediate tensor as split over the mesh (does nothing outside SPMD)."""
-    import torch_xla.distributed.spmd as xs
-    import torch_xla.runtime as xr
-
-    if xr.is_spmd():
-        xs.mark_sharding(tensor, xs.get_global_mesh(), (BATCH_AXIS,) + (None,) * (tensor.dim() - 1))
-    return tensor
+    return _mark(tensor, (BATCH_AXIS,) + (None,) * (tensor.dim() - 1))
 
 
 def replicate(model) -> None:
@@ -181,11 +176,15 @@ def replicate(model) -> None:
 
 def replicate_tensor(tensor):
     """Marks one tensor as whole on every device (does nothing outside SPMD) and returns it."""
+    return _mark(tensor, (None,) * tensor.dim())
+
+
+def _mark(tensor, axes: tuple):
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
     if xr.is_spmd():
-        xs.mark_sharding(tensor, xs.get_global_mesh(), (None,) * tensor.dim())
+        xs.mark_sharding(tensor, xs.get_global_mesh(), axes)
     return tensor
 
 
