@@ -16,12 +16,7 @@ GIB = 2**30
 
 
 def show(rows: Sequence[Row], caption: str = "") -> None:
-    """Shows rows as a table: HTML in a notebook, text elsewhere.
-
-    Args:
-        rows: for each line a mapping of column to value; a missing column stays empty.
-        caption: text above the table.
-    """
+    """Shows rows, which map column to value, as a table: HTML in a notebook, text elsewhere; a missing column stays empty."""
     if tracking.in_kernel():
         from IPython.display import display
 

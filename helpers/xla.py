@@ -24,11 +24,7 @@ def installed() -> bool:
 
 
 def versions() -> tuple[str, str]:
-    """Installed (torch, torch_xla) versions.
-
-    Raises:
-        RuntimeError: they differ in major.minor, so that the import would fail with `undefined symbol`.
-    """
+    """Installed (torch, torch_xla) versions. Raises RuntimeError if they differ in major.minor: the import would fail."""
     torch_version = importlib.metadata.version("torch")
     xla_version = importlib.metadata.version("torch_xla")
     if torch_version.split(".")[:2] != xla_version.split(".")[:2]:
@@ -135,10 +131,7 @@ def memory_info() -> dict[str, int] | None:
 
 
 class BatchSharding:
-    """Input sharding that splits dimension 0 over the mesh for tensors of any rank.
-
-    `ShardingSpec` fits one rank and silently replicates every other, but a batch has ids [B, T] and labels [B].
-    """
+    """Splits dimension 0 over the mesh for tensors of any rank; a `ShardingSpec` silently replicates all but one rank."""
 
     minibatch = False
 
@@ -279,10 +272,7 @@ def wait() -> None:
 
 
 def scan(step, carry, inputs):
-    """`torch_xla.experimental.scan`: one While loop for any length.
-
-    `step` must be a module-level function, and tensors that it needs must be in `carry`.
-    """
+    """One While loop for any length. `step` must be a module-level function; tensors that it needs must be in `carry`."""
     from torch_xla.experimental.scan import scan as xla_scan
 
     return xla_scan(step, carry, inputs)
