@@ -21,14 +21,13 @@ class Meter:
     """Counts examples, tokens and seconds. Counting uses shapes only, so it never waits for the device.
 
     Tokens are the positions that the model computes, padding included.
+
+    Args:
+        runtime: the device; MFU is a share of the peak in its datasheet.
+        flops_per_token: floating-point operations of a training step per token (about 6 x trained parameters).
     """
 
     def __init__(self, runtime: Runtime, flops_per_token: float):
-        """
-        Args:
-            runtime: the device; MFU is a share of the peak in its datasheet.
-            flops_per_token: floating-point operations of a training step per token (about 6 x trained parameters).
-        """
         self.runtime = runtime
         self.flops_per_token = flops_per_token
         self.examples = self.tokens = 0

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import xla
 
-from .notebook_run import refused, run, text_of
+from .notebook_run import assert_refuses, refused, run, text_of
 
 TINY = {
     "data_source": "sample",
@@ -106,20 +106,18 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     assert results["xla"]["host_syncs_per_step"] == 0
 
 
+WRONG = [
+    ({"num_record": 3}, "num_record is not a parameter"),
+    ({"layout": "alpaca"}, "layout='alpaca'"),
+    ({"method": "dora"}, "method='dora'"),
+    ({"max_length": 64}, "max_length=64"),
+    ({"questions": "no.tsv"}, "questions='no.tsv'"),
+    ({"base_model": "no such model"}, "base_model='no such model'"),
+    ({"test_records": 0}, "test_records=0"),
+    ({"num_processes": -1}, "num_processes=-1"),
+]
+
+
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"num_record": 3}, "num_record is not a parameter"),
-        ({"layout": "alpaca"}, "layout='alpaca'"),
-        ({"method": "dora"}, "method='dora'"),
-        ({"max_length": 64}, "max_length=64"),
-        ({"questions": "no.tsv"}, "questions='no.tsv'"),
-        ({"base_model": "no such model"}, "base_model='no such model'"),
-        ({"test_records": 0}, "test_records=0"),
-        ({"num_processes": -1}, "num_processes=-1"),
-    ],
-)
-def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):
-    assert message in refused("legal_cot_sft", alone, TINY | parameters)
-    assert not (alone / "out").exists()
+def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(alone):
+    assert_refuses("legal_cot_sft", alone, TINY, WRONG)
