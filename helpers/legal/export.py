@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "export.json"  # names of all files of an export
 MERGED = "merged"  # LoRA: adapter in the folder itself, the whole model in here
-SHARD = "1GB"  # of a file of weights; one shard is copied in memory at a time
+FILES, LEAST = 8, 2**26  # of weights, and the bytes of one; one file at a time is copied in memory
 LICENCES = {"Qwen/Qwen2.5-0.5B": "apache-2.0", "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0"}  # as their cards state
 GGUF = "model.gguf"
 ELSEWHERE = f"""\
@@ -81,10 +81,12 @@ def export(
 def _save_adapter(model, layout: Layout, folder: Path, base_model: str) -> None:
     from peft import get_peft_model_state_dict
 
-    for config in model.peft_config.values():
-        config.base_model_name_or_path, config.revision = base_model, pinned_revision(base_model)
+    (config,) = model.peft_config.values()
+    own = config.base_model_name_or_path, config.revision
+    config.base_model_name_or_path, config.revision = base_model, pinned_revision(base_model)
     # "auto" would ask the hub whether the vocabulary grew; it never does here.
     model.save_pretrained(folder, save_embedding_layers=False)
+    config.base_model_name_or_path, config.revision = own
     model.generation_config.save_pretrained(folder)
     layout.tokenizer.save_pretrained(folder)
     check_written(folder, get_peft_model_state_dict(model, save_embedding_layers=False))
@@ -92,7 +94,8 @@ def _save_adapter(model, layout: Layout, folder: Path, base_model: str) -> None:
 
 def _save_whole(model, layout: Layout, folder: Path) -> None:
     model.config.use_cache = True  # training switches it off
-    model.save_pretrained(folder, max_shard_size=SHARD)
+    size = sum(weight.nbytes for weight in model.parameters())
+    model.save_pretrained(folder, max_shard_size=max(LEAST, size // FILES))
     layout.tokenizer.save_pretrained(folder)
     (folder / "Modelfile").write_text(modelfile(layout), encoding="utf-8")
     check_written(folder, model.state_dict())
