@@ -3,6 +3,7 @@
     python benchmarks/reservoir.py                  # CPU: against reservoirpy, a Python loop, a transformer's step
     python benchmarks/reservoir.py --device cuda    # a GPU: against its own matrix products, and the same
 
+On a CPU times are processor seconds, which other work on the machine changes little: set OMP_NUM_THREADS=1, or they are the sum over threads.
 Prints one line of JSON a comparison and writes all of them, with the machine, to docs/results.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -87,8 +89,8 @@ def tanh_states(reservoirs: Reservoirs, ids_BT: torch.Tensor, state_BN: torch.Te
 def reservoirpy_options(reservoir) -> dict[str, Callable]:
     """Everything that reservoirpy offers for one set of weights: name -> states [B, T, N] of one-hot inputs [B, T, V].
 
-    All run one sequence at a time, in one process or as many as torch has threads. Its state is fp64 unless replaced, which
-    with fp32 weights converts W at every token: fp32 is both.
+    All run one sequence at a time, in one process: the processor time of several workers would not be seen here. Its state is
+    fp64 unless replaced, which with fp32 weights converts W at every token: fp32 is both.
     """
     import scipy.sparse
     from reservoirpy.nodes import Reservoir
@@ -100,9 +102,8 @@ def reservoirpy_options(reservoir) -> dict[str, Callable]:
         blocks = {f"bsr {size}": scipy.sparse.bsr_array(dense_NN, blocksize=(size, size)) for size in (16, M)}
         forms |= {"csr": scipy.sparse.csr_array(dense_NN)} | blocks
     weights = {f"{name} fp32": (W, np.float32) for name, W in forms.items()} | {"dense fp64": (dense_NN, np.float64)}
-    workers = sorted({1, torch.get_num_threads()})
 
-    def option(W, dtype, workers: int):
+    def option(W, dtype):
         win_NV = np.ascontiguousarray(reservoir.input_weight.numpy().T.astype(dtype))
         bias_N = reservoir.bias.numpy().astype(dtype)
         node = Reservoir(W=W.astype(dtype), Win=win_NV, bias=bias_N, lr=LEAK, dtype=dtype)
@@ -112,15 +113,11 @@ def reservoirpy_options(reservoir) -> dict[str, Callable]:
             if not node.initialized:
                 node.initialize(inputs_BTV)
             node.state = {"out": np.zeros(len(bias_N), dtype)}
-            return node.run(inputs_BTV, workers=workers)
+            return node.run(inputs_BTV, workers=1)
 
         return run
 
-    return {
-        f"{name}, {count} worker{'s' if count > 1 else ''}": option(*weight, count)
-        for name, weight in weights.items()
-        for count in workers
-    }
+    return {name: option(*weight) for name, weight in weights.items()}
 
 
 # ---- diagonal scan, against a Python loop
@@ -246,7 +243,7 @@ def drawn(N: int, G: int) -> Reservoirs:
 
 def compare(ours: Callable, peer: Callable, tokens: int, device: torch.device, repetitions: int) -> dict:
     """Tokens/s of both by their median times, after a warm-up of each; they take turns, so that both see a busy machine."""
-    times = taking_turns({"ours": ours, "peer": peer}, device, repetitions)
+    times = taking_turns({"ours": ours, "peer": peer}, device, repetitions, time.process_time)
     ratios = [theirs / mine for mine, theirs in zip(times["ours"], times["peer"], strict=True)]
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
@@ -261,7 +258,7 @@ def fastest(options: dict[str, Callable], arguments: tuple, tokens: int, device:
     """Name of the fastest of a peer's forms, and tokens/s of all: the better of two runs after a warm-up."""
     speeds = {}
     for name, call in options.items():
-        seconds = [seconds_of(partial(call, *arguments), device) for _ in range(3)]
+        seconds = [seconds_of(partial(call, *arguments), device, time.process_time) for _ in range(3)]
         speeds[name] = round(tokens / min(seconds[1:]))
     return max(speeds, key=speeds.get), speeds
 

@@ -141,8 +141,7 @@ def main() -> None:
     names = [name for name in ROWS if any(fnmatch.fnmatch(name, each) for each in arguments.only.split(","))]
     if not names:
         parser.error(f"--only {arguments.only!r}: no such row; there are {', '.join(ROWS)}")
-    named = f"reservoir_study_{arguments.size}_{arguments.stories}_{arguments.steps}"
-    folder = arguments.folder or ROOT / "outputs" / named
+    folder = arguments.folder or run_folder(arguments)
     known = json.loads(arguments.rates_from.read_text())["rows"] if arguments.rates_from else {}
     texts = read(joined(arguments.data, folder), arguments.stories, SIZES[arguments.size]["vocab_size"], folder)
     machine = report.machine("cpu", ("torch", "transformers"))
@@ -166,6 +165,10 @@ def main() -> None:
                     shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # its checkpoints
                     print(f"{name}, seed {seed}, rate {rate:g}: dev {found['dev']:.4f}", flush=True)
                 summarise(folder, texts, arguments, machine)
+
+
+def run_folder(arguments: argparse.Namespace) -> Path:
+    return ROOT / f"outputs/reservoir_study_{arguments.size}_{arguments.stories}_{arguments.steps}"
 
 
 def run_path(folder: Path, name: str, seed: int, rate: float) -> Path:
@@ -236,7 +239,7 @@ def run(row: Row, texts: Texts, arguments: argparse.Namespace, seed: int, rate: 
         "output_dir": str(folder),
         "max_steps": arguments.steps,
         "eval_steps": max(1, arguments.steps // 5),
-        "save_steps": min(250, arguments.steps),
+        "save_steps": min(50, arguments.steps),
         "patience": 0,
         "report_to": "none",
     }
