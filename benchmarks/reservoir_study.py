@@ -48,7 +48,7 @@ from helpers.reservoir import experiment
 from helpers.reservoir.baselines import KneserNey
 from helpers.reservoir.blocks import TokenBlocks
 from helpers.reservoir.codes import cooccurrence_codes
-from helpers.reservoir.model import EMBEDDING_STD, ReservoirForCausalLM
+from helpers.reservoir.model import EMBEDDING_STD, ReservoirForCausalLM, begin_at_codes
 from helpers.reservoir.parameters import ReservoirParameters, recipe
 from helpers.reservoir.ridge import fit_readout
 from helpers.reservoir.states import states_before
@@ -297,12 +297,7 @@ def other_model(row: Row, corpus: experiment.Corpus, trainable: int, seed: int, 
         model = equal_rwkv(V, trainable, end) if row.kind == "rwkv" else GRU(GRUConfig(V, equal_width(V, trainable)))
     if row.codes:
         codes_VC = cooccurrence_codes(corpus.train, V, code_size, seed)
-        weight = model.get_input_embeddings().weight
-        size, width = codes_VC.shape[1], weight.shape[1]
-        map_CD = nn.init.orthogonal_(torch.empty(size, width), generator=torch.Generator().manual_seed(seed))
-        start_VD = codes_VC @ map_CD * (max(size, width) / size) ** 0.5 * EMBEDDING_STD
-        with torch.no_grad():
-            weight.copy_(torch.where(codes_VC.any(dim=1, keepdim=True), start_VD, weight))
+        begin_at_codes(model.get_input_embeddings().weight, codes_VC, torch.Generator().manual_seed(seed))
     return model
 
 
