@@ -21,7 +21,7 @@ def speed() -> str:
                 "what": f"{each['comparison']} ({sizes})",
                 "against": each["peer"],
                 "tokens/s": each["ours_tokens_per_second"],
-                "ratio (range)": ratio(each),
+                "ratio (middle half of turns)": ratio(each),
                 "aim": each.get("target_ratio") or "",
             }
         )
