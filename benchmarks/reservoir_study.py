@@ -426,14 +426,7 @@ def counted(texts: Texts, tokens: np.ndarray) -> dict[float, np.ndarray]:
     order = 5 if V**5 < 2**63 else 4
     model = KneserNey.fit(texts.corpus.train.astype(np.int64), V, order)
     count, tokens = usable(tokens), tokens.astype(np.int64)
-    probability_P = np.concatenate(
-        [
-            *(model.probability([tokens[i : i + 1] for i in range(p)], tokens[p : p + 1]) for p in range(1, order - 1)),
-            model.probability(
-                [tokens[i : i + count - order + 2] for i in range(order - 1)], tokens[order - 1 : count + 1]
-            ),
-        ]
-    )
+    probability_P = model.of_next(tokens[None, : count + 1])[0]
     cache_P, counts_V, seen = np.zeros(count), np.zeros(V), 0
     for place in range(count):
         counts_V[tokens[place]] += 1
