@@ -207,7 +207,7 @@ tables.show(evaluation.by_relation(rows))
 # %% [markdown]
 # ## What else it is good for
 #
-# Which of several entities of one name is meant, code search from a docstring's first sentence without any training for it, and masked tokens before and after.
+# Code search from a docstring's first sentence without any training for it, and masked tokens before and after.
 
 # %%
 tables.show(evaluation.tasks_table(before, after))

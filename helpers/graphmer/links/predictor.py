@@ -22,7 +22,7 @@ from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
 from helpers.graphmer.graph.splits import Splits
 from helpers.graphmer.links.baselines import Frequency
 from helpers.graphmer.links.features import PARTS, EntityFeatures, QueryFeatures
-from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.windows import Windows
 
@@ -62,15 +62,17 @@ class LinkPredictor:
         """[Q, X] of (candidate, relation, tail)."""
         return self.against(self.query_features(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
-    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> Mixture:
+    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> ScoreFusion:
         """The parts of the score at either end, the other end's total, and counts of training, weighed on validation.
 
         For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
         """
-        return Mixture.fitted(self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed)
+        return ScoreFusion.fitted(
+            self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed
+        )
 
     def ends(self) -> dict[str, _End]:
-        """Scorers by name, for a mixture."""
+        """Scorers by name, for a score fusion."""
         parts = PARTS if self.model.token_match is not None else PARTS[:1]
         return {
             **{f"given end: {part}": _GivenEnd(self, place) for place, part in enumerate(parts)},
@@ -163,7 +165,7 @@ class LinkPredictor:
         return self._entity_features(names).parts(queries)
 
     def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
-        """`parts`, the last remembered: a mixture asks for one after the other."""
+        """`parts`, the last remembered: a score fusion asks for one after the other."""
         last = self._last
         if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
             self._last = last = (askers, relation, names, self.parts(self.query_features(askers, relation), names))
