@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
-from helpers.graphmer.graph.ontology import UNKNOWN, read_ontology
+from helpers.graphmer.graph.ontology import ONTOLOGY, UNKNOWN, read_ontology
 from helpers.graphmer.graph.sources import find_sources
 from helpers.graphmer.links.baselines import Frequency, lexical_scorers
 from helpers.graphmer.links.fusion import ScoreFusion
@@ -35,7 +35,7 @@ from helpers.graphmer.text.windows import EncodedDocuments, Windows
 if TYPE_CHECKING:
     from helpers.graphmer.experiment import Corpus
 
-SETTINGS, ONTOLOGY = "graphmer.json", "ontology.toml"
+SETTINGS = "graphmer.json"
 SCHEMA = 1
 KNOWN, OPEN, GUESS = "known", "open", "guess"
 DOCUMENTS = 300  # a few seconds on a laptop
