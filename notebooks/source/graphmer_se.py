@@ -145,7 +145,7 @@ before = evaluation.masked(model, corpus, configuration)
 # ## Train
 #
 # Every term of the loss is in the logs: masked tokens (`mlm`), masked leaves (`mnm`), the right tail among wrong ones
-# (`contrastive`, `mnm_ranking`), and what the ontology forbids.
+# (`contrastive`), and what the ontology forbids.
 
 # %%
 from helpers.graphmer.training import new_trainer

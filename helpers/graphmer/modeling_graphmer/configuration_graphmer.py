@@ -16,17 +16,7 @@ CHOICES = {
     "activation": ("swiglu", "gelu"),
     "decay": ("multiplicative", "none"),
 }
-TERMS = (
-    "mlm",
-    "mnm",
-    "mnm_ranking",
-    "triple",
-    "contrastive",
-    "scoring",
-    "antisymmetry",
-    "acyclicity",
-    "domain_range",
-)
+TERMS = ("mlm", "mnm", "triple", "contrastive", "scoring", "antisymmetry", "acyclicity")
 SIZES = (
     "vocab_size",
     "num_relations",
@@ -72,16 +62,13 @@ class GraphMERConfig(PretrainedConfig):
     ontology_margin: float = 0.5  # mean cosine above which the triples of a forbidden cycle are penalised
     antisymmetric_relations: list[int] = field(default_factory=list)  # ids of those that the ontology says this of
     acyclic_relations: list[int] = field(default_factory=list)
-    relation_ranges: list[list[int]] = field(default_factory=list)  # of 1..R: types that tails may have; empty: all
     mlm_weight: float = 1.0  # of a term of the loss (objectives.py); 0 skips its computation
     mnm_weight: float = 1.0
-    mnm_ranking_weight: float = 0.0
     triple_weight: float = 0.0
     contrastive_weight: float = 0.0
     scoring_weight: float = 0.0
     antisymmetry_weight: float = 0.0
     acyclicity_weight: float = 0.0
-    domain_range_weight: float = 0.0
     pad_token_id: int = 0  # token of empty places
     initializer_range: float = 0.02
 
@@ -110,10 +97,6 @@ class GraphMERConfig(PretrainedConfig):
         for name in ("antisymmetric_relations", "acyclic_relations"):
             known = all(1 <= number <= self.num_relations for number in getattr(self, name))
             yield name, known, f"ids are 1..{self.num_relations}"
-        ranges, number_of = self.relation_ranges, f"needs a list for each of {self.num_relations} relations, or none"
-        yield "relation_ranges", len(ranges) in (0, self.num_relations), number_of
-        positive = all(number >= 0 for numbers in ranges for number in numbers)
-        yield "relation_ranges", positive, "numbers of types must not be negative"
         for term, weight in self.weights().items():
             yield f"{term}_weight", 0 <= weight < math.inf, "must be finite and not negative"
 

@@ -31,14 +31,12 @@ AXES = {
     "mlm_labels": "BM",
     "mnm_labels": "BGL",
     "triple_labels": "BG",
-    "mnm_negative_ids": "BGUL",
     "tail_text_ids": "BGC",
     "tail_entities": "BG",
     "negative_text_ids": "BGUC",
     "known_BGX": "BGX",
     "head_text_ids": "BGC",
     "head_entities": "BG",
-    "tail_types": "BG",
 }
 
 
