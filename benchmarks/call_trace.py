@@ -1,8 +1,9 @@
 """Runs tests by pytest and writes which call in a package reached which of its functions.
 
-    python call_trace.py PACKAGE_FOLDER OUTPUT.json SECONDS TESTS...
+    python call_trace.py PACKAGE_FOLDER/ OUTPUT.json SECONDS TESTS...
 
-A row is [caller's file, its qualified name, (line, end line, column, end column) of the call, callee's file, its qualified name].
+SECONDS are of processor time; after ten times as much by the clock it ends as well. A row is [caller's file, its qualified name,
+(line, end line, column, end column) of the call, callee's file, its qualified name].
 """
 
 import json
@@ -35,16 +36,30 @@ def over(*_) -> None:
     raise KeyboardInterrupt  # pytest ends
 
 
-signal.signal(signal.SIGALRM, over)
-signal.alarm(seconds)
+for name in (signal.SIGALRM, signal.SIGPROF):
+    signal.signal(name, over)
+signal.setitimer(signal.ITIMER_REAL, 10 * seconds, 10)  # again and again, where a test catches it
+signal.setitimer(signal.ITIMER_PROF, seconds, 5)
 threading.setprofile(profile)
 sys.setprofile(profile)
 try:
-    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", *sys.argv[4:]])
+    plain = [
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-W",
+        "ignore",
+        "--continue-on-collection-errors",
+    ]
+    pytest.main(["-q", *plain, *sys.argv[4:]])
 finally:
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     sys.setprofile(None)
     threading.setprofile(None)
-    signal.alarm(0)
     calls = []
     for caller, place, callee in seen:
         where = list(caller.co_positions())[place // 2]  # an instruction has two bytes

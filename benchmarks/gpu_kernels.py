@@ -90,9 +90,11 @@ def with_gradients(function: Callable, *inputs: torch.Tensor) -> tuple[torch.Ten
 
 def attention(here: Here) -> dict:
     """Attention over packed segments, forward and backward: fused kernels against the mask, in this GPU's half precision."""
+    from datasets import Dataset
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from trl import pack_dataset
 
-    from helpers.legal.packing import BlockCollator, _segmentwise, pack, segment_mask
+    from helpers.legal.packing import FixedBlocks, _segmentwise, segment_mask
 
     B, T, H, G, D = (2, 64, 4, 2, 16) if here.small else (8, 1024, 14, 2, 64)
     generator = torch.Generator().manual_seed(0)
@@ -100,8 +102,10 @@ def attention(here: Here) -> dict:
     tokens = [
         torch.randint(5, 1_000 if not here.small else 200, (size,), generator=generator).tolist() for size in lengths
     ]
-    blocks = pack([{"input_ids": ids, "labels": ids} for ids in tokens], T)
-    batch = BlockCollator(varlen=True)([blocks[number] for number in range(B)])
+    rows = pack_dataset(Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in tokens]), T, "bfd")
+    batch = FixedBlocks(T, 0)([rows[number] for number in range(B)])
+    first = torch.nonzero(batch["position_ids"].flatten() == 0).flatten()
+    batch["segment_starts"] = torch.cat([first, torch.tensor([B * T])]).to(torch.int32)
     batch = {name: tensor.to(here.kind) for name, tensor in batch.items()}
     segments_BT, starts = batch["segment_ids"], batch["segment_starts"]
     mask, module = segment_mask(segments_BT), SimpleNamespace(num_key_value_groups=H // G, is_causal=True)
@@ -116,7 +120,8 @@ def attention(here: Here) -> dict:
         return real_BT11 * sdpa_attention_forward(module, *qkv, mask)[0]
 
     def one_by_one(*qkv):
-        return real_BT11 * _segmentwise(module, *qkv, None, cu_seq_lens_q=starts)[0]
+        flat = [each.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for each in qkv]
+        return real_BT11 * _segmentwise(module, *flat, None, cu_seq_lens_q=starts)[0][0].unflatten(0, (B, T))
 
     def by_starts(kernel, **options):
         def call(*qkv):
@@ -182,7 +187,7 @@ def _in_a_model(batch: dict[str, torch.Tensor], dtype: torch.dtype, here: Here) 
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from helpers.legal.loss import add_tiled_loss
-    from helpers.legal.packing import attention_arguments, choose_attention
+    from helpers.legal.packing import choose_attention, mask_of
     from helpers.legal.workload import QWEN_HALF_B
 
     tiny = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 200}
@@ -192,9 +197,18 @@ def _in_a_model(batch: dict[str, torch.Tensor], dtype: torch.dtype, here: Here) 
     add_tiled_loss(exact)
 
     def step(model, varlen: bool) -> tuple[torch.Tensor, ...]:
-        given = {name: tensor for name, tensor in batch.items() if varlen or name != "segment_starts"}
-        attended = attention_arguments(given, model.config._attn_implementation)
-        named = {name: given[name] for name in ("input_ids", "position_ids", "labels")}
+        named = {name: batch[name] for name in ("input_ids", "position_ids", "labels")}
+        if varlen:  # as TRL gives it: one row
+            starts, longest = batch["segment_starts"], batch["input_ids"].shape[1]
+            named = {name: tensor.flatten()[None] for name, tensor in named.items()}
+            attended = {
+                "cu_seq_lens_q": starts,
+                "cu_seq_lens_k": starts,
+                "max_length_q": longest,
+                "max_length_k": longest,
+            }
+        else:
+            attended = {"attention_mask": mask_of(batch["segment_ids"], model.config._attn_implementation)}
         model.zero_grad()
         loss = model(**named, **attended, tiled_loss=True)
         loss.backward()

@@ -1,43 +1,41 @@
 """Calls that static resolution leaves open: which of the functions of that name is meant?
 
-    PYTHONPATH=site python benchmarks/graph_calls.py --seeds 0 1 2        # about an hour on two cores
+    python benchmarks/graph_calls.py            # about an hour on two cores, with the packages fetched and three encoders trained
 
-The packages below ship their tests; `pip install --target site` those that are not installed. Their tests run under Python's
-profiler, which says for each call in a package which of its functions it reached: the truth, from outside of any resolver.
-Asked is every call outside of tests that our resolver leaves open and that several functions or methods of that name could
-answer; a package with fewer than ten such questions is left out.
+The tests of each package of held_out_packages.py run under Python's profiler, which says for each call in the package which of
+its functions it reached: the truth, from outside of any resolver. Asked is every call outside of tests that our resolver leaves
+open and that several functions or methods of that name could answer, at most 150 of a package, drawn; a package with fewer than
+ten such questions is left out.
 
 Rows rank these candidates. `lexical` is a conditional logit of features that read names, imports and sources, fitted on the other
 packages: each package is a test that chose nothing. `jedi, then lexical` puts jedi's answers first. The encoder is trained on the
 standard library; its row is the same logit of the parts of its score, and once more together with the lexical features, trained
 and untrained. Figures are means over packages, and over the seeds; intervals are of 95 %, from bootstrap samples of the callers'
-modules within each package, paired with `lexical`.
+modules within each package and of the seeds, paired with `lexical` and with `jedi, then lexical`.
+
+What was traced and the trained encoders are kept in `outputs`, where a run that was interrupted goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import math
+import random
 import re
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import minimize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from helpers import runtime
-from helpers.graphmer import experiment
-from helpers.graphmer.configuration import override, read_configuration
+from benchmarks.graph_encoders import FOLDER, STEPS, Encoders
+from benchmarks.held_out_packages import PACKAGES, Environment
+from benchmarks.held_out_rows import Rankings
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.links.predictor import LinkPredictor
@@ -46,44 +44,11 @@ from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.windows import EncodedDocuments, Windows
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {  # what pytest collects, below the package's folder
-    "networkx": "classes readwrite algorithms/tests generators",
-    "sympy": "polys/tests core/tests sets/tests physics/units stats/tests",
-    "tornado": "test",
-    "mpmath": "tests",
-    "sklearn": "linear_model/tests tests tree/tests preprocessing/tests",
-    "xarray": "tests",
-    "trio": "_core/_tests _tests",
-    "passlib": "tests",
-    "twisted": "test internet/test web/test python/test",
-    "astropy": "units/tests time/tests modeling/tests",
-}
 FUNCTIONS = ("function", "method")
-SECONDS = 120  # for the tests of one package
-BOOTSTRAP = 1_000
-FEWEST = 10  # questions of a package
-LEXICAL, TRAINED, UNTRAINED = "lexical", "encoder", "encoder before training"
+FEWEST, MOST = 10, 150  # questions of a package
+LEXICAL, JEDI = "lexical", "jedi, then lexical"
+COPIES_LEFT_OUT = ("given end: meaning", "other end: meaning", "other end: total")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-
-
-# ---- what was called
-
-
-def traced(package: str, folder: Path) -> list[list]:
-    """The rows of call_trace.py, which are kept in `folder`."""
-    path = folder / f"{package}.json"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        root = package_folder(package)
-        tests = [str(root / each) for each in PACKAGES[package].split()]
-        script = ROOT / "benchmarks/call_trace.py"
-        command = [sys.executable, str(script), f"{root}/", str(path.resolve()), str(SECONDS), *tests]
-        subprocess.run(command, cwd=folder, check=False, timeout=3 * SECONDS, stdout=subprocess.DEVNULL)
-    return json.loads(path.read_text())
-
-
-def package_folder(package: str) -> Path:
-    return Path(find_spec(package).origin).parent
 
 
 # ---- what is asked
@@ -105,18 +70,13 @@ class Question:
     features: dict[str, np.ndarray] = field(default_factory=dict)
     jedi: list[str] = field(default_factory=list)  # candidates that it answers with
 
-    def rank(self, scores_X: np.ndarray) -> float:
-        """Of the best right candidate; those of equal score share theirs."""
-        right = max(scores_X[place] for place, name in enumerate(self.candidates) if name in self.true)
-        return float((scores_X > right).sum() + ((scores_X == right).sum() + 1) / 2)
-
 
 def is_test(module: str) -> bool:
     return any(part in ("test", "tests", "conftest") or part.startswith("test_") for part in module.split("."))
 
 
-def questions(package: str, graph, calls: list[list]) -> list[Question]:
-    root = package_folder(package)
+def questions(package: str, root: Path, graph, calls: list[list]) -> list[Question]:
+    """root: the folder that the graph was extracted from; calls: rows of call_trace.py."""
     module_of = {str(root / file["path"]): file["module"] for file in graph.manifest["files"]}
     by_name = defaultdict(list)
     for entity in graph.entities.values():
@@ -315,52 +275,6 @@ def jedi_answers(question: Question, graph, root: Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-# ---- the logit
-
-
-def standardised(value_X: np.ndarray) -> np.ndarray:
-    """Among the candidates of one question."""
-    spread = value_X.std()
-    return (value_X - value_X.mean()) / spread if spread > 1e-9 else np.zeros_like(value_X)
-
-
-def fitted(asked: list[Question], names: list[str], ridge: float = 1.0) -> np.ndarray:
-    """Weights of a conditional logit: the right candidates' share of exp(score)."""
-    tables = [table(question, names) for question in asked]
-    right = [np.array([name in question.true for name in question.candidates]) for question in asked]
-    packages = Counter(question.package for question in asked)
-    share = np.array([1 / packages[question.package] for question in asked])
-    share *= len(asked) / share.sum()
-
-    def loss(weight_F: np.ndarray) -> tuple[float, np.ndarray]:
-        total, gradient = ridge * weight_F @ weight_F / 2, ridge * weight_F.copy()
-        for table_XF, right_X, one in zip(tables, right, share, strict=True):
-            score_X = table_XF @ weight_F
-            score_X -= score_X.max()
-            all_X = np.exp(score_X)
-            p_X = all_X / all_X.sum()
-            inside_X = np.where(right_X, all_X, 0)
-            q_X = inside_X / inside_X.sum()
-            total -= one * math.log(p_X[right_X].sum())
-            gradient += one * table_XF.T @ (p_X - q_X)
-        return total, gradient
-
-    return minimize(loss, np.zeros(len(names)), jac=True, method="L-BFGS-B").x
-
-
-def table(question: Question, names: list[str]) -> np.ndarray:
-    return np.stack([standardised(question.features[name]) for name in names], axis=1)
-
-
-def left_out(asked: list[Question], names: list[str]) -> list[np.ndarray]:
-    """Scores of each question's candidates by a logit that was fitted on the other packages."""
-    weights = {
-        package: fitted([question for question in asked if question.package != package], names)
-        for package in dict.fromkeys(question.package for question in asked)
-    }
-    return [table(question, names) @ weights[question.package] for question in asked]
-
-
 # ---- the encoder
 
 
@@ -395,139 +309,108 @@ def encoder_scores(
 # ---- rows
 
 
-def over_packages(asked: list[Question], value_Q: np.ndarray, weight_Q: np.ndarray) -> float:
-    """Mean over packages of the weighted mean over their questions."""
-    packages = np.array([question.package for question in asked])
-    return float(
-        np.mean(
-            [np.average(value_Q[own], weights=weight_Q[own]) for own in map(packages.__eq__, dict.fromkeys(packages))]
-        )
-    )
-
-
-def resamples(asked: list[Question]) -> list[np.ndarray]:
-    """How often each question is there when the callers' modules are drawn again within each package."""
-    draw, by_package = np.random.default_rng(0), defaultdict(list)
-    for module, package in dict.fromkeys((question.module, question.package) for question in asked):
-        by_package[package].append(module)
-    drawn = []
-    for _ in range(BOOTSTRAP):
-        count = Counter(one for modules in by_package.values() for one in draw.choice(modules, len(modules)))
-        drawn.append(np.array([count[question.module] for question in asked], float))
-    return drawn
-
-
-def row(asked: list[Question], ranks: list[np.ndarray], base_Q: np.ndarray, drawn: list[np.ndarray]) -> dict:
-    """MRR, first answers that are right, and MRR above the lexical row's; `ranks` of each seed."""
-    once_Q = np.ones(len(asked))
-    reciprocal_Q = np.mean([1 / rank_Q for rank_Q in ranks], axis=0)
-    first_Q = np.mean([rank_Q <= 1 for rank_Q in ranks], axis=0)
-    above = [over_packages(asked, reciprocal_Q - 1 / base_Q, weight_Q) for weight_Q in drawn]
-    return {
-        "mrr": over_packages(asked, reciprocal_Q, once_Q),
-        "mrr_by_seed": [over_packages(asked, 1 / rank_Q, once_Q) for rank_Q in ranks],
-        "first": over_packages(asked, first_Q, once_Q),
-        "above_lexical": over_packages(asked, reciprocal_Q - 1 / base_Q, once_Q),
-        "interval": np.percentile(above, (2.5, 97.5)).tolist(),
-        "mrr_by_package": {
-            package: float(
-                np.mean([value for value, one in zip(reciprocal_Q, asked, strict=True) if one.package == package])
-            )
-            for package in dict.fromkeys(question.package for question in asked)
-        },
+def read(package: str, environment: Environment) -> tuple[list[Question], dict, object, Documents]:
+    """Questions with their lexical features and jedi's answers, counts, and what the encoder reads."""
+    folder = environment.package(package)
+    calls, graph = environment.traced(package), load_graph(folder)
+    found = questions(package, folder, graph, calls)
+    counts = {
+        "version": PACKAGES[package].version,
+        "calls_traced": len(calls),
+        "calls_open": sum(triple.relation == "calls" and triple.tail.startswith("?.") for triple in graph.triples),
+        "questions": len(found),
     }
+    documents = Documents.read(graph, folder)
+    if len(found) < FEWEST:
+        return [], counts | {"asked": 0}, graph, documents
+    if len(found) > MOST:
+        found = random.Random(0).sample(found, MOST)
+    lexical = Lexical(graph, documents)
+    for question in found:
+        question.features = lexical.features(question)
+        question.jedi = jedi_answers(question, graph, folder)
+    return found, counts | {"asked": len(found)}, graph, documents
 
 
-def ranks_of(asked: list[Question], scores: list[np.ndarray]) -> np.ndarray:
-    return np.array([question.rank(score_X) for question, score_X in zip(asked, scores, strict=True)])
+def rankings(asked: list[Question]) -> Rankings:
+    """With the lexical features, and jedi's answers as `jedi`."""
+    right = [[name in question.true for name in question.candidates] for question in asked]
+    found = Rankings([one.package for one in asked], [one.module for one in asked], right)
+    for name in asked[0].features:
+        found.add(name, [one.features[name] for one in asked])
+    found.add("jedi", [np.array([name in one.jedi for name in one.candidates], float) for one in asked])
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", nargs="*", default=[*PACKAGES], choices=PACKAGES)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, default=Path("outputs/graph_calls"), help="traces and checkpoints")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/held_out_packages"))
+    parser.add_argument("--encoders", type=Path, default=FOLDER, help="folder of the trained encoders")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_open_calls_cpu.json")
     given = parser.parse_args()
     about = report.machine("cpu", ("torch", "transformers", "jedi"))
 
+    environment = Environment(given.folder)
     asked: list[Question] = []
-    read: dict[str, tuple] = {}
-    counts = {}
+    counts, sources = {}, {}
     for package in given.packages:
-        calls = traced(package, given.folder / "traces")
-        folder = package_folder(package)
-        graph = load_graph(folder)
-        found = questions(package, graph, calls)
-        counts[package] = {
-            "version": version(package if package != "sklearn" else "scikit-learn"),
-            "calls_traced": len(calls),
-            "calls_open": sum(triple.relation == "calls" and triple.tail.startswith("?.") for triple in graph.triples),
-            "questions": len(found),
-        }
-        print(package, counts[package], flush=True)
-        if len(found) < FEWEST:
-            continue
-        documents = Documents.read(graph, folder)
-        lexical = Lexical(graph, documents)
-        for question in found:
-            question.features = lexical.features(question)
-            question.jedi = jedi_answers(question, graph, folder)
-        read[package] = graph, documents
+        found, counts[package], *sources[package] = read(package, environment)
         asked += found
+        print(package, counts[package], flush=True)
 
-    names = [*asked[0].features]
-    chance = [np.zeros(len(question.candidates)) for question in asked]
-    lexical = left_out(asked, names)
-    of_jedi = [np.array([name in question.jedi for name in question.candidates], float) for question in asked]
-    base_Q, drawn = ranks_of(asked, lexical), resamples(asked)
-    ranks = {"chance": [ranks_of(asked, chance)]}
-    ranks |= {f"one feature: {name}": [ranks_of(asked, [one.features[name] for one in asked])] for name in names}
-    ranks["jedi"] = [ranks_of(asked, of_jedi)]
-    ranks[LEXICAL] = [base_Q]
-    ranks["jedi, then lexical"] = [ranks_of(asked, [x + 1000 * y for x, y in zip(lexical, of_jedi, strict=True)])]
+    found = rankings(asked)
+    names, drawn = [*asked[0].features], found.resamples()
+    lexical_R = found.left_out(names)
+    first_R = 1000 * found["jedi"]
+    bases = {LEXICAL: found.ranks(lexical_R), JEDI: found.ranks(lexical_R + first_R)}
+    ranks = {"chance": [found.ranks(np.zeros(len(lexical_R)))]}
+    ranks |= {f"one feature: {name}": [found.ranks(found[name])] for name in names}
+    ranks |= {"jedi": [found.ranks(found["jedi"])]} | {name: [each] for name, each in bases.items()}
+    done: list[int] = []
 
     def write() -> None:
         report.write(
             given.output,
             about,
             steps=given.steps,
-            seeds=given.seeds,  # asked for; `mrr_by_seed` has those that are done
+            seeds=done,
             packages=counts,
             jedi={
                 "answers": float(np.mean([bool(one.jedi) for one in asked])),
                 "right": float(np.mean([bool(one.true & set(one.jedi)) for one in asked])),
             },
-            rows={name: row(asked, found, base_Q, drawn) for name, found in ranks.items()},
+            rows={name: found.row(each, bases, drawn) for name, each in ranks.items()},
         )
 
     write()
-    machine = runtime.detect(False, "fp32")
-    configuration = override(read_configuration("cpu"), {"run.seed": 0, "run.max_steps": given.steps})
-    corpus = experiment.load_corpus("sample", configuration)
+    encoders = Encoders(given.steps, given.encoders)
     for seed in given.seeds:
-        own = override(configuration, {"run.seed": seed})
-        seen = experiment.with_options(corpus, own)
-        models = {
-            UNTRAINED: lambda own=own, seen=seen: experiment.new_model(own, seen),
-            TRAINED: lambda own=own, seen=seen, seed=seed: (
-                experiment.train(own, seen, machine, given.folder / f"seed{seed}").model
-            ),
-        }
-        for name, make in models.items():
-            model = make()
-            for package, (graph, documents) in read.items():
+        for state, make in encoders.of(seed):
+            model, scores = make(), {}
+            for package, (graph, documents) in sources.items():
                 inside = [question for question in asked if question.package == package]
-                scores = encoder_scores(model, corpus.tokenizer, own, inside, graph, documents)
-                for question, found in zip(inside, scores, strict=True):
-                    question.features = {each: question.features[each] for each in names} | found
-            parts = [each for each in asked[0].features if each not in names]
-            ranks.setdefault(name, []).append(ranks_of(asked, left_out(asked, parts)))
-            both = left_out(asked, [*names, *parts])
-            ranks.setdefault(f"{LEXICAL} and {name}", []).append(ranks_of(asked, both))
-            write()
-            print(f"{name}, seed {seed}", flush=True)
+                if inside:
+                    configuration = encoders.configured(seed)
+                    own = encoder_scores(model, encoders.corpus.tokenizer, configuration, inside, graph, documents)
+                    scores |= zip(map(id, inside), own, strict=True)
+            parts = [*scores[id(asked[0])]]
+            for part in parts:
+                found.add(part, [scores[id(one)][part] for one in asked])
+            both_R = found.left_out([*names, *parts])
+            few = [part for part in parts if part in COPIES_LEFT_OUT]
+            for name, score_R in {
+                f"encoder {state}": found.left_out(parts),
+                f"encoder {state}, copies left out": found.left_out(few),
+                f"lexical and encoder {state}": both_R,
+                f"jedi, then lexical and encoder {state}": both_R + first_R,
+            }.items():
+                ranks.setdefault(name, []).append(found.ranks(score_R))
+            print(f"{state}, seed {seed}", flush=True)
+        done.append(seed)
+        write()
 
 
 if __name__ == "__main__":

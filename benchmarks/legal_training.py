@@ -1,11 +1,14 @@
-"""Useful tokens a second of legal fine-tuning, as a ratio against the public guide's recipe with stock TRL in the same run.
+"""Useful tokens a second of legal fine-tuning as the notebook trains, as ratios against three ways with stock TRL, in turns.
 
     python benchmarks/legal_training.py                  # CPU: a tiny random Qwen2
     python benchmarks/legal_training.py --device cuda    # a GPU: Qwen2.5-0.5B's architecture with random weights, bf16
 
-The guide pads every example to 1,000 tokens, takes 4 a step, checkpoints activations and learns the prompt too. Useful tokens are
-those of examples, padding left out. On a CPU the ratio of processor time stands beside that of wall time: it does not count what
-else the machine does meanwhile. Prints one line of JSON and writes it, with the machine, to docs/results.
+- `packing`: TRL's own packing, flattened batches and fused loss on completions, with transformers' attention;
+- `dynamic padding`: examples padded to the longest of their batch, fused loss on completions;
+- `guide`: the public guide's recipe, examples padded to 1,000 tokens, 4 a step, activations recomputed, loss on the prompt too.
+
+Useful tokens are those of examples, padding left out. On a CPU processor time counts, because it leaves out what else the machine
+does. Prints one line of JSON and writes it, with the machine, to docs/results.
 """
 
 from __future__ import annotations
@@ -59,28 +62,47 @@ SIZES = {
 }
 
 
+PEERS = {
+    "packing": {"packing": True, "max_length": LENGTH},
+    "dynamic padding": {"max_length": LENGTH},
+    "guide": {"max_length": GUIDES_LENGTH, "completion_only_loss": False, "gradient_checkpointing": True},
+}
+
+
 def main() -> None:
     parser = report.argument_parser(__doc__, repetitions=3, each="runs of each side, taking turns")
     arguments = report.parsed(parser, "legal_training_benchmark")
     machine = runtime.detect(False, "bf16" if arguments.device == "cuda" else "fp32")
     described = report.machine(arguments.device, ("torch", "transformers", "trl"))
     tokenizer = sample_tokenizer()
-    rows = Layout(tokenizer).encode(load_records("sample", num_records=RECORDS, seed=0).records, LENGTH)[0]
-    useful = statistics.mean(len(row["input_ids"]) for row in rows)
-    speeds = {"ours": [], "peer": []}
+    layout, records = Layout(tokenizer), load_records("sample", num_records=RECORDS, seed=0).records
+    fitted = layout.fit(records, GUIDES_LENGTH).records
+    examples = [layout.example(record) for record in fitted]
+    useful = statistics.mean(layout.lengths(fitted))
+    clock = "processor" if arguments.device == "cpu" else "wall"
+    speeds: dict[str, list[float]] = {name: [] for name in ("notebook", *PEERS)}
     for _ in range(arguments.repetitions):
-        speeds["ours"].append(packed_speed(rows, tokenizer, machine, arguments.device))
-        speeds["peer"].append(guides_speed(rows, tokenizer, machine, arguments.device))
+        speeds["notebook"].append(notebooks_speed(examples, tokenizer, machine, arguments.device)[clock])
+        for name, fields in PEERS.items():
+            speeds[name].append(stock_speed(examples, useful, tokenizer, machine, arguments.device, fields)[clock])
+    middle = {name: statistics.median(found) for name, found in speeds.items()}
     result = {
         "comparison": "legal fine-tuning, all weights",
-        "sizes": {**SIZES[arguments.device], "tokens_of_an_example": round(useful)},
-        "peer": f"trl.SFTTrainer, examples padded to {GUIDES_LENGTH}, batch {GUIDES_BATCH}, activation checkpointing, loss on all",
-        "target_ratio": 3,
-        **compared(speeds, "wall"),
-        "processor": compared(speeds, "processor") if arguments.device == "cpu" else None,
+        "sizes": {**SIZES[arguments.device], "tokens_of_an_example": round(useful), "steps": STEPS},
+        "clock": clock,
+        "useful_tokens_per_second": {name: round(speed) for name, speed in middle.items()},
+        "spread": {name: round((max(found) - min(found)) / middle[name], 3) for name, found in speeds.items()},
+        "ratio": {name: round(middle["notebook"] / middle[name], 2) for name in PEERS},
+        "ratio_range": {name: ranges(speeds["notebook"], speeds[name]) for name in PEERS},
     }
     print(json.dumps(result))
     report.write(arguments.output, described, repetitions=arguments.repetitions, comparisons=[result])
+
+
+def ranges(ours: list[float], theirs: list[float]) -> list[float]:
+    """Least and largest ratio of a turn."""
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return [round(min(ratios), 2), round(max(ratios), 2)]
 
 
 class Clocks(StepTimes):
@@ -99,18 +121,6 @@ class Clocks(StepTimes):
         return {"wall": useful_tokens / self.median(), "processor": useful_tokens / self.processor.median()}
 
 
-def compared(speeds: dict[str, list[dict[str, float]]], clock: str) -> dict:
-    """Ratio of medians, its range over the turns, and both medians."""
-    ours, peer = ([speed[clock] for speed in speeds[side]] for side in ("ours", "peer"))
-    ratios = [mine / theirs for mine, theirs in zip(ours, peer, strict=True)]
-    return {
-        "ratio": round(statistics.median(ours) / statistics.median(peer), 2),
-        "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
-        "ours_useful_tokens_per_second": round(statistics.median(ours)),
-        "peer_useful_tokens_per_second": round(statistics.median(peer)),
-    }
-
-
 def model(device: str, tokenizer) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     config = Qwen2Config(**SIZES[device], tie_word_embeddings=True, max_position_embeddings=2048)
@@ -119,8 +129,8 @@ def model(device: str, tokenizer) -> Qwen2ForCausalLM:
     return built
 
 
-def packed_speed(rows, tokenizer, machine, device: str) -> dict[str, float]:
-    """Useful tokens a second as the notebook trains: packed blocks, loss on completions, no checkpointing."""
+def notebooks_speed(examples, tokenizer, machine, device: str) -> dict[str, float]:
+    """Useful tokens a second as the notebook trains."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = Recipe(
             batch_size=GUIDES_BATCH,
@@ -135,51 +145,44 @@ def packed_speed(rows, tokenizer, machine, device: str) -> dict[str, float]:
         trained = model(device, tokenizer)
         step = workload(trained, "random Qwen2", LENGTH, "full")
         planned = plan(recipe, step, machine)
-        trainer = new_trainer(trained, tokenizer, rows, rows[:8], LENGTH, params, planned, machine, Path(folder))
+        trainer = new_trainer(
+            trained, tokenizer, examples, examples[:8], LENGTH, params, planned, machine, Path(folder)
+        )
         trainer.add_callback(times)
         trainer.train(resume_from_checkpoint=False)
-        return times.speeds(GUIDES_BATCH * LENGTH * trainer.packing.fill)
+        return times.speeds(GUIDES_BATCH * LENGTH * trainer.results()["train"]["fill"])
 
 
-def guides_speed(rows, tokenizer, machine, device: str) -> dict[str, float]:
-    """Useful tokens a second of the guide's recipe."""
-    pad, padded = tokenizer.pad_token_id, []
-    for row in rows:
-        ids = row["input_ids"][:GUIDES_LENGTH]
-        blank = GUIDES_LENGTH - len(ids)
-        padded.append(
-            {
-                "input_ids": ids + [pad] * blank,
-                "attention_mask": [1] * len(ids) + [0] * blank,
-                "labels": ids + [pad] * blank,
-            }
-        )
-    useful = statistics.mean(sum(row["attention_mask"]) for row in padded)
+def stock_speed(examples, useful: float, tokenizer, machine, device: str, fields: dict) -> dict[str, float]:
+    """Useful tokens a second of stock TRL with these fields of SFTConfig."""
+    times = Clocks()
     with tempfile.TemporaryDirectory() as folder:
-        times = Clocks()
-        SFTTrainer(
+        trainer = SFTTrainer(
             model(device, tokenizer),
             args=SFTConfig(
                 folder,
                 per_device_train_batch_size=GUIDES_BATCH,
                 max_steps=STEPS,
                 learning_rate=2e-5,
-                gradient_checkpointing=True,
-                loss_type="nll",
                 bf16=machine.kind == "cuda",
                 use_cpu=machine.kind == "cpu",
-                dataset_kwargs={"skip_prepare_dataset": True},
-                max_length=GUIDES_LENGTH,
                 save_strategy="no",
                 report_to="none",
                 disable_tqdm=True,
                 dataloader_pin_memory=machine.kind == "cuda",
+                **{"gradient_checkpointing": False} | fields,
             ),
-            train_dataset=Dataset.from_list(padded),
+            train_dataset=Dataset.from_list(examples),
             processing_class=tokenizer,
             callbacks=[times],
-        ).train()
-        return times.speeds(GUIDES_BATCH * useful)
+        )
+        if not fields.get("completion_only_loss", True):
+            trainer.data_collator.pad_to_multiple_of = GUIDES_LENGTH
+        rows = trainer.train_dataset
+        if fields.get("packing"):
+            useful = sum(map(len, rows["input_ids"])) / len(rows)
+        trainer.train()
+    return times.speeds(GUIDES_BATCH * useful)
 
 
 if __name__ == "__main__":

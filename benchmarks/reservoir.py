@@ -3,6 +3,7 @@
     python benchmarks/reservoir.py                  # CPU: against reservoirpy, a Python loop, a transformer's step
     python benchmarks/reservoir.py --device cuda    # a GPU: against its own matrix products, and the same
 
+On a CPU times are processor seconds, which other work on the machine changes little: set OMP_NUM_THREADS=1, or they are the sum over threads.
 Prints one line of JSON a comparison and writes all of them, with the machine, to docs/results.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,8 +28,9 @@ import torch
 
 from benchmarks.timing import seconds_of, taking_turns
 from helpers.reservoir import scans
-from helpers.reservoir.architecture import DEFAULT, Tanh
+from helpers.reservoir.architecture import Tanh
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+from helpers.reservoir.parameters import ReservoirParameters
 from helpers.reservoir.reservoirs import Reservoirs
 from helpers.reservoir.transformer import equal_transformer
 
@@ -87,8 +90,8 @@ def tanh_states(reservoirs: Reservoirs, ids_BT: torch.Tensor, state_BN: torch.Te
 def reservoirpy_options(reservoir) -> dict[str, Callable]:
     """Everything that reservoirpy offers for one set of weights: name -> states [B, T, N] of one-hot inputs [B, T, V].
 
-    All run one sequence at a time, in one process or as many as torch has threads. Its state is fp64 unless replaced, which
-    with fp32 weights converts W at every token: fp32 is both.
+    All run one sequence at a time, in one process: the processor time of several workers would not be seen here. Its state is
+    fp64 unless replaced, which with fp32 weights converts W at every token: fp32 is both.
     """
     import scipy.sparse
     from reservoirpy.nodes import Reservoir
@@ -100,9 +103,8 @@ def reservoirpy_options(reservoir) -> dict[str, Callable]:
         blocks = {f"bsr {size}": scipy.sparse.bsr_array(dense_NN, blocksize=(size, size)) for size in (16, M)}
         forms |= {"csr": scipy.sparse.csr_array(dense_NN)} | blocks
     weights = {f"{name} fp32": (W, np.float32) for name, W in forms.items()} | {"dense fp64": (dense_NN, np.float64)}
-    workers = sorted({1, torch.get_num_threads()})
 
-    def option(W, dtype, workers: int):
+    def option(W, dtype):
         win_NV = np.ascontiguousarray(reservoir.input_weight.numpy().T.astype(dtype))
         bias_N = reservoir.bias.numpy().astype(dtype)
         node = Reservoir(W=W.astype(dtype), Win=win_NV, bias=bias_N, lr=LEAK, dtype=dtype)
@@ -112,15 +114,11 @@ def reservoirpy_options(reservoir) -> dict[str, Callable]:
             if not node.initialized:
                 node.initialize(inputs_BTV)
             node.state = {"out": np.zeros(len(bias_N), dtype)}
-            return node.run(inputs_BTV, workers=workers)
+            return node.run(inputs_BTV, workers=1)
 
         return run
 
-    return {
-        f"{name}, {count} worker{'s' if count > 1 else ''}": option(*weight, count)
-        for name, weight in weights.items()
-        for count in workers
-    }
+    return {name: option(*weight) for name, weight in weights.items()}
 
 
 # ---- diagonal scan, against a Python loop
@@ -197,19 +195,24 @@ def products(state_BN: torch.Tensor, weight_NN: torch.Tensor, count: int) -> Non
 
 
 def training_step(device: torch.device, repetitions: int):
-    """One optimizer step of the notebook's model in bf16, 16 blocks of 128 tokens, against a Llama of as many parameters.
+    """One optimizer step of the notebook's model, 16 blocks of 128 tokens, against a Llama of as many parameters.
 
     Random weights and tokens: neither changes the work. The vocabulary is that of 2,000 stories in GPT-2's tokens.
     """
+    for autocast in (False, True):
+        yield _training_step(device, repetitions, autocast)
+
+
+def _training_step(device: torch.device, repetitions: int, autocast: bool) -> dict:
     V, B, T = 8811, 16, 128
-    config = ReservoirConfig(V, DEFAULT, readout_blocks=3, dropout=0.1, token_dropout=0.15)
-    ours = ReservoirForCausalLM.initialise(config)
+    config = ReservoirConfig(V, eos_token_id=0, **ReservoirParameters.defaults().architecture)
+    ours = ReservoirForCausalLM.initialise(config, codes_VC=torch.randn(V, 256))
     trainable = ours.parameter_counts()["trainable"]
     peer = equal_transformer(V, trainable, T, seed=0, eos_token_id=0)
     ids_BT = torch.randint(V, (B, T)).to(device)
-    steps = {name: stepping(model.to(device), ids_BT) for name, model in (("ours", ours), ("peer", peer))}
-    yield {
-        "comparison": "training step, bf16 autocast",
+    steps = {name: stepping(model.to(device), ids_BT, autocast) for name, model in (("ours", ours), ("peer", peer))}
+    return {
+        "comparison": f"training step, {'bf16 autocast' if autocast else 'fp32'}",
         "sizes": {"B": B, "T": T, "V": V, "trainable": trainable},
         "peer": f"transformers LlamaForCausalLM, {peer.num_parameters():,} parameters, "
         f"{peer.config.num_hidden_layers} layers, same batch and optimizer",
@@ -217,12 +220,12 @@ def training_step(device: torch.device, repetitions: int):
     } | compare(steps["ours"], steps["peer"], B * T, device, 5 * repetitions)
 
 
-def stepping(model: torch.nn.Module, ids_BT: torch.Tensor) -> Callable:
+def stepping(model: torch.nn.Module, ids_BT: torch.Tensor, autocast: bool) -> Callable:
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():
-        with torch.autocast(ids_BT.device.type, dtype=torch.bfloat16):
+        with torch.autocast(ids_BT.device.type, dtype=torch.bfloat16, enabled=autocast):
             loss = model(input_ids=ids_BT, labels=ids_BT).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -245,13 +248,17 @@ def drawn(N: int, G: int) -> Reservoirs:
 
 
 def compare(ours: Callable, peer: Callable, tokens: int, device: torch.device, repetitions: int) -> dict:
-    """Tokens/s of both by their median times, after a warm-up of each; they take turns, so that both see a busy machine."""
-    times = taking_turns({"ours": ours, "peer": peer}, device, repetitions)
+    """Tokens/s of both by their median times, after a warm-up of each; they take turns, so that both see a busy machine.
+
+    `ratio_range` is that of the middle half of the turns.
+    """
+    times = taking_turns({"ours": ours, "peer": peer}, device, repetitions, time.process_time)
     ratios = [theirs / mine for mine, theirs in zip(times["ours"], times["peer"], strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "ratio": round(medians["peer"] / medians["ours"], 2),
-        "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
+        "ratio_range": [round(low, 2), round(high, 2)],
         **{f"{name}_tokens_per_second": round(tokens / median) for name, median in medians.items()},
         **{f"{name}_seconds": [round(seconds, 6) for seconds in sorted(values)] for name, values in times.items()},
     }
@@ -261,7 +268,7 @@ def fastest(options: dict[str, Callable], arguments: tuple, tokens: int, device:
     """Name of the fastest of a peer's forms, and tokens/s of all: the better of two runs after a warm-up."""
     speeds = {}
     for name, call in options.items():
-        seconds = [seconds_of(partial(call, *arguments), device) for _ in range(3)]
+        seconds = [seconds_of(partial(call, *arguments), device, time.process_time) for _ in range(3)]
         speeds[name] = round(tokens / min(seconds[1:]))
     return max(speeds, key=speeds.get), speeds
 

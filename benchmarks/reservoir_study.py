@@ -3,11 +3,14 @@
     python benchmarks/reservoir_study.py --data stories.txt                      # all rows, three seeds: hours on 2 cores
     python benchmarks/reservoir_study.py --data stories.txt --only 'Llama*'      # some rows; a second process may do others
     python benchmarks/reservoir_study.py --data stories.txt --size full
+    python benchmarks/reservoir_study.py --data a.txt b.txt --stories 3400 --steps 1000 --only 'reservoirs,RWKV,Llama' \
+        --rates-from docs/results/reservoir_study_cpu.json --output docs/results/reservoir_study_long_cpu.json
 
 Stories are drawn once, whatever the seed: so many to train on, 300 of dev and 300 of test. Every row has the same tokens and
 steps. A row with several learning rates tries them with seed 0; dev chooses one, the checkpoint and nothing else. Then
-the seeds 1 and 2 run with it. The test stories are read once, when a run is over. Each run is a file in `--folder`: what was cut off
-goes on there, and the results are written to docs/results whenever a run ends.
+the seeds 1 and 2 run with it. `--rates-from` takes the rates that a shorter study chose, and tries no others. The test stories are read
+once, when a run is over. Each run is a file in `--folder`, with its model beside it: what was cut off goes on there, and the results are
+written to docs/results whenever a run ends.
 
 Every model predicts every token of the test text but the first. Reservoirs carry their state, or begin each block from
 nothing; attention and RWKV see windows that overlap by half, of which the second half counts. Intervals are of 95 %, from
@@ -45,11 +48,11 @@ from helpers.reservoir import experiment
 from helpers.reservoir.baselines import KneserNey
 from helpers.reservoir.blocks import TokenBlocks
 from helpers.reservoir.codes import cooccurrence_codes
-from helpers.reservoir.model import EMBEDDING_STD, ReservoirForCausalLM
+from helpers.reservoir.model import EMBEDDING_STD, ReservoirForCausalLM, begin_at_codes
 from helpers.reservoir.parameters import ReservoirParameters, recipe
 from helpers.reservoir.ridge import fit_readout
 from helpers.reservoir.states import states_before
-from helpers.reservoir.stories import load_stories
+from helpers.reservoir.stories import END_OF_TEXT, load_stories
 from helpers.reservoir.tokens import load_tokenizer, token_bytes
 from helpers.reservoir.transformer import equal_transformer
 from helpers.reservoir.workload import workload
@@ -122,19 +125,25 @@ class Texts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="a file of stories, as the notebook's `data_source`")
+    parser.add_argument(
+        "--data", required=True, nargs="+", help="files of stories, each as the notebook's `data_source`"
+    )
     parser.add_argument("--stories", type=int, default=2_000, help="to train on")
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--only", default="*", help="rows, as a pattern")
+    parser.add_argument("--steps", type=int, help=f"of a run; default {STEPS}, by size")
+    parser.add_argument("--only", default="*", help="rows, as patterns with commas between them")
+    parser.add_argument("--rates-from", type=Path, help="results of another study, whose learning rates are taken")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
-    parser.add_argument("--folder", type=Path, help="of the runs; default outputs/reservoir_study_SIZE_STORIES")
+    parser.add_argument("--folder", type=Path, help="of the runs; default outputs/reservoir_study_SIZE_STORIES_STEPS")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/reservoir_study_cpu.json")
     arguments = parser.parse_args()
-    names = [name for name in ROWS if fnmatch.fnmatch(name, arguments.only)]
+    arguments.steps = arguments.steps or STEPS[arguments.size]
+    names = [name for name in ROWS if any(fnmatch.fnmatch(name, each) for each in arguments.only.split(","))]
     if not names:
         parser.error(f"--only {arguments.only!r}: no such row; there are {', '.join(ROWS)}")
-    folder = arguments.folder or ROOT / f"outputs/reservoir_study_{arguments.size}_{arguments.stories}"
-    texts = read(arguments.data, arguments.stories, SIZES[arguments.size]["vocab_size"], folder)
+    folder = arguments.folder or run_folder(arguments)
+    known = json.loads(arguments.rates_from.read_text())["rows"] if arguments.rates_from else {}
+    texts = read(joined(arguments.data, folder), arguments.stories, SIZES[arguments.size]["vocab_size"], folder)
     machine = report.machine("cpu", ("torch", "transformers"))
     for seed in SEEDS[: arguments.seeds]:
         for name in names:
@@ -143,10 +152,12 @@ def main() -> None:
                 continue  # nothing is drawn
             own = bool(row.rates)
             rates = row.rates if own and seed == 0 else (chosen_rate(folder, name if own else FIRST),)
+            if known:
+                rates = (known[name]["rate"] or 0.0,)
             for rate in rates:
                 path = run_path(folder, name, seed, rate)
                 if not path.exists():
-                    found = run(row, texts, arguments.size, seed, rate, path.with_suffix(""))
+                    found = run(row, texts, arguments, seed, rate, path.with_suffix(""))
                     partial = path.with_suffix(".partial")
                     partial.parent.mkdir(parents=True, exist_ok=True)
                     partial.write_text(json.dumps(found))
@@ -154,6 +165,10 @@ def main() -> None:
                     shutil.rmtree(path.with_suffix(""), ignore_errors=True)  # its checkpoints
                     print(f"{name}, seed {seed}, rate {rate:g}: dev {found['dev']:.4f}", flush=True)
                 summarise(folder, texts, arguments, machine)
+
+
+def run_folder(arguments: argparse.Namespace) -> Path:
+    return ROOT / f"outputs/reservoir_study_{arguments.size}_{arguments.stories}_{arguments.steps}"
 
 
 def run_path(folder: Path, name: str, seed: int, rate: float) -> Path:
@@ -173,6 +188,17 @@ def chosen_rate(folder: Path, name: str) -> float:
     if len(found) < len(ROWS[name].rates):
         raise SystemExit(f"{name}: run its seed 0 first (--only {name!r}); the rate is chosen there")
     return min(found, key=lambda rate: found[rate]["dev"])
+
+
+def joined(files: list[str], folder: Path) -> str:
+    """One file of the stories of all."""
+    if len(files) == 1:
+        return files[0]
+    parts = [load_stories(file, num_stories=0, seed=0) for file in files]
+    path = folder / "data" / "stories.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(END_OF_TEXT.join(story for part in parts for story in (*part.train, *part.validation)), "utf-8")
+    return str(path)
 
 
 def read(data: str, stories: int, vocab_size: int, folder: Path) -> Texts:
@@ -195,8 +221,8 @@ def read(data: str, stories: int, vocab_size: int, folder: Path) -> Texts:
 # ---- one run
 
 
-def run(row: Row, texts: Texts, size: str, seed: int, rate: float, folder: Path) -> dict:
-    """Trains, chooses by dev, and reads the test stories once."""
+def run(row: Row, texts: Texts, arguments: argparse.Namespace, seed: int, rate: float, folder: Path) -> dict:
+    """Trains, chooses by dev, keeps the model, and reads the test stories once."""
     begin = time.process_time()
     if row.kind == "counts":
         dev, test = counted(texts, texts.corpus.validation), None
@@ -205,15 +231,15 @@ def run(row: Row, texts: Texts, size: str, seed: int, rate: float, folder: Path)
         return {"dev": bits_per_byte(dev[share], texts.corpus.validation, texts.bytes_V), "share": share} | tested(
             test, texts
         )
-    changes = SIZES[size] | row.changes | {"learning_rate": rate, "seed": seed}
+    changes = SIZES[arguments.size] | row.changes | {"learning_rate": rate, "seed": seed}
     reset = changes.pop("reset_at_end", True)
     defaults = {name: field.default for name, field in ReservoirParameters.model_fields.items()}
     fixed = {
         "data_source": "sample",
         "output_dir": str(folder),
-        "max_steps": STEPS[size],
-        "eval_steps": STEPS[size] // 5,
-        "save_steps": STEPS[size],
+        "max_steps": arguments.steps,
+        "eval_steps": max(1, arguments.steps // 5),
+        "save_steps": min(50, arguments.steps),
         "patience": 0,
         "report_to": "none",
     }
@@ -244,6 +270,7 @@ def run(row: Row, texts: Texts, size: str, seed: int, rate: float, folder: Path)
     prepared = time.process_time()
     trainer.train(resume_from_checkpoint=True)
     trained = time.process_time()
+    trainer.model.save_pretrained(folder.parents[1] / "models" / folder.name)
     dev = bits_per_byte(nats(trainer.model, row, corpus.validation), corpus.validation, texts.bytes_V)
     curve = [
         {"step": entry["step"], "seconds": entry["training_seconds"], "loss": entry["eval_loss"]}
@@ -270,12 +297,7 @@ def other_model(row: Row, corpus: experiment.Corpus, trainable: int, seed: int, 
         model = equal_rwkv(V, trainable, end) if row.kind == "rwkv" else GRU(GRUConfig(V, equal_width(V, trainable)))
     if row.codes:
         codes_VC = cooccurrence_codes(corpus.train, V, code_size, seed)
-        weight = model.get_input_embeddings().weight
-        size, width = codes_VC.shape[1], weight.shape[1]
-        map_CD = nn.init.orthogonal_(torch.empty(size, width), generator=torch.Generator().manual_seed(seed))
-        start_VD = codes_VC @ map_CD * (max(size, width) / size) ** 0.5 * EMBEDDING_STD
-        with torch.no_grad():
-            weight.copy_(torch.where(codes_VC.any(dim=1, keepdim=True), start_VD, weight))
+        begin_at_codes(model.get_input_embeddings().weight, codes_VC, torch.Generator().manual_seed(seed))
     return model
 
 
@@ -404,14 +426,7 @@ def counted(texts: Texts, tokens: np.ndarray) -> dict[float, np.ndarray]:
     order = 5 if V**5 < 2**63 else 4
     model = KneserNey.fit(texts.corpus.train.astype(np.int64), V, order)
     count, tokens = usable(tokens), tokens.astype(np.int64)
-    probability_P = np.concatenate(
-        [
-            *(model.probability([tokens[i : i + 1] for i in range(p)], tokens[p : p + 1]) for p in range(1, order - 1)),
-            model.probability(
-                [tokens[i : i + count - order + 2] for i in range(order - 1)], tokens[order - 1 : count + 1]
-            ),
-        ]
-    )
+    probability_P = model.of_next(tokens[None, : count + 1])[0]
     cache_P, counts_V, seen = np.zeros(count), np.zeros(V), 0
     for place in range(count):
         counts_V[tokens[place]] += 1
@@ -465,7 +480,7 @@ def summarise(folder: Path, texts: Texts, arguments: argparse.Namespace, machine
     rows = {}
     for name, row in ROWS.items():
         trials = tried(folder, name, 0)
-        if not trials or len(trials) < len(row.rates):
+        if not trials or len(trials) < (1 if arguments.rates_from else len(row.rates)):
             continue
         rate = min(trials, key=lambda rate: trials[rate]["dev"])
         runs = [found for seed in SEEDS if (found := tried(folder, name, seed).get(rate))]
@@ -486,7 +501,7 @@ def summarise(folder: Path, texts: Texts, arguments: argparse.Namespace, machine
         del found["story_sums"]
     study = {
         "size": arguments.size,
-        "steps": STEPS[arguments.size],
+        "steps": arguments.steps,
         "step_tokens": STEP_TOKENS,
         "stories": {"train": arguments.stories, "dev": HELD_OUT, "test": HELD_OUT},
         "tokens": {"train": len(texts.corpus.train), "test_predicted": usable(texts.test)},

@@ -13,19 +13,21 @@ from transformers import TrainerCallback
 WARM_UP = 2  # optimizer steps that do not count
 
 
-def taking_turns(sides: dict[str, Callable], device: torch.device, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each side, in the order of turns, after a warm-up of each."""
+def taking_turns(
+    sides: dict[str, Callable], device: torch.device, repetitions: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each side, in the order of turns, after a warm-up of each; clock: as of `seconds_of`."""
     for call in sides.values():
-        seconds_of(call, device)
+        seconds_of(call, device, clock)
     times = {name: [] for name in sides}
     for _ in range(repetitions):
         for name, call in sides.items():
-            times[name].append(seconds_of(call, device))
+            times[name].append(seconds_of(call, device, clock))
     return times
 
 
-def seconds_of(call: Callable, device: torch.device) -> float:
-    """On a GPU between two events, which includes the waits for launches."""
+def seconds_of(call: Callable, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    """On a GPU between two events, which includes the waits for launches; else by `clock`."""
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -34,9 +36,9 @@ def seconds_of(call: Callable, device: torch.device) -> float:
         end.record()
         torch.cuda.synchronize()
         return begin.elapsed_time(end) / 1000
-    begin = time.perf_counter()
+    begin = clock()
     call()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 class StepTimes(TrainerCallback):

@@ -5,10 +5,12 @@
     python docs/gallery.py lejepa_training base_model=/models/all-MiniLM-L6-v2     # with other parameters
 
 Each GPU notebook runs with the parameters below, on data that need no network. What was cut off goes on where it stopped.
-`docs/gallery/` then holds it without its packed `helpers`, as .ipynb, which code hosts show, and as a page in HTML.
+`docs/gallery/` then holds it without its packed `helpers`, as .ipynb, which code hosts show, as a page in HTML, and its last
+figure as .png, which README shows.
 """
 
 import argparse
+import base64
 import re
 import sys
 from pathlib import Path
@@ -58,12 +60,14 @@ def main() -> None:
 
 
 def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
-    """Writes `name`.ipynb and `name`.html into the gallery.
+    """Writes `name`.ipynb, `name`.html and, where the notebook draws, its last figure as `name`.png into the gallery.
 
     replaced: folders of this machine, and what stands for each in what the notebook printed.
     """
     notebook = shown(nbformat.read(executed, as_version=4), replaced)
     GALLERY.mkdir(exist_ok=True)
+    if drawn := figures(notebook):
+        (GALLERY / f"{name}.png").write_bytes(base64.b64decode(drawn[-1].data["image/png"]))
     nbformat.write(notebook, GALLERY / f"{name}.ipynb")
     page, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
     frame = PAGE.replace("TITLE", name).replace("NOTEBOOK", f"{name}.ipynb").replace("BODY", page)
@@ -74,8 +78,22 @@ def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
     (GALLERY / "README.md").write_text(INDEX.replace("LINKS", links), encoding="utf-8")
 
 
+def figures(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The outputs that are pictures, each described by the heading that it stands under."""
+    found, heading = [], ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and (headings := re.findall(r"^#+ (.+)$", cell.source, re.MULTILINE)):
+            heading = headings[-1]
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output.metadata["image/png"] = {"alt": f"Figure: {heading}"}
+                found.append(output)
+    return found
+
+
 def shown(notebook: nbformat.NotebookNode, replaced: dict[str, str]) -> nbformat.NotebookNode:
-    """The notebook without its payload, folders of this machine, widgets, and what papermill and Jupyter noted in it."""
+    """The notebook without its payload, folders of this machine, widgets, what libraries warned of on this machine, and what
+    papermill and Jupyter noted in it."""
     for cell in notebook.cells:
         if "\nPAYLOAD = " in cell.source:
             cell.source = LEFT_OUT
@@ -83,6 +101,8 @@ def shown(notebook: nbformat.NotebookNode, replaced: dict[str, str]) -> nbformat
         cell.metadata = nbformat.NotebookNode(
             {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
         )
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         for output in cell.get("outputs", []):
             if "text" in output:
                 output.text = without(output.text, replaced)

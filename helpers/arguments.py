@@ -9,15 +9,9 @@ from .runtime import Runtime
 
 
 def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
-    """`TrainingArguments` (or a subclass) with every setting of a plan.
+    """`TrainingArguments` (or its subclass `cls`, such as `SFTConfig`) with every setting of a plan.
 
-    Args:
-        plan: the settings.
-        runtime: the device.
-        output_dir: the run's folder.
-        seed: seed of weights, data order and dropout.
-        cls: `TrainingArguments`, `SFTConfig` or `SentenceTransformerTrainingArguments`.
-        **overrides: any of its fields.
+    seed: of weights, data order and dropout. overrides: any fields of `cls`.
     """
     on_cuda = runtime.kind == "cuda"
     batch = plan.micro_batch_size if runtime.kind == "xla" else plan.per_device_batch_size

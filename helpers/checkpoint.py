@@ -47,12 +47,8 @@ def step_of(checkpoint: Path | str) -> int:
 
 def listed(output_dir: Path | str) -> list[Path]:
     """Folders named checkpoint-N, newest first, whole or not."""
-    output_dir = Path(output_dir)
-    if not output_dir.is_dir():
-        return []
-    found = (path for path in output_dir.iterdir() if path.is_dir() and not path.is_symlink())
-    folders = [path for path in found if _FOLDER.fullmatch(path.name)]
-    return sorted(folders, key=step_of, reverse=True)
+    found = (path for path in Path(output_dir).glob("checkpoint-*") if _FOLDER.fullmatch(path.name))
+    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=step_of, reverse=True)
 
 
 @contextlib.contextmanager

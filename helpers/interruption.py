@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -78,7 +77,7 @@ class Stops(TrainerCallback):
             self.reason = self.reason or f"max_hours={self.max_hours:g}"
 
     def _watch(self, ended: threading.Event, parent: int) -> None:
-        watched = in_kernel() or ranks.count() > 1
+        watched = tracking.in_kernel() or ranks.count() > 1
         said = False
         while not ended.wait(WATCH_SECONDS):
             if watched and os.getppid() != parent:
@@ -101,12 +100,6 @@ class Stops(TrainerCallback):
             raise EvaluationStopped
 
 
-def in_kernel() -> bool:
-    """Whether this process is a Jupyter kernel."""
-    app = sys.modules.get("ipykernel.kernelapp")
-    return app is not None and app.IPKernelApp.initialized()
-
-
 class _AnyParent(int):
     """A process id that equals all others, so that ipykernel's poller does not end a kernel that is still saving."""
 
@@ -118,7 +111,7 @@ class _AnyParent(int):
 
 def _spare_orphans(spared: bool) -> None:
     """Whether ipykernel spares a kernel without a parent, which it would otherwise end within a second."""
-    if in_kernel():
+    if tracking.in_kernel():
         from ipykernel.kernelapp import IPKernelApp
 
         poller = IPKernelApp.instance().poller
@@ -133,19 +126,11 @@ def _local(tensor):
 
 
 def all_finite(tensors: Iterable) -> bool:
-    """Whether no floating-point tensor holds NaN or infinity: one pass over each, one wait for each device."""
-    import torch
+    """Whether no floating-point tensor holds NaN or infinity: one pass over each, one wait for the device."""
+    from torch.nn.utils import get_total_norm
 
-    extremes = [
-        extreme
-        for tensor in tensors
-        if tensor.is_floating_point() and tensor.numel()
-        for extreme in torch.aminmax(_local(tensor.detach()))
-    ]
-    by_device: dict = {}
-    for extreme in extremes:
-        by_device.setdefault(extreme.device, []).append(extreme.float())
-    return all(bool(torch.stack(each).isfinite().all()) for each in by_device.values())
+    found = [_local(tensor.detach()) for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    return bool(get_total_norm(found, math.inf).isfinite())
 
 
 class FiniteGuard:
@@ -177,21 +162,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     import torch
     from accelerate.utils.memory import should_reduce_batch_size
 
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    if not isinstance(error, Exception):
-        return False
-    said = str(error)
-    return should_reduce_batch_size(error) or "RESOURCE_EXHAUSTED" in said or "out of memory" in said.lower()
+    said, known = str(error), isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or should_reduce_batch_size(error) or "RESOURCE_EXHAUSTED" in said or "out of memory" in said.lower()
 
 
 def smaller_micro_batch(micro_batch: int, accumulation: int, multiple_of: int = 1) -> tuple[int, int] | None:
     """The next (micro-batch, accumulation) with the same product and at most half the micro-batch, or None.
 
-    Args:
-        micro_batch: examples in a forward pass.
-        accumulation: forward passes in an optimizer step.
-        multiple_of: devices that share a micro-batch.
+    multiple_of: devices that share a micro-batch.
     """
     effective = micro_batch * accumulation
     for smaller in range(micro_batch // 2, 0, -1):

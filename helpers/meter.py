@@ -14,25 +14,25 @@ from typing import Any
 from . import tables, xla
 from .runtime import Runtime
 
-_STATE = ("examples", "tokens", "seconds", "aside_seconds", "compile_seconds")
+_STATE = ("examples", "tokens", "seconds", "aside_seconds", "compile_seconds", "processor_seconds")
 
 
 class Meter:
     """Counts examples, tokens and seconds. Counting uses shapes only, so it never waits for the device.
 
     Tokens are the positions that the model computes, padding included.
+
+    Args:
+        runtime: the device; MFU is a share of the peak in its datasheet.
+        flops_per_token: floating-point operations of a training step per token (about 6 x trained parameters).
     """
 
     def __init__(self, runtime: Runtime, flops_per_token: float):
-        """
-        Args:
-            runtime: the device; MFU is a share of the peak in its datasheet.
-            flops_per_token: floating-point operations of a training step per token (about 6 x trained parameters).
-        """
         self.runtime = runtime
         self.flops_per_token = flops_per_token
         self.examples = self.tokens = 0
         self.seconds = self.aside_seconds = self.compile_seconds = 0.0
+        self.processor_seconds = 0.0  # of all threads of this process, without evaluation and saving
         self._started: float | None = None
         self._compile_mark = 0.0
         self._aside_mark: tuple[float, float] | None = None
@@ -45,7 +45,7 @@ class Meter:
             import torch
 
             torch.cuda.reset_peak_memory_stats()
-        self._compile_mark = self._compile_clock()
+        self._compile_mark, self._processor_mark = self._compile_clock(), time.process_time()
         self._started = time.perf_counter()
 
     def state(self) -> dict:
@@ -65,6 +65,7 @@ class Meter:
         if self._started is None:
             return
         self.seconds += now - self._started
+        self._read_processor()
         self.compile_seconds += compiled - self._compile_mark
         self._started, self._compile_mark = now, compiled
 
@@ -83,12 +84,14 @@ class Meter:
             yield
             return
         self.runtime.wait()
+        self._read_processor()
         self._aside_mark = time.perf_counter(), self._compile_clock()
         try:
             yield
         finally:
             self.runtime.wait()
             self._read_aside(time.perf_counter(), self._compile_clock())
+            self._read_processor()
             self._aside_mark = None
 
     def _read_aside(self, now: float, compiled: float) -> None:
@@ -98,6 +101,12 @@ class Meter:
         # Compilation in the block counts as compilation only.
         self.aside_seconds += now - since - (compiled - compiled_before)
         self._aside_mark = now, compiled
+
+    def _read_processor(self) -> None:
+        now = time.process_time()
+        if self._aside_mark is None:
+            self.processor_seconds += now - self._processor_mark
+        self._processor_mark = now
 
     def training_seconds(self) -> float:
         """Seconds of training so far, without compilation, evaluation and saving."""

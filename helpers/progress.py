@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 
 from . import tables
-from .tracking import say
+from .tracking import in_kernel, say
 
 
 class Progress(TrainerCallback):
@@ -75,5 +75,4 @@ def _in_notebook() -> bool:
 
     Their client, nbclient, can be told from a frontend only by the fact that it does not allow stdin.
     """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return hasattr(shell, "kernel") and getattr(shell.kernel, "_allow_stdin", True)
+    return in_kernel() and getattr(sys.modules["IPython"].get_ipython().kernel, "_allow_stdin", True)

@@ -15,20 +15,16 @@ def provide(name: str) -> bool:
 def _from_colab(name: str) -> str | None:
     try:
         from google.colab import userdata
-    except ImportError:
-        return None
-    try:
+
         return userdata.get(name)
-    except Exception:  # missing or not granted; the classes differ by frontend
+    except Exception:  # not in Colab, missing or not granted; the classes differ by frontend
         return None
 
 
 def _from_kaggle(name: str) -> str | None:
     try:
         from kaggle_secrets import UserSecretsClient
-    except ImportError:
-        return None
-    try:
+
         return UserSecretsClient().get_secret(name)
-    except Exception:  # no such secret, or a network error
+    except Exception:  # not on Kaggle, no such secret, or a network error
         return None

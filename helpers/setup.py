@@ -45,9 +45,9 @@ def install(requirements: str) -> list[str]:
         warnings.warn(complaint, stacklevel=2)
     if not missing:
         return []
-    print(f"installing {', '.join(missing)}")
+    print(f"installing {', '.join(map(str, missing))}")
     before = _installed_versions()
-    _run_pip(missing, _constraints())
+    _run_pip([*map(str, missing)], _constraints())
     importlib.invalidate_caches()
     after = _installed_versions()
 
@@ -58,15 +58,15 @@ def install(requirements: str) -> list[str]:
     still_missing, _ = _missing(requirements)
     if still_missing:
         raise RuntimeError(
-            f"pip succeeded, but {sys.executable} does not see {', '.join(still_missing)}: "
+            f"pip succeeded, but {sys.executable} does not see {', '.join(map(str, still_missing))}: "
             "restart the runtime and run all cells again."
         )
-    installed = [f"{name}=={metadata.version(name)}" for name in map(_name, missing)]
+    installed = [f"{each.name}=={metadata.version(each.name)}" for each in missing]
     print(f"installed {', '.join(installed)}")
     return installed
 
 
-def _missing(requirements: str) -> tuple[list[str], list[str]]:
+def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
     """What pip must install, and a warning for each package that is out of range but kept."""
     from packaging.requirements import Requirement
 
@@ -94,7 +94,7 @@ def _missing(requirements: str) -> tuple[list[str], list[str]]:
                     f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
                 )
         else:
-            missing.append(str(requirement))
+            missing.append(requirement)
     return missing, complaints
 
 
@@ -168,9 +168,3 @@ def _is_loaded(name: str) -> bool:
             if ".".join(parts) in sys.modules:
                 return True
     return False
-
-
-def _name(specifier: str) -> str:
-    from packaging.requirements import Requirement
-
-    return Requirement(specifier).name

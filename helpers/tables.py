@@ -6,22 +6,18 @@ tables.show([{"model": "reservoir", "bits per byte": 1.2021}, {"model": "transfo
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from . import tracking
 
 Row = Mapping[str, Any]
 GIB = 2**30
 
 
 def show(rows: Sequence[Row], caption: str = "") -> None:
-    """Shows rows as a table: HTML in a notebook, text elsewhere.
-
-    Args:
-        rows: for each line a mapping of column to value; a missing column stays empty.
-        caption: text above the table.
-    """
-    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) and hasattr(shell, "kernel"):
+    """Shows rows, which map column to value, as a table: HTML in a notebook, text elsewhere; a missing column stays empty."""
+    if tracking.in_kernel():
         from IPython.display import display
 
         display(Table(rows, caption))

@@ -6,6 +6,7 @@ import logging
 import netrc
 import os
 import re
+import sys
 import warnings
 
 from . import secrets
@@ -14,6 +15,12 @@ from . import secrets
 def say(message: str) -> None:
     """One line to the person watching."""
     print(message, flush=True)
+
+
+def in_kernel() -> bool:
+    """Whether this process is a Jupyter kernel."""
+    app = sys.modules.get("ipykernel.kernelapp")
+    return app is not None and app.IPKernelApp.initialized()
 
 
 def report_to(wanted: str) -> tuple[str, str]:

@@ -9,7 +9,6 @@ also shards the batches over all chips, and keeps every value on the device betw
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import shutil
 from dataclasses import replace
@@ -19,6 +18,7 @@ import datasets
 import numpy as np
 import torch
 import transformers.trainer
+from accelerate.utils.memory import clear_device_cache
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -335,7 +335,7 @@ class TrainerMixin:
                 except Exception as error:
                     if not is_out_of_memory(error) or not self._shrink_evaluation():
                         raise
-                self._free_memory()
+                clear_device_cache(garbage_collection=True)
 
     def evaluation_loop(self, *args, **kwargs):
         output = super().evaluation_loop(*args, **kwargs)
@@ -394,15 +394,14 @@ class TrainerMixin:
         unlogged = [sum(ranks.gather(float(self._tr_loss))) / ranks.count(), self._globalstep_last_logged]
         best = self.state.best_global_step
         self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
-        if not self.is_world_process_zero():  # writes its generator state into the staging folder of process 0
-            self.accelerator.wait_for_everyone()
-            self._write_checkpoint(checkpoint.staging_folder(output_dir, step), model, trial)
-            self.accelerator.wait_for_everyone()
-            return
-        with checkpoint.staged(output_dir, step) as staging:
+        main = self.is_world_process_zero()  # the others write their generator state into its staging folder
+        theirs = contextlib.nullcontext(checkpoint.staging_folder(output_dir, step))
+        with checkpoint.staged(output_dir, step) if main else theirs as staging:
             self.accelerator.wait_for_everyone()
             self._write_checkpoint(staging, model, trial)
             self.accelerator.wait_for_everyone()
+            if not main:
+                return
             written = checkpoint.folder(staging, step)
             # If this checkpoint is the best one, transformers has noted its staging path.
             self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
@@ -498,12 +497,6 @@ class TrainerMixin:
         self.model.zero_grad(set_to_none=True)
         self._finite = None
         self.accelerator.free_memory()
-        self._free_memory()
-
-    def _free_memory(self) -> None:
-        gc.collect()
-        if self.runtime.kind == "cuda":
-            torch.cuda.empty_cache()
 
     # -- measuring --
 

@@ -24,11 +24,7 @@ def installed() -> bool:
 
 
 def versions() -> tuple[str, str]:
-    """Installed (torch, torch_xla) versions.
-
-    Raises:
-        RuntimeError: they differ in major.minor, so that the import would fail with `undefined symbol`.
-    """
+    """Installed (torch, torch_xla) versions. Raises RuntimeError if they differ in major.minor: the import would fail."""
     torch_version = importlib.metadata.version("torch")
     xla_version = importlib.metadata.version("torch_xla")
     if torch_version.split(".")[:2] != xla_version.split(".")[:2]:
@@ -135,10 +131,7 @@ def memory_info() -> dict[str, int] | None:
 
 
 class BatchSharding:
-    """Input sharding that splits dimension 0 over the mesh for tensors of any rank.
-
-    `ShardingSpec` fits one rank and silently replicates every other, but a batch has ids [B, T] and labels [B].
-    """
+    """Splits dimension 0 over the mesh for tensors of any rank; a `ShardingSpec` silently replicates all but one rank."""
 
     minibatch = False
 
@@ -165,12 +158,7 @@ def shard_loader(loader):
 
 def shard_batch(tensor):
     """Marks dimension 0 of an intermediate tensor as split over the mesh (does nothing outside SPMD)."""
-    import torch_xla.distributed.spmd as xs
-    import torch_xla.runtime as xr
-
-    if xr.is_spmd():
-        xs.mark_sharding(tensor, xs.get_global_mesh(), (BATCH_AXIS,) + (None,) * (tensor.dim() - 1))
-    return tensor
+    return _mark(tensor, (BATCH_AXIS,) + (None,) * (tensor.dim() - 1))
 
 
 def replicate(model) -> None:
@@ -181,11 +169,15 @@ def replicate(model) -> None:
 
 def replicate_tensor(tensor):
     """Marks one tensor as whole on every device (does nothing outside SPMD) and returns it."""
+    return _mark(tensor, (None,) * tensor.dim())
+
+
+def _mark(tensor, axes: tuple):
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
 
     if xr.is_spmd():
-        xs.mark_sharding(tensor, xs.get_global_mesh(), (None,) * tensor.dim())
+        xs.mark_sharding(tensor, xs.get_global_mesh(), axes)
     return tensor
 
 
@@ -280,10 +272,7 @@ def wait() -> None:
 
 
 def scan(step, carry, inputs):
-    """`torch_xla.experimental.scan`: one While loop for any length.
-
-    `step` must be a module-level function, and tensors that it needs must be in `carry`.
-    """
+    """One While loop for any length. `step` must be a module-level function; tensors that it needs must be in `carry`."""
     from torch_xla.experimental.scan import scan as xla_scan
 
     return xla_scan(step, carry, inputs)

@@ -60,10 +60,10 @@ def main(output_dir: str, options: dict) -> dict:
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
+    from datasets import Dataset
 
     from helpers import xla
     from helpers.legal.model import load_model
-    from helpers.legal.packing import pack
     from helpers.legal.parameters import LegalParameters
     from helpers.legal.training import LegalTrainer, new_trainer
     from tests.workloads import plan_by_hand
@@ -121,8 +121,6 @@ def main(output_dir: str, options: dict) -> dict:
     trainer.add_callback(Watch())
     trainer.train(resume_from_checkpoint=options["resume"])
     held_out = rows(13, options["length"], seed=2)
-    batches = {"pad_token_id": tokenizer.pad_token_id, "multiple_of": trainer.args.eval_batch_size}
-    blocks = pack(held_out, options["length"], **batches)
     moved = {
         name: float((p.detach().cpu() - before[name]).abs().max())
         for name, p in trainer.model.named_parameters()
@@ -138,7 +136,7 @@ def main(output_dir: str, options: dict) -> dict:
         "moved": moved,
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
         "loss_by_hand": loss_by_hand(trainer, evaluated),
-        "held_out_loss": trainer.evaluate(blocks)["eval_loss"],
+        "held_out_loss": trainer.evaluate(Dataset.from_list(held_out))["eval_loss"],
         "held_out_loss_by_hand": loss_by_hand(trainer, held_out),
     }
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
 import papermill
 import pytest
+from jupyter_client.manager import run_kernel
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
@@ -34,6 +38,29 @@ def refused(name: str, folder: Path, parameters: dict) -> str:
     with pytest.raises(papermill.PapermillExecutionError) as caught:
         run(name, folder, parameters)
     return caught.value.evalue
+
+
+def assert_refuses(name: str, folder: Path, common: dict, wrong: Sequence[tuple[dict, str]]) -> None:
+    """A notebook's error for each of `wrong`, parameters beside the `common` ones, holds the text; nothing is written.
+
+    In one kernel: what comes before the parameters runs once, then for each the cells from there to the error.
+    """
+    shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)
+    notebook, output = load_notebook_node(f"{name}.ipynb"), folder / "out"
+    begun = False
+    with run_kernel() as kernel:
+        for parameters, message in wrong:
+            parameterize_notebook(notebook, {"output_dir": str(output), **common, **parameters})
+            cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+            if begun:
+                cells = cells[next(i for i, cell in enumerate(cells) if "parameters" in cell.metadata.tags) :]
+            begun = True
+            for cell in cells:
+                reply = kernel.execute_interactive(cell.source, output_hook=lambda _: None, timeout=300)["content"]
+                if reply["status"] == "error":
+                    break
+            assert reply["status"] == "error" and message in reply["evalue"], (parameters, reply)
+    assert not output.exists()
 
 
 def text_of(executed: nbformat.NotebookNode) -> str:

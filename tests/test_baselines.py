@@ -1,4 +1,4 @@
-"""Unigram and Kneser-Ney baselines, held against slow obvious loops."""
+"""Kneser-Ney baselines, held against slow obvious loops."""
 
 import itertools
 import math
@@ -7,13 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from helpers.reservoir.baselines import (
-    SMOOTHING,
-    KneserNey,
-    kneser_ney_nats,
-    unigram,
-    unigram_nats,
-)
+from helpers.reservoir.baselines import KneserNey, kneser_ney_nats
 from helpers.reservoir.blocks import TokenBlocks
 from helpers.reservoir.sample import sample_stories
 from helpers.reservoir.tokens import load_tokenizer, write_tokens
@@ -29,10 +23,6 @@ def corpus(tmp_path_factory):
     train = write_tokens(sample_stories(40, seed=0), tokenizer, folder / "train", source="")
     held_out = [*sample_stories(6, seed=1), "Zürich & Co. §5 = 100%"]
     return train, TokenBlocks(write_tokens(held_out, tokenizer, folder / "validation", source=""), T)
-
-
-def slow_unigram(tokens, token):
-    return (tokens.count(token) + SMOOTHING) / (len(tokens) + SMOOTHING * V)
 
 
 def slow_discounts(counts):
@@ -69,18 +59,6 @@ def predicted_pairs(blocks):
     return [pair for block in blocks for ids in [block["input_ids"].tolist()] for pair in itertools.pairwise(ids)]
 
 
-def test_unigram_equals_a_slow_loop(corpus):
-    tokens, blocks = corpus
-    nats = [-math.log(slow_unigram(tokens.tolist(), token)) for _, token in predicted_pairs(blocks)]
-    assert unigram_nats(tokens, blocks, V) == pytest.approx(math.fsum(nats) / len(nats), abs=1e-12)
-
-
-def test_unigram_sums_to_one(corpus):
-    tokens = corpus[0][:800]
-    assert len(np.unique(tokens)) < V
-    assert unigram(tokens, V).sum() == pytest.approx(1, abs=1e-12)
-
-
 # Twelve sequences of three tokens, most of them three times, each time followed by a token of its own.
 THRICE = [
     token
@@ -113,8 +91,8 @@ def test_kneser_ney_equals_the_formulas_over_dictionaries(corpus, text, three_di
             )
 
 
-@pytest.mark.parametrize("order", [2, 3])
-def test_kneser_ney_loss_looks_back_one_token_then_two_and_never_across_a_block(corpus, order):
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_kneser_ney_loss_looks_back_as_far_as_its_order_says_and_never_across_a_block(corpus, order):
     tokens, blocks = corpus[0][:1500], corpus[1]
     slow = SlowKneserNey(tokens.tolist(), order)
     nats = [
@@ -164,12 +142,12 @@ def test_blocks_of_two_tokens_have_one_token_of_context(corpus):
 
 def test_bigram_beats_unigram_which_beats_the_uniform_guess(corpus):
     tokens, blocks = corpus
-    assert kneser_ney_nats(tokens, blocks, V, 2) < unigram_nats(tokens, blocks, V) - 0.5 < math.log(V) - 0.5
+    assert kneser_ney_nats(tokens, blocks, V, 2) < kneser_ney_nats(tokens, blocks, V, 1) - 0.5 < math.log(V) - 0.5
 
 
 def test_bigram_of_a_cycle_is_almost_certain(tmp_path):
     tokenizer = load_tokenizer("train", [], 257)[0]
     tokens = write_tokens(["abcd" * 400], tokenizer, tmp_path / "cycle", source="")
     blocks = TokenBlocks(tokens, 8)
-    assert unigram_nats(tokens, blocks, 257) == pytest.approx(math.log(4), abs=0.05)
+    assert kneser_ney_nats(tokens, blocks, 257, 1) == pytest.approx(math.log(4), abs=0.05)
     assert kneser_ney_nats(tokens, blocks, 257, 2) < 0.01

@@ -64,6 +64,9 @@ def sample(record, text, *, stopped=True):
     return read(record, Generated(text, (), stopped))
 
 
+KNOWN = {name for name in correctness.MEASURES if name != "option"}  # no question of the sample has options
+
+
 def shares(text, *, stopped=True, record=RECORD):
     found = measure([sample(record, text, stopped=stopped)])
     return {name: found[name]["rate"] for name in correctness.MEASURES if name in found}
@@ -73,7 +76,7 @@ def shares(text, *, stopped=True, record=RECORD):
 
 
 def test_the_right_answer_has_everything_right():
-    assert shares(RIGHT) == dict.fromkeys(correctness.MEASURES, 1.0)
+    assert shares(RIGHT) == dict.fromkeys(KNOWN, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_the_right_answer_has_everything_right():
 )  # fmt: skip
 def test_a_change_costs_what_it_makes_wrong_and_nothing_else(old, new, wrong):
     assert old in RIGHT
-    assert shares(RIGHT.replace(old, new)) == dict.fromkeys(correctness.MEASURES, 1.0) | wrong
+    assert shares(RIGHT.replace(old, new)) == dict.fromkeys(KNOWN, 1.0) | wrong
 
 
 def test_an_answer_that_is_cut_off_does_not_stop_and_noise_has_nothing_right():
@@ -116,8 +119,34 @@ def test_a_record_without_labels_is_measured_by_its_form_and_its_citations_alone
     assert "cited" not in shares(RIGHT, record=replace(RECORD, gold=None, case_citation=""))
 
 
-def test_a_shorter_reasoning_than_the_difficulty_asks_for_has_too_few_steps():
-    assert shares(RIGHT, record=replace(RECORD, difficulty="expert"))["steps"] == 0
+def test_fewer_steps_than_the_record_has_are_too_few_and_more_are_not():
+    longer = replace(RECORD, reasoning=RECORD.reasoning + " Step 5: That is all.")
+    assert shares(RIGHT, record=longer)["steps"] == 0
+    assert shares(response(longer))["steps"] == 1
+
+
+def test_records_of_any_form_pass_every_measure_that_they_have():
+    """In prose, without reasoning, without sections, with steps of any number: gold is at 100 %."""
+    changes = (
+        {"reasoning": "It depends."},
+        {"reasoning": ""},
+        {"case_citation": ""},
+        {"topic": "", "difficulty": "expert"},
+    )
+    forms = [replace(RECORD, gold=None, **each) for each in changes] + [Record("2", "Hello?", "Hello.")]
+    assert [set(shares(response(record), record=record).values()) for record in forms] == [{1.0}] * 5
+    assert set(shares(response(forms[-1]), record=forms[-1])) == {"stops"}
+    assert "steps" not in shares(response(forms[0]), record=forms[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("B) because", 1), ("The correct answer is (B).", 1), ("Answer: b", 1), ("A) because", 0), ("Both.", 0)],
+)
+def test_an_option_is_right_where_the_answer_begins_with_the_records_own(answer, right):
+    asked = Record("1", "Which? A) One. B) Two. C) Three.", "B. It is the second.")
+    assert shares(answer, record=asked)["option"] == right
+    assert "option" not in shares(answer, record=replace(asked, question="Which is it?"))
 
 
 # ---- intervals
@@ -140,7 +169,7 @@ def test_a_mean_of_shares_has_the_interval_of_resampled_questions():
 def test_gold_is_the_ceiling_and_answers_that_know_nothing_are_at_chance(part):
     asked = getattr(SAMPLE, part)
     found = baselines(SAMPLE.train, asked)
-    assert {found["gold"][name]["rate"] for name in correctness.MEASURES} == {1.0}
+    assert {found["gold"][name]["rate"] for name in KNOWN} == {1.0}
     assert left_out(found["gold"]) == {}
     for name in ("constant", "nearest training record"):
         assert found[name]["verdict"]["low"] < 0.5 < found[name]["verdict"]["high"]
@@ -208,16 +237,15 @@ def test_the_closest_is_that_of_a_loop():
 
 
 def test_the_table_leaves_out_what_gold_does_not_pass_and_says_so():
-    records = [replace(record, gold=None, difficulty="expert") for record in SAMPLE.test[:40]]
-    references = baselines(SAMPLE.train, records)
-    before = measure([sample(record, "noise", stopped=False) for record in records])
+    references = baselines(SAMPLE.train, SAMPLE.test[:40])
+    before = measure([sample(record, "noise", stopped=False) for record in SAMPLE.test[:40]])
+    references["gold"]["steps"] = rate(39, 40)  # a measure that one record fails
     rows = table(references, before)
     assert [row["answers"] for row in rows] == ["constant", "nearest training record", "base model", "gold"]
     assert all("steps" not in row for row in rows)
     assert rows[-1]["format"] == "100 [91, 100]"
     assert rows[-2]["format"] == "0 [0, 9]"
-    share = references["gold"]["steps"]["rate"]
-    assert note(references).endswith(f"not shown, because the records themselves do not pass: steps {share:.0%}")
+    assert note(references).endswith("not shown, because the records themselves do not pass: steps 98%")
     assert "not shown" not in note(baselines(SAMPLE.train, SAMPLE.test))
 
 
@@ -227,7 +255,7 @@ def test_the_table_after_training_has_the_trained_model_before_gold():
     rows = table(references, references["constant"], right)
     assert [row["answers"] for row in rows][-3:] == ["base model", "trained", "gold"]
     assert rows[-2] == rows[-1] | {"answers": "trained"}
-    assert rows[-1].keys() == {"answers", *correctness.MEASURES, "mean steps", "mean words"}
+    assert rows[-1].keys() == {"answers", *KNOWN, "mean steps", "mean reasoning words", "mean words"}
 
 
 def test_texts_stand_beside_each_other_under_their_question():

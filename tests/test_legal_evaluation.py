@@ -59,7 +59,7 @@ def test_an_untrained_model_has_no_form_and_asked_again_writes_the_same(model, t
 
 def test_a_model_that_knows_one_answer_by_heart_is_well_formed_and_stops(tokenizer):
     layout, record = Layout(tokenizer), RECORDS[0]
-    rows, _ = layout.encode([record], 1024)
+    rows = layout.rows([record])
     ids, labels = (torch.tensor([rows[0][name]]) for name in ("input_ids", "labels"))
     model = tiny_qwen2(tokenizer)
     optimizer = torch.optim.Adam(model.parameters(), 3e-2)
@@ -90,7 +90,7 @@ def slow_nats(model, row):
 @pytest.fixture(scope="module")
 def rows(tokenizer):
     """Rows of 40 to 60 tokens with prompts and completions of very different lengths."""
-    whole, _ = Layout(tokenizer).encode(RECORDS[:6], 1024)
+    whole = Layout(tokenizer).rows(RECORDS[:6])
     starts = [next(t for t, label in enumerate(row["labels"]) if label != IGNORED) for row in whole]
     cuts = [(start - 5 * n, start + 40 - 7 * n) for n, start in enumerate(starts)]
     return [{k: v[a:b] for k, v in row.items()} for row, (a, b) in zip(whole, cuts, strict=True)]
@@ -116,7 +116,7 @@ def test_the_loss_weighs_tokens_not_rows_or_batches(model, rows):
 
 
 def test_the_loss_is_that_of_the_models_own_forward(model, tokenizer):
-    row = Layout(tokenizer).encode(RECORDS[:1], 1024)[0][0]
+    (row,) = Layout(tokenizer).rows(RECORDS[:1])
     with torch.no_grad():
         own = model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss
     assert loss_and_perplexity(model, [row])["loss"] == pytest.approx(float(own), abs=1e-5)
@@ -159,7 +159,7 @@ from tests.test_legal_evaluation import CHATML, RECORDS, byte_level_bpe, tiny_qw
 
 device = xla.start()
 tokenizer = byte_level_bpe(CHATML, eos="<|im_end|>")
-rows, _ = Layout(tokenizer).encode(RECORDS[:11], 1024)
+rows = Layout(tokenizer).rows(RECORDS[:11])
 answers = {"cpu": loss_and_perplexity(tiny_qwen2(tokenizer), rows)}
 model = tiny_qwen2(tokenizer).to(device)
 xla.replicate(model)

@@ -31,7 +31,13 @@ def prepared():
 def test_the_split_is_of_the_records_that_are_kept(prepared):
     params, _, encoded, data = prepared
     assert data.splits == split_records(data.report.kept, params.seed)
-    assert len(encoded.train) == len(data.splits.train)
+    lengths = dict(zip((r.id for r in data.report.kept), encoded.layout.lengths(data.report.kept), strict=True))
+    out = {name for name, length in lengths.items() if length > 384}
+    assert 0 < len(out) < len(lengths)
+    assert {row["id"] for row in encoded.set_aside()} == out
+    assert {row["defect"] for row in encoded.set_aside()} == {"too long"}
+    for name, records in vars(encoded.splits).items():
+        assert records == tuple(r for r in getattr(data.splits, name) if r.id not in out)
 
 
 def test_short_examples_share_longer_blocks_unless_a_length_is_set(prepared):
@@ -41,9 +47,9 @@ def test_short_examples_share_longer_blocks_unless_a_length_is_set(prepared):
     free = experiment.encode(data.splits, tokenizer, params.model_copy(update={"max_length": 0}))
     assert free.max_length < free.block_length == 1024
     assert free.why.endswith("in blocks of 1,024")
-    assert 1.5 * free.blocks < len(free.train)
+    assert 1.5 * free.blocks < len(free.splits.train)
     padded = experiment.encode(data.splits, tokenizer, params.model_copy(update={"max_length": 0, "packing": "padded"}))
-    assert (padded.block_length, padded.blocks) == (free.max_length, len(padded.train))
+    assert (padded.block_length, padded.blocks) == (free.max_length, len(padded.splits.train))
 
 
 def test_activations_are_recomputed_only_where_one_block_does_not_fit_otherwise(prepared):

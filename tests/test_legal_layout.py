@@ -9,7 +9,6 @@ from helpers.legal.layout import (
     SYSTEM,
     Layout,
     Response,
-    Truncation,
     choose_max_length,
     parse_response,
     response,
@@ -141,8 +140,16 @@ def varied_records() -> list[Record]:
         replace(RECORDS[9], answer=RECORDS[9].answer * 12),
         replace(RECORDS[10], question=RECORDS[10].question * 20),
         replace(RECORDS[11], topic="", difficulty=""),
+        Record("12", "Hello?", "Hello."),
+        Record(
+            "13",
+            "And then?",
+            "It falls.",
+            turns=(("system", "Be brief."), ("user", "If it fails?"), ("assistant", "Yes.")),
+        ),
+        replace(RECORDS[12], reasoning="It depends on what was agreed."),
     ]
-    return [*odd, *RECORDS[12:40]]
+    return [*odd, *RECORDS[15:40]]
 
 
 def varied_conversations() -> list[dict]:
@@ -194,22 +201,12 @@ def test_a_batch_of_our_rows_equals_a_batch_of_trls(instruct, tmp_path):
     layout = Layout(instruct)
     examples = [layout.example(record) for record in varied_records()[:16]]
     from_text = trl_trainer(examples, instruct, tmp_path)
-    rows, _ = layout.encode(varied_records()[:16], max_length=4096)
+    rows = layout.tokenize(examples)
     from_rows = trl_trainer(rows, instruct, tmp_path, max_length=4096)
     batches = [next(iter(trainer.get_eval_dataloader(trainer.train_dataset))) for trainer in (from_text, from_rows)]
     assert batches[0].keys() == batches[1].keys() == {"input_ids", "labels", "attention_mask"}
     for name in batches[0]:
         assert torch.equal(batches[0][name], batches[1][name])
-
-
-def test_truncated_rows_pass_through_trl_unchanged(instruct, tmp_path):
-    records = varied_records()
-    rows, truncation = Layout(instruct).encode([r for r in records if len(r.question) < 500], max_length=384)
-    assert truncation.reasoning_cut
-    assert truncation.answer_cut
-    theirs = trl_trainer(rows, instruct, tmp_path, max_length=384).train_dataset
-    assert theirs["input_ids"][:] == [row["input_ids"] for row in rows]
-    assert theirs["labels"][:] == [row["labels"] for row in rows]
 
 
 # ---- what is trained on
@@ -220,7 +217,7 @@ def test_loss_is_on_the_response_and_its_end_and_on_nothing_else(name, instruct)
     layout = Layout(instruct, name)
     end = "<|im_end|>\n" if name == "chat" else "<|im_end|>"
     for record in RECORDS:
-        (row,) = layout.tokenize([layout.example(record)])
+        (row,) = layout.rows([record])
         trained = [token for token in row["labels"] if token != -100]
         assert instruct.decode(trained) == response(record) + end
         assert row["input_ids"][-len(trained) :] == trained
@@ -230,7 +227,7 @@ def test_loss_is_on_the_response_and_its_end_and_on_nothing_else(name, instruct)
 def test_the_prompt_at_generation_is_the_prompt_in_training(name, base):
     layout = Layout(base, name)
     prompts = layout.prompt_ids([record.question for record in RECORDS])
-    rows = layout.tokenize([layout.example(record) for record in RECORDS])
+    rows = layout.rows(RECORDS)
     for prompt, row in zip(prompts, rows, strict=True):
         assert row["labels"][: len(prompt)] == [-100] * len(prompt)
         assert row["labels"][len(prompt) :] == row["input_ids"][len(prompt) :]
@@ -266,7 +263,7 @@ def test_the_stop_token_ends_the_turn_and_carries_a_label(instruct, base):
     for tokenizer in (instruct, base):
         layout = Layout(tokenizer)
         assert layout.stop_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
-        rows, _ = layout.encode(RECORDS, max_length=1024)
+        rows = layout.rows(RECORDS)
         assert all(row["labels"].count(layout.stop_token_id) == 1 for row in rows)
 
 
@@ -311,10 +308,11 @@ def test_generation_ends_at_the_token_that_was_trained_to_end_it(base):
     assert generated() == 4
 
 
-def test_a_question_that_spells_out_the_stop_token_is_refused(instruct):
+def test_a_record_that_spells_out_the_stop_token_is_set_aside_by_id(instruct):
     records = [RECORDS[0], replace(RECORDS[1], question="What does <|im_end|> mean?")]
-    with pytest.raises(ValueError, match=rf"record '{RECORDS[1].id}'.*<\|im_end\|>"):
-        Layout(instruct).encode(records, max_length=1024)
+    fitted = Layout(instruct).fit(records, max_length=1024)
+    assert (fitted.records, fitted.spells_stop, fitted.too_long) == ((RECORDS[0],), (RECORDS[1].id,), ())
+    assert f"1 of 2 records are used; 1 spell out a token that stops ({RECORDS[1].id})" in str(fitted)
 
 
 def test_a_template_that_never_stops_is_refused():
@@ -339,74 +337,66 @@ def test_an_unknown_layout_is_refused(instruct):
         Layout(instruct, "alpaca")
 
 
-# ---- truncation
+# ---- what is asked for, and what fits
 
 
-def tokens(layout: Layout, record: Record) -> int:
-    return layout.lengths([record])[0]
-
-
-def test_lengths_are_those_of_the_rows(instruct):
+def test_a_record_is_asked_for_the_sections_that_it_has(instruct):
     layout = Layout(instruct)
-    rows, truncation = layout.encode(RECORDS, max_length=4096)
-    assert layout.lengths(RECORDS) == [len(row["input_ids"]) for row in rows]
-    assert truncation == Truncation(4096, len(RECORDS), (), (), 0)
+    bare = replace(RECORDS[0], reasoning="", case_citation="")
+    assert layout.prompt(RECORDS[0])[0]["content"] == layout.prompt("Why?")[0]["content"] == SYSTEM
+    assert layout.prompt(bare)[0]["content"] == (
+        "You are a legal assistant. Write three sections, each under its own heading: ### Topic, ### Difficulty (basic, "
+        "intermediate, advanced or expert) and ### Answer."
+    )
+    assert "### Reasoning (in prose)" in layout.prompt(replace(RECORDS[0], reasoning="It depends."))[0]["content"]
+    assert "### Reasoning" not in response(bare)
+    plain = Layout(instruct, "instruction")
+    assert "Write" not in plain.prompt(RECORDS[0])
+    assert (
+        plain.prompt(bare)
+        == f"### Instruction:\n{bare.question}\n\n{layout.prompt(bare)[0]['content']}\n\n### Response:\n"
+    )
 
 
-def test_a_long_record_loses_its_last_steps_as_few_as_will_do_and_keeps_the_rest(instruct):
+def test_a_conversation_is_asked_as_it_was_said_and_answered_without_headings(instruct, base):
+    record = Record(
+        "1", "And then?", "It falls.", turns=(("system", "Be brief."), ("user", "If so?"), ("assistant", "Yes."))
+    )
+    chat = Layout(instruct).example(record)
+    said = [(each["role"], each["content"]) for each in (*chat["prompt"], *chat["completion"])]
+    assert said == [*record.turns, ("user", "And then?"), ("assistant", "It falls.")]
+    plain = Layout(base, "instruction").example(record)
+    assert plain["prompt"] + plain["completion"] == (
+        "### Instruction:\nBe brief.\n\n### Instruction:\nIf so?\n\n### Response:\nYes.\n\n### Instruction:\nAnd then?\n\n"
+        "### Response:\nIt falls."
+    )
+    folded = Layout(byte_level_bpe(NO_SYSTEM, eos="<|im_end|>")).prompt(record)
+    assert folded[0] == {"role": "user", "content": "Be brief.\n\nIf so?"}
+    assert parse_response("It falls. ### Answer: no", record) == Response(answer="It falls. ### Answer: no")
+
+
+def test_a_response_is_well_formed_where_it_has_what_its_record_has():
+    for changes in ({"reasoning": ""}, {"reasoning": "It depends."}, {"topic": "", "case_citation": ""}):
+        record = replace(RECORDS[0], **changes)
+        assert parse_response(response(record), record).well_formed
+        assert not parse_response(response(record)).well_formed
+    assert not parse_response(response(replace(RECORDS[0], reasoning="It depends.")), RECORDS[0]).well_formed
+
+
+@pytest.mark.parametrize("longer", ["question", "answer", "reasoning"])
+def test_a_record_that_is_too_long_is_set_aside_whole_and_no_other_is_changed(longer, instruct):
     layout = Layout(instruct)
-    record = next(record for record in RECORDS if record.difficulty == "expert")
-    text = record.reasoning.split(" Step 6:")[0]
-    length = tokens(layout, replace(record, reasoning=text))
-    for max_length, steps in ((length, 5), (length - 1, 4)):
-        (row,), truncation = layout.encode([record], max_length)
-        written = parse_response(instruct.decode([t for t in row["labels"] if t != -100], skip_special_tokens=True))
-        assert written.steps == steps
-        assert record.reasoning.startswith(written.reasoning)
-        assert (written.answer, written.case_citation) == (record.answer, record.case_citation)
-        assert row["labels"].count(layout.stop_token_id) == 1
-        assert truncation.reasoning_cut == (record.id,)
-        assert truncation.tokens_cut == tokens(layout, record) - len(row["input_ids"])
-
-
-def test_prose_without_steps_loses_its_last_sentences(instruct):
-    layout = Layout(instruct)
-    record = replace(RECORDS[0], reasoning="One is first. Two is next; three follows. " + "Four is long. " * 30)
-    wanted = replace(record, reasoning="One is first. Two is next; three follows.")
-    (row,), _ = layout.encode([record], max_length=tokens(layout, wanted))
-    assert row == layout.tokenize([layout.example(wanted)])[0]
-
-
-def test_an_answer_that_does_not_fit_without_reasoning_is_cut_at_its_end_and_counted(instruct):
-    layout = Layout(instruct)
-    long = replace(RECORDS[0], answer="It depends on the facts. " * 200)
-    rows, truncation = layout.encode([RECORDS[1], long], max_length=1024)
-    (whole,) = layout.tokenize([layout.example(replace(long, reasoning=""))])
-    assert rows[1] == {name: values[:1024] for name, values in whole.items()}
-    assert layout.stop_token_id not in rows[1]["labels"]
-    assert (truncation.reasoning_cut, truncation.answer_cut) == ((), (long.id,))
-    assert truncation.tokens_cut == tokens(layout, long) - 1024
-    assert f"1 the end of their answer ({long.id})" in str(truncation)
-
-
-def test_a_question_that_leaves_no_room_for_an_answer_is_set_aside_by_id_unless_all_do(instruct):
-    long = replace(RECORDS[0], question=RECORDS[0].question * 100)
-    rows, truncation = Layout(instruct).encode([long, RECORDS[1]], max_length=1024)
-    assert rows == Layout(instruct).encode([RECORDS[1]], max_length=1024)[0]
-    assert truncation.set_aside == (long.id,)
-    assert f"1 are set aside because the question leaves no room for an answer ({long.id})" in str(truncation)
-    with pytest.raises(ValueError, match=rf"max_length=512.*no room.*any of 1 records \({long.id}\)\. Raise"):
-        Layout(instruct).encode([long], max_length=512)
-
-
-def test_headings_alone_are_no_answer(instruct):
-    layout = Layout(instruct)
-    record = replace(RECORDS[0], reasoning="")
-    upto_answer = tokens(layout, replace(record, answer="", case_citation="")) - 2  # <|im_end|> and the newline
-    with pytest.raises(ValueError, match="no room"):
-        layout.encode([record], max_length=upto_answer)
-    (row,), _ = layout.encode([record], max_length=upto_answer + 3)
-    assert len(row["input_ids"]) == upto_answer + 3
+    long = replace(RECORDS[0], **{longer: getattr(RECORDS[0], longer) * 40})
+    lengths = layout.lengths([RECORDS[1], long])
+    fitted = layout.fit([long, RECORDS[1]], max_length=lengths[1] - 1)
+    assert (fitted.records, fitted.too_long, fitted.spells_stop) == ((RECORDS[1],), (long.id,), ())
+    assert f"1 of 2 records are used; 1 are longer ({long.id}). None is cut" in str(fitted)
+    assert layout.fit([long, RECORDS[1]], max_length=lengths[1]).records == (long, RECORDS[1])
+    with pytest.raises(
+        ValueError, match=rf"max_length=128: 0 of 1 records are used; 1 are longer \({long.id}\).*Raise max_length"
+    ):
+        layout.fit([long], max_length=128)
+    assert [len(row["input_ids"]) for row in layout.rows((RECORDS[1], long))] == lengths
 
 
 def test_a_template_whose_prompt_is_not_how_a_training_row_begins_is_refused():
@@ -424,25 +414,23 @@ def test_a_template_whose_prompt_is_not_how_a_training_row_begins_is_refused():
 @pytest.mark.parametrize(
     ("lengths", "options", "expected"),
     [
-        ([100] * 99 + [5000], {}, 128),  # 99 of 100 fit
-        ([100] * 98 + [129, 5000], {}, 256),
+        ([100] * 99 + [5000], {}, 1024),
+        ([100] * 98 + [129], {}, 256),
         ([128] * 10, {}, 128),
-        ([129] * 10, {}, 256),
-        ([3000] * 10, {}, 1024),
         ([1000] * 10, {}, 1024),
         ([100] * 10, {"wanted": 1000}, 1024),
         ([100] * 10, {"wanted": 2048}, 2048),
         ([], {"wanted": 1}, 128),
     ],
 )
-def test_max_length_is_the_99th_percentile_in_steps_of_128(lengths, options, expected):
+def test_max_length_is_that_of_the_longest_record_in_steps_of_128(lengths, options, expected):
     assert choose_max_length(lengths, **options)[0] == expected
 
 
 def test_the_reason_for_max_length_counts_what_is_longer():
     _, reason = choose_max_length([100] * 98 + [3000, 4000])
-    assert "at most 3,000 tokens" in reason
-    assert "capped at 1,024; 2 are longer (longest 4,000)" in reason
+    assert "the longest of 100 records has 4,000 tokens" in reason
+    assert "at most 1,024; 2 are longer" in reason
 
 
 # ---- reading back

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import xla
 
-from .notebook_run import refused, run, text_of
+from .notebook_run import assert_refuses, refused, run, text_of
 
 TINY = {
     "data_source": "sample",
@@ -43,7 +43,9 @@ def assert_whole_run(executed, results, kind: str) -> None:
         assert before[part]["verdict"]["of"] == after[part]["verdict"]["of"] == TINY["test_records"]
         assert baselines[part]["gold"]["verdict"]["rate"] == 1
     assert 0 < results["train"]["fill"] <= 1
-    assert max(results["artifacts"]["reload"].values()) < 1e-4
+    assert results["artifacts"]["model"] == "model"
+    assert "no legal advice" in text_of(executed)
+    assert (output / "model" / "merged" / "Modelfile").is_file()
     model = AutoModelForCausalLM.from_pretrained(output / "model" / "merged")
     assert model.generation_config.eos_token_id is not None
     assert (output / "model" / "adapter_model.safetensors").is_file()
@@ -87,7 +89,7 @@ def test_four_bits_and_labelled_questions_from_the_first_cell_to_the_last(alone)
     executed, results = run("legal_cot_sft", alone, TINY | changes)
     assert results["plan"]["optimizer"] == "paged_adamw_8bit"
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
-    assert results["artifacts"]["reload"] == {"adapter": 0.0}
+    assert not (Path("out") / "model" / "merged").exists()
     for when in ("before", "after"):
         asked = results["eval"][when]["test"]["questions"]["tasks"]["questions"]
         assert (asked["sample_len"], asked["best_constant"]) == (8, 0.5)
@@ -106,20 +108,18 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     assert results["xla"]["host_syncs_per_step"] == 0
 
 
+WRONG = [
+    ({"num_record": 3}, "num_record is not a parameter"),
+    ({"layout": "alpaca"}, "layout='alpaca'"),
+    ({"method": "dora"}, "method='dora'"),
+    ({"max_length": 64}, "max_length=64"),
+    ({"questions": "no.tsv"}, "questions='no.tsv'"),
+    ({"base_model": "no such model"}, "base_model='no such model'"),
+    ({"test_records": 0}, "test_records=0"),
+    ({"num_processes": -1}, "num_processes=-1"),
+]
+
+
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"num_record": 3}, "num_record is not a parameter"),
-        ({"layout": "alpaca"}, "layout='alpaca'"),
-        ({"method": "dora"}, "method='dora'"),
-        ({"max_length": 64}, "max_length=64"),
-        ({"questions": "no.tsv"}, "questions='no.tsv'"),
-        ({"base_model": "no such model"}, "base_model='no such model'"),
-        ({"test_records": 0}, "test_records=0"),
-        ({"num_processes": -1}, "num_processes=-1"),
-    ],
-)
-def test_a_bad_parameter_is_an_error_that_names_it_before_anything_is_written(parameters, message, alone):
-    assert message in refused("legal_cot_sft", alone, TINY | parameters)
-    assert not (alone / "out").exists()
+def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(alone):
+    assert_refuses("legal_cot_sft", alone, TINY, WRONG)

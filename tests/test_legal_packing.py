@@ -1,24 +1,21 @@
-"""Packed blocks hold what went in, and no segment of a block sees another: logits are those of each example alone."""
+"""Blocks hold what TRL packed, and no segment of a row sees another: logits are those of each example alone."""
 
 from __future__ import annotations
+
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from datasets import Dataset
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from trl import pack_dataset
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from helpers import xla
 from helpers.legal.layout import IGNORED
-from helpers.legal.packing import (
-    STRATEGIES,
-    BlockCollator,
-    attention_arguments,
-    choose_attention,
-    count,
-    pack,
-    segment_mask,
-)
+from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, mask_of, segment_mask
 from helpers.runtime import detect
 
 from .test_legal_model import runtime
@@ -38,13 +35,16 @@ def examples(number: int = 40, seed: int = 0, longest: int = LENGTH) -> list[dic
     return rows
 
 
-def segments(blocks) -> list[dict[str, list[int]]]:
+def packed(rows) -> list[dict]:
+    return list(pack_dataset(Dataset.from_list(rows), LENGTH, "bfd"))
+
+
+def segments(batch) -> list[dict[str, list[int]]]:
     """Every segment of every block, cut out by its number."""
     found = []
-    for block in blocks:
-        for number in range(1, block["segment_ids"].max() + 1):
-            here = block["segment_ids"] == number
-            found.append({name: block[name][here].tolist() for name in block})
+    for b, ids_T in enumerate(batch["segment_ids"]):
+        for number in range(1, int(ids_T.max()) + 1):
+            found.append({name: tensor[b, ids_T == number].tolist() for name, tensor in batch.items()})
     return found
 
 
@@ -64,65 +64,27 @@ def qwen2(implementation: str = "sdpa", **options) -> Qwen2ForCausalLM:
 @pytest.mark.parametrize("strategy", ["bfd", "padded"])
 def test_every_example_is_in_one_segment_whole_and_its_first_token_has_no_label(strategy):
     rows = examples()
-    found = segments(pack(rows, LENGTH, strategy=strategy))
+    taken = packed(rows) if strategy == "bfd" else rows
+    batch = FixedBlocks(LENGTH, 7)(taken)
+    assert {tensor.shape for tensor in batch.values()} == {
+        (count_blocks([len(r["input_ids"]) for r in rows], LENGTH, strategy), LENGTH)
+    }
     wanted = [(row["input_ids"], [IGNORED, *row["labels"][1:]]) for row in rows]
+    found = segments(batch)
     assert sorted((segment["input_ids"], segment["labels"]) for segment in found) == sorted(wanted)
+    assert all(each["position_ids"] == [*range(len(each["position_ids"]))] for each in found)
+    for b, padding_T in enumerate(batch["segment_ids"] == 0):
+        assert (batch["input_ids"][b, padding_T] == 7).all() and (batch["labels"][b, padding_T] == IGNORED).all()
+        assert batch["position_ids"][b, padding_T].tolist() == [*range(int(padding_T.sum()))]
 
 
-def test_wrapped_segments_follow_one_another_to_the_same_text_and_fill_all_blocks_but_the_last():
-    rows = examples()
-    blocks = pack(rows, LENGTH, strategy="wrapped", seed=3)
-    text = [token for segment in segments(blocks) for token in segment["input_ids"]]
-    order = np.random.default_rng(3).permutation(len(rows))
-    assert text == [token for row in order for token in rows[row]["input_ids"]]
-    assert all((block["segment_ids"] > 0).all() for block in list(blocks)[:-1])
-    assert len(blocks) == -(-len(text) // LENGTH)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_positions_begin_at_zero_in_each_segment_and_padding_is_a_segment_without_labels(strategy):
-    blocks = pack(examples(), LENGTH, strategy=strategy, pad_token_id=7, multiple_of=8)
-    assert len(blocks) % 8 == 0
-    for segment in segments(blocks):
-        assert segment["position_ids"] == list(range(len(segment["position_ids"])))
-        assert segment["labels"][0] == IGNORED
-    for block in blocks:
-        padding = block["segment_ids"] == 0
-        assert (block["input_ids"][padding] == 7).all() and (block["labels"][padding] == IGNORED).all()
-        assert block["position_ids"][padding].tolist() == list(range(padding.sum()))
-
-
-def test_bins_are_as_few_as_those_of_trl():
-    from datasets import Dataset
-
-    rows = examples(300, longest=LENGTH // 2)
-    ours = pack(rows, LENGTH)
-    theirs = pack_dataset(Dataset.from_list(rows), LENGTH, "bfd")
-    assert len(ours) == len(theirs)
-    assert count(ours).fill > 0.98
-
-
-def test_counts_are_those_of_the_examples():
-    rows = examples()
-    counted = count(pack(rows, LENGTH, multiple_of=16))
-    assert counted.segments == len(rows)
-    assert counted.useful_tokens == sum(len(row["input_ids"]) for row in rows)
-    labels = sum(label != IGNORED for row in rows for label in row["labels"][1:])
-    assert counted.label_tokens == labels
-    assert counted.tokens == counted.blocks * LENGTH
-    assert str(counted).startswith(f"40 examples in {counted.blocks} blocks of 32 tokens, {counted.fill:.1%} filled")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"strategy": "bdf"}, "packing='bdf' is unknown: give one of 'bfd', 'wrapped', 'padded'"),
-        ({"max_length": 20}, "max_length=20: .* of 40 rows are longer .the longest has 32 tokens"),
-    ],
-)
-def test_bad_input_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        pack(**{"rows": examples(), "max_length": LENGTH, **arguments})
+def test_labels_of_a_block_are_those_of_trls_own_collator():
+    taken = packed(examples())
+    flat = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)([dict(row) for row in taken])
+    batch = FixedBlocks(LENGTH, 0)(taken)
+    real = batch["segment_ids"] > 0
+    for name in ("input_ids", "labels", "position_ids"):
+        assert torch.equal(batch[name][real], flat[name][0])
 
 
 # ---- attention
@@ -135,13 +97,13 @@ def test_the_mask_is_causal_inside_a_segment_and_closed_between_segments():
 
 
 def packed_batch(rows) -> dict[str, torch.Tensor]:
-    return BlockCollator()(list(pack(rows, LENGTH)))
+    return FixedBlocks(LENGTH, 0)(packed(rows))
 
 
 def packed_logits(model, batch) -> torch.Tensor:
-    arguments = attention_arguments(batch, model.config._attn_implementation)
+    mask = mask_of(batch["segment_ids"], model.config._attn_implementation)
     with torch.no_grad():
-        return model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], **arguments).logits
+        return model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=mask).logits
 
 
 def worst_difference(model, batch, logits_BTV: torch.Tensor) -> float:
@@ -168,22 +130,66 @@ def test_packed_logits_are_those_of_each_example_alone(implementation):
     assert worst_difference(open_model, batch, leaking) > 0.1
 
 
-def test_one_segment_after_the_other_gives_the_logits_and_gradients_of_the_mask():
+def flattened(rows) -> dict[str, torch.Tensor]:
+    """As TRL's trainer gives it to the model."""
+    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(packed(rows))
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+@pytest.mark.parametrize("implementation", ["packed_segments", "eager"])
+def test_the_logits_and_gradients_of_a_flattened_batch_are_those_of_the_mask(implementation):
     rows = examples()
-    masked, model = qwen2(), qwen2()
+    masked, model, batch = qwen2(), qwen2("sdpa" if implementation != "eager" else "eager"), packed_batch(rows)
     name, _ = choose_attention(model, runtime(), LENGTH)
-    assert name == "packed_segments"
-    batch = BlockCollator(varlen=True)(list(pack(rows, LENGTH)))
-    assert worst_difference(qwen2(), batch, packed_logits(model, batch)) < 1e-4
-    real = batch["segment_ids"] > 0
-    gradients = []
-    for each, one in ((masked, packed_batch(rows)), (model, batch)):
-        arguments = attention_arguments(one, each.config._attn_implementation)
-        logits = each(input_ids=one["input_ids"], position_ids=one["position_ids"], **arguments).logits
-        torch.logsumexp(logits[real], dim=-1).sum().backward()
+    assert name == implementation
+    real, gradients = batch["segment_ids"] > 0, []
+    wanted = masked(
+        input_ids=batch["input_ids"],
+        position_ids=batch["position_ids"],
+        attention_mask=mask_of(batch["segment_ids"], "sdpa"),
+    ).logits[real]
+    found = model(**flattened(rows), use_cache=False).logits[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    for each, logits in ((masked, wanted), (model, found)):
+        torch.logsumexp(logits, dim=-1).sum().backward()
         gradients.append({name: weight.grad for name, weight in each.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_caps_its_attention_is_trained_by_the_attention_that_does():
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        **sizes, vocab_size=VOCABULARY, num_key_value_heads=2, sliding_window=64, attn_logit_softcapping=0.05,
+        initializer_range=0.5,
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config).eval()
+    name, reason = choose_attention(model, runtime(), LENGTH)
+    assert name == "eager" and "transformers' mask" in reason  # SDPA refuses the cap
+    rows = examples(8)
+    alone = [model(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in rows]
+    batch = flattened(rows)
+    logits = model(**batch, use_cache=False).logits[0]
+    for start, end in itertools.pairwise(batch["cu_seq_lens_q"]):
+        ids = batch["input_ids"][0, start:end].tolist()
+        row = next(n for n, each in enumerate(rows) if each["input_ids"] == ids)
+        torch.testing.assert_close(logits[start:end], alone[row], rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_with_attention_sinks_is_trained_by_the_attention_that_has_them():
+    model = qwen2()
+    model.model.layers[0].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
+    assert choose_attention(model, runtime(), LENGTH) == (
+        "eager",
+        "the model has attention sinks, which the fused kernels leave out",
+    )
 
 
 def test_a_model_trained_one_segment_after_the_other_generates_as_before():
@@ -233,30 +239,28 @@ def test_fused_attention_over_segments_agrees_with_the_mask():
     machine = detect(False)
     model, batch = qwen2(head_dim=64).to("cuda", torch.bfloat16), packed_batch(examples())
     batch = {name: tensor.cuda() for name, tensor in batch.items()}
-    masked = packed_logits(model, batch)
-    name, _ = choose_attention(model, machine, LENGTH)
-    if name == "sdpa":
-        pytest.skip("no fused kernel for segments on this GPU")
-    on_host = {name: tensor.cpu().numpy() for name, tensor in batch.items()}
-    blocks = [{name: values[b] for name, values in on_host.items()} for b in range(len(on_host["input_ids"]))]
-    fused = packed_logits(model, {name: t.cuda() for name, t in BlockCollator(varlen=True)(blocks).items()})
+    masked = packed_logits(model, batch)[batch["segment_ids"] > 0]
+    choose_attention(model, machine, LENGTH)
+    flat = {name: each.cuda() if torch.is_tensor(each) else each for name, each in flattened(examples()).items()}
+    with torch.no_grad():
+        fused = model(**flat, use_cache=False).logits[0]
     assert (fused - masked).abs().max() < 0.05 * masked.abs().max()
 
 
-def test_segment_starts_are_where_positions_are_zero():
-    rows = [{"input_ids": [1] * size, "labels": [1] * size} for size in (20, 12, 30)]
-    batch = BlockCollator(varlen=True)(list(pack(rows, LENGTH)))
-    # Blocks of 30 + 2 padding and of 20 + 12.
-    assert batch["segment_starts"].tolist() == [0, 30, 32, 52, 64]
-    assert batch["segment_starts"].dtype == torch.int32
-
-
-def test_a_sliding_window_shorter_than_a_block_is_refused_where_attention_cannot_slide():
-    window = {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0}
-    with pytest.raises(ValueError, match=r"max_length=32: the model attends over a sliding window of 16 tokens"):
-        choose_attention(qwen2(**window), runtime(), LENGTH)
+def test_a_sliding_window_shorter_than_a_block_slides_by_transformers_mask_and_is_refused_on_xla():
+    model = qwen2(sliding_window=6, use_sliding_window=True, max_window_layers=0)
+    rows = examples(8)
+    alone = {tuple(r["input_ids"]): model(input_ids=torch.tensor([r["input_ids"]])).logits[0] for r in rows}
+    assert choose_attention(model, runtime(), LENGTH)[0] == "sdpa"
+    batch = flattened(rows)
+    logits, starts = model(**batch, use_cache=False).logits[0], batch["cu_seq_lens_q"].tolist()
+    for start, end in itertools.pairwise(starts):
+        ids = tuple(batch["input_ids"][0, start:end].tolist())
+        torch.testing.assert_close(logits[start:end], alone[ids], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"max_length=32: the model attends over a sliding window of 6 tokens"):
+        choose_attention(model, replace(runtime(), kind="xla"), LENGTH)
 
 
 def test_an_attention_that_takes_no_mask_is_refused():
     with pytest.raises(ValueError, match="attn_implementation='flex_attention': cannot keep packed examples apart"):
-        attention_arguments(packed_batch(examples()), "flex_attention")
+        mask_of(torch.ones(1, 4), "flex_attention")

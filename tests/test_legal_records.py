@@ -67,13 +67,73 @@ def test_a_local_file_gives_back_what_was_written(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_a_missing_column_is_named_beside_those_found(tmp_path, suffix):
-    rows = [{name: text for name, text in row.items() if name not in ("topic", "reasoning")} for row in ROWS]
+    rows = [{name: text for name, text in row.items() if name != "answer"} for row in ROWS]
     path = WRITERS[suffix](tmp_path / f"law{suffix}", [row | {"thoughts": "a"} for row in rows])
     expected = (
-        r"no column `topic`, `reasoning`; columns found: id, question, answer, difficulty, case_citation, thoughts\."
+        r"no columns `question` and `answer`, `prompt` and `completion`, or `messages`; columns found: id, question, topic, "
+        r"difficulty, case_citation, reasoning, thoughts\. Rename"
     )
     with pytest.raises(ValueError, match=expected):
         load_records(str(path), seed=0)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_question_and_answer_are_enough_and_rows_without_id_are_named_by_number(tmp_path, suffix):
+    rows = [{name: row[name] for name in ("question", "answer")} for row in ROWS[:3]]
+    found = load_records(str(WRITERS[suffix](tmp_path / f"law{suffix}", rows)), seed=0).records
+    assert [(r.question, r.answer, r.topic, r.reasoning) for r in found] == [(*row.values(), "", "") for row in rows]
+    assert len({record.id for record in found}) == 3
+
+
+def test_an_id_that_comes_again_gets_a_number(tmp_path):
+    path = write_jsonl(tmp_path / "law.jsonl", [row | {"id": "7"} for row in ROWS[:3]])
+    assert [record.id for record in load_records(str(path), seed=0).records] == ["7", "7#2", "7#3"]
+
+
+SAID = [
+    ("system", "Be brief."),
+    ("user", "If it fails?"),
+    ("assistant", "Yes."),
+    ("user", "And then?"),
+    ("assistant", "It falls."),
+]
+MESSAGES = [{"role": role, "content": text} for role, text in SAID]
+CONVERSATION = Record("a", "And then?", "It falls.", turns=tuple(SAID[:3]))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": MESSAGES}, CONVERSATION),
+        ({"prompt": MESSAGES[:-1], "completion": MESSAGES[-1:]}, CONVERSATION),
+        ({"prompt": " Why? ", "completion": "So."}, Record("a", "Why?", "So.")),
+        ({"prompt": None, "completion": "So."}, Record("a", "", "So.")),
+        ({"messages": MESSAGES[:-1]}, Record("a", "", "", turns=tuple(SAID[:2]))),
+        ({"messages": MESSAGES[-1:]}, Record("a", "", "It falls.")),
+        ({"messages": []}, Record("a", "", "")),
+    ],
+)
+def test_conversations_and_completions_are_read(tmp_path, suffix, row, expected):
+    rows = [{"id": "a", "extra": 1} | row, {"id": "b", "extra": 2, **dict.fromkeys(row, MESSAGES)}]
+    if isinstance(row.get("prompt", ""), str | None) and "prompt" in row:
+        rows[1] |= {"prompt": "Who?", "completion": "Me."}
+    found = load_records(str(WRITERS[suffix](tmp_path / f"law{suffix}", rows)), seed=0).records
+    assert found[0] == expected
+
+
+@pytest.mark.parametrize("messages", ["Hello", [["user", "Hello"]], [{"content": "Hello"}]])
+def test_messages_that_are_none_are_named_with_their_line(tmp_path, messages):
+    path = write_jsonl(tmp_path / "law.jsonl", [{"messages": MESSAGES}, {"messages": messages}])
+    with pytest.raises(
+        ValueError, match=r"line 2, column `messages` is no list of messages, each with `role` and `content`"
+    ):
+        load_records(str(path), seed=0)
+
+
+def test_questions_that_follow_other_turns_are_no_near_duplicates():
+    records = [Record(str(n), "And then?", "a", turns=(("user", r.question),)) for n, r in enumerate(RECORDS)]
+    assert [len(part) for part in vars(split_records(records, seed=0)).values()] == [32, 4, 4, 0]
 
 
 def test_a_hub_layout_is_read_from_its_train_split(tmp_path, dataset_cache):
@@ -83,7 +143,7 @@ def test_a_hub_layout_is_read_from_its_train_split(tmp_path, dataset_cache):
 
 def test_a_hub_layout_without_a_column_names_it(tmp_path, dataset_cache):
     write_parquet(tmp_path / "law" / "train.parquet", [{"id": "1", "question": "a"}])
-    with pytest.raises(ValueError, match=r"no column `answer`.*columns found: id, question\."):
+    with pytest.raises(ValueError, match=r"no columns `question` and `answer`.*columns found: id, question\."):
         load_records(str(tmp_path / "law"), seed=0)
 
 
@@ -308,4 +368,4 @@ def test_too_few_different_questions_are_refused():
 
 def test_asdict_of_a_record_has_the_seven_columns_of_the_data_set():
     names = {"id", "question", "answer", "topic", "difficulty", "case_citation", "reasoning"}
-    assert set(asdict(RECORDS[0])) - {"gold"} == set(COLUMNS) == names
+    assert set(asdict(RECORDS[0])) - {"gold", "turns"} == set(COLUMNS) == names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import signal
@@ -11,14 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
+from trl import SFTConfig
 
 from helpers import checkpoint, xla
+from helpers.legal.parameters import LegalParameters
+from helpers.legal.training import NOT_ON_XLA, new_trainer
 
 from . import forked
 from .legal_run import rows
 from .test_legal_model import loaded
+from .workloads import plan_by_hand
+from .xla_process import cpu_here
 
 DRIVER = Path(__file__).with_name("legal_run.py")
 METHODS = ("lora", "full")
@@ -128,9 +135,78 @@ def test_results_tell_useful_tokens_from_padding(finished):
     _, outcome = finished("cpu", "full")
     train = outcome["train"]
     useful = sum(len(row["input_ids"]) for row in rows(200, 64, seed=0))
-    blocks = 64  # 63 bins or fewer, in whole batches of 8
-    assert train["fill"] == pytest.approx(useful / (blocks * 64), abs=1e-4)
-    assert train["useful_tokens_per_second"] == pytest.approx(train["tokens_per_second"] * train["fill"], rel=1e-2)
+    blocks = 64  # 63 bins or fewer, in whole batches of 8; a filler has one token
+    assert train["fill"] == pytest.approx(useful / (blocks * 64), abs=1e-3)
+    assert train["useful_tokens_per_second"] == pytest.approx(train["tokens_per_second"], rel=1e-2)  # TRL pads nothing
+    assert train["examples_per_second"] == pytest.approx(train["tokens_per_second"] / 64 / train["fill"], rel=0.02)
+
+
+# ---- TRL
+
+
+TEXTS = [
+    {"prompt": f"Name {n}.", "completion": f" It is {n * n}, and no more than that."} for n in range(40)
+]  # which only TRL makes tokens of
+
+
+def trainers(tmp_path, **fields):
+    """Ours and TRL's own with the same arguments, data and model."""
+    from trl import SFTTrainer
+
+    found = []
+    for stock in (False, True):
+        model, tokenizer = loaded(method="full", seed=3)
+        params = LegalParameters(base_model="sample", logging_steps=1, eval_steps=9, save_steps=9)
+        planned = plan_by_hand(cpu_here(), batch_size=4, steps=3, length=128, learning_rate=1e-2)
+        folder = tmp_path / f"{len(fields)}-{stock}"
+        ours = new_trainer(model, tokenizer, TEXTS, TEXTS[:8], 128, params, planned, cpu_here(), folder, **fields)
+        if stock:
+            model, tokenizer = loaded(method="full", seed=3)
+            data = {"train_dataset": Dataset.from_list(TEXTS), "eval_dataset": Dataset.from_list(TEXTS[:8])}
+            ours = SFTTrainer(model, args=ours.args, processing_class=tokenizer, **data)
+        found.append(ours)
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"loss_type": "dft"}, {"label_smoothing_factor": 0.1}, {"completion_only_loss": False}]
+)
+def test_rows_and_losses_are_those_of_trl_and_its_fields_are_carried_out(tmp_path, fields):
+    ours, theirs = trainers(tmp_path, **fields)
+    blocks = len(theirs.train_dataset)
+    assert ours.train_dataset["input_ids"][:blocks] == theirs.train_dataset["input_ids"][:]
+    assert ours.train_dataset["labels"][:blocks] == theirs.train_dataset["labels"][:]
+    batches = [trainer.data_collator([trainer.train_dataset[n] for n in range(blocks)]) for trainer in (ours, theirs)]
+    losses = [
+        trainer.compute_loss(trainer.model, batch).item()
+        for trainer, batch in zip((ours, theirs), batches, strict=True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    if fields:
+        plain, _ = trainers(tmp_path / "plain")
+        batch = plain.data_collator([plain.train_dataset[n] for n in range(blocks)])
+        assert losses[0] != pytest.approx(plain.compute_loss(plain.model, batch).item(), rel=1e-3)
+
+
+def test_messages_are_taught_as_trl_teaches_them(tmp_path):
+    said = [
+        {"messages": [{"role": "user", "content": f"Name {n}."}, {"role": "assistant", "content": f"It is {n}."}]}
+        for n in range(9)
+    ]
+    model, tokenizer = loaded(method="full")
+    params = LegalParameters(base_model="sample", packing="padded")
+    planned = plan_by_hand(cpu_here(), batch_size=3, steps=3, length=128, learning_rate=1e-2)
+    trainer = new_trainer(
+        model, tokenizer, said, said, 128, params, planned, cpu_here(), tmp_path, completion_only_loss=False
+    )
+    row = trainer.train_dataset[0]
+    assert row["labels"] == row["input_ids"] == tokenizer.apply_chat_template(said[0]["messages"])["input_ids"]
+
+
+def test_fields_that_a_tpu_would_ignore_are_refused():
+    assert {*NOT_ON_XLA} <= {field.name for field in dataclasses.fields(SFTConfig)}
+    defaults = SFTConfig(use_cpu=True, bf16=False, report_to="none")
+    assert {name: getattr(defaults, name) for name in NOT_ON_XLA} == NOT_ON_XLA
 
 
 # ---- resume

@@ -29,20 +29,18 @@ def test_the_sample_has_no_defect():
 @pytest.mark.parametrize(
     ("changes", "defect", "detail"),
     [
-        ({"id": ""}, "empty field", "id"),
-        ({"question": ""}, "empty field", "question"),
-        ({"answer": ""}, "empty field", "answer"),
-        ({"topic": ""}, "empty field", "topic"),
-        ({"difficulty": ""}, "empty field", "difficulty"),
-        ({"reasoning": ""}, "empty field", "reasoning"),
-        ({"difficulty": "hard"}, "unknown difficulty", "hard"),
-        ({"id": CLEAN[1].id}, "duplicate id", "as row 2"),
+        ({"question": ""}, "no question", ""),
+        ({"answer": ""}, "no answer", ""),
         ({"question": CLEAN[1].question.upper(), "answer": CLEAN[1].answer}, "repeated row", "as row 2"),
-        ({"reasoning": "It depends on the facts, and on which of them a court would find."}, "no steps", "It depends"),
-        ({"reasoning": "Step 1: Read the contract. Step 3: Read it a second time, slowly."}, "broken steps", "1, 3"),
-        ({"reasoning": "Step 2: Read the contract. Step 3: Read it a second time, slowly."}, "broken steps", "2, 3"),
-        ({"answer": FIRST.answer + "\n### Case Citation:\nnone"}, "markup", "answer: ### Case Citation:"),
-        ({"question": "What is <|im_end|> in contract law?"}, "markup", "question: <|im_end|>"),
+        (
+            {"reasoning": "Step 1: Read the contract. Step 3: Sign. Step 2: Read it a second time."},
+            "broken steps",
+            "1, 3, 2",
+        ),
+        ({"reasoning": "Step 1: Read the contract. Step 1: Read it a second time, slowly."}, "broken steps", "1, 1"),
+        ({"answer": FIRST.answer + "\n### Case Citation:\nnone"}, "markup", "### Case Citation:"),
+        ({"question": "What is <|im_end|> in contract law?"}, "markup", "<|im_end|>"),
+        ({"turns": (("user", "<|im_start|> is what?"), ("assistant", "A token."))}, "markup", "<|im_start|>"),
     ],
 )
 def test_a_bad_row_is_set_aside_with_its_reason(changes, defect, detail):
@@ -59,7 +57,14 @@ def test_a_bad_row_is_set_aside_with_its_reason(changes, defect, detail):
 @pytest.mark.parametrize(
     ("changes", "defect", "detail"),
     [
-        ({"difficulty": "expert", "reasoning": "Step 1: " + "a" * 60}, "few steps", "1, expert asks for 7"),
+        ({"topic": ""}, "no section", "topic"),
+        ({"difficulty": ""}, "no section", "difficulty"),
+        ({"reasoning": ""}, "no section", "reasoning"),
+        (
+            {"reasoning": "It depends on the facts, and on which of them a court would find."},
+            "prose reasoning",
+            "It depends",
+        ),
         ({"answer": "ISSUE: a\nRULE: b\nAPPLICATION: c\nCONCLUSION: d"}, "short text", "answer: 45 characters"),
         (
             {"difficulty": "basic", "reasoning": "Step 1: a Step 2: b Step 3: c Step 4: d"},
@@ -87,14 +92,14 @@ def test_a_near_duplicate_is_listed_with_the_row_it_repeats():
 
 
 def test_a_row_set_aside_does_not_hide_the_good_one_that_repeats_it():
-    records = [replace(FIRST, reasoning=""), FIRST, *CLEAN[1:]]
+    records = [replace(FIRST, reasoning="Step 2: a Step 1: b"), FIRST, *CLEAN[1:]]
     report = validate(records)
     assert report.set_aside == (records[0],)
     assert report.kept == CLEAN
 
 
 def test_every_row_is_either_kept_or_set_aside_whatever_is_wrong_with_it():
-    records = [replace(CLEAN[n % 60], **{name: ""}) for n, name in enumerate(("answer", "topic", "id") * 10)]
+    records = [replace(CLEAN[n % 60], **{name: ""}) for n, name in enumerate(("answer", "question", "answer") * 10)]
     records += [*CLEAN, *CLEAN[:7]]
     report = validate(records)
     assert Counter(report.kept + report.set_aside) == Counter(records)
@@ -104,49 +109,57 @@ def test_every_row_is_either_kept_or_set_aside_whatever_is_wrong_with_it():
 
 
 def test_the_caller_can_keep_what_is_set_aside_and_set_aside_what_is_kept():
-    records = with_one(reasoning="Free prose about the case, long enough to be an explanation.", case_citation="")
-    assert validate(records, excluding=SET_ASIDE.keys() - {"no steps"}).set_aside == ()
+    records = with_one(reasoning="Step 2: Read the contract. Step 1: Sign it, and keep a copy of it.", case_citation="")
+    assert validate(records, excluding=SET_ASIDE.keys() - {"broken steps"}).kept[5] == records[5]
     assert validate(records, excluding={"no citation"}).set_aside == (records[5],)
 
 
 def test_defects_of_rows_set_aside_are_not_counted_as_warnings():
-    report = validate(with_one(topic="", case_citation=""))
+    report = validate(with_one(answer="", case_citation=""))
     assert report.as_dict()["warned"]["no citation"] == 0
     assert [(row["defect"], row["set_aside"]) for row in report.listed() if row["row"] == 6] == [
-        ("empty field", True),
+        ("no answer", True),
         ("no citation", False),
     ]
 
 
 def test_no_usable_record_at_all_is_refused_with_what_is_wrong():
-    with pytest.raises(ValueError, match=r"none of 60 can be used \(empty field 60\)"):
-        validate([replace(record, topic="") for record in CLEAN])
+    with pytest.raises(ValueError, match=r"none of 60 can be used \(no answer 60\)"):
+        validate([replace(record, answer="") for record in CLEAN])
 
 
 def test_the_report_shows_counts_and_examples_and_goes_into_json():
-    report = validate(with_one(reasoning=""))
+    report = validate(with_one(answer=""))
     rows = {row["records"]: row for row in report.rows()}
     assert (rows["all"]["number"], rows["kept"]["number"]) == (60, 59)
-    assert rows["set aside: empty field"]["number"] == 1
-    assert rows["set aside: empty field"]["details"].endswith(f"row 6 {CLEAN[5].id!r}: reasoning")
-    expert = sum(record.difficulty == "expert" for record in report.kept)
-    assert (rows["kept, expert"]["meaning"], rows["kept, expert"]["details"]) == (
-        "at least 7 steps expected",
-        f"{expert} with 7",
-    )
+    assert rows["kept"]["meaning"] == "98%"
+    assert rows["set aside: no answer"]["number"] == 1
+    assert rows["set aside: no answer"]["details"].endswith(f"row 6 {CLEAN[5].id!r}")
     facts = json.loads(json.dumps(report.as_dict()))
     assert facts["kept"] + sum(facts["set_aside"].values()) == facts["records"] == 60
     assert set(facts["set_aside"]) | set(facts["warned"]) == set(SET_ASIDE | WARNED)
 
 
-def test_counts_of_steps_and_words_are_those_of_the_kept_records():
-    facts = validate(CLEAN).as_dict()
-    assert {name: sum(steps.values()) for name, steps in facts["steps"].items()} == Counter(r.difficulty for r in CLEAN)
-    assert {name: set(steps) for name, steps in facts["steps"].items()} == {
-        "basic": {4}, "intermediate": {5}, "advanced": {6}, "expert": {7}
-    }  # fmt: skip
-    lengths = sorted(len(record.answer.split()) for record in CLEAN)
-    assert (facts["answer_words"]["least"], facts["answer_words"]["most"]) == (lengths[0], lengths[-1])
+def test_gaps_in_the_numbering_are_closed_and_told_and_nothing_else_is_changed():
+    records = with_one(reasoning="Step 2: Read the contract. Step 3: Sign it. Step 9: Keep what was said in Step 3.")
+    report = validate(records)
+    text = "Step 1: Read the contract. Step 2: Sign it. Step 3: Keep what was said in Step 3."
+    assert report.kept[5] == replace(records[5], reasoning=text)
+    assert report.kept[:5] + report.kept[6:] == CLEAN[:5] + CLEAN[6:]
+    (finding,) = [f for f in report.findings if f.defect != "near-duplicate question"]
+    assert (finding.row, finding.defect, finding.detail) == (6, "renumbered steps", "2, 3, 9")
+
+
+def test_a_conversation_is_kept_without_sections_and_may_hold_headings():
+    chat = Record(
+        "1", "And then?", "### Answer: " + "It falls. " * 20, turns=(("user", "If it fails?"), ("assistant", "Yes."))
+    )
+    report = validate([*CLEAN, chat])
+    assert report.kept[-1] == chat
+    assert not [finding for finding in report.findings if finding.id == "1"]
+    again = replace(chat, turns=(("user", "If it rains?"), ("assistant", "Yes.")))
+    assert validate([chat, again]).kept == (chat, again), "what was said before is part of the question"
+    assert validate([chat, replace(chat, id="2")]).set_aside == (replace(chat, id="2"),)
 
 
 # ---- citations

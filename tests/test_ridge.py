@@ -10,10 +10,9 @@ import scipy.optimize
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers.reservoir.baselines import SMOOTHING
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 from helpers.reservoir.readout import RidgeReadout
-from helpers.reservoir.ridge import RidgeAccumulator, fit_readout, readout_nats
+from helpers.reservoir.ridge import SMOOTHING, RidgeAccumulator, fit_readout, readout_nats
 
 from .xla_process import answers_on_xla
 

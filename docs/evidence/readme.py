@@ -75,6 +75,18 @@ def results() -> str:
     return tables.markdown(rows)
 
 
+def pictures() -> str:
+    """A row of the executed notebooks, each with its last figure where it draws one."""
+    gallery = RESULTS.parent / "gallery"
+    shown = {}
+    for notebook in NOTEBOOKS.values():
+        page = f"docs/gallery/{notebook.file}.ipynb"
+        if (gallery / f"{notebook.file}.png").is_file():
+            picture = f"![{notebook.title}](docs/gallery/{notebook.file}.png)"
+            shown[f"[{notebook.title}]({page})"] = f"[{picture}]({page})"
+    return tables.markdown([shown])
+
+
 def _opened(twin: str, name: str) -> str:
     """The twin's file, and the buttons that open it in Colab and on Kaggle."""
     path = f"notebooks/{name}.ipynb"

@@ -14,12 +14,13 @@ from statistics import fmean
 from typing import Any
 
 from .generation import Generated
-from .layout import STEP, Response, parse_response, response
+from .layout import STEP, Response, is_conversation, parse_response, response
 from .records import NEAR_DUPLICATE, Record, closest
-from .validation import STEPS, citations
+from .validation import citations
 
-CALIBRATED = 0.95  # share of the records themselves that a measure must find right, or it says nothing
 RESAMPLES = 2_000
+OPTION = re.compile(r"\W*(?:the )?(?:correct )?(?:(?:answer|option)(?: is)?\W+)?([A-F])\b(?=[).:,]|$)", re.IGNORECASE)
+OFFERED = re.compile(r"(?:^|\s)\(?([A-F])[).:]\s")
 VERDICT = re.compile(r"\bclaim (succeeds|fails)\b")
 FINDING = re.compile(r"\bso ([^.,;]+?) is (not )?shown\b")
 CASE = re.compile(r"\b\w+ v \w+")
@@ -41,7 +42,7 @@ class Sample:
 
 
 def read(record: Record, generated: Generated) -> Sample:
-    return Sample(record, generated, parse_response(generated.text))
+    return Sample(record, generated, parse_response(generated.text, record))
 
 
 # ---- measures: from 0 (wrong) to 1 (right) for one question, None where there is nothing to measure
@@ -95,11 +96,18 @@ def _cited(sample: Sample) -> float | None:
     return fmean(entry in sample.response.case_citation for entry in entries) if entries else None
 
 
-def _steps(sample: Sample) -> float:
-    """Numbered without a gap, and as many as the difficulty asks for."""
-    numbers = [int(number) for number in STEP.findall(sample.response.reasoning)]
-    enough = len(numbers) >= STEPS.get(sample.record.difficulty, 1)
-    return enough and numbers == list(range(1, len(numbers) + 1))
+def _steps(sample: Sample) -> float | None:
+    """Numbered without a gap, and as many as the record has."""
+    numbers, own = ([int(n) for n in STEP.findall(each.reasoning)] for each in (sample.response, sample.record))
+    return len(numbers) >= len(own) and numbers == [*range(1, len(numbers) + 1)] if own else None
+
+
+def _option(sample: Sample) -> float | None:
+    """Of a question with options A, B, C the one that the record's answer begins with."""
+    own, written = (OPTION.match(each.answer) for each in (sample.record, sample.response))
+    if not own or len({*OFFERED.findall(sample.record.question)}) < 2:
+        return None
+    return bool(written) and written[1].upper() == own[1].upper()
 
 
 LABELLED: dict[str, Callable[[Sample], float]] = {  # of records with `gold`
@@ -111,15 +119,16 @@ LABELLED: dict[str, Callable[[Sample], float]] = {  # of records with `gold`
     "agreement": _agreement,
 }
 MEASURES: dict[str, Callable[[Sample], float | None]] = LABELLED | {
+    "option": _option,
     "cited": _cited,
     "steps": _steps,
-    "format": lambda sample: sample.response.well_formed,
+    "format": lambda sample: None if is_conversation(sample.record) else sample.response.well_formed,
     "stops": lambda sample: sample.generated.stopped,
 }
 
 
 def measure(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Every measure over `samples` as `rate` or `mean` gives it, and the mean number of steps and words."""
+    """Every measure over `samples` as `rate` or `mean` gives it, and the mean number of steps and of words, all and reasoning."""
     found: dict[str, Any] = {}
     for name, function in MEASURES.items():
         asked = [sample for sample in samples if name not in LABELLED or sample.record.gold]
@@ -127,6 +136,7 @@ def measure(samples: Sequence[Sample]) -> dict[str, Any]:
         if values:
             found[name] = rate(int(sum(values)), len(values)) if {*values} <= {0.0, 1.0} else mean(values)
     found["mean_steps"] = fmean(sample.response.steps for sample in samples)
+    found["mean_reasoning_words"] = fmean(len(sample.response.reasoning.split()) for sample in samples)
     found["mean_words"] = fmean(len(sample.generated.text.split()) for sample in samples)
     return found
 
@@ -216,7 +226,7 @@ def _split(record: Record) -> list[str]:
 
 def left_out(gold: Mapping[str, Any]) -> dict[str, float]:
     """Measures that the records themselves do not pass, which would say nothing about a model."""
-    return {name: found["rate"] for name, found in _rates(gold).items() if found["rate"] < CALIBRATED}
+    return {name: found["rate"] for name, found in _rates(gold).items() if found["rate"] < 1}
 
 
 def note(references: Mapping[str, Any]) -> str:
@@ -245,7 +255,7 @@ def _cells(found: Mapping[str, Any], out: Collection[str]) -> dict[str, str | fl
         for name, each in _rates(found).items()
         if name not in out
     }
-    return cells | {name.replace("_", " "): round(found[name], 1) for name in ("mean_steps", "mean_words")}
+    return cells | {name.replace("_", " "): round(found[name], 1) for name in found if name.startswith("mean_")}
 
 
 def _rates(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

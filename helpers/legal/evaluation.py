@@ -32,7 +32,7 @@ def evaluate_answers(
     generated = generate(
         model,
         layout.tokenizer,
-        layout.prompt_ids([record.question for record in records]),
+        layout.prompt_ids(records),
         max_new_tokens=max_new_tokens,
         stop_token_ids=layout.stop_token_ids,
         batch_size=batch_size,

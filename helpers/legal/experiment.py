@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from . import harness
 from .correctness import Sample, baselines, overlap
 from .evaluation import evaluate_answers, loss_and_perplexity
 from .generation import Generated, generate
-from .layout import MAX_LENGTH, Layout, Truncation, choose_max_length
+from .layout import MAX_LENGTH, Fitted, Layout, choose_max_length
 from .model import check_method, load_model
-from .packing import pack
+from .packing import count_blocks
 from .parameters import LegalParameters, recipe
 from .records import Record, Records, RecordSplits, load_records, split_records
 from .training import LegalTrainer, new_trainer
@@ -50,7 +50,7 @@ def check(params: LegalParameters, runtime: Runtime) -> None:
 
 
 def load_data(params: LegalParameters) -> Data:
-    """The records of `data_source`; broken steps are kept where `set_aside_broken` says so, other defects never."""
+    """The records of `data_source`; steps out of order are kept where `set_aside_broken` says so, other defects never."""
     records = load_records(params.data_source, num_records=params.num_records, seed=params.seed)
     excluding = set(SET_ASIDE) - (set() if params.set_aside_broken else {"broken steps"})
     report = validate(records.records, excluding=excluding)
@@ -59,44 +59,45 @@ def load_data(params: LegalParameters) -> Data:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The splits as token rows no longer than `max_length`."""
+    """The records that fit into `max_length`, by split."""
 
     layout: Layout
-    splits: RecordSplits  # without those that are set aside; a row each
+    splits: RecordSplits
+    fitted: dict[str, Fitted]  # by split: what is used, and what is not
     max_length: int
-    block_length: int  # tokens of a block; several rows share one
+    block_length: int  # tokens of a block; several records share one
     why: str  # both lengths
-    train: list[dict[str, list[int]]]
-    validation: list[dict[str, list[int]]]
-    test: list[dict[str, list[int]]]
-    areas: list[dict[str, list[int]]]
-    truncation: Truncation  # of the training records
-    blocks: int  # of the training rows, packed
+    blocks: int  # of the training records, packed
+
+    def examples(self, split: str) -> list[dict[str, Any]]:
+        """The records of a split as TRL takes them."""
+        return [self.layout.example(record) for record in getattr(self.splits, split)]
+
+    def set_aside(self) -> list[dict[str, Any]]:
+        """A row for each record that is not used, as `Report.listed` has them."""
+        return [
+            {
+                "id": name,
+                "defect": why.replace("_", " "),
+                "detail": f"{split}, max_length={self.max_length}",
+                "set_aside": True,
+            }
+            for split, fitted in self.fitted.items()
+            for why in ("too_long", "spells_stop")
+            for name in getattr(fitted, why)
+        ]
 
 
 def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
-    """Rows with labels on the completions only; lengths follow from the training records unless `max_length` is set."""
+    """What is used of each split; lengths follow from the training records unless `max_length` is set."""
     layout = Layout(tokenizer, params.layout)
     max_length, why = choose_max_length(layout.lengths(splits.train), wanted=params.max_length)
     chosen = params.max_length or params.packing == "padded"
     block_length = max_length if chosen else max(max_length, MAX_LENGTH)  # into short blocks little fits beside another
-    rows, kept = {}, {}
-    for name in (field.name for field in fields(splits)):
-        rows[name], truncation = layout.encode(getattr(splits, name), max_length)
-        kept[name] = tuple(r for r in getattr(splits, name) if r.id not in truncation.set_aside)
-        if name == "train":
-            cut = truncation
-    blocks = len(pack(rows["train"], block_length, strategy=params.packing, pad_token_id=tokenizer.pad_token_id))
-    return Encoded(
-        layout=layout,
-        splits=RecordSplits(**kept),
-        max_length=max_length,
-        block_length=block_length,
-        why=f"{why}; in blocks of {block_length:,}",
-        **rows,
-        truncation=cut,
-        blocks=blocks,
-    )
+    fitted = {name: layout.fit(records, max_length) for name, records in vars(splits).items()}
+    used = RecordSplits(**{name: each.records for name, each in fitted.items()})
+    blocks = count_blocks(layout.lengths(used.train), block_length, params.packing)
+    return Encoded(layout, used, fitted, max_length, block_length, f"{why}; in blocks of {block_length:,}", blocks)
 
 
 def plan(model, encoded: Encoded, params: LegalParameters, runtime: Runtime) -> tuple[Plan, Workload]:
@@ -125,8 +126,8 @@ def legal_trainer(
     return new_trainer(
         model,
         encoded.layout.tokenizer,
-        encoded.train,
-        encoded.validation,
+        encoded.examples("train"),
+        encoded.examples("validation"),
         encoded.block_length,
         params,
         plan,
@@ -199,7 +200,7 @@ def examine(
     metrics, texts = {}, {}
     with autocast(runtime):
         for name, records in _asked(encoded, params).items():
-            rows = getattr(encoded, name)[: len(records)]
+            rows = encoded.layout.rows(records)
             answers, texts[name] = evaluate_answers(
                 model, encoded.layout, records, max_new_tokens=params.max_new_tokens
             )
@@ -216,8 +217,13 @@ def autocast(runtime: Runtime) -> contextlib.AbstractContextManager:
     return torch.autocast(runtime.kind, dtype=half, enabled=runtime.precision != "fp32")
 
 
-def ask(model, encoded: Encoded, question: str, params: LegalParameters, runtime: Runtime) -> Generated:
-    """The model's answer to one question, the likeliest token at every step."""
+def ask(
+    model, encoded: Encoded, question: str, params: LegalParameters, runtime: Runtime, *, stream: bool = False
+) -> Generated:
+    """The model's answer to one question, the likeliest token at every step; printed as it is written where it streams."""
+    from transformers import TextStreamer
+
+    shown = TextStreamer(encoded.layout.tokenizer, skip_prompt=True, skip_special_tokens=True)
     with autocast(runtime):
         (answer,) = generate(
             model,
@@ -225,7 +231,10 @@ def ask(model, encoded: Encoded, question: str, params: LegalParameters, runtime
             encoded.layout.prompt_ids([question]),
             max_new_tokens=params.max_new_tokens,
             stop_token_ids=encoded.layout.stop_token_ids,
+            streamer=shown if stream and runtime.kind != "xla" else None,
         )
+    if stream and runtime.kind == "xla":
+        print(answer)
     return answer
 
 

@@ -1,10 +1,10 @@
-"""A finished model as a folder that the ecosystem's own calls load: weights, tokeniser, stop tokens, model card."""
+"""A finished model as a folder that the ecosystem's own calls load: weights, tokeniser, stop tokens, Modelfile, model card."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,36 +13,40 @@ import torch
 from helpers import tables
 from helpers.cpu_copy import cpu_copy
 
-from .generation import evaluating
+from .layout import SYSTEM, Layout
 from .model import pinned_revision
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 MANIFEST = "export.json"  # names of all files of an export
 MERGED = "merged"  # LoRA: adapter in the folder itself, the whole model in here
+FILES, LEAST = 8, 2**26  # of weights, and the bytes of one; one file at a time is copied in memory
 LICENCES = {"Qwen/Qwen2.5-0.5B": "apache-2.0", "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0"}  # as their cards state
-TOLERANCE = {"model": 1e-5, "adapter": 1e-5, "merged model": 1e-4}  # of fp32 logits; merging rounds each weight once
+GGUF = "model.gguf"
+ELSEWHERE = f"""\
+Neither command was tried by who wrote this notebook.
+
+- vLLM: `vllm serve {{folder}}`
+- Ollama: `python llama.cpp/convert_hf_to_gguf.py {{folder}} --outfile {{folder}}/{GGUF}` (the script is in the repository
+  ggml-org/llama.cpp), then `ollama create legal -f {{folder}}/Modelfile` and `ollama run legal`. The Modelfile has this model's
+  own template, system text and stop tokens."""
 
 
 def export(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: str | Path,
-    *,
-    base_model: str,
-    card: Mapping[str, Any],
+    model: PreTrainedModel, layout: Layout, folder: str | Path, *, base_model: str, card: Mapping[str, Any]
 ) -> Path:
     """Writes `model` to `folder`, whole or not at all, and returns it; an earlier export there is replaced.
 
-    A PEFT model gives its adapter, and in `merged/` the whole model with the adapter added to its weights, in fp32, unless
-    these have 4 bits; another model is written in its own dtype. Both have tokeniser and generation_config. Weights are safetensors, from
-    copies on the CPU.
+    A PEFT model gives its adapter, and in `merged/` the whole model with the adapter added to its weights, unless these have
+    4 bits; it is merged where it is, so that no second one is in memory, and `model` cannot be trained afterwards (on XLA a
+    copy on the CPU is). Weights keep their dtype, 16 bits where they were frozen so. What was written is read again,
+    tensor by tensor, and is equal bit for bit. Beside a whole model lies a Modelfile.
 
     card: sections of the README by title, each a text, a mapping, or rows of a table.
 
-    Raises ValueError where the folder holds anything that is not an export's, or the model's generation_config has no
-    stop token.
+    Raises ValueError where the folder holds anything that is not an export's, the model's generation_config has no stop
+    token, or what is read differs.
     """
     folder = Path(folder).expanduser()
     if model.generation_config.eos_token_id is None:
@@ -52,26 +56,19 @@ def export(
         )
     _check_own(folder)
     adapter = hasattr(model, "peft_config")
-    merges = adapter and not in_four_bits(model)
-    copied = cpu_copy(model) if merges or not adapter else model
+    merges = adapter and not getattr(model, "is_loaded_in_4bit", False)
+    if model.device.type == "xla":
+        model = cpu_copy(model)
     staging = folder.with_name(f".staging-{folder.name}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
         if adapter:
-            for config in copied.peft_config.values():
-                config.base_model_name_or_path, config.revision = base_model, pinned_revision(base_model)
-            # "auto" would ask the hub whether the vocabulary grew; it never does here.
-            copied.save_pretrained(staging, save_embedding_layers=False)
-            copied.generation_config.save_pretrained(staging)
-            tokenizer.save_pretrained(staging)
+            _save_adapter(model, layout, staging, base_model)
         if merges:
-            copied = copied.float().merge_and_unload()  # added to a bf16 base, small updates would round away
+            model = model.merge_and_unload()
         if merges or not adapter:
-            whole = staging / MERGED if adapter else staging
-            copied.config.use_cache = True  # training switches it off
-            copied.save_pretrained(whole)
-            tokenizer.save_pretrained(whole)
+            _save_whole(model, layout, staging / MERGED if adapter else staging)
         (staging / "README.md").write_text(_readme(card, adapter, merges, base_model), encoding="utf-8")
         (staging / MANIFEST).write_text(json.dumps({"files": _files(staging)}, indent=1), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
@@ -81,9 +78,63 @@ def export(
     return folder
 
 
-def in_four_bits(model) -> bool:
-    """Whether the weights that are not trained are bitsandbytes', which cannot be copied to a CPU or merged."""
-    return getattr(model, "is_loaded_in_4bit", False)
+def _save_adapter(model, layout: Layout, folder: Path, base_model: str) -> None:
+    from peft import get_peft_model_state_dict
+
+    (config,) = model.peft_config.values()
+    own = config.base_model_name_or_path, config.revision
+    config.base_model_name_or_path, config.revision = base_model, pinned_revision(base_model)
+    # "auto" would ask the hub whether the vocabulary grew; it never does here.
+    model.save_pretrained(folder, save_embedding_layers=False)
+    config.base_model_name_or_path, config.revision = own
+    model.generation_config.save_pretrained(folder)
+    layout.tokenizer.save_pretrained(folder)
+    check_written(folder, get_peft_model_state_dict(model, save_embedding_layers=False))
+
+
+def _save_whole(model, layout: Layout, folder: Path) -> None:
+    model.config.use_cache = True  # training switches it off
+    size = sum(weight.nbytes for weight in model.parameters())
+    model.save_pretrained(folder, max_shard_size=max(LEAST, size // FILES))
+    layout.tokenizer.save_pretrained(folder)
+    (folder / "Modelfile").write_text(modelfile(layout), encoding="utf-8")
+    check_written(folder, model.state_dict())
+
+
+def check_written(folder: Path, weights: Mapping[str, torch.Tensor]) -> int:
+    """Raises ValueError where a tensor of the folder's safetensors is not bit for bit one of `weights`; how many there are."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 a file is no mapping
+                wanted, count = weights.get(name), count + 1
+                if wanted is None or not torch.equal(wanted.detach().cpu(), file.get_tensor(name)):
+                    raise ValueError(
+                        f"{path.name}: {name} is not what was trained; do not use this export, and report what base model and "
+                        "LoRA settings it has"
+                    )
+    return count
+
+
+def modelfile(layout: Layout) -> str:
+    """What Ollama is told: the model's own template as a Go template, the system text of the records, and where to stop."""
+    prompt, answer = layout.prompt("{{ .Prompt }}"), "{{ .Response }}"
+    completion = [{"role": "assistant", "content": answer}] if layout.name == "chat" else answer
+    ending = layout.text({"prompt": prompt, "completion": completion}).rpartition(answer)[2]
+    template = layout.prompt_text(prompt) + answer + ending
+    template = template.removeprefix(layout.tokenizer.bos_token or "")  # llama.cpp writes it
+    system = SYSTEM in template
+    stops = layout.tokenizer.convert_ids_to_tokens([*layout.stop_token_ids])
+    lines = [
+        f"FROM ./{GGUF}",
+        f'TEMPLATE """{template.replace(SYSTEM, "{{ .System }}")}"""',
+        *([f'SYSTEM """{SYSTEM}"""'] if system else []),
+        *(f'PARAMETER stop "{stop}"' for stop in stops),
+        "PARAMETER temperature 0",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _files(folder: Path) -> list[str]:
@@ -92,12 +143,11 @@ def _files(folder: Path) -> list[str]:
 
 def _check_own(folder: Path) -> None:
     """Raises ValueError where the folder holds something that no export wrote."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
+    if folder.is_file():
         raise ValueError(f"folder={str(folder)!r} is a file; nothing was touched: choose another folder")
     manifest = folder / MANIFEST
     own = {MANIFEST, *json.loads(manifest.read_text(encoding="utf-8"))["files"]} if manifest.is_file() else ()
+    own = {*own, f"{MERGED}/{GGUF}", GGUF}  # which a person made of it
     if foreign := [name for name in _files(folder) if name not in own]:
         raise ValueError(
             f"folder={str(folder)!r} holds files that no export wrote ({', '.join(foreign[:4])}"
@@ -105,11 +155,8 @@ def _check_own(folder: Path) -> None:
         )
 
 
-# ---- model card
-
-
 def _readme(card: Mapping[str, Any], adapter: bool, merged: bool, base_model: str) -> str:
-    """The model card: what was passed in, and nothing else."""
+    """The model card: what was passed in, and how to use the folder."""
     from huggingface_hub import ModelCardData
 
     hub_id = base_model.count("/") == 1 and not Path(base_model).exists()
@@ -137,55 +184,6 @@ def _readme(card: Mapping[str, Any], adapter: bool, merged: bool, base_model: st
         if isinstance(content, Mapping):
             content = "\n".join(f"- {name}: {value}" for name, value in content.items())
         paragraphs += [f"## {title}", content if isinstance(content, str) else tables.markdown(content)]
+    if merged or not adapter:
+        paragraphs += ["## In vLLM and Ollama", ELSEWHERE.format(folder=MERGED if adapter else ".")]
     return "\n\n".join(paragraphs) + "\n"
-
-
-# ---- what was written is what was trained
-
-
-def reload_check(folder: str | Path, model: PreTrainedModel, prompts_ids: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Loads an export back with the ecosystem's own calls and compares it with `model`, on the CPU in fp32.
-
-    Returns the largest difference of logits on the prompts: `model` by AutoModelForCausalLM, and for LoRA `adapter`, read
-    by PEFT beside the weights of `model`; where these have 4 bits, which is done where they are, nothing else. Raises
-    ValueError where it is above 1e-5, or 1e-4 of a merged model (times the largest logit, where that is above 1).
-    """
-    from transformers import AutoModelForCausalLM
-
-    folder = Path(folder).expanduser()
-    quantised, adapter = in_four_bits(model), (folder / "adapter_config.json").is_file()
-    reference = model if quantised else cpu_copy(model).float()
-    expected, differences = _logits(reference, prompts_ids), {}
-    if adapter:
-        (active,) = reference.active_adapters
-        reference.load_adapter(str(folder), "read_back")
-        reference.set_adapter("read_back")
-        try:
-            differences["adapter"] = _difference(expected, _logits(reference, prompts_ids), "adapter")
-        finally:
-            reference.set_adapter(active)
-            reference.delete_adapter("read_back")
-    del reference  # of a large model two do not fit
-    if not quantised:
-        whole = AutoModelForCausalLM.from_pretrained(folder / MERGED if adapter else folder, dtype=torch.float32)
-        what = "merged model" if adapter else "model"
-        differences["model"] = _difference(expected, _logits(whole, prompts_ids), what)
-    return differences
-
-
-def _logits(model, prompts_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    with evaluating(model), torch.no_grad():
-        return [model(input_ids=torch.tensor([list(ids)], device=model.device)).logits.cpu() for ids in prompts_ids]
-
-
-def _difference(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor], what: str) -> float:
-    worst = 0.0
-    for logits, found in zip(expected, got, strict=True):
-        difference = (logits - found).abs().max().item()
-        worst = max(worst, difference)
-        if not difference <= TOLERANCE[what] * max(1.0, logits.abs().max().item()):
-            raise ValueError(
-                f"the {what} read back differs from the trained one by {difference:.2g} in a logit; do not use "
-                "this export, and report what base model and LoRA settings it has"
-            )
-    return worst

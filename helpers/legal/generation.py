@@ -46,12 +46,14 @@ def generate(
     max_new_tokens: int,
     stop_token_ids: Collection[int],
     batch_size: int = 8,
+    streamer=None,
 ) -> list[Generated]:
     """What `model` writes after each prompt, in the order of the prompts: the likeliest token at every step.
 
     Batches are of prompts of similar length. Sampling, penalties and filters of the model's generation_config do not
     count: before and after training are compared, and a chat model's own would be part of the difference. The model's
-    train mode stays as it was. Mixed precision is the caller's `torch.autocast`.
+    train mode stays as it was. Mixed precision is the caller's `torch.autocast`. A `streamer` of transformers sees the tokens
+    of a single prompt as they come, but not on XLA, where no token leaves the device alone.
 
     On XLA the model decodes where it is: all prompts of a call have one padded length, the last batch is filled up,
     keys and values are a `StaticCache`, and the place of the next token is a tensor. So three graphs are compiled
@@ -62,7 +64,7 @@ def generate(
     """
     stops = list(dict.fromkeys(stop_token_ids))
     pad = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    decode = _generate_batch
+    decode = functools.partial(_generate_batch, streamer=streamer)
     if model.device.type == "xla":
         if static_cache(model, 1) is None:
             model = cpu_copy(model)
@@ -87,7 +89,7 @@ def _until_stop(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops
     return Generated(tokenizer.decode(kept, skip_special_tokens=True), kept, stopped=end is not None)
 
 
-def _generate_batch(model, prompts: Rows, max_new_tokens: int, stops: list[int], pad: int) -> Rows:
+def _generate_batch(model, prompts: Rows, max_new_tokens: int, stops: list[int], pad: int, streamer=None) -> Rows:
     """New tokens of each prompt by transformers' own `generate`."""
     from transformers import GenerationConfig
 
@@ -105,7 +107,10 @@ def _generate_batch(model, prompts: Rows, max_new_tokens: int, stops: list[int],
         do_sample=False,
     )
     output = model.generate(
-        input_ids=ids_BP.to(model.device), attention_mask=real_BP.to(model.device), generation_config=config
+        input_ids=ids_BP.to(model.device),
+        attention_mask=real_BP.to(model.device),
+        generation_config=config,
+        streamer=streamer,
     )
     return output[:, ids_BP.shape[1] :].tolist()
 

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from helpers.legal.records import Record
@@ -20,10 +20,6 @@ LAYOUTS = ("chat", "instruction")
 MAX_LENGTH = 1024
 MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
 IGNORED = -100  # label of a token without loss
-SYSTEM = (
-    "You are a legal assistant. Write five sections, each under its own heading: ### Topic, ### Difficulty (basic, "
-    "intermediate, advanced or expert), ### Reasoning (Step 1, Step 2 and so on), ### Answer and ### Case Citation."
-)
 SECTIONS = {  # in the order in which they are written
     "topic": "Topic",
     "difficulty": "Difficulty",
@@ -31,6 +27,7 @@ SECTIONS = {  # in the order in which they are written
     "answer": "Answer",
     "case_citation": "Case Citation",
 }
+EXPLAINED = {"difficulty": " (basic, intermediate, advanced or expert)", "reasoning": " (Step 1, Step 2 and so on)"}
 REQUIRED = ("topic", "difficulty", "reasoning", "answer")
 HEADING = re.compile(
     rf"^[ \t]*#{{1,6}}[ \t]*(Instruction|Response|{'|'.join(SECTIONS.values())})[ \t]*(?::|$)",
@@ -39,13 +36,37 @@ HEADING = re.compile(
 STEP = re.compile(r"\bStep (\d+):", re.IGNORECASE)
 
 
+def system_text(sections: Sequence[str] = (*SECTIONS,), prose: bool = False) -> str:
+    """What the model is told to write: these sections, with numbered steps unless the reasoning is prose."""
+    explained = EXPLAINED | ({"reasoning": " (in prose)"} if prose else {})
+    *first, last = [f"### {SECTIONS[name]}{explained.get(name, '')}" for name in sections]
+    count = ("one section", "two sections", "three sections", "four sections", "five sections")[len(first)]
+    headings = f"{', '.join(first)} and {last}" if first else last
+    return f"You are a legal assistant. Write {count}, each under its own heading: {headings}."
+
+
+SYSTEM = system_text()
+
+
+def sections_of(record: Record) -> tuple[str, ...]:
+    """The sections that have a text, in their order."""
+    return tuple(name for name in SECTIONS if getattr(record, name))
+
+
+def is_conversation(record: Record) -> bool:
+    """Whether the answer stands without headings: a record that has nothing but a question and an answer."""
+    return sections_of(record) in ((), ("answer",))
+
+
 def response(record: Record) -> str:
-    """The text to be written for `record`: its sections under their headings; an empty reasoning or citation has none."""
-    text = f"### Topic: {record.topic}\n### Difficulty: {record.difficulty}"
-    for name in ("reasoning", "answer", "case_citation"):
-        if name == "answer" or getattr(record, name):
-            text += f"\n\n### {SECTIONS[name]}:\n{getattr(record, name)}"
-    return text
+    """The text to be written for `record`: its sections under their headings, or the answer alone of a conversation."""
+    if is_conversation(record):
+        return record.answer
+    short = [
+        f"### {SECTIONS[name]}: {getattr(record, name)}" for name in ("topic", "difficulty") if getattr(record, name)
+    ]
+    long = [f"### {SECTIONS[name]}:\n{getattr(record, name)}" for name in sections_of(record)[len(short) :]]
+    return "\n\n".join(filter(None, ["\n".join(short), *long]))
 
 
 # ---- reading a response back
@@ -64,7 +85,7 @@ class Response:
 
     @property
     def well_formed(self) -> bool:
-        """Topic, difficulty, reasoning in steps and answer are all there, each once, in order; a citation may be left out."""
+        """All sections that were asked for are there, each once, in order; a citation may be left out."""
         return not self.problems
 
     @property
@@ -72,12 +93,16 @@ class Response:
         return len(STEP.findall(self.reasoning))
 
 
-def parse_response(text: str) -> Response:
+def parse_response(text: str, record: Record | None = None) -> Response:
     """The sections of a generated text, which may lack any of them or be cut off anywhere. Never raises.
 
-    Of a section that comes twice the first counts. Where the model goes on to a new `### Instruction` or `### Response`,
-    the text ends. Text before the first heading is passed over.
+    Asked for are topic, difficulty, steps and answer, or what `record` has of these; of a conversation all text is the
+    answer. Of a section that comes twice the first counts. Where the model goes on to a new `### Instruction` or
+    `### Response`, the text ends. Text before the first heading is passed over.
     """
+    if record and is_conversation(record):
+        return Response(answer=text.strip())
+    required = [name for name in REQUIRED if not record or getattr(record, name)]
     found: dict[str, str] = {}
     problems = []
     text = _without_unfinished_heading(text)
@@ -94,10 +119,11 @@ def parse_response(text: str) -> Response:
             problems.append(f"{name} twice")
         else:
             found[name] = text[heading.end() : end].strip()
-    problems += [f"no {name}" for name in REQUIRED if not found.get(name)]
+    problems += [f"no {name}" for name in required if not found.get(name)]
     if list(found) != [name for name in SECTIONS if name in found]:
         problems.append("sections out of order")
-    if found.get("reasoning") and not STEP.search(found["reasoning"]):
+    stepped = not record or STEP.search(record.reasoning)
+    if stepped and found.get("reasoning") and not STEP.search(found["reasoning"]):
         problems.append("reasoning without steps")
     return Response(**found, problems=tuple(problems))
 
@@ -113,25 +139,29 @@ def _without_unfinished_heading(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Truncation:
-    """What did not fit into max_length, by record id."""
+class Fitted:
+    """The records that can be learnt as they are, and the ids of the others."""
 
     max_length: int
-    records: int  # all of them
-    reasoning_cut: tuple[str, ...]  # last steps dropped; the answer is whole
-    answer_cut: tuple[str, ...]  # all steps dropped and the end of the answer too: these end without a stop token
-    tokens_cut: int
-    set_aside: tuple[str, ...] = ()  # the question leaves no room for an answer
+    records: tuple[Record, ...]
+    too_long: tuple[str, ...]  # question and answer have more than max_length tokens
+    spells_stop: tuple[str, ...] = ()  # a text spells out a token that ends a generation
 
     def __str__(self) -> str:
-        if not self.reasoning_cut and not self.answer_cut and not self.set_aside:
-            return f"max_length={self.max_length:,}: all {self.records:,} records fit"
-        return (
-            f"max_length={self.max_length:,}: of {self.records:,} records {len(self.reasoning_cut):,} lost reasoning steps, "
-            f"{len(self.answer_cut):,} the end of their answer{_some(self.answer_cut)}, and {len(self.set_aside):,} are set aside "
-            f"because the question leaves no room for an answer{_some(self.set_aside)}; {self.tokens_cut:,} tokens cut in "
-            "all. A larger max_length cuts less"
+        out = [f"{len(self.too_long):,} are longer{_some(self.too_long)}"] if self.too_long else []
+        out += (
+            [f"{len(self.spells_stop):,} spell out a token that stops{_some(self.spells_stop)}"]
+            if self.spells_stop
+            else []
         )
+        of = len(self.records) + len(self.too_long) + len(self.spells_stop)
+        used = f"max_length={self.max_length:,}: {len(self.records):,} of {of:,} records are used"
+        remedy = (
+            ". None is cut: an answer would stand without its reasoning. A larger max_length takes more"
+            if self.too_long
+            else ""
+        )
+        return "; ".join([used, *out]) + remedy
 
 
 class Layout:
@@ -163,23 +193,38 @@ class Layout:
 
     # -- text
 
-    def prompt(self, question: str) -> list[dict[str, str]] | str:
-        """Messages ("chat") or text ("instruction") that ask `question`."""
+    def prompt(self, asked: Record | str) -> list[dict[str, str]] | str:
+        """Messages ("chat") or text ("instruction") that ask for the sections of a record, or a question for all five.
+
+        Of a conversation what was said before the question comes first, and nothing is asked for.
+        """
+        if isinstance(asked, str):
+            asked = Record("", asked, "?", "?", "?", "?", "Step 1: ?")
+        sections = () if is_conversation(asked) else sections_of(asked)
+        system = system_text(sections, prose=not STEP.search(asked.reasoning)) if sections else ""
+        turns = [*asked.turns, ("user", asked.question)]
         if self.name == "instruction":
-            return f"### Instruction:\n{question}\n\n### Response:\n"
-        if self._system_role:
-            return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        return [{"role": "user", "content": f"{SYSTEM}\n\n{question}"}]
+            if system not in ("", SYSTEM):
+                turns[-1] = "user", f"{asked.question}\n\n{system}"
+            heads = {"assistant": "Response"}
+            told = "".join(f"### {heads.get(role, 'Instruction')}:\n{text}\n\n" for role, text in turns)
+            return f"{told}### Response:\n"
+        if system:
+            turns.insert(0, ("system", system))
+        if turns[0][0] == "system" and not self._system_role:
+            (_, system), (role, text), *rest = turns
+            turns = [(role, f"{system}\n\n{text}"), *rest]
+        return [{"role": role, "content": text} for role, text in turns]
 
     def example(self, record: Record) -> dict[str, Any]:
         """`record` as one row of a prompt-completion data set of TRL, with the columns prompt and completion."""
         text = response(record)
         completion = text if self.name == "instruction" else [{"role": "assistant", "content": text}]
-        return {"prompt": self.prompt(record.question), "completion": completion}
+        return {"prompt": self.prompt(record), "completion": completion}
 
-    def prompt_ids(self, questions: Iterable[str]) -> list[list[int]]:
+    def prompt_ids(self, asked: Iterable[Record | str]) -> list[list[int]]:
         """Token ids of each prompt, up to where generation starts."""
-        return self._encode([self._prompt_text(self.prompt(question)) for question in questions])
+        return self._encode([self.prompt_text(self.prompt(each)) for each in asked])
 
     # -- stopping
 
@@ -219,13 +264,13 @@ class Layout:
 
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "a"}]
         try:
-            return SYSTEM in self._prompt_text(messages)
+            return SYSTEM in self.prompt_text(messages)
         except jinja2.TemplateError:
             return False
 
     def _check_prompt(self) -> None:
         example = {"prompt": self.prompt("question"), "completion": [{"role": "assistant", "content": "answer"}]}
-        prompt, whole = self._prompt_text(example["prompt"]), self._text(example)
+        prompt, whole = self.prompt_text(example["prompt"]), self.text(example)
         if not whole.startswith(prompt):
             raise ValueError(
                 f"layout='chat': this chat template asks with {prompt[-40:]!r}, and a conversation with its answer does not "
@@ -241,73 +286,50 @@ class Layout:
         The same as TRL's with completion_only_loss: the completion begins where the tokens of the prompt alone and of
         prompt and completion part, and runs to the end with all that the template or the end of text adds to it.
         """
-        prompts = self._encode([self._prompt_text(example["prompt"]) for example in examples])
-        wholes = self._encode([self._text(example) for example in examples])
+        prompts = self._encode([self.prompt_text(example["prompt"]) for example in examples])
+        wholes = self._encode([self.text(example) for example in examples])
         rows = []
         for prompt, whole in zip(prompts, wholes, strict=True):
             start = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False))])
             rows.append({"input_ids": whole, "labels": [IGNORED] * start + whole[start:]})
         return rows
 
+    def rows(self, records: Iterable[Record]) -> list[dict[str, list[int]]]:
+        """`tokenize` of each record."""
+        return self.tokenize([self.example(record) for record in records])
+
     def lengths(self, records: Sequence[Record]) -> list[int]:
         """Tokens of each record, nothing cut."""
-        return [len(ids) for ids in self._encode([self._text(self.example(record)) for record in records])]
+        return [len(ids) for ids in self._encode([self.text(self.example(record)) for record in records])]
 
-    def encode(self, records: Sequence[Record], max_length: int) -> tuple[list[dict[str, list[int]]], Truncation]:
-        """`tokenize` of each record, none longer than `max_length`, and what was cut: rows ready for `SFTTrainer`.
+    def fit(self, records: Sequence[Record], max_length: int) -> Fitted:
+        """The records of at most `max_length` tokens that do not spell out a stop token; none is cut.
 
-        A record that is too long loses its last reasoning steps, as few as will do, and keeps question, answer,
-        citation and stop token. Only an answer that does not fit without any reasoning is cut at its end; a record of
-        whose answer nothing fits is set aside, and has no row.
-
-        Raises ValueError where that is so of all records, and where a text spells out a token that stops generation.
+        Raises ValueError where there is no such record.
         """
-        self._check_no_stop_inside(records)
-        rows = self.tokenize([self.example(record) for record in records])
-        reasoning_cut, answer_cut, no_room = [], [], []
-        tokens_cut = 0
-        for index, (record, row) in enumerate(zip(records, rows, strict=True)):
-            length = len(row["input_ids"])
-            if length <= max_length:
-                continue
-            for shorter in _without_last_steps(record):
-                row = self.tokenize([self.example(shorter)])[0]
-                if len(row["input_ids"]) <= max_length:
-                    reasoning_cut.append(record.id)
-                    break
-            else:
-                row = {name: values[:max_length] for name, values in row.items()}
-                completion = [token for token in row["labels"] if token != IGNORED]
-                if parse_response(self.tokenizer.decode(completion)).answer:
-                    answer_cut.append(record.id)
-                else:
-                    no_room.append(record.id)
-            rows[index] = row
-            tokens_cut += length - len(row["input_ids"])
-        if records and len(no_room) == len(records):
-            raise ValueError(
-                f"max_length={max_length}: the question leaves no room for an answer in any of {len(records)} records"
-                f"{_some(no_room)}. Raise max_length, or shorten them"
-            )
-        rows = [row for record, row in zip(records, rows, strict=True) if record.id not in no_room]
-        cut = tuple(reasoning_cut), tuple(answer_cut), tokens_cut, tuple(no_room)
-        return rows, Truncation(max_length, len(records), *cut)
-
-    def _check_no_stop_inside(self, records: Sequence[Record]) -> None:
         stops = self.tokenizer.convert_ids_to_tokens(list(self.stop_token_ids))
-        for record in records:
-            text = f"{record.question}\n{response(record)}"
-            if spelled := [stop for stop in stops if stop in text]:
-                raise ValueError(
-                    f"record {record.id!r}: its text spells out {spelled[0]}, which ends a generation; remove it"
-                )
+        texts = [f"{record.asked}\n{response(record)}" for record in records]
+        spelled = [any(stop in text for stop in stops) for text in texts]
+        long = [length > max_length for length in self.lengths(records)]
+        ids = [record.id for record in records]
+        fitted = Fitted(
+            max_length,
+            tuple(r for r, out, other in zip(records, spelled, long, strict=True) if not (out or other)),
+            too_long=tuple(name for name, out, other in zip(ids, long, spelled, strict=True) if out and not other),
+            spells_stop=tuple(name for name, out in zip(ids, spelled, strict=True) if out),
+        )
+        if records and not fitted.records:
+            raise ValueError(f"{fitted}. Raise max_length, or shorten the records")
+        return fitted
 
-    def _prompt_text(self, prompt: list[dict[str, str]] | str) -> str:
+    def prompt_text(self, prompt: list[dict[str, str]] | str) -> str:
+        """What `prompt` gives as the model reads it, up to where generation starts."""
         if self.name == "instruction":
             return prompt
         return self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
-    def _text(self, example: dict[str, Any]) -> str:
+    def text(self, example: dict[str, Any]) -> str:
+        """Prompt and completion as the model reads them, with the token that ends them."""
         whole = example["prompt"] + example["completion"]
         if self.name == "chat":
             return self.tokenizer.apply_chat_template(whole, tokenize=False)
@@ -324,32 +346,21 @@ def choose_max_length(lengths: Sequence[int], wanted: int = 0) -> tuple[int, str
     """Tokens a training sequence may have, a multiple of 128, and the reason for it.
 
     lengths: tokens of each record (`Layout.lengths`).
-    wanted: rounded up to a multiple of 128 (1,000 gives 1,024); 0 takes the length that 99 % of the records do not exceed,
-        and for the memory's sake no more than MAX_LENGTH.
+    wanted: rounded up to a multiple of 128 (1,000 gives 1,024); 0 takes the longest, and for the memory's sake no more than
+        MAX_LENGTH.
     """
     if wanted:
         return round_up(wanted), f"max_length={wanted:,}, rounded up to a multiple of 128: {round_up(wanted):,}"
-    percentile = sorted(lengths)[math.ceil(0.99 * len(lengths)) - 1]
-    chosen = min(round_up(percentile), MAX_LENGTH)
+    chosen = min(round_up(max(lengths)), MAX_LENGTH)
     longer = sum(length > chosen for length in lengths)
-    capped = f", capped at {chosen:,}" if round_up(percentile) > chosen else ""
     return chosen, (
-        f"max_length={chosen:,}: 99 % of {len(lengths):,} records have at most {percentile:,} tokens, rounded up to a "
-        f"multiple of 128{capped}; {longer:,} are longer (longest {max(lengths):,})"
+        f"max_length={chosen:,}: the longest of {len(lengths):,} records has {max(lengths):,} tokens, rounded up to a multiple of "
+        f"128{f', at most {MAX_LENGTH:,}; {longer:,} are longer' if longer else ''}"
     )
 
 
 def round_up(number: int, multiple: int = MULTIPLE) -> int:
     return multiple * math.ceil(number / multiple)
-
-
-def _without_last_steps(record: Record) -> Iterable[Record]:
-    """`record` with one reasoning step less, two less, and so on to none; sentences where it has no steps."""
-    starts = [step.start() for step in STEP.finditer(record.reasoning)]
-    if not starts:
-        starts = [sentence.end() for sentence in re.finditer(r"[.;!?]\s+", record.reasoning)]
-    for start in reversed([0, *(start for start in starts if start > 0)]):
-        yield replace(record, reasoning=record.reasoning[:start].rstrip())
 
 
 def _some(ids: Sequence[str]) -> str:

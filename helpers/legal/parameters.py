@@ -19,8 +19,8 @@ class LegalParameters(Parameters):
 
     data_source: Source = parameter(
         "rzeraat/law",
-        "Hub data set; path to your own `.jsonl`, `.csv` or `.parquet` with the columns id, question, answer, topic, "
-        "difficulty, case_citation and reasoning; or 'sample', fictional records, which need no network.",
+        "Hub data set; path to your own `.jsonl`, `.csv` or `.parquet` with `question` and `answer` (and `reasoning`, `topic`, "
+        "`difficulty`, `case_citation`), `prompt` and `completion`, or `messages`; or 'sample', fictional records.",
     )
     base_model: ModelSource = parameter(
         "Qwen/Qwen2.5-0.5B-Instruct", "Language model: hub id, local path, or 'sample' for a tiny random one."
@@ -38,7 +38,7 @@ class LegalParameters(Parameters):
     num_records: int = parameter(0, "Records; 0 takes all there are, 600 of the sample.", group=RECORDS, low=0)
     set_aside_broken: bool = parameter(
         True,
-        "Leave out records whose steps or answers are broken; empty fields and duplicates always are.",
+        "Leave out records whose steps are out of order; those without question or answer and repeated ones always are.",
         group=RECORDS,
     )
     layout: Literal["chat", "instruction"] = parameter(
@@ -46,12 +46,12 @@ class LegalParameters(Parameters):
     )
     max_length: int = parameter(
         0,
-        "Tokens of a record and a block, a multiple of 128; 0 takes the data's 99th percentile and blocks of 1,024.",
+        "Tokens of a record and a block, a multiple of 128; 0 takes the longest record, at most 1,024. Longer ones are set aside.",
         group=RECORDS,
         low=0,
     )
-    packing: Literal["bfd", "wrapped", "padded"] = parameter(
-        "bfd", "Several records in a block without cutting any, with cutting, or one record a block.", group=RECORDS
+    packing: Literal["bfd", "padded"] = parameter(
+        "bfd", "Several whole records in a block (best-fit decreasing), or one.", group=RECORDS
     )
 
     lora_rank: int = parameter(32, "Rank of the adapters.", group=TRAINING, low=1, high=4096)

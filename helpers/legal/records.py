@@ -1,4 +1,4 @@
-"""Legal records: where they come from, which of their questions are nearly the same, and the split that keeps those together.
+"""Records: where they come from, which of their questions are nearly the same, and the split that keeps those together.
 
 # R records · S shingles
 """
@@ -8,8 +8,9 @@ import json
 import random
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from helpers import hub
@@ -34,17 +35,28 @@ _ONE_LINE = ("id", "topic", "difficulty", "case_citation")
 class Record:
     """One question and its answer. A field that is empty or "N/A" in the source is ""; none has outer white space."""
 
-    id: str
+    id: str  # or the number of its row
     question: str
     answer: str
-    topic: str
-    difficulty: str  # lower case
-    case_citation: str  # several are parted by ";"
-    reasoning: str  # "Step 1: ... Step 2: ..."
+    topic: str = ""
+    difficulty: str = ""  # lower case
+    case_citation: str = ""  # several are parted by ";"
+    reasoning: str = ""  # "Step 1: ... Step 2: ...", or prose
+    turns: tuple[tuple[str, str], ...] = ()  # role and text of what was said before the question
     gold: Gold | None = None  # what is right, of the sample alone
 
+    @property
+    def asked(self) -> str:
+        """The question with what was said before it, without instructions to the model."""
+        return "\n".join([*(text for role, text in self.turns if role != "system"), self.question])
 
-COLUMNS = tuple(field.name for field in fields(Record) if field.name != "gold")
+
+COLUMNS = ("id", "question", "answer", "topic", "difficulty", "case_citation", "reasoning")
+FORMS = (
+    ("messages",),
+    ("prompt", "completion"),
+    ("question", "answer"),
+)  # columns that a source needs; the first it has
 
 
 @dataclass(frozen=True)
@@ -80,9 +92,10 @@ class RecordSplits:
 def load_records(data_source: str, *, num_records: int = 0, seed: int, revision: str | None = LAW_REVISION) -> Records:
     """Records from `data_source`, as they are: nothing is checked here but that the columns exist and hold text.
 
-    data_source: "sample" (fictional records, 600 when num_records is 0), a local .jsonl, .csv or .parquet with the
-        columns of `Record` (others are ignored), or a hub id such as "rzeraat/law", of which the split `train` is read.
-        A local directory in hub layout is read like a hub id.
+    data_source: "sample" (fictional records, 600 when num_records is 0), a local .jsonl, .csv or .parquet, or a hub id such
+        as "rzeraat/law", of which the split `train` is read. A local directory in hub layout is read like a hub id.
+        Columns are `question` and `answer`, with what else of `COLUMNS` there is; or `prompt` and `completion`, each a text or
+        messages; or `messages`, each with role and content, of which the last is the answer. Others are ignored.
     num_records: 0 takes all, another number a seeded draw of that many, or all where there are fewer.
     revision: branch, tag or commit of a hub id; None is the newest.
 
@@ -114,7 +127,9 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int, revision:
         revision=None if path or data_source == SAMPLE else revision,
         draw=f"{num_records or 'all'} records, seed {seed}",
         sha256=hashlib.sha256(
-            json.dumps([[getattr(record, column) for column in COLUMNS] for record in records]).encode()
+            json.dumps(
+                [[*(getattr(record, column) for column in COLUMNS), *record.turns] for record in records]
+            ).encode()
         ).hexdigest(),
     )
 
@@ -125,34 +140,63 @@ def _from_hub(data_source: str, name: str, revision: str | None) -> list[Record]
     with hub.reading(data_source):
         splits = datasets.load_dataset(name, revision=revision)
     train = hub.train_split(data_source, splits)
-    _check_columns(data_source, train.column_names)
-    return _records(data_source, "row", enumerate(train.select_columns(COLUMNS), 1))
+    form = _form(data_source, train.column_names)
+    wanted = [column for column in train.column_names if column in COLUMNS or column in form]
+    return _records(data_source, "row", enumerate(train.select_columns(wanted), 1))
 
 
 def _records(data_source: str, unit: str, rows: Iterable[Row]) -> list[Record]:
     """A record of each row. A key that some rows leave out is an empty field, one that all leave out a missing column."""
-    rows = list(rows)
-    if rows:
-        _check_columns(data_source, dict.fromkeys(key for _, values in rows for key in values))
-    return [_record(f"data_source={data_source!r}: {unit} {number}", values) for number, values in rows]
+    rows, seen = list(rows), Counter()
+    records = []
+    form = _form(data_source, dict.fromkeys(key for _, values in rows for key in values)) if rows else ()
+    for number, values in rows:
+        where = f"data_source={data_source!r}: {unit} {number}"
+        record = (_fields if "question" in form else _conversation)(where, values, form)
+        name = record["id"] or str(number)
+        seen[name] += 1
+        records.append(Record(**record | {"id": f"{name}#{seen[name]}" if seen[name] > 1 else name}))
+    return records
 
 
-def _check_columns(data_source: str, found: Iterable[str]) -> None:
-    missing = [column for column in COLUMNS if column not in found]
-    if missing:
-        raise ValueError(
-            f"data_source={data_source!r}: no column {', '.join(f'`{column}`' for column in missing)}; "
-            f"columns found: {', '.join(found) or 'none'}. Rename a column or add one (it may be empty)"
-        )
+def _form(data_source: str, found: Iterable[str]) -> tuple[str, ...]:
+    for form in FORMS:
+        if {*form} <= {*found}:
+            return form
+    raise ValueError(
+        f"data_source={data_source!r}: no columns `question` and `answer`, `prompt` and `completion`, or `messages`; columns "
+        f"found: {', '.join(found) or 'none'}. Rename a column or add one"
+    )
 
 
-def _record(where: str, values: Mapping[str, Any]) -> Record:
+def _fields(where: str, values: Mapping[str, Any], form: tuple[str, ...]) -> dict[str, Any]:
     texts = {}
     for column in COLUMNS:
         text = as_text(where, column, values.get(column)).replace("\r\n", "\n").strip()
         text = "" if text.lower() in _PLACEHOLDERS else text
         texts[column] = " ".join(text.split()) if column in _ONE_LINE else text
-    return Record(**texts | {"difficulty": texts["difficulty"].lower()})
+    return texts | {"difficulty": texts["difficulty"].lower()}
+
+
+def _conversation(where: str, values: Mapping[str, Any], form: tuple[str, ...]) -> dict[str, Any]:
+    """What the last message answers and what was said before; "" where a user does not ask, or no assistant answers."""
+    said: list[tuple[str, str]] = []
+    for column, role in zip(form, ("user", "assistant"), strict=False):
+        messages = values.get(column)
+        if isinstance(messages, str | None) and column != "messages":
+            messages = [{"role": role, "content": messages}]
+        if not isinstance(messages, list) or not all(isinstance(each, dict) and "role" in each for each in messages):
+            raise ValueError(
+                f"{where}, column `{column}` is no list of messages, each with `role` and `content`; it is {str(messages)[:60]!r}"
+            )
+        said += [(each["role"], as_text(where, column, each.get("content")).strip()) for each in messages]
+    *turns, (asks, question), (answers, answer) = [("", ""), ("", ""), *said][-max(2, len(said)) :]
+    return {
+        "id": as_text(where, "id", values.get("id")),
+        "question": question if asks == "user" else "",
+        "answer": answer if answers == "assistant" else "",
+        "turns": tuple(turns),
+    }
 
 
 # ---- near-duplicates
@@ -243,7 +287,7 @@ def _groups(records: Sequence[Record]) -> Iterator[list[int]]:
     import numpy as np
     from scipy import sparse
 
-    pairs = np.array([(i, j) for i, j, _ in near_duplicates([r.question for r in records])], int).reshape(-1, 2)
+    pairs = np.array([(i, j) for i, j, _ in near_duplicates([r.asked for r in records])], int).reshape(-1, 2)
     links = sparse.coo_matrix((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(len(records),) * 2)
     _, labels = sparse.csgraph.connected_components(links, directed=False)
     groups: dict[int, list[int]] = {}

@@ -1,12 +1,15 @@
-"""Supervised fine-tuning on packed blocks: TRL's trainer with this suite's reliability, on a GPU, a TPU or a CPU."""
+"""Supervised fine-tuning by TRL with this suite's reliability, on a GPU, a TPU or a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
@@ -18,63 +21,83 @@ from helpers.trainer import TrainerMixin
 
 from .layout import IGNORED, round_up
 from .loss import add_tiled_loss
-from .packing import BlockCollator, attention_arguments, choose_attention, count, pack, uses_segment_starts
+from .packing import FixedBlocks, choose_attention, mask_of
 from .parameters import LegalParameters
+
+NOT_ON_XLA = {  # fields of SFTConfig that TRL's loss or collator carries out, with their defaults
+    "loss_type": "nll",
+    "label_smoothing_factor": 0.0,
+    "padding_free": False,
+    "activation_offloading": False,
+    "router_aux_loss_coef": None,
+    "use_liger_kernel": False,
+}
 
 
 class LegalTrainer(TrainerMixin, SFTTrainer):
-    """TRL's SFTTrainer on what `packing.pack` returns.
+    """TRL's SFTTrainer, which tokenises, labels, packs and computes its chunked loss; the evaluation loss is the mean over all
+    labels of the evaluation set.
 
-    The loss is the mean over all labels of an optimizer step, however the step is cut into micro-batches and devices; the
-    evaluation loss is the mean over all labels of the evaluation set. TRL's own loss brings three values a micro-batch to
-    the host for its metrics, which stalls a TPU; this one brings none.
+    On XLA rows get one length (`FixedBlocks`), and the loss is the tiled one: TRL's brings three values a micro-batch to the
+    host for its metrics, which stalls a TPU. Empty rows fill the last step and the last evaluation batch: no shape varies.
     """
 
-    def __init__(self, *args, runtime: Runtime, **kwargs):
-        super().__init__(*args, runtime=runtime, **kwargs)
-        model = self._language_model()
-        vars(model).pop("forward", None)  # TRL's extended forward, whose place the tiled loss takes
+    def __init__(self, *args, plan: Plan, runtime: Runtime, eval_batch: int, **kwargs):
+        self._whole = {"train": plan.batch_size, "eval": eval_batch}
+        super().__init__(*args, plan=plan, runtime=runtime, **kwargs)
         for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
             if weight.requires_grad and weight.dtype == torch.bfloat16:
                 weight.data = weight.data.float()
-        add_tiled_loss(model, groups=runtime.device_count if runtime.kind == "xla" else 1)
-        self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
-        self.packing = count(self.train_dataset)
-        self._labels_per_block = 1.0
+        if runtime.kind == "xla":
+            if set_ := [name for name, default in NOT_ON_XLA.items() if getattr(self.args, name) != default]:
+                raise ValueError(
+                    f"{set_[0]}={getattr(self.args, set_[0])!r}: a TPU has no such loss or collator here; leave it out"
+                )
+            self.data_collator = FixedBlocks(self.args.max_length, self._tokenizer.pad_token_id)
+            model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+            vars(model).pop("forward", None)  # TRL's extended forward, whose place the tiled loss takes
+            add_tiled_loss(model, groups=runtime.device_count)
+            self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
+        self._labels_a_batch = 1.0
 
-    def _language_model(self):
-        return self.model.get_base_model() if is_peft_model(self.model) else self.model
+    def _prepare_dataset(self, dataset, processing_class, args, packing, formatting_func, dataset_name):
+        rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
+        missing = -len(rows) % self._whole[dataset_name]
+        empty = {"input_ids": [self._tokenizer.pad_token_id], "labels": [IGNORED], "seq_lengths": [1]}
+        empty = {name: [value] * missing for name, value in empty.items() if name in rows.column_names}
+        rows = rows.select_columns([*empty])
+        return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])
 
     # -- loss --
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = self._summed_loss(model, inputs)
+        if self.runtime.kind != "xla":
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        mask = mask_of(inputs["segment_ids"], self.model.config._attn_implementation)
+        given = {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
+        loss = model(**given, attention_mask=mask, tiled_loss=True)
         labels = (inputs["labels"] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         loss = loss / torch.as_tensor(labels, device=loss.device).clamp(min=1)
-        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes  # which gradients are averaged over
         return (loss, {"loss": loss}) if return_outputs else loss
 
-    def _summed_loss(self, model, inputs) -> torch.Tensor:
-        return model(
-            input_ids=inputs["input_ids"],
-            position_ids=inputs["position_ids"],
-            labels=inputs["labels"],
-            tiled_loss=True,
-            **attention_arguments(inputs, self.model.config._attn_implementation),
-        )
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if "cu_seq_lens_q" in inputs:  # TRL flattens a micro-batch into one row, and the meter counts rows
+            self.meter.examples += (self.args.per_device_train_batch_size - 1) * self.args.world_size
+        return loss
 
     def get_eval_dataloader(self, eval_dataset=None):
-        blocks = count(self.eval_dataset if eval_dataset is None else eval_dataset)
-        self._labels_per_block = max(blocks.label_tokens, 1) / blocks.blocks
-        return super().get_eval_dataloader(eval_dataset)
+        loader = super().get_eval_dataloader(eval_dataset)
+        self._labels_a_batch = max(1, _labels(self.eval_dataset if eval_dataset is None else eval_dataset)) / len(
+            loader
+        )
+        return loader
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """The loss of a batch in units that make the mean over blocks, which transformers takes, the mean over labels."""
+        """The loss of a batch in units that make the mean over batches, which transformers takes, the mean over labels."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self._summed_loss(model, inputs)
-        return loss / (len(inputs["input_ids"]) * self._labels_per_block), None, None
+            return self.compute_loss(model, inputs, num_items_in_batch=self._labels_a_batch), None, None
 
     # -- saving --
 
@@ -98,18 +121,23 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
     def results(self) -> dict:
         """As the mixin's, and how many of the tokens were no padding."""
         results = super().results()
-        results["train"] |= {
-            "fill": round(self.packing.fill, 4),
-            "useful_tokens_per_second": round(results["train"]["tokens_per_second"] * self.packing.fill, 1),
-        }
+        tokens = sum(map(len, self.train_dataset["input_ids"]))
+        results["train"]["fill"] = round(tokens / (len(self.train_dataset) * self.args.max_length), 4)
+        # TRL computes no padding between packed rows.
+        share = results["train"]["fill"] if self.runtime.kind == "xla" else 1
+        results["train"]["useful_tokens_per_second"] = round(results["train"]["tokens_per_second"] * share, 1)
         return results
+
+
+def _labels(rows: Dataset) -> int:
+    return sum(label != IGNORED for labels in rows["labels"] for label in labels)
 
 
 def new_trainer(
     model,
     tokenizer: PreTrainedTokenizerBase,
-    train_rows: Sequence[dict[str, list[int]]],
-    eval_rows: Sequence[dict[str, list[int]]],
+    train: Sequence[Mapping[str, Any]],
+    evaluation: Sequence[Mapping[str, Any]],
     max_length: int,
     params: LegalParameters,
     plan: Plan,
@@ -117,29 +145,24 @@ def new_trainer(
     output_dir: Path,
     *,
     flops_per_token: float | None = None,
+    **overrides: Any,
 ) -> LegalTrainer:
     """The trainer of a run.
 
     Args:
-        train_rows, eval_rows: encoded examples (`Layout.encode`), none longer than `max_length`.
-        max_length: tokens of a block.
-        params: packing (evaluation never cuts an example), seed of data order and dropout, when to log, evaluate and save.
+        train, evaluation: rows of any form that TRL takes: prompt and completion (`Layout.example`), messages, or tokens.
+        max_length: tokens of a block, which TRL cuts longer rows to.
+        params: packing, seed of data order and dropout, when to log, evaluate and save.
         plan: its examples are blocks.
         flops_per_token: of a training step, for MFU.
+        overrides: any fields of `SFTConfig`.
 
-    Raises ValueError where rows are longer than `max_length`, or a model's attention cannot keep packed examples apart.
+    Raises ValueError where a model's attention cannot keep packed examples apart, and on XLA for a field of `NOT_ON_XLA`.
     """
     implementation, reason = choose_attention(model, runtime, max_length)
     tracking.say(f"attention {implementation}: {reason}")
-    filler = {"pad_token_id": tokenizer.pad_token_id, "seed": params.seed}
-    # Whole optimizer steps and whole batches: no shape ever varies, and no example waits for another epoch.
-    train = pack(train_rows, max_length, strategy=params.packing, multiple_of=plan.batch_size, **filler)
-    whole = "bfd" if params.packing == "wrapped" else params.packing
-    micro, devices = plan.micro_batch_size, plan.device_count
-    needed = len(pack(eval_rows, max_length, strategy=whole))
-    eval_batch = min(micro, round_up(needed, devices))
-    evaluation = pack(eval_rows, max_length, strategy=whole, multiple_of=eval_batch, **filler)
-    tracking.say(f"training: {count(train)}\nevaluation: {count(evaluation)}")
+    devices = plan.device_count
+    eval_batch = min(plan.micro_batch_size, round_up(len(evaluation), devices))
     logger, why = tracking.report_to(params.report_to)
     if logger != params.report_to:
         tracking.say(why)
@@ -156,21 +179,29 @@ def new_trainer(
         # Under SPMD this process feeds all devices, elsewhere one.
         per_device_eval_batch_size=eval_batch if runtime.kind == "xla" else eval_batch // devices,
         max_length=max_length,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
+        packing=params.packing != "padded",
         gradient_checkpointing=False,  # the plan decides, and the mixin knows how on XLA
         ddp_find_unused_parameters=False,  # every trained weight has a gradient in every step
+        **overrides,
     )
-    return LegalTrainer(
+    # TRL warns that only flash-attn keeps packed examples apart; the attention chosen above does, too.
+    logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
+    trainer = LegalTrainer(
         model=model,
         args=arguments,
-        train_dataset=train,
-        eval_dataset=evaluation,
+        train_dataset=Dataset.from_list([*train]),
+        eval_dataset=Dataset.from_list([*evaluation]),
         processing_class=tokenizer,
-        data_collator=BlockCollator(varlen=uses_segment_starts(implementation)),
         plan=plan,
+        eval_batch=eval_batch,
         runtime=runtime,
         flops_per_token=flops_per_token,
         patience=params.patience,
         max_hours=params.max_hours,
     )
+    for name, rows in (("training", trainer.train_dataset), ("evaluation", trainer.eval_dataset)):
+        tokens = sum(map(len, rows["input_ids"]))
+        tracking.say(
+            f"{name}: {len(rows):,} rows of at most {max_length:,} tokens; {_labels(rows):,} of {tokens:,} have a label"
+        )
+    return trainer

@@ -16,7 +16,7 @@ def workload(model, name: str, length: int, method: str) -> Workload:
     import torch
 
     from .loss import add_tiled_loss
-    from .packing import attention_arguments, uses_segment_starts
+    from .packing import mask_of
 
     add_tiled_loss(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
@@ -32,7 +32,8 @@ def workload(model, name: str, length: int, method: str) -> Workload:
 
     def loss(model, inputs):
         present = model.config._attn_implementation
-        attention = {} if uses_segment_starts(present) else attention_arguments(inputs, present)
+        masked = present.startswith("sdpa") or present == "eager"
+        attention = {"attention_mask": mask_of(inputs["segment_ids"], present)} if masked else {}
         inputs = {name: tensor for name, tensor in inputs.items() if name != "segment_ids"}
         return model(**inputs, **attention, tiled_loss=True) / inputs["labels"].numel()
 

@@ -171,7 +171,7 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
 
 
-def _train_tokenizer(texts: Iterable[str]):
+def _train_tokenizer(texts: Iterable[str], vocabulary: int = SAMPLE_VOCAB):
     import itertools
 
     from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
@@ -183,7 +183,7 @@ def _train_tokenizer(texts: Iterable[str]):
     # Not WordPiece: its trainer numbers the continuing pieces differently in each process.
     backend = ByteLevelBPETokenizer(lowercase=True, add_prefix_space=True)
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend.train_from_iterator(texts, SAMPLE_VOCAB, min_frequency=0, show_progress=False, special_tokens=special)
+    backend.train_from_iterator(texts, vocabulary, min_frequency=0, show_progress=False, special_tokens=special)
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )

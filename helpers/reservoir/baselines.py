@@ -3,7 +3,7 @@
 # V vocabulary · B blocks · T tokens in a block
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +11,6 @@ import numpy as np
 from helpers.reservoir.blocks import TokenBlocks
 
 MAX_TRAIN_TOKENS = 20_000_000  # bounds time (a sort) and memory (under 1 GB; 2 GB where no three tokens repeat)
-SMOOTHING = 0.1  # added to each token's count, so that an unseen token has a probability
-
-
-def unigram(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """P(b) = (count(b) + 0.1) / (N + 0.1 V), [V]."""
-    counts_V = np.bincount(tokens, minlength=vocab_size) + SMOOTHING
-    return counts_V / counts_V.sum()
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,13 @@ class KneserNey:
             probability = share + _look_up(level.contexts, level.weights, code, 1.0) * probability
         return probability
 
+    def of_next(self, ids_BT: np.ndarray) -> np.ndarray:
+        """P of every token but the first of a row after those before it in the row, at most order - 1 of them, [B, T - 1]."""
+        T, most = ids_BT.shape[1], len(self.levels) - 1
+        begin = [self.probability(list(ids_BT[:, :t].T[..., None]), ids_BT[:, t : t + 1]) for t in range(1, most)]
+        contexts = [ids_BT[:, place : T - most + place] for place in range(most)]
+        return np.concatenate([*begin, self.probability(contexts, ids_BT[:, max(1, most) :])], axis=1)
+
 
 @dataclass(frozen=True)
 class Level:
@@ -88,31 +88,10 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
     return np.array([0.0, single, single, single])
 
 
-def unigram_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int) -> float:
-    """Mean nats per predicted token of `blocks` (all but the first of each block) under the unigram of `train_tokens`."""
-    nats_V = -np.log(unigram(_counted(train_tokens), vocab_size))
-    return _mean(blocks, lambda ids_BT: nats_V[ids_BT[:, 1:]])
-
-
 def kneser_ney_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int, order: int) -> float:
-    """As `unigram_nats`, under Kneser-Ney n-grams of `order`, 2 or 3; a block's second token has one of context."""
-    model = KneserNey.fit(_counted(train_tokens), vocab_size, order)
-
-    def nats(ids_BT: np.ndarray) -> np.ndarray:
-        second = [model.probability([ids_BT[:, :1]], ids_BT[:, 1:2])] if order == 3 else []
-        contexts = [ids_BT[:, place : place - order + 1] for place in range(order - 1)]
-        return -np.log(np.concatenate([*second, model.probability(contexts, ids_BT[:, order - 1 :])], axis=1))
-
-    return _mean(blocks, nats)
-
-
-def _counted(train_tokens: np.ndarray) -> np.ndarray:
-    return np.asarray(train_tokens[:MAX_TRAIN_TOKENS]).astype(np.int64)
-
-
-def _mean(blocks: TokenBlocks, nats: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Mean of `nats` (ids [B, T] -> nats [B, T - 1]) over all blocks."""
-    total = sum(float(nats(ids_BT).sum()) for ids_BT in blocks.arrays())
+    """Mean nats per predicted token of `blocks` (all but the first of each block) under the n-grams of `train_tokens`."""
+    model = KneserNey.fit(np.asarray(train_tokens[:MAX_TRAIN_TOKENS]).astype(np.int64), vocab_size, order)
+    total = sum(-float(np.log(model.of_next(ids_BT)).sum()) for ids_BT in blocks.arrays())
     return total / (len(blocks) * (blocks.sequence_length - 1))
 
 

@@ -8,12 +8,15 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from helpers import plan as planner
 from helpers.parameters import SAMPLE
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 
 from .experiment import Corpus, LanguageModelTrainer, evaluate, new_model, new_trainer, tell
+from .model import begin_at_codes
 from .parameters import TRANSFORMER_RATE, ReservoirParameters, recipe
 from .transformer import equal_transformer
 from .workload import workload
@@ -24,9 +27,19 @@ STYLES = ("--", ":", "-.", (0, (6, 3, 1, 3, 1, 3)))  # of a baseline's line
 
 
 def train_transformer(
-    params: ReservoirParameters, corpus: Corpus, plan: Plan, runtime: Runtime, *, trainable: int, output_dir: Path
+    params: ReservoirParameters,
+    corpus: Corpus,
+    plan: Plan,
+    runtime: Runtime,
+    *,
+    trainable: int,
+    output_dir: Path,
+    codes_VC: torch.Tensor | None,
 ) -> LanguageModelTrainer:
-    """A transformer of about `trainable` parameters, trained on the reservoir's batches, at its own rate unless one is asked for."""
+    """A transformer of about `trainable` parameters, trained on the reservoir's batches, at its own rate unless one is asked for.
+
+    codes_VC: where its embedding begins, as the reservoir's does; None: where it is drawn.
+    """
     model = equal_transformer(
         len(corpus.tokenizer),
         trainable,
@@ -34,6 +47,9 @@ def train_transformer(
         seed=params.seed,
         eos_token_id=corpus.tokenizer.eos_token_id,
     )
+    if codes_VC is not None:
+        generator = torch.Generator().manual_seed(params.seed)
+        begin_at_codes(model.get_input_embeddings().weight, codes_VC.cpu().float(), generator)
     own = planner.plan(
         dataclasses.replace(recipe(plan.sequence_length, 0), learning_rate=TRANSFORMER_RATE),
         workload(model, "llama", plan.sequence_length),
@@ -97,6 +113,7 @@ def over_seeds(
                 runtime,
                 trainable=trainer.model.num_parameters(),
                 output_dir=folder / TRANSFORMER,
+                codes_VC=trainer.model.reservoirs.codes,
             )
             rows[seed][TRANSFORMER] = row(other, corpus, params)
     return rows
@@ -123,6 +140,22 @@ def table(reference: Mapping[str, Mapping], rows: Mapping[int, Mapping[str, Mapp
         cost = {"trained parameters": values["trainable"], "seconds": round(values["training_seconds"])}
         lines.append({"model": name, **measured, **cost, "tokens/s": round(values["tokens_per_second"])})
     return lines
+
+
+def seen(rows: Mapping[int, Mapping[str, Mapping]]) -> str:
+    """What the run shows of the two models, in three sentences, or "" where there is one."""
+    first = next(iter(rows.values()))
+    if TRANSFORMER not in first:
+        return ""
+    losses = {name: statistics.mean(models[name]["bits_per_byte"] for models in rows.values()) for name in first}
+    share = losses[RESERVOIR] / losses[TRANSFORMER] - 1
+    cost = {name: 1e6 * values["training_seconds"] / max(1, values["tokens"]) for name, values in first.items()}
+    return (
+        f"After {first[RESERVOIR]['steps']:,} steps the reservoir has {losses[RESERVOIR]:.3f} bits per byte and the transformer "
+        f"{losses[TRANSFORMER]:.3f}, {abs(share):.1%} {'fewer' if share < 0 else 'more'} for the reservoir. "
+        f"A token of training took {cost[RESERVOIR]:.0f} and {cost[TRANSFORMER]:.0f} microseconds. "
+        f"This is of {len(rows)} seed{'s' if len(rows) > 1 else ''} and of this many steps: a longer run may end otherwise."
+    )
 
 
 def caveats(data_source: str, baselines: Mapping[str, Mapping], rows: Mapping[str, Mapping]) -> str:

@@ -18,7 +18,7 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
-from .baselines import kneser_ney_nats, unigram_nats
+from .baselines import kneser_ney_nats
 from .blocks import TokenBlocks, bits_per_byte
 from .codes import cooccurrence_codes
 from .diagnostic_plots import plot_diagnostics
@@ -197,11 +197,10 @@ def evaluate(trainer: LanguageModelTrainer, corpus: Corpus) -> dict[str, float]:
 
 def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]]:
     """`metrics` of counts of one, two and three tokens, on the same predictions."""
-    tokens, vocabulary = corpus.train, len(corpus.tokenizer)
+    names = ("unigram", "bigram", "Kneser-Ney trigram")
     return {
-        "unigram": metrics(unigram_nats(tokens, blocks, vocabulary), corpus, blocks),
-        "bigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary, 2), corpus, blocks),
-        "Kneser-Ney trigram": metrics(kneser_ney_nats(tokens, blocks, vocabulary, 3), corpus, blocks),
+        name: metrics(kneser_ney_nats(corpus.train, blocks, len(corpus.tokenizer), order), corpus, blocks)
+        for order, name in enumerate(names, start=1)
     }
 
 

@@ -145,7 +145,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         model = cls(config)
         if codes_VC is not None:
             model.reservoirs.draw(config.reservoir_seed, codes_VC)
-            model._begin_embedding_at(codes_VC)
+            begin_at_codes(model.embedding.weight, codes_VC)
         return model
 
     def with_ridge_readout(self, readout: RidgeReadout) -> ReservoirForCausalLM:
@@ -166,14 +166,6 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("learn: this model's readout is trained by gradients; use one with ridge_readout=True")
         features_BTF = self.eval().features(input_ids)[0][-1]
         self.ridge.learn(features_BTF[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten(), times)
-
-    @torch.no_grad()
-    def _begin_embedding_at(self, codes_VC: torch.Tensor) -> None:
-        size, width = codes_VC.shape[1], self.config.embedding_size
-        map_CD = nn.init.orthogonal_(torch.empty(size, width))
-        known_V1 = codes_VC.any(dim=1, keepdim=True)  # a token without a code stays where it was drawn
-        start_VD = codes_VC @ map_CD * (max(size, width) / size) ** 0.5 * EMBEDDING_STD
-        self.embedding.weight.copy_(torch.where(known_V1, start_VD, self.embedding.weight))
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):
@@ -299,6 +291,15 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             "trainable": self.num_parameters(),
             "frozen": sum(buffer.numel() for buffer in self.reservoirs.state_dict().values()),
         }
+
+
+@torch.no_grad()
+def begin_at_codes(weight_VD: torch.Tensor, codes_VC: torch.Tensor, generator: torch.Generator | None = None) -> None:
+    """Puts an embedding where the tokens' codes are, rotated at random; a token without a code stays where it was drawn."""
+    size, width = codes_VC.shape[1], weight_VD.shape[1]
+    map_CD = nn.init.orthogonal_(torch.empty(size, width), generator=generator)
+    start_VD = codes_VC @ map_CD * (max(size, width) / size) ** 0.5 * EMBEDDING_STD
+    weight_VD.copy_(torch.where(codes_VC.any(dim=1, keepdim=True), start_VD, weight_VD))
 
 
 AutoConfig.register(ReservoirConfig.model_type, ReservoirConfig, exist_ok=True)

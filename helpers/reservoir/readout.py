@@ -19,7 +19,10 @@ from .reservoirs import KeepsPrecision
 
 
 class SequenceDropout(nn.Module):
-    """Dropout with one mask for all tokens of a sequence (variational dropout, Gal and Ghahramani 2016): 1/T of the draws."""
+    """Dropout with one mask for all tokens of a sequence (variational dropout, Gal and Ghahramani 2016): 1/T of the draws.
+
+    In place, where another array would cost as much as the products: what it is given takes no gradient here.
+    """
 
     def __init__(self, p: float):
         super().__init__()
@@ -28,7 +31,7 @@ class SequenceDropout(nn.Module):
     def forward(self, x_BTF):
         if not self.training or not self.p:
             return x_BTF
-        return x_BTF * nn.functional.dropout(torch.ones_like(x_BTF[:, :1]), self.p)
+        return x_BTF.mul_(nn.functional.dropout(torch.ones_like(x_BTF[:, :1]), self.p))
 
 
 class StaticProjection(nn.Module):

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from .baselines import SMOOTHING
 from .readout import RidgeReadout
 
 # B rows · F features · G = F + 1, with a one · Y targets · V vocabulary · T tokens of a sequence · R predicted tokens
 
 ROWS = 1024  # scored or accumulated at once: at V = 50,000 a slice of fp32 scores is 0.2 GB
 HELD_OUT_EVERY, MOST_HELD_OUT = 10, 4  # batches
+SMOOTHING = 0.1  # added to each token's count, so that an unseen token has a probability
 LOG2_CALIBRATIONS = np.arange(-10, 4.25, 0.25)
 
 

@@ -22,7 +22,7 @@ from .measurement import WARM_UP, Bench, TooSlow, Window
 from .optimisations import Ladder, Optimisation, ladder
 from .settings import Settings
 from .task import Task
-from .training import MULTIPLE
+from .training import MULTIPLE, clock
 
 LADDER_FILE = "ladder.json"
 SLOWER = 0.8  # times as fast in the first pair of timings: the others are left out
@@ -143,8 +143,8 @@ class Climber:
         run = task.plan(self.start).max_steps * self.start.batch_size * example
         limit = f", of which {self.seconds / 60:.3g} minutes may pass" if self.seconds < math.inf else ""
         return (
-            f"Trials: about {tables.seconds(2 * self.repetitions * (most + 2) * each)} if nothing helps{limit}. Then whole runs: "
-            f"each about {tables.seconds(run)} at the start's speed, less when tuned."
+            f"Trials: about {tables.seconds(2 * self.repetitions * (most + 2) * each)} if nothing helps{limit}, in {clock(task.runtime)}. Then "
+            f"whole runs: each about {tables.seconds(run)} at the start's speed, less when tuned."
         )
 
     def climb(self, steps: Ladder) -> Iterator[Rung]:

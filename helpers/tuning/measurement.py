@@ -43,8 +43,8 @@ class Window:
 
     steps: int
     examples: int
-    seconds: float
-    warm_up_seconds: float
+    seconds: float  # by `training.clock`
+    warm_up_seconds: float  # wall time
     compile_seconds: float  # XLA's
     loss: float  # mean over the window
     peak_memory: int | None  # bytes
@@ -87,16 +87,19 @@ class Clock(TrainerCallback):
         self.monitor = monitoring.Monitor(self.runtime, interval=0.2)
         self.start_seconds, self.begun, self.can_reset = 0.0, 0, False  # `begun` counts steps
         self.first = self.began = self.ended = 0.0  # begin of the warm-up, begin and end of the window
+        self.warm_up = 0.0
         self._open = contextlib.ExitStack()
         self.close = self._open.close
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 0:
             self.first = self._now()
+            self.warm_up = -self.trainer.meter.training_seconds()
             if self.start_seconds:
                 self._open.callback(register_module_forward_pre_hook(self._stop_if_hopeless).remove)
         if state.global_step == WARM_UP:
             self.runtime.wait()
+            self.warm_up += self.trainer.meter.training_seconds()
             self._stop_if_hopeless()
             self.close()
             self.can_reset = monitoring.reset_peak(self.runtime)
@@ -113,11 +116,11 @@ class Clock(TrainerCallback):
 
     def _now(self) -> float:
         self.runtime.wait()
-        return self.trainer.meter.training_seconds()
+        return self.trainer.training_seconds()
 
     def _stop_if_hopeless(self, *_) -> None:
         expected = self.start_seconds * self.begun * self.trainer.settings.batch_size
-        taken = self.trainer.meter.training_seconds() - self.first
+        taken = self.trainer.training_seconds() - self.first
         if expected and taken > max(GRACE, HOPELESS * expected):
             raise TooSlow(f"gave up: more than {taken / expected:.0f} times as slow as the start")
 
@@ -182,7 +185,7 @@ class Bench:
             steps=steps,
             examples=steps * settings.batch_size,
             seconds=max(clock.ended - clock.began, 1e-9),
-            warm_up_seconds=clock.began - clock.first,
+            warm_up_seconds=clock.warm_up,
             compile_seconds=trainer.meter.compile_seconds,
             loss=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1],
             peak_memory=peak,

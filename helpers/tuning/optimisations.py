@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .task import Task
+from .training import PROCESSOR, clock
 
 # With torch_xla 2.9 on XLA's CPU backend: scan_layers over BERT's layers compiles in half the time and gives the same losses where
 # dropout is 0. With dropout the backward pass stops: "Dynamic update slice update element type does not match argument".
@@ -52,7 +53,7 @@ def ladder(task: Task, *, enough_length: int) -> Ladder:
         if on_xla
         else Optimisation("length-grouped batches", {"padding": "grouped"}),
         _unless(
-            on_xla and "torch_xla's loader threads feed the device",
+            _no_workers(task),
             "loader workers",
             dataloader_workers=min(2, os.cpu_count() or 1),
         ),
@@ -98,6 +99,16 @@ def _no_tf32(task: Task) -> str:
     if task.runtime.compute_capability < TENSOR_CORES:
         sm = "sm_{}{}".format(*task.runtime.compute_capability)
         return f"{task.runtime.device_name} ({sm}) has none; it came with sm_80"
+    return ""
+
+
+def _no_workers(task: Task) -> str:
+    if task.runtime.kind == "xla":
+        return "torch_xla's loader threads feed the device"
+    if clock(task.runtime) == PROCESSOR:
+        return (
+            "in processor time they cost what they do beside the training; several threads are timed by the wall clock"
+        )
     return ""
 
 

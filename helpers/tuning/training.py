@@ -14,8 +14,9 @@ from torch.utils.data import Sampler
 from transformers import DataCollatorWithPadding, Trainer
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from helpers import tracking
+from helpers import ranks, tracking
 from helpers.arguments import training_arguments
+from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
 from .evaluation import IGNORED, scores
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # B batch · C labels
 POOL = 50  # batches whose texts are sorted by length together
+PROCESSOR, WALL = "processor time", "wall time"
 MULTIPLE = 8  # tokens: what tensor cores and vector units like a length to be
 
 Encoded = list[dict]  # input_ids, attention_mask, labels
@@ -97,6 +99,11 @@ class ClassifierTrainer(TrainerMixin, Trainer):
             return super()._get_train_sampler(train_dataset)
         return GroupedByLength([len(row["input_ids"]) for row in dataset], self._train_batch_size, self.args.seed)
 
+    def training_seconds(self) -> float:
+        """Seconds of training so far by `clock`, without evaluation, saving and XLA's compilation."""
+        wall = self.meter.training_seconds()  # which reads both
+        return self.meter.processor_seconds if clock(self.runtime) == PROCESSOR else wall
+
     def logits(self, rows: Encoded) -> np.ndarray:
         """Logits of encoded rows, [N, C]."""
         filled = whole_batches(rows, self.args.eval_batch_size) if self.runtime.kind == "xla" else rows
@@ -104,6 +111,16 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         with self.aside("evaluate"):
             output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
+
+
+def clock(runtime: Runtime) -> str:
+    """What speeds are measured in.
+
+    One thread of a CPU is timed in processor time, which other programs on the machine do not stretch. Several threads are
+    not: they may use processor time without being faster, and neither is a device that works beside the processor.
+    """
+    one = runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1
+    return PROCESSOR if one else WALL
 
 
 def flops_per_token(model) -> float:

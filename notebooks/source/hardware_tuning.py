@@ -136,7 +136,8 @@ tables.show(task.plan(start).rows())
 # from the same weights. The start is timed more often, which says what noise is here. Kept is a change whose 95 % interval
 # lies above 1. The batch is doubled last, while that helps; what saves memory has to earn its place with the batch that did
 # not fit without it. What is more than five times as slow as the start is given up while it warms up: a CPU that only
-# emulates bf16, say. How long all of it may take is said first.
+# emulates bf16, say. How long all of it may take is said first. One thread of a CPU is timed in processor time, which other
+# programs do not stretch; all else by the wall clock.
 
 # %%
 from helpers.tuning import climb
@@ -163,7 +164,7 @@ figure = climb.plot(
 # above, whose clock starts after four steps: a run of few steps takes longer.
 
 # %%
-from helpers.tuning.training import new_trainer
+from helpers.tuning.training import clock, new_trainer
 
 trainer = new_trainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
 changed = [{"changed": name, "from": there, "to": here} for name, (here, there) in tuned.differences(start).items()]
@@ -215,7 +216,7 @@ compared = comparison.compare(trainer, task, folder, **timed)
 after = compared.rows[params.seed][compared.chosen]
 
 # %%
-tables.show(compared.table())
+tables.show(compared.table(), f"Training in {clock(machine)}")
 tables.show(compared.verdict.rows())
 print(f"{compared.verdict.why}\nkept: {compared.chosen}")
 
@@ -264,6 +265,7 @@ results_file = run_folder.write_results(
     machine,
     **measured,
     **climbed.results(),
+    clock=clock(machine),
     sessions=run_folder.sessions(trainer.args.output_dir),
     forecast=forecast.results(),
     data={

@@ -70,9 +70,9 @@ print(f"output     {folder.resolve()}")
 # %% [markdown]
 # ## Data
 #
-# Every record is checked, and what is set aside is listed in `set_aside.json` by row and reason. Near-duplicate questions are
-# on one side of the split. Names, facts and sets of elements of the sample's test questions are not in training; `areas` is
-# a second test, on areas of law that are not.
+# Every record is checked. Records with reasoning in prose, or without reasoning or citation, are used: the model is asked for
+# the sections that are there. Near-duplicate questions are on one side of the split. Names, facts and sets of elements of the
+# sample's test questions are not in training; `areas` is a second test, on areas of law that are not.
 
 # %%
 from helpers.legal import experiment
@@ -81,7 +81,6 @@ experiment.check(params, machine)
 data = experiment.load_data(params)
 run_folder.same_data(folder, data.records.source)
 tables.show(data.report.rows())
-run_folder.write_json(folder / "set_aside.json", data.report.listed())
 print(", ".join(f"{name} {len(records):,}" for name, records in vars(data.splits).items()))
 
 # %% [markdown]
@@ -100,16 +99,18 @@ print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
 # %% [markdown]
 # ## One example before and after
 #
-# The loss is on the completion only, and the token at which the model must stop carries a label.
+# The loss is on the completion only, and the token at which the model must stop carries a label. A record that is too long is set
+# aside, not cut; `set_aside.json` lists by reason what is not used.
 
 # %%
 encoded = experiment.encode(data.splits, tokenizer, params)
 splits = encoded.splits
+run_folder.write_json(folder / "set_aside.json", data.report.listed() + encoded.set_aside())
 print(encoded.why)
-print(encoded.truncation)
+print(*encoded.fitted.values(), sep="\n")
 overlap = experiment.overlaps(encoded, params)
 tables.show(overlap, "Reasoning steps of the test questions that are in training, too")
-row = encoded.train[0]
+(row,) = encoded.layout.rows(splits.train[:1])
 first = next(i for i, label in enumerate(row["labels"]) if label >= 0)
 print(f"\n--- read only\n{tokenizer.decode(row['input_ids'][:first])}")
 print(f"--- learned\n{tokenizer.decode(row['input_ids'][first:])}")
@@ -137,7 +138,7 @@ tables.show(forecast.rows())
 # The questions that will be asked again afterwards, beside answers that cost nothing: one training record copied onto every
 # question (`constant`), and the record whose question is most alike. `gold` is the test record itself; what it does not pass
 # is no measure. The sample's records know what is right (a coin gets half of the verdicts); of real ones only the record's
-# citations, which should be `cited`, are known.
+# citations, which should be `cited`, are known. Only what every record passes is shown.
 
 # %%
 trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
@@ -147,6 +148,7 @@ from helpers.legal import correctness, harness
 
 references = experiment.references(encoded, params)
 before, samples_before = experiment.examine(trainer.model, encoded, params, machine)
+base_answer = experiment.ask(trainer.model, encoded, params.prompt, params, machine)
 for name, found in before.items():
     tables.show(correctness.table(references[name], found), f"{name}: {correctness.note(references[name])}")
 
@@ -197,6 +199,7 @@ results = {
         "block_length": encoded.block_length,
         "blocks": encoded.blocks,
         "report": data.report.as_dict(),
+        "not_used": encoded.set_aside(),
     },
     "model": {"base_model": params.base_model, "method": params.method, "trainable": trained},
     "eval": {"before": before, "after": after, "baselines": references, "overlap": overlap},
@@ -205,13 +208,24 @@ results = {
 results_file = run_folder.write_results("legal_cot_sft", params, machine, **results)
 
 # %% [markdown]
-# ## Export and load back
+# ## Ask it
 #
-# With LoRA: the adapter, and in `merged/` the whole model; with QLoRA the adapter alone. What is loaded back must give the same
-# logits.
+# The base model's answer, and then the trained model's as it is written. Neither is legal advice: a model of this size invents
+# cases and is often wrong. Change `question` and run the cell again.
 
 # %%
-from helpers.legal.export import export, reload_check
+question = params.prompt
+print(f"{question}\n\n--- the base model, no legal advice\n{base_answer}\n\n--- the trained model, no legal advice")
+answer = experiment.ask(trainer.model, encoded, question, params, machine, stream=True)
+
+# %% [markdown]
+# ## Export
+#
+# The results are written already. With LoRA: the adapter, and in `merged/` the whole model; with QLoRA the adapter alone. Every
+# tensor is read again and must be what was trained. With LoRA this model is merged in memory, so it is the last cell that needs it.
+
+# %%
+from helpers.legal.export import export
 
 card = {
     "Data": [data.records.provenance],
@@ -219,26 +233,22 @@ card = {
     "Plan": plan.rows(),
     "Results": correctness.table(references["test"], before["test"], after["test"]),
 }
-model_folder = export(trainer.model, tokenizer, folder / "model", base_model=params.base_model, card=card)
-differences = reload_check(model_folder, trainer.model, encoded.layout.prompt_ids([params.prompt]))
-tables.show([differences], "Largest difference of logits after loading back")
-
-# %%
-print(params.prompt)
-print(experiment.ask(trainer.model, encoded, params.prompt, params, machine))
-
-# %%
-results["artifacts"] |= {"model": "model", "reload": differences}
+model_folder = export(trainer.model, encoded.layout, folder / "model", base_model=params.base_model, card=card)
+results["artifacts"] |= {"model": "model"}
 results_file = run_folder.write_results("legal_cot_sft", params, machine, **results)
-print(results_file.resolve())
+print(
+    *sorted(path.relative_to(folder) for path in model_folder.rglob("*") if path.is_file()),
+    results_file.resolve(),
+    sep="\n",
+)
 
 # %% [markdown]
 # ## Next steps
 #
 # - **Use it elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model/merged")` (with LoRA), or the adapter with
-#   `peft.PeftModel.from_pretrained(base, "<output_dir>/model")`.
+#   `peft.PeftModel.from_pretrained(base, "<output_dir>/model")`. `model/README.md` has the commands for vLLM, llama.cpp and Ollama.
 # - **Share it**: `huggingface_hub.create_repo("owner/name", private=True)`, then `upload_folder(repo_id="owner/name",
 #   folder_path="<output_dir>/model")`, with a token that may write in the secret `HF_TOKEN`.
-# - **Your own records**: the same columns in a `.jsonl`, `.csv` or `.parquet`.
+# - **Your own records**: a `.jsonl`, `.csv` or `.parquet` with `question` and `answer`, `prompt` and `completion`, or `messages`.
 # - **Out of memory**: the micro-batch is halved by itself; then `gradient_checkpointing=True`, then a shorter `max_length`.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.

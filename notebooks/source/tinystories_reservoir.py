@@ -192,7 +192,8 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## A transformer beside it
 #
-# The same batches through the same trainer, for a Llama of as many trained parameters. It sees nothing before a block.
+# The same batches through the same trainer, for a Llama of as many trained parameters. Its embedding begins at the same codes;
+# it sees nothing before a block.
 # `further_seeds=2` repeats both, without which a small difference means little.
 
 # %%
@@ -207,7 +208,7 @@ rows = comparison.over_seeds(trainer, corpus, params, plan, machine, folder)
 
 # %%
 tables.show(comparison.table({"untrained": before, **baselines}, rows))
-caveats = comparison.caveats(params.data_source, baselines, rows[params.seed])
+caveats = f"{comparison.seen(rows)} {comparison.caveats(params.data_source, baselines, rows[params.seed])}".strip()
 print(caveats)
 after = rows[params.seed]["reservoir"]
 story = after["story"]

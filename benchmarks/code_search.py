@@ -1,0 +1,273 @@
+"""Code search in packages that no encoder has seen: a docstring's first sentence finds the function that it was taken out of.
+
+    pip install nltk sentence-transformers
+    python benchmarks/code_search.py
+
+In each package below 200 functions and methods outside of tests are drawn, whose docstring's first sentence has at least four words
+and is no other's. The sentence is the question and the 200 functions are the candidates, without their docstrings. Packages, numbers,
+features and steps were fixed before any score was seen.
+
+`BM25` is a conditional logit of two of them, over source and over qualified name; identifiers are split into words, and words are
+stemmed. The encoder's row is the logit of two cosines: of its entity embeddings, and of its mean states less those of the package's
+functions. `tuned` encoders have learned further, from docstrings of the standard library, by in-batch contrast of sentence and source.
+`MiniLM` is all-MiniLM-L6-v2, which has seen 22 million pairs of questions and answers or the like; a row that its package must be
+fetched for. Every logit is fitted on the other packages. Figures are means over packages, and over the seeds; intervals are of 95 %,
+from bootstrap samples of the functions' modules within each package and of the seeds, paired with `BM25` and with all lexical rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report
+from benchmarks.graph_encoders import FOLDER, STEPS, Encoders
+from benchmarks.held_out_packages import ENCODER, PACKAGES, Environment
+from benchmarks.held_out_rows import Rankings
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.links.code_search import Function, documented_functions
+from helpers.graphmer.text.documents import Documents, shown_name
+
+# N functions of a package
+
+ROOT = Path(__file__).resolve().parents[1]
+SEARCHED = ("networkx", "tornado", "mpmath", "pint", "dask", "docutils", "jinja2", "werkzeug", "sqlglot", "fontTools")
+FEWEST, MOST, WORDS = 100, 200, 4  # functions of a package; words of a sentence
+SENTENCE, CODE = 32, 96  # tokens that encoders read
+TUNING = {"steps": 120, "batch": 48, "code_tokens": 64, "learning_rate": 1e-3, "temperature": 0.05, "functions": 4000}
+BM25, LEXICAL = "BM25", "BM25 and TF-IDF"
+OF_BM25 = ("BM25 over source", "BM25 over names")
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+@dataclass
+class Package:
+    name: str
+    functions: list[Function]
+    modules: list[str]  # of each
+
+
+def read(name: str, environment: Environment) -> Package:
+    """The functions to be found; their code begins with their qualified name."""
+    folder = environment.package(name)
+    graph = load_graph(folder)
+    wanted = [
+        entity.id
+        for entity in graph.entities.values()
+        if entity.type in ("function", "method")
+        and not re.search(r"\b(tests?|conftest|testsuite|test_\w+)\b", entity.module)
+    ]
+    text = Documents.read(graph, folder).text
+    functions = documented_functions(graph, text, wanted, functions=MOST, words=WORDS, seed=0)
+    return Package(name, functions, [graph.entities[one.entity].module for one in functions])
+
+
+# ---- lexical
+
+
+@cache
+def _stemmer():
+    from nltk.stem.snowball import SnowballStemmer
+
+    return SnowballStemmer("english")
+
+
+@cache
+def _stem(word: str) -> str:
+    return _stemmer().stem(word)
+
+
+def words(text: str) -> list[str]:
+    """Words of identifiers and of prose, in lower case, stemmed."""
+    return [_stem(word.lower()) for word in WORD.findall(text)]
+
+
+def bm25(queries: list[str], texts: list[str], k: float = 1.2, b: float = 0.75) -> np.ndarray:
+    """[queries, texts] of Okapi BM25; a word that a query repeats counts once (Robertson and Zaragoza, 2009)."""
+    counter = CountVectorizer(analyzer=words)
+    count_NV = counter.fit_transform(texts).astype(np.float64).tocsc()
+    length_N = np.asarray(count_NV.sum(1)).ravel()
+    found_V = np.diff(count_NV.indptr)
+    rarity_V = np.log(1 + (len(texts) - found_V + 0.5) / (found_V + 0.5))
+    norm_N = k * (1 - b + b * length_N / length_N.mean())
+    weight_NV = count_NV.copy()
+    weight_NV.data = count_NV.data * (k + 1) / (count_NV.data + norm_N[count_NV.indices])
+    asked_QV = (counter.transform(queries) > 0).astype(np.float64)
+    return (asked_QV.multiply(rarity_V) @ weight_NV.T).toarray()
+
+
+def tf_idf(queries: list[str], texts: list[str]) -> np.ndarray:
+    """[queries, texts] of cosines."""
+    made = TfidfVectorizer(analyzer=words, sublinear_tf=True)
+    text_NV = made.fit_transform(texts)
+    return (made.transform(queries) @ text_NV.T).toarray()
+
+
+def lexical(package: Package) -> dict[str, np.ndarray]:
+    sentences, codes = ([getattr(each, name) for each in package.functions] for name in ("sentence", "code"))
+    names = [shown_name(each.entity) for each in package.functions]
+    return {OF_BM25[0]: bm25(sentences, codes), OF_BM25[1]: bm25(sentences, names), "TF-IDF": tf_idf(sentences, codes)}
+
+
+# ---- encoders
+
+
+def tokens(tokenizer, texts: list[str], most: int) -> torch.Tensor:
+    options = {"truncation": True, "padding": True, "add_special_tokens": False, "return_tensors": "pt"}
+    return tokenizer(texts, max_length=most, **options)["input_ids"]
+
+
+@torch.no_grad()
+def embeddings(model, tokenizer, texts: list[str], most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Entity embeddings, and mean states less their mean; rows of length 1."""
+    states = [
+        model.encoder.encode_text(tokens(tokenizer, texts[first : first + 32], most))
+        for first in range(0, len(texts), 32)
+    ]
+    state_ND = torch.cat(states)
+    centred_ND = state_ND - state_ND.mean(0)
+    unit = torch.nn.functional.normalize
+    return unit(model.entity_head(state_ND), dim=-1).numpy(), unit(centred_ND, dim=-1).numpy()
+
+
+def of_encoder(model, tokenizer, package: Package) -> dict[str, np.ndarray]:
+    sentences, codes = (
+        embeddings(model, tokenizer, [getattr(each, name) for each in package.functions], most)
+        for name, most in (("sentence", SENTENCE), ("code", CODE))
+    )
+    return {
+        f"cosine of {name}": one @ other.T
+        for name, one, other in zip(("entity embeddings", "mean states"), sentences, codes, strict=True)
+    }
+
+
+def tuned(model, tokenizer, functions: list[Function], seed: int):
+    """The model after it has learned which source is a sentence's among those of the batch, both ways."""
+    draw, model = torch.Generator().manual_seed(seed), model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=TUNING["learning_rate"])
+    for step in range(TUNING["steps"]):
+        for group in optimizer.param_groups:
+            group["lr"] = TUNING["learning_rate"] * (1 - step / TUNING["steps"])
+        batch = [functions[place] for place in torch.randperm(len(functions), generator=draw)[: TUNING["batch"]]]
+        sentences, codes = (
+            model.entities(tokens(tokenizer, [getattr(each, name) for each in batch], most))
+            for name, most in (("sentence", SENTENCE), ("code", TUNING["code_tokens"]))
+        )
+        scores_BB, answer_B = sentences @ codes.T / TUNING["temperature"], torch.arange(len(batch))
+        cross_entropy = torch.nn.functional.cross_entropy
+        loss = cross_entropy(scores_BB, answer_B) + cross_entropy(scores_BB.T, answer_B)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model.eval()
+
+
+def of_minilm(folder: Path, packages: list[Package]) -> list[np.ndarray]:
+    """Cosines of a pretrained encoder of sentences."""
+    from sentence_transformers import SentenceTransformer
+
+    model, found = SentenceTransformer(str(folder), device="cpu"), []
+    for package in packages:
+        both = []
+        for name, most in (("sentence", SENTENCE), ("code", CODE)):
+            model.max_seq_length = most
+            texts = [getattr(each, name) for each in package.functions]
+            both.append(model.encode(texts, normalize_embeddings=True, show_progress_bar=False))
+        found.append(both[0] @ both[1].T)
+    return found
+
+
+# ---- rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", nargs="*", default=[*SEARCHED], choices=PACKAGES)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/held_out_packages"))
+    parser.add_argument("--encoders", type=Path, default=FOLDER, help="folder of the trained encoders")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_code_search_cpu.json")
+    given = parser.parse_args()
+    about = report.machine("cpu", ("torch", "transformers", "nltk", "sentence-transformers"))
+
+    environment, packages, counts = Environment(given.folder), [], {}
+    for name in given.packages:
+        package = read(name, environment)
+        counts[name] = {"version": PACKAGES[name].version, "functions": len(package.functions)}
+        if len(package.functions) >= FEWEST:
+            packages.append(package)
+        print(name, counts[name], flush=True)
+    right = [place == np.arange(len(one.functions)) for one in packages for place in range(len(one.functions))]
+    found = Rankings(
+        [one.name for one in packages for _ in one.functions],
+        [module for one in packages for module in one.modules],
+        right,
+    )
+
+    def add(scores: list[dict[str, np.ndarray]]) -> list[str]:
+        """Features, of each package a matrix."""
+        for name in scores[0]:
+            found.add(name, [row for each in scores for row in each[name]])
+        return [*scores[0]]
+
+    names, drawn = add([lexical(one) for one in packages]), found.resamples()
+    bases = {BM25: found.ranks(found.left_out(OF_BM25)), LEXICAL: found.ranks(found.left_out(names))}
+    ranks = {"chance": [found.ranks(np.zeros(len(found[names[0]])))]}
+    ranks |= {name: [found.ranks(found[name])] for name in names} | {name: [each] for name, each in bases.items()}
+    done: list[int] = []
+
+    def rows(name: str, features: list[str]) -> None:
+        """Alone and with each lexical row; `features` stand in place of an earlier row's."""
+        ranks.setdefault(name, []).append(found.ranks(found.left_out(features)))
+        for base, of_base in ((BM25, OF_BM25), (LEXICAL, names)):
+            ranks.setdefault(f"{base} and {name}", []).append(found.ranks(found.left_out([*of_base, *features])))
+        print(name, flush=True)
+
+    def write() -> None:
+        report.write(
+            given.output,
+            about,
+            steps=given.steps,
+            tuning=TUNING,
+            pretrained=ENCODER if "MiniLM" in ranks else None,
+            seeds=done,
+            packages=counts,
+            rows={name: found.row(each, bases, drawn) for name, each in ranks.items()},
+        )
+
+    weights = environment.encoder()
+    if weights is not None:
+        rows("MiniLM", add([{"MiniLM": each} for each in of_minilm(weights, packages)]))
+    write()
+    if not given.seeds:
+        return
+    encoders = Encoders(given.steps, given.encoders)
+    corpus, tokenizer = encoders.corpus, encoders.corpus.tokenizer
+    heads = {triple.head for triple in corpus.splits.train}
+    library = documented_functions(
+        corpus.graph, corpus.documents.text, heads, functions=TUNING["functions"], words=WORDS
+    )
+    for seed in given.seeds:
+        for state, make in encoders.of(seed):
+            model = make()
+            rows(f"encoder {state}", add([of_encoder(model, tokenizer, one) for one in packages]))
+            model = tuned(model, tokenizer, library, seed)
+            rows(f"encoder {state}, tuned", add([of_encoder(model, tokenizer, one) for one in packages]))
+        done.append(seed)
+        write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Rankings of candidates in several packages: weights fitted on the other packages, rows with paired intervals.
+
+# N questions · R candidates of all questions, one question after the other · F features
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import minimize
+
+BOOTSTRAP = 1_000
+
+
+class Rankings:
+    """Questions with the features of their candidates.
+
+    packages, groups: of each question, [N]; a group is drawn whole by the bootstrap, within its package.
+    right: for each question, which of its candidates answer it; at least one.
+    """
+
+    def __init__(self, packages: Sequence[str], groups: Sequence[str], right: Sequence[Sequence[bool]]):
+        self.packages, self.groups = np.array(packages), np.array(groups)
+        sizes_N = [len(each) for each in right]
+        self._starts_N = np.concatenate(([0], np.cumsum(sizes_N)[:-1])).astype(int)
+        self._question_R = np.repeat(np.arange(len(right)), sizes_N)
+        self._right_R = np.concatenate([np.asarray(each, bool) for each in right])
+        if not np.add.reduceat(self._right_R, self._starts_N).all():
+            raise ValueError("right: each question needs a candidate that answers it")
+        self._features: dict[str, np.ndarray] = {}
+        self._standard: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.packages)
+
+    def add(self, name: str, values: Sequence[np.ndarray]) -> None:
+        """A feature: for each question an array over its candidates. The logit reads it standardised within the question."""
+        value_R = np.concatenate([np.asarray(each, np.float64) for each in values])
+        count_N = np.bincount(self._question_R)
+        centred_R = value_R - (np.add.reduceat(value_R, self._starts_N) / count_N)[self._question_R]
+        spread_N = np.sqrt(np.add.reduceat(centred_R**2, self._starts_N) / count_N)
+        spread_R = spread_N[self._question_R]
+        self._features[name] = value_R
+        self._standard[name] = np.where(spread_R > 1e-9, centred_R / np.maximum(spread_R, 1e-9), 0.0)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A feature as it was given, [R]."""
+        return self._features[name]
+
+    def ranks(self, score_R: np.ndarray) -> np.ndarray:
+        """Of the best right candidate of each question, [N]; candidates of equal score share the mean of their ranks."""
+        best_R = np.maximum.reduceat(np.where(self._right_R, score_R, -np.inf), self._starts_N)[self._question_R]
+        above_N, equal_N = (
+            np.add.reduceat(each.astype(float), self._starts_N) for each in (score_R > best_R, score_R == best_R)
+        )
+        return above_N + (equal_N + 1) / 2
+
+    def left_out(self, names: Sequence[str]) -> np.ndarray:
+        """Scores [R] by a conditional logit of these features, for each package fitted on the other ones."""
+        table_RF = np.stack([self._standard[name] for name in names], axis=1)
+        start_F = self.fitted(table_RF, np.ones(len(self), bool), np.zeros(len(names)))
+        scores_R = np.zeros(len(table_RF))
+        for package in dict.fromkeys(self.packages):
+            others_N = self.packages != package
+            own_R = ~others_N[self._question_R]
+            scores_R[own_R] = table_RF[own_R] @ self.fitted(table_RF, others_N, start_F)
+        return scores_R
+
+    def fitted(self, table_RF: np.ndarray, chosen_N: np.ndarray, start_F: np.ndarray, ridge: float = 1.0) -> np.ndarray:
+        """Weights [F] that make the right candidates' share of exp(score) large; each package counts alike."""
+        rows_R = chosen_N[self._question_R]
+        table_RF, right_R = table_RF[rows_R], self._right_R[rows_R]
+        sizes_N = np.bincount(self._question_R)[chosen_N]
+        starts_N = np.concatenate(([0], np.cumsum(sizes_N)[:-1])).astype(int)
+        question_R = np.repeat(np.arange(len(sizes_N)), sizes_N)
+        packages = Counter(self.packages[chosen_N])
+        share_N = np.array([1 / packages[package] for package in self.packages[chosen_N]])
+        share_N *= len(share_N) / share_N.sum()
+
+        def loss(weight_F: np.ndarray) -> tuple[float, np.ndarray]:
+            score_R = table_RF @ weight_F
+            all_R = np.exp(score_R - np.maximum.reduceat(score_R, starts_N)[question_R])
+            p_R = all_R / np.add.reduceat(all_R, starts_N)[question_R]
+            inside_R = np.where(right_R, p_R, 0)
+            inside_N = np.maximum(np.add.reduceat(inside_R, starts_N), 1e-300)
+            q_R = inside_R / inside_N[question_R]
+            gradient_F = table_RF.T @ (share_N[question_R] * (p_R - q_R)) + ridge * weight_F
+            return -(share_N * np.log(inside_N)).sum() + ridge * weight_F @ weight_F / 2, gradient_F
+
+        return minimize(loss, start_F, jac=True, method="L-BFGS-B", options={"maxiter": 100}).x
+
+    # ---- rows
+
+    def over_packages(self, value_N: np.ndarray, weight_N: np.ndarray | None = None) -> float:
+        """Mean over packages of the weighted mean over their questions."""
+        weight_N = np.ones(len(self)) if weight_N is None else weight_N
+        own = [self.packages == package for package in dict.fromkeys(self.packages)]
+        return float(np.mean([np.average(value_N[each], weights=weight_N[each]) for each in own]))
+
+    def resamples(self) -> list[np.ndarray]:
+        """How often each question is there when groups are drawn again within each package; `BOOTSTRAP` times [N]."""
+        draw, by_package = np.random.default_rng(0), defaultdict(list)
+        keys = list(zip(self.packages, self.groups, strict=True))
+        for key in dict.fromkeys(keys):
+            by_package[key[0]].append(key)
+        drawn = []
+        for _ in range(BOOTSTRAP):
+            places = ((keys, draw.integers(len(keys), size=len(keys))) for keys in by_package.values())
+            count = Counter(keys[place] for keys, chosen in places for place in chosen)
+            drawn.append(np.array([count[key] for key in zip(self.packages, self.groups, strict=True)], float))
+        return drawn
+
+    def row(self, ranks: Sequence[np.ndarray], bases: dict[str, np.ndarray], drawn: Sequence[np.ndarray]) -> dict:
+        """MRR, first answers that are right, and MRR above each base with its 95 % interval.
+
+        ranks: [N] of each seed. bases: name -> ranks [N]. drawn: of `resamples`; the seeds are drawn again with them.
+        """
+        reciprocal_SN = np.stack([1 / rank_N for rank_N in ranks])
+        reciprocal_N = reciprocal_SN.mean(0)
+        draw, above = np.random.default_rng(1), {}
+        seeds = [draw.integers(len(ranks), size=len(ranks)) for _ in drawn]
+        for name, base_N in bases.items():
+            samples = [
+                self.over_packages(reciprocal_SN[seed].mean(0) - 1 / base_N, weight_N)
+                for seed, weight_N in zip(seeds, drawn, strict=True)
+            ]
+            difference = self.over_packages(reciprocal_N - 1 / base_N)
+            above[name] = {"mrr": difference, "interval": np.percentile(samples, (2.5, 97.5)).tolist()}
+        return {
+            "mrr": self.over_packages(reciprocal_N),
+            "mrr_by_seed": [self.over_packages(each_N) for each_N in reciprocal_SN],
+            "first": self.over_packages(np.mean([rank_N <= 1 for rank_N in ranks], axis=0)),
+            "above": above,
+            "mrr_by_package": {
+                str(package): float(reciprocal_N[self.packages == package].mean())
+                for package in dict.fromkeys(self.packages)
+            },
+        }

@@ -1,0 +1,60 @@
+"""docs/gallery.py on a notebook that was executed: what a reader of the copy sees, and what stays behind."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+import gallery  # noqa: E402
+
+CELLS = [
+    nbformat.v4.new_code_cell("\nPAYLOAD = 'c0ffee'"),
+    nbformat.v4.new_markdown_cell("# Title\n\n## What it drew"),
+    nbformat.v4.new_code_cell(
+        "import os, sys\nprint(os.getcwd() + '/result')\nprint('a library', 'warns', file=sys.stderr)"
+    ),
+    nbformat.v4.new_code_cell(
+        "from IPython.display import Image, display\nimport base64\n"
+        "pixel = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=='\n"
+        "display(Image(base64.b64decode(pixel)))"
+    ),
+]
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch) -> Path:
+    """The gallery's folder with one executed notebook in it."""
+    monkeypatch.setattr(gallery, "GALLERY", tmp_path / "gallery")
+    monkeypatch.chdir(tmp_path)
+    source, executed = tmp_path / "source.ipynb", tmp_path / "executed.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=CELLS), source)
+    papermill.execute_notebook(source, executed, kernel_name="python3", progress_bar=False)
+    gallery.publish(executed, "probe", {str(tmp_path): "outputs"})
+    return tmp_path / "gallery"
+
+
+def test_a_copy_shows_what_was_printed_and_nothing_of_this_machine(published):
+    text = (published / "probe.ipynb").read_text()
+    assert "outputs/result" in text
+    assert "c0ffee" not in text and gallery.LEFT_OUT in text
+    for page in ("probe.ipynb", "probe.html"):
+        shown = (published / page).read_text()
+        assert "a library warns" not in shown
+        assert str(published.parent) not in shown
+
+
+def test_the_last_figure_is_a_picture_of_its_own_and_is_described(published):
+    notebook = nbformat.read(published / "probe.ipynb", as_version=4)
+    (figure,) = gallery.figures(notebook)
+    assert (published / "probe.png").read_bytes() == base64.b64decode(figure.data["image/png"])
+    assert 'alt="Figure: What it drew"' in (published / "probe.html").read_text()
+    assert "[probe](probe.ipynb)" in (published / "README.md").read_text()
