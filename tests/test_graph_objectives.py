@@ -10,6 +10,7 @@ from helpers.graphmer.modeling_graphmer import objectives
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 
 from .graph_batches import ALL_TERMS, PAD, V, config, inputs, leafy_batch, perturbed
+from .xla_process import answers_on_xla
 
 # B batch · G leaves · P = B G · L leaf tokens · U negatives · V vocabulary · E entity embedding
 
@@ -323,3 +324,40 @@ def test_both_directions_of_a_triple_have_different_scores():
     ).double()
     relation = torch.arange(5).clamp(min=1)
     assert (model.triple_scorer(a, relation, b) - model.triple_scorer(b, relation, a)).abs().min() > 1e-3
+
+
+ON_XLA = """
+import json
+import torch
+from helpers import xla
+device = xla.start()
+from helpers.graphmer.model import GraphMERForPreTraining
+from tests.graph_batches import ALL_TERMS, config, leafy_batch, perturbed
+
+torch.manual_seed(0)
+model, batch = perturbed(GraphMERForPreTraining(config(**ALL_TERMS))).eval(), leafy_batch(B=8, G=6, seed=2)
+
+def terms_and_gradients(batch):
+    model.zero_grad()
+    output = model(**batch)
+    output.loss.backward()
+    xla.sync()
+    terms = {name: float(term.detach().cpu()) for name, term in output.terms.items()}
+    return terms, {name: weight.grad.cpu() for name, weight in model.named_parameters() if weight.grad is not None}
+
+expected, gradients = terms_and_gradients(batch)
+model.to(device)
+batch = {name: field.to(device) for name, field in batch.items()}
+for field in batch.values():
+    xla.shard_batch(field)
+found, others = terms_and_gradients(batch)
+assert others.keys() == gradients.keys()
+off = {name: float((others[name] - each).norm() / each.norm().clamp(min=1e-4)) for name, each in gradients.items()}
+print("ANSWERS " + json.dumps({"expected": expected, "found": found, "off": off}))
+"""
+
+
+def test_terms_and_gradients_on_eight_xla_devices_equal_the_cpus():
+    answers = answers_on_xla(ON_XLA)
+    assert answers["found"] == pytest.approx(answers["expected"], rel=1e-4)
+    assert max(answers["off"].values()) < 1e-3, max(answers["off"].items(), key=lambda each: each[1])

@@ -203,9 +203,12 @@ class TokenMatch(nn.Module):
     def scores(self, leaves: LeafTokens, names: NameTokens) -> torch.Tensor:
         """[P, X] of every leaf (P = B G) and every name, fp32."""
         scores_PX = (leaves.expected.flatten(0, 1) @ names.mean.T).float() + names.bias_X
-        scores_PX = (
-            scores_PX + self.copied_bags(leaves).flatten(0, 1) @ self.bags(names.ids_XT, names.weights_XT).float().T
-        )
+        if leaves.ids_BT.device.type == "xla":
+            there_BTX = _weight_of(leaves.ids_BT, names.ids_XT[None], names.weights_XT[None])
+            scores_PX = scores_PX + (leaves.copied_BGT.float() @ there_BTX).flatten(0, 1)
+        else:
+            bags_XV = self.bags(names.ids_XT, names.weights_XT).float()
+            scores_PX = scores_PX + self.copied_bags(leaves).flatten(0, 1) @ bags_XV.T
         for field, weight in enumerate(self.path_weights()):
             same_BSX = leaves.paths_BS[..., None] == names.paths_XF[:, field]
             followed_BGX = leaves.followed_BFGS[:, field] @ same_BSX.to(leaves.followed_BFGS.dtype)
@@ -215,8 +218,13 @@ class TokenMatch(nn.Module):
     def own_scores(self, leaves: LeafTokens, names: NameTokens) -> torch.Tensor:
         """[B, G, U] of every leaf and its own U names; `names` of these [B, G, U, ...]."""
         scores_BGU = (names.mean @ leaves.expected[..., None]).squeeze(-1).float() + names.bias_X
-        copied = self.copied_bags(leaves).gather(-1, names.ids_XT.flatten(2)).view(names.ids_XT.shape)
-        scores_BGU = scores_BGU + (names.weights_XT * copied).sum(-1)
+        if leaves.ids_BT.device.type == "xla":
+            there_BTX = _weight_of(leaves.ids_BT, names.ids_XT.flatten(1, 2), names.weights_XT.flatten(1, 2))
+            there_BGTU = there_BTX.unflatten(-1, names.ids_XT.shape[1:3]).transpose(1, 2)
+            scores_BGU = scores_BGU + (leaves.copied_BGT.float()[..., None] * there_BGTU).sum(2)
+        else:
+            copied = self.copied_bags(leaves).gather(-1, names.ids_XT.flatten(2)).view(names.ids_XT.shape)
+            scores_BGU = scores_BGU + (names.weights_XT * copied).sum(-1)
         for field, weight in enumerate(self.path_weights()):
             same_BGSU = leaves.paths_BS[:, None, :, None] == names.paths_XF[:, :, None, :, field]
             followed_BG1S = leaves.followed_BFGS[:, field, :, None]
@@ -242,3 +250,12 @@ class TokenMatch(nn.Module):
 
 def _of_tokens(ids: torch.Tensor, values_V: torch.Tensor) -> torch.Tensor:
     return nn.functional.embedding(ids, values_V[:, None]).squeeze(-1)
+
+
+def _weight_of(ids_BT: torch.Tensor, ids_BXC: torch.Tensor, weights_BXC: torch.Tensor) -> torch.Tensor:
+    """[B, T, X]: what each number weighs in each name, each compared with each; fused by XLA, too large for anything else.
+
+    Bags would be filled by a scatter, for which XLA sends the numbers and the gradients of all chips to every one.
+    """
+    same_BTXC = ids_BT.int()[:, :, None, None] == ids_BXC.int()[:, None]
+    return (same_BTXC * weights_BXC.float()[:, None]).sum(-1)
