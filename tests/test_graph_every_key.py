@@ -17,7 +17,7 @@ from helpers import runtime
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import PROFILES, Configuration, override, read_configuration
 from helpers.graphmer.links.predictor import LinkPredictor
-from helpers.graphmer.modeling_graphmer.attention import Attention
+from helpers.graphmer.modeling_graphmer.encoder import Attention
 from helpers.graphmer.training import new_trainer
 
 from .xla_process import cpu_here

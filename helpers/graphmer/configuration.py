@@ -84,7 +84,9 @@ class Model(Section):
     leaf_positions: bool = key(True, "A learned vector for each leaf slot orders its tokens; not published.")
     decay: Decay = key(Decay(), "How attention falls with the distance in the graph; the published code has none.")
     embedding_size: int = key(256, "Numbers of a query or an entity in link prediction; not published.", low=1)
-    token_match: bool = key(True, "In link prediction queries and names also meet token by token; not published.")
+    token_match: bool = key(
+        True, "Copy head: in link prediction queries and names also meet token by token; not published."
+    )
 
 
 class Scheduler(Section):

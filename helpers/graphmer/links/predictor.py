@@ -21,7 +21,7 @@ from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
 from helpers.graphmer.graph.splits import Splits
 from helpers.graphmer.links.baselines import Frequency
-from helpers.graphmer.links.features import PARTS, EntityFeatures, QueryFeatures
+from helpers.graphmer.links.features import PARTS, CandidateFeatures, QueryFeatures
 from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.windows import Windows
@@ -48,7 +48,7 @@ class LinkPredictor:
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
         self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
         self._number = chains.encoded.number
-        self._entities: EntityFeatures | None = None
+        self._entities: CandidateFeatures | None = None
         self._queries: dict[int, QueryFeatures] = {}  # by relation id
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
@@ -172,7 +172,7 @@ class LinkPredictor:
         return last[3]
 
     @torch.no_grad()
-    def _entity_features(self, names: Sequence[str]) -> EntityFeatures:
+    def _entity_features(self, names: Sequence[str]) -> CandidateFeatures:
         """Features of these names; all entities' are computed at the first call."""
         if self._entities is None:
             texts_XC = torch.from_numpy(self.chains.encoded.text_ids_EC.astype(np.int64))
@@ -182,8 +182,8 @@ class LinkPredictor:
                 places = order[first : first + 8 * self.batch_size]
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
                 features = self.model.entity_features(ids_XC.to(self.model.device))
-                found.append(EntityFeatures.of_texts(*features, match=self.model.token_match))
-            self._entities = EntityFeatures.joined(found)[np.argsort(order.numpy(), kind="stable")]
+                found.append(CandidateFeatures.of_texts(*features, match=self.model.token_match))
+            self._entities = CandidateFeatures.joined(found)[np.argsort(order.numpy(), kind="stable")]
         return self._entities[[self._number[name] for name in names]]
 
     @property

@@ -46,16 +46,16 @@ class GraphMERConfig(PretrainedConfig):
     leaf_positions: bool = True  # a learned vector a leaf slot; without, its ends are mirror images
     norm: str = "rmsnorm"
     activation: str = "swiglu"
-    hgat: bool = True  # fusion of relation and head into the leaves (hgat.py)
+    hgat: bool = True  # fusion of relation and head into the leaves (graph_attention.py)
     hgat_relation_bias: bool = True  # a learned vector a relation beside its matrix there
     relation_dropout: float = 0.3  # on the relations' matrices (0.3 in GraphMERT)
     relation_attention_bias: bool = True  # learned for each relation and head, between a leaf and its head's roots
-    decay: str = "multiplicative"  # how graph distance enters attention (decay.py)
+    decay: str = "multiplicative"  # how graph distance enters attention (graph_attention.py)
     decay_base: float = 0.6  # in (0, 1)
     leaf_tokens: int = 7  # L
     max_head_tokens: int = 8  # H
     embedding_size: int = 256  # E, of queries and entities
-    token_match: bool = True  # queries and names also meet token by token (token_match.py)
+    token_match: bool = True  # queries and names also meet token by token (copy_head.py)
     separator_ids: list[int] = field(default_factory=list)  # tokens that end a part of a qualified name
     break_ids: list[int] = field(default_factory=list)  # tokens of no dotted path; the dot is a separator and no break
     temperature: float = 0.07  # of both contrastive terms

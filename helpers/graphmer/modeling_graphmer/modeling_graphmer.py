@@ -10,8 +10,9 @@ from torch import nn
 from transformers import AutoModelForPreTraining
 
 from .configuration_graphmer import GraphMERConfig
+from .copy_head import CopyHead, LeafTokens, NameTokens
 from .encoder import INPUTS, GraphMERModel, GraphMEROutput, GraphMERPreTrainedModel
-from .hgat import relation_product
+from .graph_attention import relation_product
 from .objectives import (
     IGNORED,
     contrastive_loss,
@@ -20,7 +21,6 @@ from .objectives import (
     triple_loss,
     unit,
 )
-from .token_match import LeafTokens, NameTokens, TokenMatch
 
 # B batch · S roots · G leaves · L leaf tokens · D width · M masked roots · U negatives · C tokens of an entity's text
 # E entity embedding · R relations · V vocabulary · P = B G
@@ -91,7 +91,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.entity_head = nn.Linear(D, E, bias=False)
         self.token_match = None
         if config.token_match:
-            self.token_match = TokenMatch(config.vocab_size, D, config.separator_ids, config.break_ids)
+            self.token_match = CopyHead(config.vocab_size, D, config.separator_ids, config.break_ids)
         self.triple_scorer = TripleScorer(R, E)
         antisymmetric, acyclic = torch.zeros(2, R + 1)
         antisymmetric[config.antisymmetric_relations] = 1
@@ -102,7 +102,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, TokenMatch):
+        if isinstance(module, CopyHead):
             module.reset_parameters()
         elif isinstance(module, TokenBias):
             nn.init.zeros_(module.weight)
@@ -180,7 +180,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
     def query_features(self, **batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of leaves: features [B, G, ...] to multiply with those of entities, tokens [B, T] that they copy, weights [B, G, T].
 
-        Without `token_match` only the features. Numbers of tokens are those of `token_match.FIELDS`.
+        Without `token_match` only the features. Numbers of tokens are those of `copy_head.FIELDS`.
         """
         states = self._states(batch)
         query_BGE = self._query(states.leaf_states) / self.config.temperature
