@@ -35,7 +35,7 @@ from benchmarks.graph_encoders import FOLDER, STEPS, Encoders
 from benchmarks.held_out_packages import ENCODER, PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.links.code_search import Function, documented_functions
+from helpers.graphmer.links.tasks import Function, documented_functions
 from helpers.graphmer.text.documents import Documents, shown_name
 
 # N functions of a package

@@ -60,7 +60,7 @@ def main() -> None:
         scorer = evaluation.both_ends(predictor, corpus)
         name = f"{encoder}, seed {seed}"
         if given.tasks:
-            _write(found, {name: evaluation.other_tasks(predictor, scorer, corpus, configuration)}, given.output)
+            _write(found, {name: evaluation.other_tasks(predictor, corpus, configuration)}, given.output)
             continue
         _write(found, {name: evaluation.links(scorer, corpus, configuration)}, given.output)
         if not given.ablation:

@@ -16,13 +16,11 @@ V, R, L, H = 40, 4, 3, 3
 ALL_TERMS = {
     "mlm_weight": 1.0,
     "mnm_weight": 1.0,
-    "mnm_ranking_weight": 0.5,
     "triple_weight": 0.5,
     "contrastive_weight": 1.0,
     "scoring_weight": 0.5,
     "antisymmetry_weight": 0.2,
     "acyclicity_weight": 0.2,
-    "domain_range_weight": 0.1,
 }
 
 
@@ -31,7 +29,7 @@ def config(**changes) -> GraphMERConfig:
     sizes |= {"intermediate_size": 24, "leaf_tokens": L, "max_head_tokens": H, "embedding_size": 8, "dropout": 0.0}
     sizes |= {"relation_dropout": 0.0, "ontology_margin": -0.5, "separator_ids": [5, 11, 17, 23, 29]}
     sizes |= {"break_ids": [PAD, MASK, END, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38]}  # 5 is the dot
-    sizes |= {"antisymmetric_relations": [1, 3], "acyclic_relations": [1, 2], "relation_ranges": [[0], [1, 2], [], [2]]}
+    sizes |= {"antisymmetric_relations": [1, 3], "acyclic_relations": [1, 2]}
     return GraphMERConfig(**{**sizes, **changes})
 
 
@@ -59,14 +57,13 @@ def leafy_batch(
         "leaf_ids": torch.zeros(B, G, L, dtype=torch.long),
         "mnm_labels": torch.full((B, G, L), -100),
         "triple_labels": torch.full((B, G), -100.0),
-        "mnm_negative_ids": torch.zeros(B, G, U, L, dtype=torch.long),
         "tail_text_ids": torch.zeros(B, G, C, dtype=torch.long),
         "head_text_ids": torch.zeros(B, G, C, dtype=torch.long),
         "negative_text_ids": torch.zeros(B, G, U, C, dtype=torch.long),
     }
     for name in ("leaf_segments", "relation_ids", "head_start", "head_length"):
         batch[name] = torch.zeros(B, G, dtype=torch.long)
-    for name in ("tail_entities", "head_entities", "tail_types"):
+    for name in ("tail_entities", "head_entities"):
         batch[name] = torch.full((B, G), -1)
     for b in range(B):
         rooted = segments[b].nonzero().flatten().tolist()
@@ -85,15 +82,12 @@ def leafy_batch(
             if g % 2:
                 batch["leaf_ids"][b, g] = MASK
                 batch["mnm_labels"][b, g, : len(tail)] = tail
-                batch["mnm_negative_ids"][b, g] = integers(3, V, U, L)
-                batch["mnm_negative_ids"][b, g, -1] = PAD
             else:
                 batch["leaf_ids"][b, g, : len(tail)] = tail
                 batch["triple_labels"][b, g] = float(g % 4 == 0)
             for side in ("tail", "head"):
                 batch[f"{side}_text_ids"][b, g, : C - g % 2] = integers(3, V, C - g % 2)
                 batch[f"{side}_entities"][b, g] = int(integers(0, 9, 1))
-            batch["tail_types"][b, g] = int(integers(-1, 5, 1))
             batch["negative_text_ids"][b, g, 0] = integers(3, V, C)
     batch["mlm_positions"] = integers(0, S // 2 - 1, B, M)
     batch["mlm_labels"] = integers(3, V, B, M)
@@ -131,7 +125,7 @@ def check_batch(batch: dict[str, torch.Tensor], config: GraphMERConfig) -> None:
         raise ValueError(f"batch: {', '.join(missing)} missing; the model needs {', '.join(INPUTS)}")
     _check_shapes(batch, config)
     V, R = config.vocab_size, config.num_relations
-    for name in ("root_ids", "leaf_ids", "mnm_negative_ids", "tail_text_ids", "negative_text_ids", "head_text_ids"):
+    for name in ("root_ids", "leaf_ids", "tail_text_ids", "negative_text_ids", "head_text_ids"):
         _within(batch, name, 0, V - 1)
     for name in ("mlm_labels", "mnm_labels"):
         _within(batch, name, 0, V - 1, also=-100)
@@ -143,7 +137,7 @@ def check_batch(batch: dict[str, torch.Tensor], config: GraphMERConfig) -> None:
     _within(batch, "head_length", 0, config.max_head_tokens)
     for name in ("root_segments", "root_positions", "leaf_segments"):
         _within(batch, name, 0, torch.iinfo(torch.int64).max)
-    for name in ("tail_entities", "head_entities", "tail_types"):
+    for name in ("tail_entities", "head_entities"):
         _within(batch, name, -1, torch.iinfo(torch.int64).max)
     _check_leaves(batch)
 

@@ -46,8 +46,7 @@ SMALL = {
     "objectives.mnm.mask_prob": 0.6,
     "objectives.mnm.type_consistent_negatives": 1,
     "objectives.mnm.hard_negatives": 1,
-    "objectives.mnm.ranking_weight": 0.5,  # and every other term
-    "objectives.triple.weight": 0.5,
+    "objectives.triple.weight": 0.5,  # and every other term
     "objectives.scoring.weight": 0.5,
     "regularizers.ontology_constraints.antisymmetry_weight": 0.2,
     "regularizers.ontology_constraints.acyclicity_weight": 0.2,

@@ -11,6 +11,7 @@ from helpers import runtime
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.ontology import SOFTWARE
 from helpers.graphmer.graph.sources import MOST_BYTES
 from helpers.graphmer.links.predictor import LinkPredictor
 
@@ -105,6 +106,21 @@ def test_modules_of_namespace_packages_have_the_names_that_imports_use(tmp_path)
     (tmp_path / "use.py").write_text(use)
     graph = load_graph(tmp_path)
     assert {triple.tail for triple in graph.triples if triple.relation == "calls"} == {"company.team.tools.mend"}
+
+
+def test_a_graph_of_ones_own_brings_its_own_ontology(tmp_path):
+    (tmp_path / "package").mkdir()
+    one_package(tmp_path / "package")
+    load_graph(tmp_path / "package").write(tmp_path / "graph")
+    configuration = override(read_configuration("cpu"), SMALL)
+    known = experiment.load_corpus(str(tmp_path / "graph"), configuration).relations.names
+    own = SOFTWARE.read_text(encoding="utf-8") + '[relations.mentions]\ndomain = ["function"]\nrange = ["class"]\n'
+    (tmp_path / "graph" / "ontology.toml").write_text(own, encoding="utf-8")
+    corpus = experiment.load_corpus(str(tmp_path / "graph"), configuration)
+    assert set(corpus.relations.names) - set(known) == {"mentions", "inverse mentions"}
+    (tmp_path / "graph" / "ontology.toml").write_text(own.replace("domain", "domian"), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"graph/ontology\.toml.*unknown key domian"):
+        experiment.load_corpus(str(tmp_path / "graph"), configuration)
 
 
 def test_too_little_source_says_how_little(tmp_path):

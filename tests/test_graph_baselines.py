@@ -11,9 +11,9 @@ from helpers.graphmer.graph.splits import Splits
 from helpers.graphmer.links.baselines import (
     Frequency,
     Mentions,
-    Mixture,
     NameSimilarity,
     SameModule,
+    ScoreFusion,
     SourceWords,
     lexical_baseline,
     owner_and_name,
@@ -160,7 +160,7 @@ class Told(Fixed):
 def test_weights_are_those_of_the_likeliest_conditional_logit():
     graph, splits, _ = named_graph(modules=9)
     scorers = {"told": Told(1, graph.triples), "noise": Fixed(2)}
-    mixture = Mixture.fitted(scorers, splits, graph, ONTOLOGY, triples=100)
+    fusion = ScoreFusion.fitted(scorers, splits, graph, ONTOLOGY, triples=100)
     triples = [triple for triple in splits.validation if triple.relation == "calls"]
     functions = sorted(name for name, entity in graph.entities.items() if entity.type == "function")
 
@@ -178,7 +178,7 @@ def test_weights_are_those_of_the_likeliest_conditional_logit():
             total += np.log(sum(map(np.exp, logits.values()))) - logits[tail]
         return total / len(triples) + 1e-4 * np.square(weights).sum()
 
-    found = np.array(list(mixture.weights["calls", "tail"].values()))
+    found = np.array(list(fusion.weights["calls", "tail"].values()))
     assert found[0] > 3
     for step in ([0.3, 0], [-0.3, 0], [0, 0.3], [0, -0.3]):
         assert loss(found) < loss(found + step)
@@ -186,14 +186,14 @@ def test_weights_are_those_of_the_likeliest_conditional_logit():
 
 def test_a_relation_that_validation_lacks_has_the_mean_of_the_others_weights():
     graph, splits, _ = named_graph(modules=9)
-    mixture = Mixture.fitted({"noise": Fixed(2), "told": Told(1, graph.triples)}, splits, graph, ONTOLOGY)
+    fusion = ScoreFusion.fitted({"noise": Fixed(2), "told": Told(1, graph.triples)}, splits, graph, ONTOLOGY)
     heads = candidates = [name for name, entity in graph.entities.items() if entity.type == "function"][:4]
     weights = [
-        np.mean([mixture.weights[name, "tail"][key] for name in ("calls", "contains")]) for key in ("noise", "told")
+        np.mean([fusion.weights[name, "tail"][key] for name in ("calls", "contains")]) for key in ("noise", "told")
     ]
     scores = [scorer.tails(heads, "tests", candidates) for scorer in (Fixed(2), Told(1, graph.triples))]
     expected = weights[0] * scores[0] + weights[1] * scores[1]
-    assert mixture.tails(heads, "tests", candidates) == pytest.approx(expected, rel=1e-5)
+    assert fusion.tails(heads, "tests", candidates) == pytest.approx(expected, rel=1e-5)
 
 
 def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
@@ -207,11 +207,11 @@ def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
     assert frequency["both"]["mrr"] < 0.2
 
 
-def test_impossible_fields_and_empty_mixtures_are_refused():
+def test_impossible_fields_and_empty_fusions_are_refused():
     graph, splits, text = named_graph(modules=9)
     with pytest.raises(ValueError, match="candidate='type': must be one of id, owner, name"):
         NameSimilarity(graph, candidate="type")
     with pytest.raises(ValueError, match="what='all': must be one of name, owner, pair"):
         Mentions(SourceWords(graph, text), "all")
     with pytest.raises(ValueError, match=r"scorers=\[\]"):
-        Mixture.fitted({}, splits, graph, ONTOLOGY)
+        ScoreFusion.fitted({}, splits, graph, ONTOLOGY)

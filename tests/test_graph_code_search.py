@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.graphmer.graph.knowledge_graph import Entity, build_graph
-from helpers.graphmer.links.code_search import Function, code_search, documented_functions, split_docstring
+from helpers.graphmer.links.tasks import Function, code_search, documented_functions, split_docstring
 
 pytestmark = pytest.mark.once
 

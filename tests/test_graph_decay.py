@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from helpers.graphmer.modeling_graphmer.decay import Decay, alibi
+from helpers.graphmer.modeling_graphmer.graph_attention import Decay, alibi
 
 # GraphMERT's run: base 0.6, offset 1; the rounded values are the notes' own.
 DISTANCES = (0, 1, 2, 5, 10, 50)

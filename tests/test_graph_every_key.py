@@ -17,7 +17,7 @@ from helpers import runtime
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import PROFILES, Configuration, override, read_configuration
 from helpers.graphmer.links.predictor import LinkPredictor
-from helpers.graphmer.modeling_graphmer.attention import Attention
+from helpers.graphmer.modeling_graphmer.encoder import Attention
 from helpers.graphmer.training import new_trainer
 
 from .xla_process import cpu_here
@@ -44,8 +44,7 @@ SMALL = {
     "objectives.mnm.mask_prob": 0.5,
     "objectives.mnm.type_consistent_negatives": 1,
     "objectives.mnm.hard_negatives": 1,
-    "objectives.mnm.ranking_weight": 0.5,  # and every other term
-    "objectives.triple.weight": 0.5,
+    "objectives.triple.weight": 0.5,  # and every other term
     "objectives.scoring.weight": 0.5,
     "regularizers.ontology_constraints.antisymmetry_weight": 0.2,
     "regularizers.ontology_constraints.acyclicity_weight": 0.2,
@@ -68,7 +67,6 @@ WHOLE_PASSES = {  # few steps: as many sequences as possible in each, and no ter
     "encoding.windows_per_document": 1,
     "objectives.mnm.type_consistent_negatives": 0,
     "objectives.mnm.hard_negatives": 0,
-    "objectives.mnm.ranking_weight": 0.0,
     "objectives.triple.weight": 0.0,
     "objectives.scoring.weight": 0.0,
     "encoding.leaves_per_anchor.negatives": 0,
@@ -132,7 +130,6 @@ FLIPS: dict[str, dict] = {
     "objectives.mnm.type_consistent_negatives": {"objectives.mnm.type_consistent_negatives": 2},
     "objectives.mnm.hard_negatives": {"objectives.mnm.hard_negatives": 2},
     "objectives.mnm.weight": {"objectives.mnm.weight": 0.1},
-    "objectives.mnm.ranking_weight": {"objectives.mnm.ranking_weight": 0.1},
     "objectives.triple.weight": {"objectives.triple.weight": 2.0},
     "objectives.scoring.weight": {"objectives.scoring.weight": 2.0},
     "encoding.leaf_tokens": {"encoding.leaf_tokens": 5},
@@ -147,9 +144,6 @@ FLIPS: dict[str, dict] = {
         "regularizers.ontology_constraints.antisymmetry_weight": 5.0
     },
     "regularizers.ontology_constraints.acyclicity_weight": {"regularizers.ontology_constraints.acyclicity_weight": 5.0},
-    "regularizers.ontology_constraints.domain_range_weight": {
-        "regularizers.ontology_constraints.domain_range_weight": 5.0
-    },
     "regularizers.ontology_constraints.margin": {"regularizers.ontology_constraints.margin": -0.5},
     "regularizers.contrastive.enabled": {"regularizers.contrastive.enabled": False},
     "regularizers.contrastive.temperature": {"regularizers.contrastive.temperature": 0.5},

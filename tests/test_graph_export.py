@@ -17,15 +17,12 @@ from .graph_batches import config, leafy_batch, perturbed
 MODULES = {
     f"{name}.py"
     for name in (
-        "attention",
         "configuration_graphmer",
-        "decay",
+        "copy_head",
         "encoder",
-        "hgat",
-        "leafy_chain",
+        "graph_attention",
         "modeling_graphmer",
         "objectives",
-        "token_match",
     )
 }
 ELSEWHERE = """

@@ -275,7 +275,6 @@ def test_dropout_changes_training_and_not_evaluation(share):
         ("ontology_margin", 2.0),
         ("antisymmetric_relations", [5]),
         ("acyclic_relations", [0]),
-        ("relation_ranges", [[0]]),
         ("mlm_weight", -1.0),
         ("contrastive_weight", math.nan),
         ("pad_token_id", V),
@@ -401,7 +400,6 @@ MALFORMED = {
     "an unknown label": (_set("mlm_labels", -1, (1, 0)), "mlm_labels=-1.* or -100"),
     "a masked root outside": (_set("mlm_positions", 12, (1, 0)), "mlm_positions=12"),
     "half a truth": (_set("triple_labels", 2), "triple_labels=2"),
-    "a type below unknown": (_set("tail_types", -2), "tail_types=-2"),
     "too many leaf tokens": (
         lambda batch: batch.update(leaf_ids=torch.cat((batch["leaf_ids"], batch["leaf_ids"]), dim=2)),
         r"leaf_ids: has shape \(3, 4, 6\), but L of \[B, G, L\] is 3",

@@ -82,22 +82,6 @@ def test_mnm_is_the_mean_over_labelled_slots(seen):
     assert float(seen["terms"]["mnm"]) == pytest.approx(mean(losses), rel=1e-5)
 
 
-def test_ranking_is_the_choice_of_the_true_tail_by_likelihood(seen):
-    losses, probabilities = [], seen["leaf_probabilities"].flatten(0, 1)
-
-    def likelihood(leaf, tokens):
-        return math.prod(float(probabilities[leaf, s, token]) for s, token in enumerate(tokens))
-
-    for p, (labels, negatives) in enumerate(zip(flat(seen, "mnm_labels"), flat(seen, "mnm_negative_ids"), strict=True)):
-        true = [label for label in labels if label != -100]
-        wrong = [[token for token in tail if token != PAD] for tail in negatives]
-        wrong = [likelihood(p, tail) for tail in wrong if tail]
-        if true and wrong:
-            chance = likelihood(p, true)
-            losses.append(-math.log(chance / (chance + sum(wrong))))
-    assert float(seen["terms"]["mnm_ranking"]) == pytest.approx(mean(losses), rel=1e-5)
-
-
 def test_triple_term_is_binary_cross_entropy_of_shown_leaves(seen):
     losses = []
     for label, logit in zip(flat(seen, "triple_labels"), seen["triple_logits"].flatten().tolist(), strict=True):
@@ -249,23 +233,6 @@ def test_acyclicity_is_the_hinge_on_cycles_of_two_and_three(seen):
     assert float(seen["terms"]["acyclicity"]) == pytest.approx(mean(two) + mean(three), rel=1e-5)
 
 
-def test_domain_range_is_the_mass_on_tails_of_admissible_types(seen):
-    losses, types, r = [], flat(seen, "tail_types"), flat(seen, "relation_ids")
-    for p, yes in enumerate(masked(seen)):
-        admitted = {0: (), 1: (0,), 2: (1, 2), 3: range(5), 4: (2,)}[r[p]]
-        if not yes or flat(seen, "tail_entities")[p] < 0 or not (types[p] in admitted or types[p] < 0):
-            continue
-        texts = flat(seen, "tail_text_ids")
-        mass = {
-            x: math.exp(float(seen["queries"][p] @ seen["tails"][x]) / 0.07 + slow_match(seen, p, texts[x]))
-            for x in candidates(seen, p)
-        }
-        inside = sum(value for x, value in mass.items() if types[x] < 0 or types[x] in admitted)
-        losses.append(-math.log(inside / sum(mass.values())))
-    assert max(losses) > 1e-3
-    assert float(seen["terms"]["domain_range"]) == pytest.approx(mean(losses), rel=1e-4)
-
-
 def test_loss_is_the_weighted_sum_of_the_terms(seen):
     weights = seen["config"].weights()
     assert set(seen["terms"]) == set(weights)
@@ -297,8 +264,8 @@ def test_without_weights_on_entities_their_texts_are_not_encoded():
 
 def test_a_term_whose_field_is_missing_raises_an_error_that_names_both():
     batch = leafy_batch()
-    del batch["tail_types"]
-    with pytest.raises(ValueError, match="tail_types: missing, and domain_range_weight"):
+    del batch["triple_labels"]
+    with pytest.raises(ValueError, match="triple_labels: missing, and triple_weight"):
         new_model()(**batch)
 
 

@@ -38,7 +38,8 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert {"GraphMER-SE", "GraphMER-SE with the lexical baseline", "frequency", "lexical baseline"} <= set(rows)
     for found in rows.values():
         assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 30
-    assert (output / "figures" / "neighbourhood.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("neighbourhood", "chain"):
+        assert (output / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt"), *output.glob("model/**/*.pkl")]
     model = GraphMERForPreTraining.from_pretrained(output / "model")
     assert model.config.hidden_size == SMALL["model.hidden_size"]

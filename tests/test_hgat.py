@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.graphmer.modeling_graphmer.hgat import HGAT, SLOPE, relation_product
+from helpers.graphmer.modeling_graphmer.graph_attention import HGAT, SLOPE, relation_product
 
 # B batch · G leaves · L leaf tokens · H head tokens · D width · R relations
 R, D = 5, 6

@@ -6,7 +6,7 @@ import torch
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import shortest_path
 
-from helpers.graphmer.modeling_graphmer.leafy_chain import distances
+from helpers.graphmer.modeling_graphmer.graph_attention import distances
 
 from .xla_process import answers_on_xla
 
@@ -48,7 +48,7 @@ import torch
 from helpers import xla
 xla.start()
 import torch_xla
-from helpers.graphmer.modeling_graphmer.leafy_chain import distances
+from helpers.graphmer.modeling_graphmer.graph_attention import distances
 
 starts = [torch.randint(0, 20, (4, 6), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 on_host = [distances(20, one, 7) for one in starts]

@@ -23,7 +23,7 @@ def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("library"))
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["token match", "vectors alone"])
+@pytest.fixture(scope="module", params=[True, False], ids=["copy head", "vectors alone"])
 def model(request, world):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -90,7 +90,7 @@ def test_every_property_is_used_by_the_ontology_of_software():
 
 
 def test_a_file_with_the_same_text_is_the_same_ontology(tmp_path):
-    (tmp_path / "software.toml").write_text(SOFTWARE, encoding="utf-8")
+    (tmp_path / "software.toml").write_text(SOFTWARE.read_text(encoding="utf-8"), encoding="utf-8")
     assert read_ontology(tmp_path / "software.toml") == read_ontology()
 
 

@@ -245,7 +245,7 @@ def ablations() -> str:
 def other_tasks() -> str:
     """What else the encoder is asked, one seed."""
     found = result(TASKS)["rows"]["encoder, seed 0"]
-    masked, search, named = found["masked"], found["code_search"], found["disambiguation"]
+    masked, search = found["masked"], found["code_search"]
 
     def row(task: str, measure: str, value: float, interval: list[float], beside: str = "") -> dict:
         return {
@@ -257,13 +257,6 @@ def other_tasks() -> str:
 
     return tables.markdown(
         [
-            row(
-                "which of several entities of a name is meant",
-                "first answer",
-                named["top1"],
-                named["interval"],
-                f"{named['chance']:.3f}, chance",
-            ),
             *(
                 row(task, "first answer", each["rate"], each["interval"])
                 for task, each in (

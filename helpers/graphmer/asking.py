@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
-from helpers.graphmer.graph.ontology import UNKNOWN, read_ontology
+from helpers.graphmer.graph.ontology import ONTOLOGY, UNKNOWN, read_ontology
 from helpers.graphmer.graph.sources import find_sources
 from helpers.graphmer.links.baselines import Frequency, lexical_scorers
-from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import HEAD, TAIL, admitted, score, true_answers
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
@@ -35,7 +35,7 @@ from helpers.graphmer.text.windows import EncodedDocuments, Windows
 if TYPE_CHECKING:
     from helpers.graphmer.experiment import Corpus
 
-SETTINGS, ONTOLOGY = "graphmer.json", "ontology.toml"
+SETTINGS = "graphmer.json"
 SCHEMA = 1
 KNOWN, OPEN, GUESS = "known", "open", "guess"
 DOCUMENTS = 300  # a few seconds on a laptop
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
     mentioned: str
 
 
-def save(folder: str | Path, corpus: Corpus, scorer: Mixture) -> None:
+def save(folder: str | Path, corpus: Corpus, scorer: ScoreFusion) -> None:
     """Writes tokenizer, ontology, sizes and what the scorer weighs into the folder of the model's weights."""
     folder, chains = Path(folder), corpus.validation
     frequency = Frequency.of(corpus.splits.train)
@@ -153,20 +153,20 @@ class Repository:
         return LinkPredictor(self.of.model, windows)
 
     @cached_property
-    def scorer(self) -> Mixture:
+    def scorer(self) -> ScoreFusion:
         """The scorer that was saved, on this repository's names and sources."""
         weights = _flat(self.of.settings["weights"])
         scorers = self._predictor.ends() | {"counts": Frequency(_flat(self.of.settings["counts"]))}
         wanted = {name for each in weights.values() for name in each}
         if wanted - scorers.keys():
             scorers |= lexical_scorers(self.graph, self.documents.text)
-        return Mixture({name: scorers[name] for name in sorted(wanted)}, weights)
+        return ScoreFusion({name: scorers[name] for name in sorted(wanted)}, weights)
 
     @cached_property
-    def _quick(self) -> Mixture:
+    def _quick(self) -> ScoreFusion:
         """The scorer without what the candidates' own sources ask for."""
         scorers = self.scorer.scorers
-        return Mixture(
+        return ScoreFusion(
             {name: scorers[name] for name in scorers if not name.startswith("other end")}, self.scorer.weights
         )
 
@@ -185,7 +185,7 @@ class Repository:
         if not most or not set(candidates) - no_guess:
             return answers
 
-        def order(scorer: Mixture, candidates: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        def order(scorer: ScoreFusion, candidates: list[str]) -> tuple[np.ndarray, np.ndarray]:
             """Places of the guesses, the likeliest first, and the share of each candidate."""
             scores_X = score(scorer, [given.id], canonical, candidates, direction)[0].astype(np.float64)
             scores_X[[one in no_guess for one in candidates]] = -np.inf

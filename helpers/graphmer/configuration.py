@@ -84,7 +84,9 @@ class Model(Section):
     leaf_positions: bool = key(True, "A learned vector for each leaf slot orders its tokens; not published.")
     decay: Decay = key(Decay(), "How attention falls with the distance in the graph; the published code has none.")
     embedding_size: int = key(256, "Numbers of a query or an entity in link prediction; not published.", low=1)
-    token_match: bool = key(True, "In link prediction queries and names also meet token by token; not published.")
+    token_match: bool = key(
+        True, "Copy head: in link prediction queries and names also meet token by token; not published."
+    )
 
 
 class Scheduler(Section):
@@ -127,10 +129,9 @@ class MLM(Section):
 
 class MNM(Section):
     mask_prob: float = key(0.2, "Share of the leaves that is masked; at 1 none is shown.", low=0, high=1)
-    type_consistent_negatives: int = key(2, "Wrong tails of the right type for each leaf.", low=0)
-    hard_negatives: int = key(2, "Wrong tails for each leaf that are near the right one.", low=0)
+    type_consistent_negatives: int = key(2, "Wrong tails of the right type for each masked leaf.", low=0)
+    hard_negatives: int = key(2, "Wrong tails for each masked leaf that are near the right one.", low=0)
     weight: float = key(1.0, "Weight in the loss; not published.", low=0)
-    ranking_weight: float = key(0.5, "Weight of ranking the right tail before the negatives; not published.", low=0)
 
 
 class Weighted(Section):
@@ -164,7 +165,6 @@ class Encoding(Section):
 class OntologyConstraints(Section):
     antisymmetry_weight: float = key(0.2, "Weight of an antisymmetric relation that scores high both ways.", low=0)
     acyclicity_weight: float = key(0.2, "Weight where a sampled cycle of an acyclic relation scores high.", low=0)
-    domain_range_weight: float = key(0.2, "Weight of a tail outside of the relation's range; not published.", low=0)
     margin: float = key(0.5, "Mean cosine of a cycle's triples that is let pass; not published.", low=-1, high=1)
 
 
@@ -241,7 +241,7 @@ class Configuration(Section):
 
         vocab_size: of the trained tokenizer.
         num_relations: of the graph, inverse ones counted.
-        found: what else only tokenizer, graph and ontology can say: pad_token_id, acyclic_relations, relation_ranges.
+        found: what else only tokenizer, graph and ontology can say: pad_token_id, acyclic_relations.
         """
         from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 
@@ -265,7 +265,6 @@ class Configuration(Section):
             temperature=contrastive.temperature,
             contrastive_weight=contrastive.weight if contrastive.enabled else 0.0,
             **{f"{name}_weight": objective.weight for name, objective in self.objectives},
-            mnm_ranking_weight=self.objectives.mnm.ranking_weight,
             **found,
         )
 
@@ -356,10 +355,10 @@ def _tasks(of: Configuration) -> Iterator[str]:
         if objective.weight and not objective.mask_prob:
             keys = f"objectives.{name}.mask_prob=0.0 with objectives.{name}.weight={objective.weight}"
             yield f"{keys}: nothing is masked, so there is nothing to learn; mask some, or set weight to 0"
-    if mnm.ranking_weight and not mnm.type_consistent_negatives + mnm.hard_negatives:
+    if mnm.type_consistent_negatives + mnm.hard_negatives and not (contrastive.enabled or scoring.weight):
         wrong = f"{objectives.mnm.type_consistent_negatives=}, {objectives.mnm.hard_negatives=}"
-        said = "there is nothing to rank the tail before; ask for negatives, or set it to 0"
-        yield f"{objectives.mnm.ranking_weight=} with {wrong}: {said}"
+        said = "nothing learns to tell them; set them to 0, or give contrastive or scoring a weight"
+        yield f"{wrong} with {regularizers.contrastive.enabled=}, {objectives.scoring.weight=}: {said}"
     if triple.weight and not negatives:
         said = "all leaves are true; ask for negatives, or set the weight to 0"
         yield f"{objectives.triple.weight=} with {encoding.leaves_per_anchor.negatives=}: {said}"
@@ -373,6 +372,6 @@ def _tasks(of: Configuration) -> Iterator[str]:
         if (weight := getattr(regularizers.ontology_constraints, name)) and not scoring.weight:
             said = "it forbids high scores that nothing teaches; give scoring a weight, or set this to 0"
             yield f"regularizers.ontology_constraints.{name}={weight} with {objectives.scoring.weight=}: {said}"
-    if not any((mlm.weight, mnm.weight, mnm.ranking_weight, triple.weight, contrastive.enabled, scoring.weight)):
+    if not any((mlm.weight, mnm.weight, triple.weight, contrastive.enabled, scoring.weight)):
         weights = f"{objectives.mlm.weight=}, {objectives.mnm.weight=} and {regularizers.contrastive.enabled=}"
         yield f"{weights}: no objective is left; give one a weight"

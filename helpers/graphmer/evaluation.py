@@ -12,11 +12,10 @@ from helpers.cpu_copy import cpu_copy
 from helpers.graphmer import experiment
 from helpers.graphmer.configuration import Configuration, override
 from helpers.graphmer.experiment import Corpus
-from helpers.graphmer.links import code_search, ranking, tasks
+from helpers.graphmer.links import ranking, tasks
 from helpers.graphmer.links.baselines import Frequency, lexical_baseline
-from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
-from helpers.graphmer.links.token_accuracy import TokenAccuracy
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.batches import LeafyChainCollator
 from helpers.runtime import Runtime
@@ -30,20 +29,19 @@ def measure(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, co
     return {
         "links": links(scorer, corpus, configuration),
         "links_by_given_end": links(predictor, corpus, configuration),
-        **other_tasks(predictor, scorer, corpus, configuration),
+        **other_tasks(predictor, corpus, configuration),
     }
 
 
-def other_tasks(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
-    """Names that several share, code search, masked tokens; `scorer` is that of both ends."""
+def other_tasks(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
+    """Code search and masked tokens."""
     return {
-        "disambiguation": _disambiguation(scorer, corpus),
         "code_search": _code_search(predictor.model, corpus, configuration),
         "masked": masked(predictor.model, corpus, configuration),
     }
 
 
-def both_ends(predictor: LinkPredictor, corpus: Corpus) -> Mixture:
+def both_ends(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:
     """The encoder's scores of a triple from the documents of both ends, weighed on validation."""
     return predictor.both_ends(corpus.splits, corpus.graph, corpus.ontology)
 
@@ -62,19 +60,11 @@ def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration, 
     )
 
 
-def _disambiguation(scorer: ranking.Scorer, corpus: Corpus) -> dict:
-    try:
-        mentions = tasks.ambiguous_mentions(corpus.splits, corpus.graph, corpus.ontology, text=corpus.documents.text)
-    except ValueError:  # no name that two entities share
-        return {}
-    return tasks.disambiguation(scorer, mentions)
-
-
 def _code_search(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
     from sklearn.metrics.pairwise import cosine_similarity
 
     heads = {triple.head for triple in corpus.splits.test}
-    functions = code_search.documented_functions(
+    functions = tasks.documented_functions(
         corpus.graph, corpus.documents.text, heads, functions=SEARCHED, seed=configuration.run.seed
     )
     if len(functions) < 2:
@@ -82,7 +72,7 @@ def _code_search(model: GraphMERForPreTraining, corpus: Corpus, configuration: C
     model = cpu_copy(model) if model.device.type == "xla" else model
     sentences = _text_embeddings(model, corpus, [function.sentence for function in functions])
     codes = _text_embeddings(model, corpus, [function.code for function in functions])
-    return code_search.code_search(cosine_similarity(sentences, codes))
+    return tasks.code_search(cosine_similarity(sentences, codes))
 
 
 @torch.no_grad()
@@ -107,16 +97,20 @@ def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configu
     model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
     chains, size = corpus.validation, configuration.evaluation.micro_batch_size
     collate = LeafyChainCollator(chains)
-    roots, leaves = TokenAccuracy(), TokenAccuracy(leaves=True)
+    counts: dict[str, torch.Tensor | int] = {"mlm": 0, "mnm": 0}
     for first in range(0, min(len(chains), 64 * size), size):
         batch = collate([chains[index] for index in range(first, min(first + size, len(chains)))])
         batch = {name: value.to(model.device) for name, value in batch.items()}
-        roots.update(model.root_logits(**batch), batch["mlm_labels"])
-        leaves.update(model.leaf_logits(**batch), batch["mnm_labels"])
-    return {"mlm": roots.summary(), "mnm": leaves.summary()}
+        counts["mlm"] += tasks.count_right(model.root_logits(**batch), batch["mlm_labels"])
+        counts["mnm"] += tasks.count_right(model.leaf_logits(**batch), batch["mnm_labels"])
+    (roots, asked), leaves = counts["mlm"].tolist(), counts["mnm"].tolist()
+    return {
+        "mlm": {"top1": ranking.rate(roots, asked)},
+        "mnm": {"top1": ranking.rate(*leaves[:2]), "leaf": ranking.rate(*leaves[2:])},
+    }
 
 
-def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> Mixture:
+def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> ScoreFusion:
     """The scorer of the encoder and the lexical baseline together, weighed on validation."""
     return _lexical(corpus, configuration, predictor.ends())
 
@@ -127,7 +121,7 @@ def baselines(corpus: Corpus, configuration: Configuration) -> dict[str, dict]:
     return {name: links(scorer, corpus, configuration) for name, scorer in scorers.items()}
 
 
-def _lexical(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> Mixture:
+def _lexical(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> ScoreFusion:
     options = {"text": corpus.documents.text, "frequency": True, "also": also, "seed": configuration.run.seed}
     return lexical_baseline(corpus.splits, corpus.graph, corpus.ontology, **options)
 
@@ -180,23 +174,18 @@ def by_relation(rows: dict[str, dict]) -> list[dict]:
 def tasks_table(before: dict, after: dict) -> list[dict]:
     """The other tasks, each with its 95 % interval and what costs nothing to reach."""
     rows = []
-    for name, metric, free in (
-        ("disambiguation", "top1", "chance"),
-        ("code_search", "mrr@10", "chance"),
-    ):
-        if found := after.get(name):
-            rows.append((name, metric, found[metric], found["interval"], f"{free} {tables.cell(found[free])}"))
+    if found := after.get("code_search"):
+        rows.append(
+            ("code_search", "mrr@10", found["mrr@10"], found["interval"], f"chance {tables.cell(found['chance'])}")
+        )
     for name in ("mlm", "mnm"):
         was, now = before[name]["top1"], after["masked"][name]["top1"]
-        rows.append((name, f"top1 of {now['of']} tokens", *_rate(now), f"untrained {tables.cell(was['rate'])}"))
+        beside = f"untrained {tables.cell(was['rate'])}"
+        rows.append((name, f"top1 of {now['of']} tokens", now["rate"], now["interval"], beside))
     return [
         {"task": name, "metric": metric, "value": value, "95 %": "{:.3f} to {:.3f}".format(*interval), "beside": beside}
         for name, metric, value, interval, beside in rows
     ]
-
-
-def _rate(found: dict) -> tuple[float | None, list[float]]:
-    return found["rate"], found["interval"]
 
 
 def answers(scorer: ranking.Scorer, corpus: Corpus, entity_id: str, *, most: int = 3) -> list[dict]:

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast, set_seed
 from helpers import plan as planner
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.graph.ontology import Ontology, read_ontology
+from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph
+from helpers.graphmer.graph.ontology import ONTOLOGY, Ontology, read_ontology
 from helpers.graphmer.graph.splits import Splits, split_by_module
 from helpers.graphmer.graph.validation import Validation, validate
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
@@ -64,9 +64,9 @@ class Corpus:
 def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
     """Graph, ontology report, splits, a tokenizer trained on the training modules' code, and sequences.
 
-    Raises what `load_graph`, the splits and `LeafyChains` do.
+    Raises what `load_graph`, `read_ontology`, the splits and `LeafyChains` do.
     """
-    graph, ontology = load_graph(data_source), read_ontology()
+    graph, ontology = load_graph(data_source), read_ontology(_own_ontology(data_source))
     evaluation, encoding, seed = configuration.evaluation, configuration.encoding, configuration.run.seed
     splits = split_by_module(graph, seed=seed, unit=evaluation.unit, held_out=evaluation.held_out)
     documents = Documents.read(graph, data_source)
@@ -93,6 +93,12 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
         train=train,
         validation=validation,
     )
+
+
+def _own_ontology(data_source: str) -> Path | None:
+    """`ontology.toml` beside the triples of a written graph, where it is; sources have the relations of the default one."""
+    folder = Path(data_source).expanduser()
+    return folder / ONTOLOGY if (folder / TRIPLES).is_file() and (folder / ONTOLOGY).is_file() else None
 
 
 def with_options(corpus: Corpus, configuration: Configuration) -> Corpus:

@@ -22,8 +22,8 @@ class GraphParameters(Parameters):
 
     data_source: Source = parameter(
         SAMPLE,
-        "Folder of Python and Java sources, folder with triples.jsonl and entities.jsonl, or 'sample': the standard library "
-        "of the Python that runs this.",
+        "Folder of Python and Java sources, folder with triples.jsonl and entities.jsonl (and ontology.toml, if it has its own), or "
+        "'sample': the standard library of the Python that runs this.",
     )
     output_dir: str = parameter(
         "outputs/graphmer_se",

@@ -97,7 +97,7 @@ print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the tripl
 # One neighbourhood, as the graph has it.
 
 # %%
-from helpers.graphmer.graph.neighbourhood import plot_neighbourhood
+from helpers.graphmer.pictures import plot_neighbourhood
 
 query = params.query or splits.test[0].head
 figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.png")
@@ -116,6 +116,35 @@ sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": 
 tables.show([sizes | {"roots in use": used[0], "leaves in use": used[1]}])
 print(corpus.documents.text(query, 600)[:600], "\n")
 print(chain_text(corpus.train[0], corpus.tokenizer, corpus.relations))
+
+# %%
+from helpers.graphmer.pictures import plot_chain
+
+plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder / "figures" / "chain.png")
+
+# %% [markdown]
+# ## Attention decay in five lines
+#
+# Two tokens see each other the less, the farther they are apart in the chain: each logit is multiplied by
+# `base ** GELU(sqrt(distance + 1) - p)`, where every head learns its own p. Here is a chain of six roots, with a leaf of three
+# tokens at the third. Distances by shortest paths, and the factors that follow; then the form that the model uses, which needs
+# no search. Both must be equal.
+
+# %%
+import networkx
+import torch
+
+from helpers.graphmer.modeling_graphmer.graph_attention import Decay, distances
+
+chain = networkx.path_graph(6)
+chain.add_edges_from([(2, 6), (2, 7), (2, 8), (6, 7), (7, 8)])
+paths = torch.tensor(networkx.floyd_warshall_numpy(chain, nodelist=range(9)))
+slow = 0.6 ** torch.nn.functional.gelu(torch.sqrt(paths + 1) - 1.0)
+fast = Decay(heads=1, base=0.6)(distances(6, torch.tensor([[2]]), 3))[0, 0].detach()
+print(f"factors of the third root: {[round(each, 2) for each in slow[2].tolist()]}")
+print(f"largest difference of the two forms: {float((slow - fast).abs().max()):.0e}")
+if float((slow - fast).abs().max()) > 1e-6:
+    raise RuntimeError("the two forms of attention decay differ")
 
 # %% [markdown]
 # ## Model and plan
@@ -145,7 +174,7 @@ before = evaluation.masked(model, corpus, configuration)
 # ## Train
 #
 # Every term of the loss is in the logs: masked tokens (`mlm`), masked leaves (`mnm`), the right tail among wrong ones
-# (`contrastive`, `mnm_ranking`), and what the ontology forbids.
+# (`contrastive`), and what the ontology forbids.
 
 # %%
 from helpers.graphmer.training import new_trainer
@@ -207,7 +236,7 @@ tables.show(evaluation.by_relation(rows))
 # %% [markdown]
 # ## What else it is good for
 #
-# Which of several entities of one name is meant, code search from a docstring's first sentence without any training for it, and masked tokens before and after.
+# Code search from a docstring's first sentence without any training for it, and masked tokens before and after.
 
 # %%
 tables.show(evaluation.tasks_table(before, after))

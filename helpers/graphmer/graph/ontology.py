@@ -1,6 +1,6 @@
 """Which types of entities there are, which relations hold between them, and what each relation forbids.
 
-The ontology is TOML, so that a graph of one's own can come with one of its own: `read_ontology("mine.toml")`.
+The ontology is TOML. A graph of one's own may come with one of its own: `ontology.toml` beside its triples.jsonl.
 """
 
 from __future__ import annotations
@@ -11,107 +11,8 @@ from pathlib import Path
 
 UNKNOWN = "unknown"  # type of an entity that the sources mention and do not define
 
-# The relation `r` is antisymmetric: r(a, b) and r(b, a) only if a = b · acyclic: no path of r leads back to its start ·
-# functional: at most one tail a head · inverse_functional: at most one head a tail · inverse: r(a, b) says inverse(b, a).
-# An inverse needs no table: its domain, range and properties follow. Mutual imports and recursion are legal, so `imports`
-# and `calls` forbid nothing but wrong types.
-SOFTWARE = """
-[types]  # each with the type that it is a kind of, "" for none
-module = ""
-package = "module"
-class = ""
-interface = "class"
-enum = "class"
-exception = "class"
-annotation = "class"  # a Java annotation type; a Python decorator is the function or class that it is
-function = ""
-method = "function"
-constructor = "method"
-test = "function"     # also a method of a test case
-variable = ""
-field = "variable"
-parameter = ""
-
-[relations.contains]
-domain = ["module", "class", "function"]
-range = ["module", "class", "function", "variable"]
-antisymmetric = true
-acyclic = true
-inverse_functional = true
-inverse = "part_of"
-
-[relations.has_parameter]
-domain = ["function"]
-range = ["parameter"]
-antisymmetric = true
-acyclic = true
-inverse_functional = true
-inverse = "parameter_of"
-
-[relations.imports]  # Java: the class whose file says so imports a class or a package
-domain = ["module", "class"]
-range = ["module", "class"]
-
-[relations.imports_name]
-domain = ["module", "class"]
-range = ["class", "function", "variable"]
-
-[relations.inherits_from]
-domain = ["class"]
-range = ["class"]
-antisymmetric = true
-acyclic = true
-inverse = "inherited_by"
-
-[relations.implements]
-domain = ["class"]
-range = ["interface", "annotation"]
-antisymmetric = true
-acyclic = true
-inverse = "implemented_by"
-
-[relations.overrides]
-domain = ["method", "test"]
-range = ["method", "test"]
-antisymmetric = true
-acyclic = true
-inverse = "overridden_by"
-
-[relations.calls]
-domain = ["module", "class", "function"]
-range = ["function"]
-inverse = "called_by"
-
-[relations.instantiates]
-domain = ["module", "class", "function"]
-range = ["class"]
-
-[relations.returns]
-domain = ["function"]
-range = ["class"]
-
-[relations.has_type]
-domain = ["parameter", "variable"]
-range = ["class"]
-
-[relations.raises]
-domain = ["module", "class", "function"]
-range = ["exception"]
-
-[relations.catches]
-domain = ["module", "class", "function"]
-range = ["exception"]
-
-[relations.annotated_with]
-domain = ["class", "function", "variable", "parameter"]
-range = ["class", "function"]
-
-[relations.tests]
-domain = ["test"]
-range = ["class", "function"]
-antisymmetric = true
-inverse = "tested_by"
-"""
+ONTOLOGY = "ontology.toml"
+SOFTWARE = Path(__file__).with_name(ONTOLOGY)  # it says what the properties of relations mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +52,13 @@ class Ontology:
 
 
 def read_ontology(path: str | Path | None = None) -> Ontology:
-    """The ontology of software (default), or the one in a TOML file written like `SOFTWARE`.
+    """The ontology of software (default), or the one in a TOML file written like `ontology.toml` beside this module.
 
     Raises FileNotFoundError, and ValueError that names the table, the key, what is wrong and what is possible.
     """
     name = "ontology" if path is None else f"ontology={str(path)!r}"
     try:
-        text = SOFTWARE if path is None else Path(path).expanduser().read_text(encoding="utf-8")
+        text = Path(path or SOFTWARE).expanduser().read_text(encoding="utf-8")
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{name}: not TOML ({error})") from error

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 
 from helpers.graphmer.graph.knowledge_graph import DEFINED
-from helpers.graphmer.graph.python_chains import annotated_types, chain_of
-from helpers.graphmer.graph.python_scopes import NOTHING, OPAQUE, Module, Scope, bind
+from helpers.graphmer.graph.python_scopes import NOTHING, OPAQUE, Module, Scope, annotated_types, bind, chain_of
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
 _LEAVES = ("ctx", "op", "ops", "arg", "attr", "kwd_attrs", "conversion", "type_params")  # fields with nothing to read

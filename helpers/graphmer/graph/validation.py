@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import networkx
+
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
 from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
 
@@ -102,17 +104,10 @@ def _both_ways(triples: Iterable[tuple[Triple, str, str]]) -> Iterator[Violation
 
 def _on_cycles(triples: list[tuple[Triple, str, str]]) -> Iterator[Violation]:
     """A triple lies on a cycle where both its ends are in one strongly connected component."""
-    import numpy as np
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    names = sorted({end for _, head, tail in triples for end in (head, tail)})
-    number = {name: index for index, name in enumerate(names)}
-    rows, columns = ([number[edge[end]] for edge in triples] for end in (1, 2))
-    adjacency = coo_array((np.ones(len(triples), np.int8), (rows, columns)), shape=(len(names),) * 2)
-    _, component = connected_components(adjacency, connection="strong")
+    components = networkx.strongly_connected_components(networkx.DiGraph((head, tail) for _, head, tail in triples))
+    component = {name: number for number, names in enumerate(components) for name in names}
     for triple, head, tail in triples:
-        if component[number[head]] == component[number[tail]]:
+        if component[head] == component[tail]:
             yield Violation("acyclic", triple, "leads back to its head")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
 from helpers.graphmer.graph.ontology import Ontology
 from helpers.graphmer.graph.splits import Splits
-from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer
 
 # Q queries · X candidates · F features (n-grams or words) · S scorers
@@ -198,14 +198,14 @@ def lexical_baseline(
     frequency: bool = False,
     also: dict[str, Scorer] | None = None,
     seed: int = 0,
-) -> Mixture:
+) -> ScoreFusion:
     """The strong lexical baseline: likenesses of names, modules, with `text` also words of sources; weighed on validation.
 
     frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
     also: further scorers by name, such as a trained encoder: what it adds.
     """
     counts = {"counts": Frequency.of(splits.train)} if frequency else {}
-    return Mixture.fitted(lexical_scorers(graph, text) | counts | (also or {}), splits, graph, ontology, seed=seed)
+    return ScoreFusion.fitted(lexical_scorers(graph, text) | counts | (also or {}), splits, graph, ontology, seed=seed)
 
 
 def lexical_scorers(graph: KnowledgeGraph, text: Callable[[str], str] | None) -> dict[str, Scorer]:

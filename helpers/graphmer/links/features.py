@@ -1,4 +1,4 @@
-"""Features of queries and of entities, of whole corpora: dense ones, and sparse numbers of tokens, pairs and paths."""
+"""Query and candidate features of whole corpora: dense ones, and sparse numbers of tokens, pairs and paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, vstack
 
-from helpers.graphmer.modeling_graphmer.token_match import FIELDS, PATHS, TokenMatch
+from helpers.graphmer.modeling_graphmer.copy_head import FIELDS, PATHS, CopyHead
 
 # Q queries · X candidates · F dense features (entity embedding and expected tokens) · V numbers of tokens, pairs and paths ·
 # G leaves of a document · T of them that a leaf copies · P parts
@@ -61,21 +61,21 @@ class QueryFeatures:
         return cls(dense.astype(np.float16), copied)
 
 
-class EntityFeatures:
+class CandidateFeatures:
     """Of names: dense_XF float16, an addend bias_X and sparse numbers with weights, bags_XV.
 
     match: whose numbers they are; None where names have features alone.
     """
 
-    def __init__(self, dense_XF: np.ndarray, bias_X: np.ndarray, bags_XV: csr_array, match: TokenMatch | None):
+    def __init__(self, dense_XF: np.ndarray, bias_X: np.ndarray, bags_XV: csr_array, match: CopyHead | None):
         self.dense_XF, self.bias_X, self.bags_XV, self.match = dense_XF, bias_X, bags_XV, match
 
-    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> EntityFeatures:
-        return EntityFeatures(self.dense_XF[rows], self.bias_X[rows], self.bags_XV[rows], self.match)
+    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> CandidateFeatures:
+        return CandidateFeatures(self.dense_XF[rows], self.bias_X[rows], self.bags_XV[rows], self.match)
 
     @staticmethod
-    def joined(parts: Sequence[EntityFeatures]) -> EntityFeatures:
-        return EntityFeatures(
+    def joined(parts: Sequence[CandidateFeatures]) -> CandidateFeatures:
+        return CandidateFeatures(
             np.concatenate([part.dense_XF for part in parts]),
             np.concatenate([part.bias_X for part in parts]),
             vstack([part.bags_XV for part in parts], format="csr"),
@@ -84,8 +84,8 @@ class EntityFeatures:
 
     @classmethod
     def of_texts(
-        cls, dense_XF: torch.Tensor, bias_X: torch.Tensor, *tokens: torch.Tensor, match: TokenMatch | None
-    ) -> EntityFeatures:
+        cls, dense_XF: torch.Tensor, bias_X: torch.Tensor, *tokens: torch.Tensor, match: CopyHead | None
+    ) -> CandidateFeatures:
         """tokens: numbers and weights [X, T], or nothing."""
         bags_XV = _bags(*tokens, match.numbers) if match else _empty(len(bias_X), 0)
         return cls(dense_XF.half().cpu().numpy(), bias_X.float().cpu().numpy(), bags_XV, match)
@@ -121,7 +121,7 @@ class EntityFeatures:
             scores_QX[first : first + ROWS_AT_ONCE] += (bags_XV @ copied_Vq).T
 
 
-def _kinds(match: TokenMatch) -> list[slice]:
+def _kinds(match: CopyHead) -> list[slice]:
     """Numbers of each kind of copies, in the order of `PARTS`."""
     ends = [field * match.vocab_size for field in range(FIELDS + 1)]
     ends += [match.first_path + field * PATHS for field in range(FIELDS + 1)]

@@ -21,8 +21,8 @@ from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
 from helpers.graphmer.graph.splits import Splits
 from helpers.graphmer.links.baselines import Frequency
-from helpers.graphmer.links.features import PARTS, EntityFeatures, QueryFeatures
-from helpers.graphmer.links.mixture import Mixture
+from helpers.graphmer.links.features import PARTS, CandidateFeatures, QueryFeatures
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.windows import Windows
 
@@ -48,7 +48,7 @@ class LinkPredictor:
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
         self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
         self._number = chains.encoded.number
-        self._entities: EntityFeatures | None = None
+        self._entities: CandidateFeatures | None = None
         self._queries: dict[int, QueryFeatures] = {}  # by relation id
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
@@ -62,15 +62,17 @@ class LinkPredictor:
         """[Q, X] of (candidate, relation, tail)."""
         return self.against(self.query_features(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
-    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> Mixture:
+    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> ScoreFusion:
         """The parts of the score at either end, the other end's total, and counts of training, weighed on validation.
 
         For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
         """
-        return Mixture.fitted(self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed)
+        return ScoreFusion.fitted(
+            self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed
+        )
 
     def ends(self) -> dict[str, _End]:
-        """Scorers by name, for a mixture."""
+        """Scorers by name, for a score fusion."""
         parts = PARTS if self.model.token_match is not None else PARTS[:1]
         return {
             **{f"given end: {part}": _GivenEnd(self, place) for place, part in enumerate(parts)},
@@ -163,14 +165,14 @@ class LinkPredictor:
         return self._entity_features(names).parts(queries)
 
     def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
-        """`parts`, the last remembered: a mixture asks for one after the other."""
+        """`parts`, the last remembered: a score fusion asks for one after the other."""
         last = self._last
         if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
             self._last = last = (askers, relation, names, self.parts(self.query_features(askers, relation), names))
         return last[3]
 
     @torch.no_grad()
-    def _entity_features(self, names: Sequence[str]) -> EntityFeatures:
+    def _entity_features(self, names: Sequence[str]) -> CandidateFeatures:
         """Features of these names; all entities' are computed at the first call."""
         if self._entities is None:
             texts_XC = torch.from_numpy(self.chains.encoded.text_ids_EC.astype(np.int64))
@@ -180,8 +182,8 @@ class LinkPredictor:
                 places = order[first : first + 8 * self.batch_size]
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
                 features = self.model.entity_features(ids_XC.to(self.model.device))
-                found.append(EntityFeatures.of_texts(*features, match=self.model.token_match))
-            self._entities = EntityFeatures.joined(found)[np.argsort(order.numpy(), kind="stable")]
+                found.append(CandidateFeatures.of_texts(*features, match=self.model.token_match))
+            self._entities = CandidateFeatures.joined(found)[np.argsort(order.numpy(), kind="stable")]
         return self._entities[[self._number[name] for name in names]]
 
     @property

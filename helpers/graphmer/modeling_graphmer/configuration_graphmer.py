@@ -16,17 +16,7 @@ CHOICES = {
     "activation": ("swiglu", "gelu"),
     "decay": ("multiplicative", "none"),
 }
-TERMS = (
-    "mlm",
-    "mnm",
-    "mnm_ranking",
-    "triple",
-    "contrastive",
-    "scoring",
-    "antisymmetry",
-    "acyclicity",
-    "domain_range",
-)
+TERMS = ("mlm", "mnm", "triple", "contrastive", "scoring", "antisymmetry", "acyclicity")
 SIZES = (
     "vocab_size",
     "num_relations",
@@ -56,32 +46,29 @@ class GraphMERConfig(PretrainedConfig):
     leaf_positions: bool = True  # a learned vector a leaf slot; without, its ends are mirror images
     norm: str = "rmsnorm"
     activation: str = "swiglu"
-    hgat: bool = True  # fusion of relation and head into the leaves (hgat.py)
+    hgat: bool = True  # fusion of relation and head into the leaves (graph_attention.py)
     hgat_relation_bias: bool = True  # a learned vector a relation beside its matrix there
     relation_dropout: float = 0.3  # on the relations' matrices (0.3 in GraphMERT)
     relation_attention_bias: bool = True  # learned for each relation and head, between a leaf and its head's roots
-    decay: str = "multiplicative"  # how graph distance enters attention (decay.py)
+    decay: str = "multiplicative"  # how graph distance enters attention (graph_attention.py)
     decay_base: float = 0.6  # in (0, 1)
     leaf_tokens: int = 7  # L
     max_head_tokens: int = 8  # H
     embedding_size: int = 256  # E, of queries and entities
-    token_match: bool = True  # queries and names also meet token by token (token_match.py)
+    token_match: bool = True  # queries and names also meet token by token (copy_head.py)
     separator_ids: list[int] = field(default_factory=list)  # tokens that end a part of a qualified name
     break_ids: list[int] = field(default_factory=list)  # tokens of no dotted path; the dot is a separator and no break
     temperature: float = 0.07  # of both contrastive terms
     ontology_margin: float = 0.5  # mean cosine above which the triples of a forbidden cycle are penalised
     antisymmetric_relations: list[int] = field(default_factory=list)  # ids of those that the ontology says this of
     acyclic_relations: list[int] = field(default_factory=list)
-    relation_ranges: list[list[int]] = field(default_factory=list)  # of 1..R: types that tails may have; empty: all
     mlm_weight: float = 1.0  # of a term of the loss (objectives.py); 0 skips its computation
     mnm_weight: float = 1.0
-    mnm_ranking_weight: float = 0.0
     triple_weight: float = 0.0
     contrastive_weight: float = 0.0
     scoring_weight: float = 0.0
     antisymmetry_weight: float = 0.0
     acyclicity_weight: float = 0.0
-    domain_range_weight: float = 0.0
     pad_token_id: int = 0  # token of empty places
     initializer_range: float = 0.02
 
@@ -110,10 +97,6 @@ class GraphMERConfig(PretrainedConfig):
         for name in ("antisymmetric_relations", "acyclic_relations"):
             known = all(1 <= number <= self.num_relations for number in getattr(self, name))
             yield name, known, f"ids are 1..{self.num_relations}"
-        ranges, number_of = self.relation_ranges, f"needs a list for each of {self.num_relations} relations, or none"
-        yield "relation_ranges", len(ranges) in (0, self.num_relations), number_of
-        positive = all(number >= 0 for numbers in ranges for number in numbers)
-        yield "relation_ranges", positive, "numbers of types must not be negative"
         for term, weight in self.weights().items():
             yield f"{term}_weight", 0 <= weight < math.inf, "must be finite and not negative"
 

@@ -1,7 +1,7 @@
 """The GraphMER encoder: code's tokens (roots) and the triples that hang on them (leaves) to states.
 
-After GraphMERT (arXiv 2510.09580), written from its formulas: `hgat.py` fuses relation and head into the leaves, `decay.py`
-brings graph distance into attention. Leaves have slots of their own (K = G L) beside the S roots, not L at every root.
+After GraphMERT (arXiv 2510.09580), written from its formulas: `graph_attention.py` fuses relation and head into
+the leaves and brings graph distance into attention. Leaves have slots of their own (K = G L) beside the S roots, not L at every root.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import ModelOutput
 
-from .attention import Layer, RelationBias, new_norm, segment_bias
 from .configuration_graphmer import GraphMERConfig
-from .decay import Decay, alibi
-from .hgat import HGAT
-from .leafy_chain import distances
+from .graph_attention import HGAT, Decay, RelationBias, alibi, distances, segment_bias
 
 # B batch · S roots · G leaves · L leaf tokens · K = G L · N = S + K tokens · H head tokens · D width · A attention heads
 # C tokens of an entity's text · P texts
@@ -42,6 +40,72 @@ class GraphMEROutput(ModelOutput):
     terms: dict[str, torch.Tensor] | None = None
     root_states: torch.Tensor | None = None
     leaf_states: torch.Tensor | None = None
+
+
+class Layer(GradientCheckpointingLayer):
+    """Pre-norm transformer layer."""
+
+    def __init__(self, config: GraphMERConfig):
+        super().__init__()
+        self.attention_norm = new_norm(config)
+        self.attention = Attention(config)
+        self.feed_forward_norm = new_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BND, decay, bias):
+        """Everything is positional: reentrant checkpointing gives no gradient to keyword arguments."""
+        x_BND = x_BND + self.dropout(self.attention(self.attention_norm(x_BND), decay, bias))
+        return x_BND + self.dropout(self.feed_forward(self.feed_forward_norm(x_BND)))
+
+
+class Attention(nn.Module):
+    def __init__(self, config: GraphMERConfig):
+        super().__init__()
+        self.heads, self.dropout = config.num_attention_heads, config.dropout
+        self.inward = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.outward = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(
+        self,
+        x_BND: torch.Tensor,
+        decay_BANN: torch.Tensor | None,
+        bias_BANN: torch.Tensor,
+    ) -> torch.Tensor:
+        """softmax(decay q.k / sqrt(D / A) + bias) v. Without a factor on the logits it is SDPA's; with one, no library's."""
+        B, N, D = x_BND.shape
+        query, key, value = self.inward(x_BND).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        if decay_BANN is None:
+            bias_BANN = bias_BANN.to(query.dtype)
+            mixed = nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=bias_BANN, dropout_p=dropout
+            )
+        else:
+            logits = (query * (D // self.heads) ** -0.5) @ key.transpose(-1, -2)
+            share = torch.softmax(logits * decay_BANN + bias_BANN, dim=-1).to(value.dtype)  # the decay makes it fp32
+            mixed = nn.functional.dropout(share, dropout, self.training) @ value
+        return self.outward(mixed.transpose(1, 2).reshape(B, N, D))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: GraphMERConfig):
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        hidden = config.intermediate_size
+        self.up = nn.Linear(config.hidden_size, 2 * hidden if self.gated else hidden, bias=False)
+        self.down = nn.Linear(hidden, config.hidden_size, bias=False)
+
+    def forward(self, x_BND: torch.Tensor) -> torch.Tensor:
+        if self.gated:
+            value, gate = self.up(x_BND).chunk(2, dim=-1)
+            return self.down(nn.functional.silu(gate) * value)
+        return self.down(nn.functional.gelu(self.up(x_BND)))
+
+
+def new_norm(config: GraphMERConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm
+    return kind(config.hidden_size, eps=1e-6)
 
 
 class GraphMERPreTrainedModel(PreTrainedModel):

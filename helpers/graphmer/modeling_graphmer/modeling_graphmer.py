@@ -10,20 +10,17 @@ from torch import nn
 from transformers import AutoModelForPreTraining
 
 from .configuration_graphmer import GraphMERConfig
+from .copy_head import CopyHead, LeafTokens, NameTokens
 from .encoder import INPUTS, GraphMERModel, GraphMEROutput, GraphMERPreTrainedModel
-from .hgat import relation_product
+from .graph_attention import relation_product
 from .objectives import (
     IGNORED,
-    candidate_scores,
     contrastive_loss,
     cycle_loss,
-    range_loss,
-    ranking_loss,
     token_loss,
     triple_loss,
     unit,
 )
-from .token_match import LeafTokens, NameTokens, TokenMatch
 
 # B batch · S roots · G leaves · L leaf tokens · D width · M masked roots · U negatives · C tokens of an entity's text
 # E entity embedding · R relations · V vocabulary · P = B G
@@ -33,29 +30,25 @@ LABELS = (
     "mlm_labels",
     "mnm_labels",
     "triple_labels",
-    "mnm_negative_ids",
     "tail_text_ids",
     "tail_entities",
     "negative_text_ids",
     "known_BGX",
     "head_text_ids",
     "head_entities",
-    "tail_types",
 )
 OF_ENTITIES = ("tail_text_ids", "tail_entities", "known_BGX")
 OF_TRIPLES = (*OF_ENTITIES, "head_text_ids", "head_entities")
 NEEDED = {
     "mlm": ("mlm_positions", "mlm_labels"),
     "mnm": ("mnm_labels",),
-    "mnm_ranking": ("mnm_labels", "mnm_negative_ids"),
     "triple": ("triple_labels",),
     "contrastive": ("mnm_labels", *OF_ENTITIES),
     "scoring": OF_TRIPLES,
     "antisymmetry": OF_TRIPLES,
     "acyclicity": OF_TRIPLES,
-    "domain_range": ("mnm_labels", *OF_ENTITIES, "tail_types"),
 }
-OVER_ENTITIES = ("contrastive", "scoring", "antisymmetry", "acyclicity", "domain_range")
+OVER_ENTITIES = ("contrastive", "scoring", "antisymmetry", "acyclicity")
 
 
 class TokenBias(nn.Module):
@@ -98,7 +91,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.entity_head = nn.Linear(D, E, bias=False)
         self.token_match = None
         if config.token_match:
-            self.token_match = TokenMatch(config.vocab_size, D, config.separator_ids, config.break_ids)
+            self.token_match = CopyHead(config.vocab_size, D, config.separator_ids, config.break_ids)
         self.triple_scorer = TripleScorer(R, E)
         antisymmetric, acyclic = torch.zeros(2, R + 1)
         antisymmetric[config.antisymmetric_relations] = 1
@@ -106,11 +99,10 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         # Saved with the weights: from_pretrained makes what is not saved of empty memory.
         self.register_buffer("antisymmetric_R", antisymmetric)
         self.register_buffer("acyclic_R", acyclic)
-        self.register_buffer("ranges_RY", _range_table(config))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, TokenMatch):
+        if isinstance(module, CopyHead):
             module.reset_parameters()
         elif isinstance(module, TokenBias):
             nn.init.zeros_(module.weight)
@@ -138,21 +130,19 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         mlm_labels: torch.Tensor | None = None,
         mnm_labels: torch.Tensor | None = None,
         triple_labels: torch.Tensor | None = None,
-        mnm_negative_ids: torch.Tensor | None = None,
         tail_text_ids: torch.Tensor | None = None,
         tail_entities: torch.Tensor | None = None,
         negative_text_ids: torch.Tensor | None = None,
         known_BGX: torch.Tensor | None = None,
         head_text_ids: torch.Tensor | None = None,
         head_entities: torch.Tensor | None = None,
-        tail_types: torch.Tensor | None = None,
         return_dict: bool | None = None,
     ) -> GraphMEROutput:
         """States, and with labels the weighted sum of every term whose weight is not 0.
 
-        mlm_positions, mlm_labels [B, M] · mnm_labels [B, G, L] · triple_labels [B, G] · mnm_negative_ids [B, G, U, L].
+        mlm_positions, mlm_labels [B, M] · mnm_labels [B, G, L] · triple_labels [B, G].
         tail_text_ids, head_text_ids [B, G, C], tail_entities, head_entities [B, G], negative_text_ids [B, G, U, C] (may be
-        missing) and known_BGX [B, G, B G]: for the terms over entities. tail_types [B, G]: for domain_range, -1 unknown.
+        missing) and known_BGX [B, G, B G]: for the terms over entities.
 
         Raises ValueError: a term has a weight and its field is missing.
         """
@@ -190,7 +180,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
     def query_features(self, **batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of leaves: features [B, G, ...] to multiply with those of entities, tokens [B, T] that they copy, weights [B, G, T].
 
-        Without `token_match` only the features. Numbers of tokens are those of `token_match.FIELDS`.
+        Without `token_match` only the features. Numbers of tokens are those of `copy_head.FIELDS`.
         """
         states = self._states(batch)
         query_BGE = self._query(states.leaf_states) / self.config.temperature
@@ -241,14 +231,8 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if "mlm" in wanted:
             logits_BMV = self.token_logits(_at(states.root_states, labels["mlm_positions"]))
             terms["mlm"] = token_loss(logits_BMV, labels["mlm_labels"])
-        if "mnm" in wanted or "mnm_ranking" in wanted:
-            logits_BGLV = self.token_logits(states.leaf_states)
-            if "mnm" in wanted:
-                terms["mnm"] = token_loss(logits_BGLV, labels["mnm_labels"])
-            if "mnm_ranking" in wanted:
-                terms["mnm_ranking"] = ranking_loss(
-                    logits_BGLV, labels["mnm_labels"], labels["mnm_negative_ids"], self.config.pad_token_id
-                )
+        if "mnm" in wanted:
+            terms["mnm"] = token_loss(self.token_logits(states.leaf_states), labels["mnm_labels"])
         if "triple" in wanted:
             logits_BG = self.triple_head(states.leaf_states[:, :, 0]).squeeze(-1)
             terms["triple"] = triple_loss(logits_BG, labels["triple_labels"])
@@ -263,19 +247,14 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if "negative_text_ids" in labels and {"contrastive", "scoring"} & set(wanted):
             negatives_BGUE = self.entities(labels["negative_text_ids"])
             some_BGU = (labels["negative_text_ids"] != config.pad_token_id).any(-1)
-        if {"contrastive", "domain_range"} & set(wanted):
+        if "contrastive" in wanted:
             masked_BG = (labels["mnm_labels"] != IGNORED).any(-1)
             queries_BGE = self._query(states.leaf_states)
             match_PP, match_BGU = self._matches(inputs, labels, states, negatives_BGUE is not None)
             against = (tails_BGE, negatives_BGUE, some_BGU, entities_BG, labels["known_BGX"])
-            if "contrastive" in wanted:
-                terms["contrastive"] = contrastive_loss(
-                    queries_BGE, *against, masked_BG, config.temperature, match_PP, match_BGU
-                )
-            if "domain_range" in wanted:
-                terms["domain_range"] = self._range_term(
-                    queries_BGE, tails_BGE, match_PP, relation_BG, masked_BG, labels
-                )
+            terms["contrastive"] = contrastive_loss(
+                queries_BGE, *against, masked_BG, config.temperature, match_PP, match_BGU
+            )
         if {"scoring", "antisymmetry", "acyclicity"} & set(wanted):
             terms |= self._scorer_terms(wanted, relation_BG, tails_BGE, negatives_BGUE, some_BGU, labels)
         return terms
@@ -289,14 +268,6 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if not negatives:
             return match_PP, 0.0
         return match_PP, self.token_match.own_scores(leaves, self._name_tokens(labels["negative_text_ids"]))
-
-    def _range_term(self, queries_BGE, tails_BGE, match_PP, relation_BG, masked_BG, labels) -> torch.Tensor:
-        # Other true tails are of admissible types; leaving them out would only blur the question.
-        scores_PP = candidate_scores(
-            queries_BGE, tails_BGE, labels["tail_entities"], labels["known_BGX"], self.config.temperature, match_PP
-        )
-        ranges_PY = nn.functional.embedding(relation_BG.flatten(), self.ranges_RY) > 0
-        return range_loss(scores_PP, labels["tail_types"], ranges_PY, masked_BG & (labels["tail_entities"] >= 0))
 
     def _scorer_terms(
         self, wanted, relation_BG, tails_BGE, negatives_BGUE, some_BGU, labels
@@ -347,20 +318,6 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         P, device = len(entities_P), entities_P.device
         shift = torch.randint(1, max(P, 2), (1,), device=device) if self.training else 1
         return (torch.arange(P, device=device) + shift) % P
-
-
-def _range_table(config: GraphMERConfig) -> torch.Tensor:
-    """[R + 1, Y], 1 where the relation admits the type; relation 0 and a relation without a list admit all.
-
-    The last column stands for every type that no list names.
-    """
-    types = 2 + max((number for numbers in config.relation_ranges for number in numbers), default=-1)
-    table = torch.ones(config.num_relations + 1, types)
-    for relation, numbers in enumerate(config.relation_ranges, 1):
-        if numbers:
-            table[relation] = 0
-            table[relation, numbers] = 1
-    return table
 
 
 def _at(states_BSD: torch.Tensor, place_BM: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# B batch · G leaves · P = B G · L leaf tokens · U negatives · V vocabulary · E entity embedding · Y types · X candidates
+# B batch · G leaves · P = B G · L leaf tokens · U negatives · V vocabulary · E entity embedding · X candidates
 
 IGNORED = -100
 EXCLUDED = -1e4  # as a logit of a candidate that is none
@@ -34,24 +34,6 @@ def log_likelihood(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """log p of tokens [...] under logits [..., V], in fp32; of a negative token, of token 0."""
     chosen = logits.gather(-1, tokens.clamp(min=0)[..., None]).squeeze(-1)
     return chosen.float() - torch.logsumexp(logits.float(), dim=-1)
-
-
-def ranking_loss(
-    logits_BGLV: torch.Tensor, labels_BGL: torch.Tensor, negatives_BGUL: torch.Tensor, pad: int
-) -> torch.Tensor:
-    """Cross-entropy of a masked leaf's true tail among wrong ones, each scored by its tokens' log-likelihood in the slots.
-
-    Slots are independent given the context, and tails end with a token of their own, so that sums of unlike length compare.
-    """
-    normal_BGL = torch.logsumexp(logits_BGLV.float(), dim=-1)
-    true_BG = (log_likelihood(logits_BGLV, labels_BGL) * (labels_BGL != IGNORED)).sum(-1)
-    chosen_BGLU = logits_BGLV.gather(-1, negatives_BGUL.transpose(2, 3)).float() - normal_BGL[..., None]
-    there_BGUL = negatives_BGUL != pad
-    wrong_BGU = (chosen_BGLU.transpose(2, 3) * there_BGUL).sum(-1)
-    some_BGU = there_BGUL.any(-1)
-    scores_BGX = torch.cat((true_BG[..., None], wrong_BGU.masked_fill(~some_BGU, EXCLUDED)), dim=-1)
-    counted_BG = (labels_BGL != IGNORED).any(-1) & some_BGU.any(-1)
-    return mean_where(torch.logsumexp(scores_BGX, dim=-1) - true_BG, counted_BG)
 
 
 def triple_loss(logits_BG: torch.Tensor, labels_BG: torch.Tensor) -> torch.Tensor:
@@ -103,21 +85,6 @@ def candidate_scores(
     own_PP = torch.eye(len(entities_P), dtype=torch.bool, device=entities_P.device)
     excluded_PP = (entities_P < 0) | (entities_P[:, None] == entities_P) | known_BGX.flatten(0, 1)
     return scores_PP.masked_fill(excluded_PP & ~own_PP, EXCLUDED)
-
-
-def range_loss(
-    scores_PP: torch.Tensor, tail_types_BG: torch.Tensor, ranges_PY: torch.Tensor, counted_BG: torch.Tensor
-) -> torch.Tensor:
-    """-log of the probability that a query's softmax over the batch's tails gives to tails of an admissible type.
-
-    tail_types_BG: number of each tail's type, -1 unknown: admitted by every relation.
-    ranges_PY: whether the relation of each query admits each type; the last column is for every type from there on.
-    """
-    types_P = tail_types_BG.flatten()
-    admitted_PP = ranges_PY.index_select(1, types_P.clamp(0, ranges_PY.shape[1] - 1)) | (types_P < 0)
-    inside_P = torch.logsumexp(scores_PP.masked_fill(~admitted_PP, EXCLUDED), dim=1)
-    loss_P = torch.logsumexp(scores_PP, dim=1) - inside_P
-    return mean_where(loss_P, counted_BG.flatten() & admitted_PP.diagonal())
 
 
 def cycle_loss(scores: list[torch.Tensor], margin: float, counted: torch.Tensor) -> torch.Tensor:

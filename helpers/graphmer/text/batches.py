@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.graphmer.text.chains import LeafyChains
 from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.negatives import Relations
-from helpers.graphmer.text.tokenizer import MASK, PAD
+from helpers.graphmer.text.tokenizer import MASK, PAD, SEP
 from helpers.graphmer.text.windows import stacked
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
@@ -31,14 +31,12 @@ AXES = {
     "mlm_labels": "BM",
     "mnm_labels": "BGL",
     "triple_labels": "BG",
-    "mnm_negative_ids": "BGUL",
     "tail_text_ids": "BGC",
     "tail_entities": "BG",
     "negative_text_ids": "BGUC",
     "known_BGX": "BGX",
     "head_text_ids": "BGC",
     "head_entities": "BG",
-    "tail_types": "BG",
 }
 
 
@@ -109,19 +107,41 @@ class CurriculumChains:
         raise AssertionError
 
 
+class LeafText(NamedTuple):
+    """A leaf of an example, to read; `start` is the root that it hangs at."""
+
+    start: int
+    head: str
+    relation: str
+    tail: str
+    masked: bool
+    truth: str  # "true" or "wrong" where the model is asked for that, else ""
+
+
+def leaf_texts_of(
+    example: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerFast, relations: Relations
+) -> list[LeafText]:
+    """The leaves of an example without a batch axis."""
+    found = []
+    for leaf in np.flatnonzero(example["leaf_segments"]):
+        start, length = int(example["head_start"][leaf]), int(example["head_length"][leaf])
+        head = tokenizer.decode(example["root_ids"][start : start + length].tolist())
+        labels_L = example["mnm_labels"][leaf]
+        masked = bool((labels_L != IGNORED).any())
+        ids_L = labels_L[labels_L != IGNORED] if masked else example["leaf_ids"][leaf]
+        tail = tokenizer.decode([one for one in ids_L.tolist() if one not in (PAD, MASK, SEP)])
+        truth = {1.0: "true", 0.0: "wrong"}.get(float(example["triple_labels"][leaf]), "")
+        relation = relations.names[int(example["relation_ids"][leaf])]
+        found.append(LeafText(start, head, relation, tail, masked, truth))
+    return found
+
+
 def chain_text(
     example: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerFast, relations: Relations, *, roots: int = 120
 ) -> str:
     """The first `roots` roots of an example without a batch axis, then a line for each leaf."""
     lines = ["roots: " + tokenizer.decode(example["root_ids"][:roots].tolist()).replace("\n", "\n       ")]
-    for leaf in np.flatnonzero(example["leaf_segments"]):
-        start, length = int(example["head_start"][leaf]), int(example["head_length"][leaf])
-        head = tokenizer.decode(example["root_ids"][start : start + length].tolist())
-        labels_L = example["mnm_labels"][leaf]
-        masked = (labels_L != IGNORED).any()
-        ids_L = labels_L[labels_L != IGNORED] if masked else example["leaf_ids"][leaf]
-        tail = tokenizer.decode([one for one in ids_L.tolist() if one not in (PAD, MASK)])
-        truth = {1.0: "true", 0.0: "wrong"}.get(float(example["triple_labels"][leaf]), "")
-        relation = relations.names[int(example["relation_ids"][leaf])]
-        lines.append(f"leaf:  {head} --{relation}--> {'[MASK] was ' if masked else ''}{tail}  {truth}".rstrip())
+    for one in leaf_texts_of(example, tokenizer, relations):
+        tail = f"{'[MASK] was ' if one.masked else ''}{one.tail}"
+        lines.append(f"leaf:  {one.head} --{one.relation}--> {tail}  {one.truth}".rstrip())
     return "\n".join(lines)

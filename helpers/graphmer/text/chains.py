@@ -52,7 +52,7 @@ class LeafyChains(Windows, torch.utils.data.Dataset):
     mask_prob: of the roots, whole identifiers at a time with `span_mask_identifiers`.
     leaf_mask_prob: of the true leaves, each with all its slots.
     positives, negatives: leaves of an anchor, at most, that are true, and that show a wrong tail.
-    type_consistent_negatives, hard_negatives: wrong tails for each masked leaf; U is their sum, and without any their fields are left out.
+    type_consistent_negatives, hard_negatives: wrong tails for each masked leaf; U is their sum, and without any their field is left out.
     pack: several windows a sequence; otherwise one.
     known: further true triples (of validation and test), never a wrong tail.
     seed: of everything drawn.
@@ -87,7 +87,6 @@ class LeafyChains(Windows, torch.utils.data.Dataset):
         self.type_consistent_negatives, self.hard_negatives = type_consistent_negatives, hard_negatives
         self._identifiers_V = identifier_tokens(encoded.tokenizer) if span_mask_identifiers else None
         self._vocab_size = len(encoded.tokenizer)
-        self._types_E = np.array([relations.type_number(entity.type) for entity in encoded.entities], np.int64)
 
         true = self._numbered(triples)
         self.known = KnownTails([*true, *self._numbered(known)], relations)
@@ -280,24 +279,22 @@ class LeafyChains(Windows, torch.utils.data.Dataset):
         classified[masked] = IGNORED
         made |= {"leaf_ids": shown, "mnm_labels": labels, "triple_labels": classified}
 
-        made |= {name: np.full(G, -1, np.int64) for name in ("tail_entities", "tail_types", "head_entities")}
+        made |= {name: np.full(G, -1, np.int64) for name in ("tail_entities", "head_entities")}
         made |= {name: np.full((G, C), PAD, np.int64) for name in ("tail_text_ids", "head_text_ids")}
-        made["tail_types"][places] = self._types_E[tails[places]]
         for name, numbers in (("tail", tails[places]), ("head", heads[places])):
             made[f"{name}_entities"][places] = numbers
             made[f"{name}_text_ids"][places] = self.encoded.text_ids_EC[numbers]
         if not U:  # none to encode
             return made
-        wrong_ids, wrong_texts = np.full((G, U, L), PAD, np.int64), np.full((G, U, C), PAD, np.int64)
+        wrong_texts = np.full((G, U, C), PAD, np.int64)
         for place in masked.tolist():
             leaf = leaves[place]
             for u in range(U):
                 kind = self.sampler.type_consistent if u < self.type_consistent_negatives else self.sampler.hard
                 tail = kind(draw, leaf.head, leaf.relation, leaf.tail)
                 if tail is not None:
-                    wrong_ids[place, u] = self.encoded.leaf_ids_EL[tail]
                     wrong_texts[place, u] = self.encoded.text_ids_EC[tail]
-        return made | {"mnm_negative_ids": wrong_ids, "negative_text_ids": wrong_texts}
+        return made | {"negative_text_ids": wrong_texts}
 
     # ---- checks
 

@@ -26,17 +26,15 @@ NumberedTriple = tuple[int, int, int]  # head, relation id, tail
 class Relations:
     """Ids of an ontology's relations and of their inverses, named there or not: that of `calls` is `inverse calls`.
 
-    names: by id, from 1. types: of entities, by number; another type is number -1. A triple of a named inverse (`part_of`) is the same as its mirror image (`contains`).
+    names: by id, from 1. A triple of a named inverse (`part_of`) is the same as its mirror image (`contains`).
     """
 
     def __init__(self, ontology: Ontology):
         forward = [relation for relation in ontology.relations.values() if relation.canonical]
         self.forward = len(forward)
         self.names = ("", *(one.name for one in forward), *(one.inverse or f"inverse {one.name}" for one in forward))
-        self.types = tuple(ontology.types)
         self._forward = forward
         self._ids = {name: number for number, name in enumerate(self.names) if number}
-        self._types = {name: number for number, name in enumerate(self.types)}
         self._tails = (
             frozenset(),
             *(one.range for one in forward),
@@ -58,9 +56,6 @@ class Relations:
     def inverse(self, relation: int) -> int:
         return relation + self.forward if relation <= self.forward else relation - self.forward
 
-    def type_number(self, entity_type: str) -> int:
-        return self._types.get(entity_type, -1)
-
     def properties(self) -> dict[str, Any]:
         """What a `GraphMERConfig` says about relations; an inverse forbids what its relation does."""
         both = [*enumerate(self._forward, 1), *enumerate(self._forward, 1 + self.forward)]
@@ -68,7 +63,6 @@ class Relations:
             "num_relations": len(self),
             "antisymmetric_relations": [number for number, one in both if one.antisymmetric],
             "acyclic_relations": [number for number, one in both if one.acyclic],
-            "relation_ranges": [sorted(map(self.type_number, self._tails[number])) for number, _ in both],
         }
 
     def tail_types(self, relation: int) -> frozenset[str]:

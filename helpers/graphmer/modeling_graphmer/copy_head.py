@@ -58,7 +58,7 @@ class NameTokens(NamedTuple):
     paths_XF: torch.Tensor
 
 
-class TokenMatch(nn.Module):
+class CopyHead(nn.Module):
     """score(leaf, name) = sum over fields f and tokens c there of w_c (expected_f . embedding_c + bias_c + weight of copies of c for f)
     + sum over pairs p of the own part of w_p (weight of copies of p) + sum over f of w_f (weight of copies of the path to the end of f).
 

@@ -1,4 +1,4 @@
-"""A picture of what the graph says about one entity."""
+"""Pictures: what the graph says about one entity, and a leafy chain."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
+from helpers.graphmer.text.batches import leaf_texts_of
+from helpers.graphmer.text.negatives import Relations
 
 MOST = 24  # neighbours that a picture has room for
+ROOTS, LEAVES = 14, 6  # of a chain
 
 
 def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, *, most: int = MOST):
@@ -52,6 +58,44 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
     axes.set_title(f"{len(drawn)} of {len(edges)} triples: " + ", ".join(f"{k} {v}" for k, v in counts.most_common(6)))
     axes.set(xlim=(-1.9, 1.9), ylim=(-1.5, 1.5))
     axes.axis("off")
+    return _saved(figure, path)
+
+
+def plot_chain(
+    example: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerFast, relations: Relations, path: str | Path
+):
+    """Draws neighbouring roots of a sequence and the leaves that hang there; writes a PNG, returns the figure.
+
+    The roots are those where most leaves hang, a leaf that is masked is grey.
+    """
+    from matplotlib.figure import Figure
+
+    leaves = sorted(leaf_texts_of(example, tokenizer, relations), reverse=True)
+    near = {one.start: sum(0 <= other.start - one.start < ROOTS for other in leaves) for one in leaves}
+    first = max(near, key=near.get, default=0)
+    shown = [leaf for leaf in leaves if first <= leaf.start < first + ROOTS][:LEAVES]
+    figure = Figure(figsize=(13, 1.6 + 0.5 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    box = {"boxstyle": "round", "fc": "white"}
+    for place, token in enumerate(example["root_ids"][first : first + ROOTS].tolist()):
+        written = tokenizer.decode([token]).replace("\n", "\u21b5") or " "
+        axes.text(place, 0, written, ha="center", va="center", family="monospace", bbox=box)
+    for row, leaf in enumerate(shown, 1):
+        root = leaf.start - first
+        way = {"arrowstyle": "-", "connectionstyle": "angle,angleA=0,angleB=90", "shrinkA": 0, "shrinkB": 12}
+        axes.annotate("", xy=(root, 0), xytext=(root + 0.6, -row), arrowprops=way)
+        axes.text(root + 0.65, -row, f"{leaf.relation}:", va="center", style="italic")
+        tail = f"[MASK] was {leaf.tail}" if leaf.masked else f"{leaf.tail} {leaf.truth}".rstrip()
+        fill = box | {"fc": "lightgrey" if leaf.masked else "lightblue"}
+        axes.text(root + 2.6, -row, tail, va="center", family="monospace", bbox=fill)
+    axes.set(
+        xlim=(-1, ROOTS), ylim=(-len(shown) - 0.6, 0.6), title="Roots in a row, and triples as leaves at their heads"
+    )
+    axes.axis("off")
+    return _saved(figure, path)
+
+
+def _saved(figure, path: str | Path):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

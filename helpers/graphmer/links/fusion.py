@@ -19,7 +19,7 @@ _FITTED = 60  # triples a relation and direction, for six weights or so
 _PRIOR = 1e-4
 
 
-class Mixture:
+class ScoreFusion:
     """Weighted sum of scorers; a relation without weights has the mean of the others'.
 
     weights: (relation, direction) -> scorer -> weight.
@@ -39,7 +39,7 @@ class Mixture:
         part: str = "validation",
         triples: int = _FITTED,
         seed: int = 0,
-    ) -> Mixture:
+    ) -> ScoreFusion:
         """With the weights of each relation and direction under which validation is likeliest.
 
         A conditional logit: softmax over all candidates, other true answers left out.
