@@ -116,6 +116,7 @@ def test_the_evaluation_loss_is_the_mean_over_all_labels_of_plain_passes(kind, m
     assert outcome["best_step"] == 20
     assert outcome["loss_by_hand"] == pytest.approx(outcome["eval_losses"][-1], rel=1e-5)
     assert outcome["held_out_loss_by_hand"] == pytest.approx(outcome["held_out_loss"], rel=1e-5)
+    assert outcome["before_training"][0] == pytest.approx(outcome["before_training"][1], rel=1e-5)
     assert outcome["held_out_loss"] != pytest.approx(outcome["eval_losses"][-1], rel=1e-3)
 
 
