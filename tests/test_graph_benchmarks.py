@@ -10,15 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from benchmarks.code_search import Package, bm25, of_encoder, read, tuned, words
+from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions
+from benchmarks.held_out_rows import Rankings
+from helpers.graphmer.code_search import Function
+from helpers.graphmer.documents import Documents
+from helpers.graphmer.extraction import load_graph
+from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.tokenizer import train_tokenizer
+
+from .graph_batches import config
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.code_search import bm25, read, words  # noqa: E402
-from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions  # noqa: E402
-from benchmarks.held_out_rows import Rankings  # noqa: E402
-from helpers.graphmer.documents import Documents  # noqa: E402
-from helpers.graphmer.extraction import load_graph  # noqa: E402
+pytestmark = pytest.mark.once
 
 SHAPES = """
 class Circle:
@@ -243,9 +249,31 @@ def test_searched_code_has_no_docstring_and_no_test(tmp_path):
     folder = tmp_path / "zoo"
     (folder / "tests").mkdir(parents=True)
     source = 'def feed(animal):\n    """Gives an animal something to eat. It is quiet then."""\n    return animal\n'
+    (folder / "__init__.py").touch()
     (folder / "keeper.py").write_text(source)
     (folder / "tests/test_keeper.py").write_text(source.replace("feed", "test_feed").replace("quiet", "loud"))
     where = type("Where", (), {"package": staticmethod(lambda name: tmp_path / name)})
     [function] = read("zoo", where).functions
     assert function.entity == "zoo.keeper.feed" and function.sentence == "Gives an animal something to eat."
     assert "animal something" not in function.code and "return animal" in function.code
+
+
+def test_an_encoder_that_is_tuned_on_pairs_finds_them():
+    torch.manual_seed(0)
+    things = ("door", "window", "lamp", "chair", "table", "carpet", "mirror", "shelf")
+    sentences = [f"Opens what is called {name}." for name in things]
+    codes = [f"m.f{place}\ndef f{place}(self):\n    return {place}\n" for place in range(len(things))]
+    functions = [Function(f"m.f{place}", *pair) for place, pair in enumerate(zip(sentences, codes, strict=True))]
+    tokenizer = train_tokenizer([*sentences, *codes], 400)
+    model = GraphMERForPreTraining(config(vocab_size=len(tokenizer), dropout=0.0)).eval()
+    package = Package("m", functions, ["m"] * len(functions))
+
+    def found() -> float:
+        scores = of_encoder(model, tokenizer, package)
+        assert scores.keys() == {"cosine of entity embeddings", "cosine of mean states"}
+        assert all(np.abs(each).max() <= 1.0001 for each in scores.values())
+        return float((scores["cosine of entity embeddings"].argmax(1) == np.arange(len(functions))).mean())
+
+    before = found()
+    model = tuned(model, tokenizer, functions, seed=0, steps=15)
+    assert found() > before + 0.3 and not model.training
