@@ -4,7 +4,7 @@
 
 The tests of each package of held_out_packages.py run under Python's profiler, which says for each call in the package which of
 its functions it reached: the truth, from outside of any resolver. Asked is every call outside of tests that our resolver leaves
-open and that several functions or methods of that name could answer, at most 40 of a package, drawn; a package with fewer than
+open and that several functions or methods of that name could answer, at most 30 of a package, drawn; a package with fewer than
 ten such questions is left out.
 
 Rows rank these candidates. `lexical` is a conditional logit of features that read names, imports and sources, fitted on the other
@@ -46,7 +46,7 @@ from helpers.graphmer.windows import Windows
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = ("function", "method")
-FEWEST, MOST = 10, 40  # questions of a package
+FEWEST, MOST = 10, 30  # questions of a package
 LEXICAL, JEDI = "lexical", "jedi, then lexical"
 COPIES_LEFT_OUT = ("given end: meaning", "other end: meaning", "other end: total")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")

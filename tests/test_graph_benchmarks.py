@@ -219,10 +219,11 @@ def test_a_row_is_a_mean_over_packages_with_a_paired_interval():
 
 
 def test_groups_are_drawn_whole_within_their_package():
-    found = _rankings()
-    for weight_N in found.resamples()[:50]:
-        assert weight_N[0] == weight_N[1] and weight_N[2] == weight_N[3]
-        assert weight_N[:4].sum() == 4 and weight_N[4:6].sum() == 2  # package b has one module
+    share_BN = _rankings().resamples()
+    assert share_BN.sum(1) == pytest.approx(1)
+    assert (share_BN[:, 0] == share_BN[:, 1]).all() and (share_BN[:, 2] == share_BN[:, 3]).all()
+    assert np.unique(share_BN[:, 0] * 12).round(9).tolist() == [0, 1, 2]  # of two modules none, one or both
+    assert share_BN[:, 4:6] == pytest.approx(1 / 6)  # package b has one module
 
 
 def test_identifiers_are_split_into_stemmed_words():
