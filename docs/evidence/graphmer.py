@@ -12,6 +12,7 @@ ABLATIONS = "graphmer_se_ablations_second_split_cpu.json"
 TASKS = "graphmer_se_tasks_second_split_cpu.json"
 FIRST_SPLIT = "graphmer_se_links_cpu.json"
 OPEN_CALLS = "graphmer_open_calls_cpu.json"
+CODE_SEARCH, FEWEST_FUNCTIONS = "graphmer_code_search_cpu.json", 100  # of a package that is searched
 FORMER = "graphmer_se_cpu_seed0.json"  # the former recipe, on the first split
 GRAPH = "graph_extraction_cpu.json"
 ENCODER, TOGETHER, LEXICAL = "encoder", "encoder and strings", "strings"  # as the files name them
@@ -89,6 +90,59 @@ def open_calls() -> str:
     return (
         f"{questions} questions of {len(asked)} packages: {', '.join(asked)}. jedi answers {found['jedi']['answers']:.0%} of them, "
         f"{found['jedi']['right']:.0%} rightly. The encoder was trained for {found['steps']:,} steps.\n\n{tables.markdown(table)}"
+    )
+
+
+def _difference(row: dict, base: str) -> str:
+    """MRR above that of another row, with its 95 % interval."""
+    above = row["above"][base]
+    return f"{above['mrr']:+.3f} ({above['interval'][0]:+.3f} to {above['interval'][1]:+.3f})"
+
+
+def _table(rows: dict, shown: dict[str, str], bases: dict[str, str]) -> str:
+    """shown: title -> name of a row, those that the file lacks left out; bases: row -> title of the column of what is above it."""
+    return tables.markdown(
+        [
+            {
+                "scorer": title,
+                "MRR": spread(rows[name]["mrr_by_seed"]),
+                "first answer right": f"{rows[name]['first']:.3f}",
+            }
+            | {column: "" if name == base else _difference(rows[name], base) for base, column in bases.items()}
+            for title, name in shown.items()
+            if name in rows
+        ]
+    )
+
+
+def code_search() -> str:
+    """Functions found by the first sentence of their docstring."""
+    found = result(CODE_SEARCH)
+    states = {
+        "before training": "before training",
+        "trained": "trained",
+        "trained, tuned": "trained, tuned on docstrings",
+    }
+    states |= {"before training, tuned": "tuned on docstrings without the training"}
+    shown = {
+        "chance": "chance",
+        "TF-IDF": "TF-IDF",
+        "BM25 over source": "BM25 over source",
+        "BM25 over names": "BM25 over names",
+        "**BM25**: both": "BM25",
+        "BM25 and TF-IDF": "BM25 and TF-IDF",
+        "MiniLM, pretrained elsewhere": "MiniLM",
+        "BM25 and MiniLM": "BM25 and MiniLM",
+    }
+    shown |= {f"encoder {title}": f"encoder {state}" for state, title in states.items()}
+    shown |= {f"BM25 and encoder {title}": f"BM25 and encoder {state}" for state, title in states.items()}
+    shown |= {"BM25, TF-IDF and encoder trained, tuned on docstrings": "BM25 and TF-IDF and encoder trained, tuned"}
+    bases = {"BM25": "above BM25 (95 %)", "BM25 and TF-IDF": "above BM25 and TF-IDF (95 %)"}
+    packages = {name: each for name, each in found["packages"].items() if each["functions"] >= FEWEST_FUNCTIONS}
+    return (
+        f"{sum(each['functions'] for each in packages.values()):,} functions of {len(packages)} packages: "
+        f"{', '.join('{} {}'.format(name, each['version']) for name, each in packages.items())}; {found['tuning']['steps']} steps of tuning; "
+        f"{len(found['seeds'])} seeds.\n\n{_table(found['rows'], shown, bases)}"
     )
 
 
