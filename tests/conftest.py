@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,15 @@ import pytest
 
 # XLA on a CPU compiles in a sixth of the time, in every process that a test starts: what comes out runs for a second.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+
+
+# Python looks for garbage again and again while the libraries are imported: half of the time of a collection.
+gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.enable()
+    gc.freeze()  # nor is what was imported looked at again
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
