@@ -14,6 +14,7 @@ from helpers.graphmer import asking, evaluation, experiment
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.asking import GUESS, KNOWN, OPEN, GraphMER
 from helpers.graphmer.configuration import override, read_configuration
+from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import read_graph
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import DIRECTIONS, admitted, score
@@ -80,6 +81,15 @@ def saved(trained, tmp_path):
 @pytest.fixture
 def shop(tmp_path):
     return write(tmp_path / "shop_repository")
+
+
+def test_folders_with_a_graph_and_no_source_are_told_apart(saved, shop, tmp_path):
+    for name, dropped in (("whole", ""), ("less", "shop/main.py")):
+        if dropped:
+            (shop / dropped).unlink()
+        load_graph(shop).write(tmp_path / name)
+    assert "shop.main.total" in saved.read(tmp_path / "whole").graph.entities
+    assert "shop.main.total" not in saved.read(tmp_path / "less").graph.entities
 
 
 def test_what_is_loaded_scores_as_what_was_measured(trained, saved):

@@ -20,8 +20,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
+from helpers.graphmer.graph.knowledge_graph import ENTITIES, TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
 from helpers.graphmer.graph.ontology import ONTOLOGY, UNKNOWN, read_ontology
+from helpers.graphmer.graph.scip import INDEX
 from helpers.graphmer.graph.sources import find_sources
 from helpers.graphmer.links.baselines import Frequency, lexical_scorers
 from helpers.graphmer.links.fusion import ScoreFusion
@@ -260,8 +261,11 @@ _TOKENS = ("leaf_tokens", "head_tokens", "entity_tokens")
 
 
 def _digest(folder: Path) -> str:
-    """Of the paths and contents of all sources."""
+    """Of the paths and contents of all sources, and of a graph or an index that is there instead."""
     digest = hashlib.sha256()
+    for name in (TRIPLES, ENTITIES, INDEX):
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
     for suffix in (".py", ".java"):
         for source in find_sources([folder], suffix, include_tests=True):
             try:
@@ -273,7 +277,7 @@ def _digest(folder: Path) -> str:
 
 
 def _graph(folder: Path, cache: Path) -> KnowledgeGraph:
-    if (folder / TRIPLES).is_file():
+    if (folder / TRIPLES).is_file() or (folder / INDEX).is_file():
         return load_graph(folder)
     if not (cache / TRIPLES).is_file():
         graph = load_graph(folder)

@@ -1,4 +1,4 @@
-"""The knowledge graph of a data source: sources in Python and Java, or a graph that was written before."""
+"""The knowledge graph of a data source: sources in Python and Java, an index of any language, or a graph that was written before."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from helpers.graphmer.graph.java_source import java_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, STATUSES, TRIPLES, KnowledgeGraph, build_graph, read_graph
 from helpers.graphmer.graph.python_source import python_graph
+from helpers.graphmer.graph.scip import INDEX, scip_graph
 from helpers.graphmer.graph.sources import standard_library
 
 
 def load_graph(data_source: str | Path | Sequence[str | Path], *, include_tests: bool | None = None) -> KnowledgeGraph:
     """The graph of `data_source`.
 
-    data_source: "sample" (the standard library of the running Python), a folder with triples.jsonl and entities.jsonl,
-        or one or several folders of Python and Java sources.
+    data_source: "sample" (the standard library of the running Python), a folder with triples.jsonl and entities.jsonl
+        or with index.scip, or one or several folders of Python and Java sources.
     include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
 
     Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (Java without its parser).
@@ -25,6 +26,8 @@ def load_graph(data_source: str | Path | Sequence[str | Path], *, include_tests:
     folders = [data_source] if isinstance(data_source, str | Path) else list(data_source)
     if len(folders) == 1 and (Path(folders[0]).expanduser() / TRIPLES).is_file():
         return read_graph(folders[0])
+    if len(folders) == 1 and (Path(folders[0]).expanduser() / INDEX).is_file():
+        return scip_graph(folders[0])
     include_tests = include_tests is not False
     graphs = [read(folders, include_tests=include_tests) for read in (python_graph, java_graph)]
     graphs = [graph for graph in graphs if graph.manifest["files"] or graph.manifest["failed"]]
