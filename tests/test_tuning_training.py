@@ -156,6 +156,7 @@ def test_the_order_changes_with_the_epoch_and_only_with_it():
     assert list(again) == second
 
 
+@pytest.mark.once
 def test_a_grouped_run_that_stops_in_its_second_epoch_and_resumes_ends_with_the_same_weights(tmp_path):
     grouped = {"settings": {"padding": "grouped"}, "steps": 12, "rows": 64}  # 8 steps an epoch
     whole, stopped, resumed = in_process(
