@@ -150,6 +150,7 @@ def test_grouped_batches_hold_every_text_once_in_another_order_each_epoch_and_pa
     assert padding(grouped[0]) < 0.7 * padding(plain[0])
 
 
+@pytest.mark.once
 def test_a_grouped_run_that_stops_in_its_second_epoch_and_resumes_ends_with_the_same_weights(tmp_path):
     grouped = {"settings": {"padding": "grouped"}, "steps": 12, "rows": 64}  # 8 steps an epoch
     whole, stopped, resumed = in_process(
