@@ -16,6 +16,7 @@ from ipykernel.kernelbase import Kernel
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 from transformers.integrations import WandbCallback
 from transformers.masking_utils import eager_mask, sdpa_mask
+from trl import SFTTrainer
 
 from helpers import xla
 
@@ -32,6 +33,7 @@ OVERRIDDEN = {
         "_save",
         "_save_checkpoint",
     ),
+    SFTTrainer: ("_prepare_dataset",),
     PreTrainedModel: ("_init_weights",),
     GenerationMixin: ("_prepare_cache_for_generation", "_reorder_cache", "_update_model_kwargs_for_generation"),
     PretrainedConfig: ("_get_generation_parameters",),
@@ -40,6 +42,7 @@ OVERRIDDEN = {
 # What our code reads or calls: where the library says it.
 USED = {
     Trainer: ("_globalstep_last_logged", "_prepare_inputs", "_remove_unused_columns", "_tr_loss", "_train_batch_size"),
+    SFTTrainer: ("_metrics",),
     TrainingArguments: ("_n_gpu",),
     PreTrainedModel: (
         "_is_hf_initialized",

@@ -50,11 +50,10 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
             if weight.requires_grad and weight.dtype == torch.bfloat16:
                 weight.data = weight.data.float()
         if runtime.kind == "xla":
-            if set_ := [name for name, default in NOT_ON_XLA.items() if getattr(self.args, name) != default]:
-                raise ValueError(
-                    f"{set_[0]}={getattr(self.args, set_[0])!r}: a TPU has no such loss or collator here; leave it out"
-                )
-            self.data_collator = FixedBlocks(self.args.max_length, self._tokenizer.pad_token_id)
+            for name, default in NOT_ON_XLA.items():
+                if (value := getattr(self.args, name)) != default:
+                    raise ValueError(f"{name}={value!r}: a TPU has no such loss or collator here; leave it out")
+            self.data_collator = FixedBlocks(self.args.max_length, self.processing_class.pad_token_id)
             model = self.model.get_base_model() if is_peft_model(self.model) else self.model
             vars(model).pop("forward", None)  # TRL's extended forward, whose place the tiled loss takes
             add_tiled_loss(model, groups=runtime.device_count)
@@ -64,7 +63,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
     def _prepare_dataset(self, dataset, processing_class, args, packing, formatting_func, dataset_name):
         rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
         missing = -len(rows) % self._whole[dataset_name]
-        empty = {"input_ids": [self._tokenizer.pad_token_id], "labels": [IGNORED], "seq_lengths": [1]}
+        empty = {"input_ids": [processing_class.pad_token_id], "labels": [IGNORED], "seq_lengths": [1]}
         empty = {name: [value] * missing for name, value in empty.items() if name in rows.column_names}
         rows = rows.select_columns([*empty])
         return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])
