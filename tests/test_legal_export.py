@@ -128,6 +128,7 @@ def test_a_lora_export_holds_the_adapter_in_itself_and_the_whole_model_beside_it
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [tokenizer.eos_token_id]
 
 
+@pytest.mark.once
 def test_merging_and_saving_a_model_of_16_bits_takes_at_most_half_a_model_more(tokenizer, tmp_path):
     """Highest resident memory in a process of its own, above what it was without a model, by the weights' bytes."""
     code = """

@@ -176,6 +176,7 @@ def trainers(tmp_path, **fields):
     return found
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "fields", [{}, {"loss_type": "dft"}, {"label_smoothing_factor": 0.1}, {"completion_only_loss": False}]
 )
@@ -196,6 +197,7 @@ def test_rows_and_losses_are_those_of_trl_and_its_fields_are_carried_out(tmp_pat
         assert losses[0] != pytest.approx(plain.compute_loss(plain.model, batch).item(), rel=1e-3)
 
 
+@pytest.mark.once
 def test_messages_are_taught_as_trl_teaches_them(tmp_path):
     said = [
         {"messages": [{"role": "user", "content": f"Name {n}."}, {"role": "assistant", "content": f"It is {n}."}]}
@@ -211,6 +213,7 @@ def test_messages_are_taught_as_trl_teaches_them(tmp_path):
     assert row["labels"] == row["input_ids"] == tokenizer.apply_chat_template(said[0]["messages"])["input_ids"]
 
 
+@pytest.mark.once
 def test_fields_that_a_tpu_would_ignore_are_refused():
     assert {*NOT_ON_XLA} <= {field.name for field in dataclasses.fields(SFTConfig)}
     defaults = SFTConfig(use_cpu=True, bf16=False, report_to="none")
