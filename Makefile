@@ -31,7 +31,7 @@ demo: $(GPU)/.installed ## run the TinyStories notebook headless (DATA=sample, a
 PYTEST := -m pytest --dist loadfile --no-loadscope-reorder tests
 SELECT ?= not slow
 
-test: lint test-gpu test-tpu ## everything but a few slow cases, with both sets of requirements (a quarter of an hour on two cores)
+test: lint test-gpu test-tpu ## everything but a few slow cases, with both sets of requirements (under half an hour on two cores)
 
 slow: ## the slow cases
 	$(MAKE) --no-print-directory test-gpu test-tpu SELECT=slow

@@ -4,13 +4,13 @@
 
 The tests of each package of held_out_packages.py run under Python's profiler, which says for each call in the package which of
 its functions it reached: the truth, from outside of any resolver. Asked is every call outside of tests that our resolver leaves
-open and that several functions or methods of that name could answer, at most 150 of a package, drawn; a package with fewer than
+open and that several functions or methods of that name could answer, at most 30 of a package, drawn; a package with fewer than
 ten such questions is left out.
 
 Rows rank these candidates. `lexical` is a conditional logit of features that read names, imports and sources, fitted on the other
 packages: each package is a test that chose nothing. `jedi, then lexical` puts jedi's answers first. The encoder is trained on the
 standard library; its row is the same logit of the parts of its score, and once more together with the lexical features, trained
-and untrained. Figures are means over packages, and over the seeds; intervals are of 95 %, from bootstrap samples of the callers'
+and untrained (of the first seed). Figures are means over packages, and over the seeds; intervals are of 95 %, from bootstrap samples of the callers'
 modules within each package and of the seeds, paired with `lexical` and with `jedi, then lexical`.
 
 What was traced and the trained encoders are kept in `outputs`, where a run that was interrupted goes on.
@@ -45,7 +45,7 @@ from helpers.graphmer.text.windows import EncodedDocuments, Windows
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = ("function", "method")
-FEWEST, MOST = 10, 150  # questions of a package
+FEWEST, MOST = 10, 30  # questions of a package
 LEXICAL, JEDI = "lexical", "jedi, then lexical"
 COPIES_LEFT_OUT = ("given end: meaning", "other end: meaning", "other end: total")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -388,7 +388,7 @@ def main() -> None:
     write()
     encoders = Encoders(given.steps, given.encoders)
     for seed in given.seeds:
-        for state, make in encoders.of(seed):
+        for state, make in encoders.of(seed, before=seed == given.seeds[0]):
             model, scores = make(), {}
             for package, (graph, documents) in sources.items():
                 inside = [question for question in asked if question.package == package]

@@ -27,11 +27,12 @@ class Encoders:
         self.configuration = override(read_configuration("cpu"), {"run.seed": 0, "run.max_steps": steps})
         self.corpus: Corpus = experiment.load_corpus("sample", self.configuration)
 
-    def of(self, seed: int) -> Iterator[tuple[str, Callable[[], GraphMERForPreTraining]]]:
-        """Names of both and what makes them."""
+    def of(self, seed: int, before: bool = True) -> Iterator[tuple[str, Callable[[], GraphMERForPreTraining]]]:
+        """Names of both, or of the trained one, and what makes them."""
         configuration = self.configured(seed)
         corpus = experiment.with_options(self.corpus, configuration)
-        yield BEFORE, lambda: experiment.new_model(configuration, corpus).eval()
+        if before:
+            yield BEFORE, lambda: experiment.new_model(configuration, corpus).eval()
         yield TRAINED, lambda: self._trained(configuration, corpus).eval()
 
     def configured(self, seed: int) -> Configuration:

@@ -93,41 +93,48 @@ class Rankings:
 
     # ---- rows
 
-    def over_packages(self, value_N: np.ndarray, weight_N: np.ndarray | None = None) -> float:
-        """Mean over packages of the weighted mean over their questions."""
-        weight_N = np.ones(len(self)) if weight_N is None else weight_N
-        own = [self.packages == package for package in dict.fromkeys(self.packages)]
-        return float(np.mean([np.average(value_N[each], weights=weight_N[each]) for each in own]))
+    def over_packages(self, value_N: np.ndarray) -> float:
+        """Mean over packages of the mean over their questions."""
+        return float(self._shares(np.ones((1, len(self))))[0] @ value_N)
 
-    def resamples(self) -> list[np.ndarray]:
-        """How often each question is there when groups are drawn again within each package; `BOOTSTRAP` times [N]."""
-        draw, by_package = np.random.default_rng(0), defaultdict(list)
+    def resamples(self) -> np.ndarray:
+        """Shares of the questions when groups are drawn again within each package, [`BOOTSTRAP`, N]; each row adds up to 1."""
+        draw, places = np.random.default_rng(0), defaultdict(list)
         keys = list(zip(self.packages, self.groups, strict=True))
-        for key in dict.fromkeys(keys):
-            by_package[key[0]].append(key)
-        drawn = []
-        for _ in range(BOOTSTRAP):
-            places = ((keys, draw.integers(len(keys), size=len(keys))) for keys in by_package.values())
-            count = Counter(keys[place] for keys, chosen in places for place in chosen)
-            drawn.append(np.array([count[key] for key in zip(self.packages, self.groups, strict=True)], float))
-        return drawn
+        by_package = defaultdict(list)
+        for place, key in enumerate(keys):
+            if key not in places:
+                by_package[key[0]].append(key)
+            places[key].append(place)
+        count_BN = np.zeros((BOOTSTRAP, len(self)))
+        for count_N in count_BN:
+            for groups in by_package.values():
+                for chosen in draw.integers(len(groups), size=len(groups)):
+                    count_N[places[groups[chosen]]] += 1
+        return self._shares(count_BN)
 
-    def row(self, ranks: Sequence[np.ndarray], bases: dict[str, np.ndarray], drawn: Sequence[np.ndarray]) -> dict:
+    def _shares(self, count_BN: np.ndarray) -> np.ndarray:
+        """Each package counts alike, and its questions by how often they are there."""
+        names, number_N = np.unique(self.packages, return_inverse=True)
+        inside_NP = np.eye(len(names))[number_N]
+        return count_BN / (count_BN @ inside_NP)[:, number_N] / len(names)
+
+    def row(self, ranks: Sequence[np.ndarray], bases: dict[str, np.ndarray], share_BN: np.ndarray) -> dict:
         """MRR, first answers that are right, and MRR above each base with its 95 % interval.
 
-        ranks: [N] of each seed. bases: name -> ranks [N]. drawn: of `resamples`; the seeds are drawn again with them.
+        ranks: [N] of each seed. bases: name -> ranks [N]. share_BN: of `resamples`; the seeds are drawn again with them.
         """
         reciprocal_SN = np.stack([1 / rank_N for rank_N in ranks])
-        reciprocal_N = reciprocal_SN.mean(0)
-        draw, above = np.random.default_rng(1), {}
-        seeds = [draw.integers(len(ranks), size=len(ranks)) for _ in drawn]
-        for name, base_N in bases.items():
-            samples = [
-                self.over_packages(reciprocal_SN[seed].mean(0) - 1 / base_N, weight_N)
-                for seed, weight_N in zip(seeds, drawn, strict=True)
-            ]
-            difference = self.over_packages(reciprocal_N - 1 / base_N)
-            above[name] = {"mrr": difference, "interval": np.percentile(samples, (2.5, 97.5)).tolist()}
+        reciprocal_N, S = reciprocal_SN.mean(0), len(ranks)
+        drawn_BS = np.random.default_rng(1).integers(S, size=(len(share_BN), S))
+        sample_B = np.take_along_axis(share_BN @ reciprocal_SN.T, drawn_BS, axis=1).mean(1)
+        above = {
+            name: {
+                "mrr": self.over_packages(reciprocal_N - 1 / base_N),
+                "interval": np.percentile(sample_B - share_BN @ (1 / base_N), (2.5, 97.5)).tolist(),
+            }
+            for name, base_N in bases.items()
+        }
         return {
             "mrr": self.over_packages(reciprocal_N),
             "mrr_by_seed": [self.over_packages(each_N) for each_N in reciprocal_SN],

@@ -3,6 +3,7 @@
     python benchmarks/tpu_compiler.py                     # every step for v5e-1 and v5e-8; two hours on two cores, no TPU
     python benchmarks/tpu_compiler.py 'legal*/v5e-1'      # the named ones; the rest of the file stays
     python benchmarks/tpu_compiler.py --programs DIR      # keeps the compiled programs, to be read
+    python benchmarks/tpu_compiler.py --recount           # compiles nothing: the planner's figures anew, beside the compiler's
 
 The model, the length and the micro-batch are those that the notebook would take on that slice. Nothing is executed.
 """
@@ -14,7 +15,7 @@ import fnmatch
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,8 +29,8 @@ from helpers.plan import plan  # noqa: E402
 from helpers.planning import tpu_compiler  # noqa: E402
 from helpers.planning.counting import count  # noqa: E402
 from helpers.planning.machines import machine, runtime_of  # noqa: E402
-from helpers.planning.memory import on_xla  # noqa: E402
 from helpers.planning.rooms import room  # noqa: E402
+from helpers.planning.speed import ADAMW_BYTES  # noqa: E402
 from helpers.planning.tpu_step import begin, trace  # noqa: E402
 from helpers.planning.workloads import Asked  # noqa: E402
 
@@ -61,6 +62,8 @@ CASES = (
     Case("tuning BERT-base", "hardware_tuning"),
     Case("LeJEPA MiniLM", "lejepa_training", config=MINILM),
     Case("LeJEPA EmbeddingGemma-300M", "lejepa_training"),
+    Case("LeJEPA MiniLM, pairs", "lejepa_training", Asked(method="pairs"), config=MINILM),
+    Case("LeJEPA EmbeddingGemma-300M, pairs", "lejepa_training", Asked(method="pairs")),
     Case("legal Qwen2.5-0.5B LoRA", "legal_cot_sft"),
     Case("legal Qwen2.5-0.5B full", "legal_cot_sft", Asked(method="full")),
     Case("GraphMER-SE 80M, 512 tokens", "graphmer_se", length=512),
@@ -68,16 +71,37 @@ CASES = (
 )
 
 
-def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
-    """What the compiler and what the planner say of the step."""
-    chips = machine(hardware)
-    runtime = runtime_of(chips)
+def asked_for(case: Case, runtime):
+    """Recipe and step of the case."""
     with tempfile.TemporaryDirectory() as folder:
         asked = case.asked
         if case.config:
             BertConfig(**case.config).save_pretrained(folder)
-            asked = Asked(model=folder)
-        recipe, workload = room(case.notebook).planned(asked, runtime)
+            asked = replace(asked, model=folder)
+        return room(case.notebook).planned(asked, runtime)
+
+
+def by_planner(workload, step: dict, chips: int) -> dict:
+    """What the planner says of a step: memory, and the bytes that it cannot do without.
+
+    These are all weights read in each pass, the update's, and what is kept for backward, written once and read once.
+    """
+    how = {name: step[name] for name in ("precision", "length", "checkpointing", "accumulating")}
+    counted = count(workload, step["examples_a_chip"], kind="xla", chips=chips, **how)
+    sent = counted
+    if workload.program and step["accumulating"]:
+        sent = count(replace(workload, loss=workload.program), step["examples_a_chip"], kind="xla", chips=chips, **how)
+    weights = (3 if step["checkpointing"] else 2) * sent.weights
+    update = ADAMW_BYTES * sent.trained + sent.gradients + sent.accumulated
+    least = weights + update + 2 * sent.activations
+    return {"planned_peak": counted.peak, "least_moved": round(least), "counted": asdict(counted)}
+
+
+def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
+    """What the compiler and what the planner say of the step."""
+    chips = machine(hardware)
+    runtime = runtime_of(chips)
+    recipe, workload = asked_for(case, runtime)
     planned = plan(recipe, workload, runtime, gradient_checkpointing=case.checkpointing)
     step = {
         "precision": planned.precision,
@@ -86,8 +110,7 @@ def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
         "accumulating": planned.gradient_accumulation_steps > 1,
     }
     about = {"case": case.name, "notebook": case.notebook, "examples_a_chip": planned.per_device_batch_size, **step}
-    counted = count(workload, planned.per_device_batch_size, kind="xla", **step)
-    about |= {"planned_peak": on_xla(counted), "counted": asdict(counted)}
+    about |= by_planner(workload, about, chips.count)
     traced = trace(workload, planned.per_device_batch_size * chips.count, **step)
     try:
         made = tpu_compiler.compile_step(traced, hardware)
@@ -103,18 +126,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", default=["*"], help="patterns of NAME/HARDWARE; all by default")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--recount", action="store_true", help="only the planner's figures")
     parser.add_argument("--programs", type=Path, help="folder for the compiled programs as HLO text")
     given = parser.parse_args()
-    if problem := tpu_compiler.available():
+    if problem := "" if given.recount else tpu_compiler.available():
         parser.error(problem)
-    begin()
+    if not given.recount:
+        begin()
     about = this_machine("cpu", ("torch_xla", "libtpu", "jax"))
     steps = json.loads(given.output.read_text(encoding="utf-8"))["steps"] if given.output.exists() else {}
     for hardware in HARDWARE:
         for case in CASES:
             name = f"{case.name}/{hardware}"
-            if any(fnmatch.fnmatch(name, pattern) for pattern in given.only):
-                steps[name] = compiled(case, hardware, given.programs)
+            if any(fnmatch.fnmatch(name, pattern) for pattern in given.only) and (name in steps or not given.recount):
+                if given.recount:
+                    chips = machine(hardware)
+                    steps[name] |= by_planner(asked_for(case, runtime_of(chips))[1], steps[name], chips.count)
+                else:
+                    steps[name] = compiled(case, hardware, given.programs)
                 write(given.output, about, steps=steps)
                 print(name, json.dumps(steps[name]), flush=True)
     return 0

@@ -2,16 +2,18 @@
 
     python benchmarks/tuned_script.py outputs/hardware_tuning        # the output folder of a notebook that ended
 
-Both train as many steps with the settings that the notebook kept, on its training texts, without evaluating or saving: the script
-in a fresh process with stock transformers alone, the trainer here, in turn. The notebook's own figure, measured while it ran,
-stands beside them. Prints one line of JSON and writes it, with the machine, to docs/results.
+In each turn both train as many steps with the settings that the notebook kept, on its training texts, without evaluating or
+saving: the script in a fresh process that knows nothing of this suite (its folder alone in an empty one, an isolated
+interpreter, of the environment PATH, HOME and the number of threads), the trainer here, with what notebooks have. A step's
+processor time (several threads or a GPU: wall time) runs from one call of `Trainer.training_step` to the next.
+Prints one line of JSON and writes it, with the machine, to docs/results.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import re
+import os
 import statistics
 import subprocess
 import sys
@@ -23,23 +25,45 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import report  # before torch, which it gives huge pages
 
 # isort: split
+from transformers import Trainer
+
 from helpers import runtime
 from helpers.tuning import export
 from helpers.tuning.data import load_labelled
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.task import Task, load_task
-from helpers.tuning.training import new_trainer
+from helpers.tuning.training import PROCESSOR, clock, new_trainer
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
-AS_MEASURED = {"eval_strategy": "no", "save_strategy": "no"}
+WARM_UP = 10  # steps before the clock starts
+RUN = {"eval_strategy": "no", "save_strategy": "no"}
+CLEAN = ("PATH", "HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+WATCH = """
+import time
+from transformers import Trainer
+
+times, read, take = [], time.{clock}, Trainer.training_step
+
+def watched(self, *args, **kwargs):
+    times.append(read())
+    return take(self, *args, **kwargs)
+
+Trainer.training_step = watched
+"""
+SCRIPT = """
+import json, runpy, sys
+sys.argv = ["train.py", "texts.csv"]
+runpy.run_path("train.py", run_name="__main__")
+print("TIMES " + json.dumps(times))
+"""
 
 
 def main() -> None:
     parser = report.argument_parser(__doc__, repetitions=3)
     parser.add_argument("folder", type=Path, help="what the notebook wrote: results.json and the model")
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each turn")
-    arguments = report.parsed(parser, "tuned_script_benchmark")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps that are timed in each turn")
+    arguments = report.parsed(parser, "tuned_script")
     found = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))
     params = TuningParameters(**found["parameters"] | {"patience": 0})  # which would need evaluations
     settings = Settings(**found["settings"]["chosen"])
@@ -47,27 +71,28 @@ def main() -> None:
         params.data_source,
         **params.model_dump(include={"text_column", "label_column", "num_rows", "eval_rows", "positive_label", "seed"}),
     )
-    task = load_task(params, texts, runtime.detect(arguments.device == "xla", params.precision))
+    task = load_task(params, texts, runtime.detect(False, params.precision))
     described = report.machine(arguments.device, ("torch", "transformers", "accelerate"))
+    timed = clock(task.runtime)
+    watch = WATCH.format(clock="process_time" if timed == PROCESSOR else "perf_counter")
     speeds = {"script": [], "notebook": []}
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        write_script(task, settings, folder, arguments)
-        for turn in range(arguments.repetitions):
-            speeds["script"].append(script_speed(folder))
-            speeds["notebook"].append(trainer_speed(task, settings, folder / f"ours-{turn}", arguments.steps))
+    for _turn in range(arguments.repetitions):
+        with tempfile.TemporaryDirectory() as folder:
+            write_script(task, settings, Path(folder), arguments)
+            speeds["script"].append(speed(script_times(Path(folder), watch), settings))
+            speeds["notebook"].append(speed(trainer_times(task, settings, arguments.steps, watch), settings))
     script, notebook = (statistics.median(each) for each in speeds.values())
     ratios = [theirs / ours for theirs, ours in zip(*speeds.values(), strict=True)]
     result = {
         "comparison": "exported script",
         "peer": "the notebook's trainer with the same settings and texts",
         "settings": found["settings"]["chosen"],
+        "clock": timed,
+        "steps": arguments.steps,
         "target_ratio": TARGET,
         "ratio": round(script / notebook, 3),
         "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "script_examples_per_second": speeds["script"],
-        "notebook_examples_per_second": speeds["notebook"],
-        "measured_by_the_notebook": found["train"]["examples_per_second"],
+        **{f"{name}_examples_per_second": [round(each, 2) for each in values] for name, values in speeds.items()},
     }
     print(json.dumps(result))
     report.write(arguments.output, described, repetitions=arguments.repetitions, comparisons=[result])
@@ -75,9 +100,10 @@ def main() -> None:
 
 def write_script(task: Task, settings: Settings, folder: Path, arguments) -> None:
     """The exported files with as many steps as are asked for, and the training texts as a CSV."""
-    export.write(task, settings, folder / "stock", model=str((arguments.folder / "model").resolve()))
-    file = folder / "stock/training_args.json"
-    fields = json.loads(file.read_text(encoding="utf-8")) | AS_MEASURED | {"max_steps": arguments.steps}
+    export.write(task, settings, folder, model=str((arguments.folder / "model").resolve()))
+    file = folder / "training_args.json"
+    steps = {"max_steps": arguments.steps + WARM_UP + 1}  # a step ends where the next begins
+    fields = json.loads(file.read_text(encoding="utf-8")) | RUN | steps
     file.write_text(json.dumps(fields), encoding="utf-8")
     with (folder / "texts.csv").open("w", encoding="utf-8", newline="") as opened:
         writer = csv.writer(opened)
@@ -85,19 +111,35 @@ def write_script(task: Task, settings: Settings, folder: Path, arguments) -> Non
         writer.writerows((text, task.texts.labels[label]) for text, label in task.texts.train)
 
 
-def script_speed(folder: Path) -> float:
-    """Examples a second that the script says, in a process that knows nothing of this suite."""
-    command = [sys.executable, "-I", "stock/train.py", "texts.csv"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def script_times(folder: Path, watch: str) -> list[float]:
+    """When each step of the script began, in a process that knows nothing of this suite."""
+    environment = {name: os.environ[name] for name in CLEAN if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", watch + SCRIPT], cwd=folder, env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"the script failed: {done.stderr[-2000:]}")
-    return float(re.search(r"'train_samples_per_second': '?([\d.e+]+)", done.stdout)[1])
+    return json.loads(done.stdout.rsplit("TIMES ", 1)[1])
 
 
-def trainer_speed(task: Task, settings: Settings, folder: Path, steps: int) -> float:
-    trainer = new_trainer(task, settings, folder, seed=task.params.seed, steps=steps, **AS_MEASURED)
-    trainer.train(resume_from_checkpoint=False)
-    return trainer.results()["train"]["examples_per_second"]
+def trainer_times(task: Task, settings: Settings, steps: int, watch: str) -> list[float]:
+    """When each step of the notebook's trainer began."""
+    names, take = {}, Trainer.training_step
+    exec(watch, names)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            steps += WARM_UP + 1
+            trainer = new_trainer(task, settings, Path(folder), seed=task.params.seed, steps=steps, **RUN)
+            trainer.train(resume_from_checkpoint=False)
+    finally:
+        Trainer.training_step = take
+    return names["times"]
+
+
+def speed(times: list[float], settings: Settings) -> float:
+    """Examples a second after the warm-up."""
+    steps = times[WARM_UP:]
+    return settings.batch_size * (len(steps) - 1) / (steps[-1] - steps[0])
 
 
 if __name__ == "__main__":

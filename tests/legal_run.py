@@ -60,7 +60,6 @@ def main(output_dir: str, options: dict) -> dict:
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
-    from datasets import Dataset
 
     from helpers import xla
     from helpers.legal.model import load_model
@@ -119,8 +118,9 @@ def main(output_dir: str, options: dict) -> dict:
         Path(output_dir),
     )
     trainer.add_callback(Watch())
-    trainer.train(resume_from_checkpoint=options["resume"])
     held_out = rows(13, options["length"], seed=2)
+    before_training = trainer.completion_loss(held_out)["loss"], loss_by_hand(trainer, held_out)
+    trainer.train(resume_from_checkpoint=options["resume"])
     moved = {
         name: float((p.detach().cpu() - before[name]).abs().max())
         for name, p in trainer.model.named_parameters()
@@ -132,11 +132,12 @@ def main(output_dir: str, options: dict) -> dict:
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "grad_norms": [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry],
         "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
+        "before_training": before_training,
         "best_step": trainer.state.best_global_step,
         "moved": moved,
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
         "loss_by_hand": loss_by_hand(trainer, evaluated),
-        "held_out_loss": trainer.evaluate(Dataset.from_list(held_out))["eval_loss"],
+        "held_out_loss": trainer.completion_loss(held_out)["loss"],
         "held_out_loss_by_hand": loss_by_hand(trainer, held_out),
     }
 

@@ -59,20 +59,26 @@ def test_speeds_on_the_page_are_those_of_the_benchmark():
         assert f"{result['ours_tokens_per_second']:,}" in RESERVOIR_PAGE, result["comparison"]
 
 
-@pytest.mark.parametrize("setting", ["adaptation", "transfer"])
-def test_the_embedding_page_quotes_three_seeds_with_their_spread(setting):
+def test_the_embedding_page_quotes_the_seeds_and_intervals_of_the_study():
     page = (ROOT / "docs" / "lejepa.md").read_text(encoding="utf-8")
-    files = sorted((ROOT / "docs" / "results").glob(f"lejepa_training_{setting}_cpu_seed*.json"))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    assert [run["seed"] for run in found] == [0, 1, 2]
-    for model in ("LeJEPA", "MultipleNegativesRankingLoss"):
-        rows = [run["comparison"][str(run["seed"])][model] for run in found]
-        quoted = [
-            spread([row[metric] for row in rows], digits)
-            for metric, digits in (("ndcg@10", 3), ("recall@10", 3), ("recall@100", 3))
+    study = json.loads((ROOT / "docs" / "results" / "lejepa_study_cpu.json").read_text(encoding="utf-8"))
+    methods = {row["trial"]["method"] for row in study["rows"] if row["stage"] == "test"}
+    assert {"start", "start, whitened", "head alone", "LeJEPA", "MNRL from the head"} <= methods
+    for method in methods:
+        rows = [
+            row
+            for row in study["rows"]
+            if (row["stage"], row["start"], row["trial"]["method"], row["trial"]["batch"])
+            == ("test", "scratch", method, 16)
         ]
-        quoted += [spread([row[metric] for row in rows], 0) for metric in ("effective_rank", "participation_ratio")]
-        assert f"| {setting} | {model} | {' | '.join(quoted)} | 3 |" in page
+        assert [row["seed"] for row in rows] == [1, 2, 3]
+        quoted = spread([row["metrics"]["Cranfield"]["ndcg@10"] for row in rows], 3)
+        assert f"| from nothing | {method} | {quoted} |" in page
+    for each in study["comparisons"]:
+        if each["method"] == "LeJEPA":
+            found = each["Cranfield"]
+            quoted = f"{found['difference']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
+            assert f"| {each['batch']} | {each['against']} | {quoted} |" in page
 
 
 def test_the_legal_page_quotes_three_seeds_and_the_benchmark():

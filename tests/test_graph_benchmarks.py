@@ -10,15 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from benchmarks.code_search import Package, bm25, of_encoder, read, tuned, words
+from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions
+from benchmarks.held_out_rows import Rankings
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.links.tasks import Function
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.documents import Documents
+from helpers.graphmer.text.tokenizer import train_tokenizer
+
+from .graph_batches import config
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.code_search import bm25, read, words  # noqa: E402
-from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions  # noqa: E402
-from benchmarks.held_out_rows import Rankings  # noqa: E402
-from helpers.graphmer.graph.extraction import load_graph  # noqa: E402
-from helpers.graphmer.text.documents import Documents  # noqa: E402
+pytestmark = pytest.mark.once
 
 SHAPES = """
 class Circle:
@@ -213,10 +219,11 @@ def test_a_row_is_a_mean_over_packages_with_a_paired_interval():
 
 
 def test_groups_are_drawn_whole_within_their_package():
-    found = _rankings()
-    for weight_N in found.resamples()[:50]:
-        assert weight_N[0] == weight_N[1] and weight_N[2] == weight_N[3]
-        assert weight_N[:4].sum() == 4 and weight_N[4:6].sum() == 2  # package b has one module
+    share_BN = _rankings().resamples()
+    assert share_BN.sum(1) == pytest.approx(1)
+    assert (share_BN[:, 0] == share_BN[:, 1]).all() and (share_BN[:, 2] == share_BN[:, 3]).all()
+    assert np.unique(share_BN[:, 0] * 12).round(9).tolist() == [0, 1, 2]  # of two modules none, one or both
+    assert share_BN[:, 4:6] == pytest.approx(1 / 6)  # package b has one module
 
 
 def test_identifiers_are_split_into_stemmed_words():
@@ -243,9 +250,31 @@ def test_searched_code_has_no_docstring_and_no_test(tmp_path):
     folder = tmp_path / "zoo"
     (folder / "tests").mkdir(parents=True)
     source = 'def feed(animal):\n    """Gives an animal something to eat. It is quiet then."""\n    return animal\n'
+    (folder / "__init__.py").touch()
     (folder / "keeper.py").write_text(source)
     (folder / "tests/test_keeper.py").write_text(source.replace("feed", "test_feed").replace("quiet", "loud"))
     where = type("Where", (), {"package": staticmethod(lambda name: tmp_path / name)})
     [function] = read("zoo", where).functions
     assert function.entity == "zoo.keeper.feed" and function.sentence == "Gives an animal something to eat."
     assert "animal something" not in function.code and "return animal" in function.code
+
+
+def test_an_encoder_that_is_tuned_on_pairs_finds_them():
+    torch.manual_seed(0)
+    things = ("door", "window", "lamp", "chair", "table", "carpet", "mirror", "shelf")
+    sentences = [f"Opens what is called {name}." for name in things]
+    codes = [f"m.f{place}\ndef f{place}(self):\n    return {place}\n" for place in range(len(things))]
+    functions = [Function(f"m.f{place}", *pair) for place, pair in enumerate(zip(sentences, codes, strict=True))]
+    tokenizer = train_tokenizer([*sentences, *codes], 400)
+    model = GraphMERForPreTraining(config(vocab_size=len(tokenizer), dropout=0.0)).eval()
+    package = Package("m", functions, ["m"] * len(functions))
+
+    def found() -> float:
+        scores = of_encoder(model, tokenizer, package)
+        assert scores.keys() == {"cosine of entity embeddings", "cosine of mean states"}
+        assert all(np.abs(each).max() <= 1.0001 for each in scores.values())
+        return float((scores["cosine of entity embeddings"].argmax(1) == np.arange(len(functions))).mean())
+
+    before = found()
+    model = tuned(model, tokenizer, functions, seed=0, steps=15)
+    assert found() > before + 0.3 and not model.training

@@ -331,7 +331,7 @@ import json
 import torch
 from helpers import xla
 device = xla.start()
-from helpers.graphmer.model import GraphMERForPreTraining
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from tests.graph_batches import ALL_TERMS, config, leafy_batch, perturbed
 
 torch.manual_seed(0)

@@ -65,7 +65,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
         assert each["kept"] == each["verdict"].startswith("kept")
         if each["speed_up"] is not None:
             assert each["speed_up_low"] <= each["speed_up"] <= each["speed_up_high"]
-            assert math.isfinite(each["loss"]) and each["examples_per_second"] > 0 and 0 <= each["f1"] <= 1
+            assert math.isfinite(each["loss"]) and each["examples_per_second"] > 0
     assert not [each for each in found.values() if each["verdict"].startswith("failed")]
     assert found["TF32"]["verdict"].startswith("not tried: TF32 is a mode of NVIDIA's tensor cores")
     assert results["start"]["speed_up"] == pytest.approx(1)
@@ -144,7 +144,6 @@ def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, monkeypat
     assert results["xla"]["host_syncs_per_step"] == 0
     found = {each["name"]: each for each in results["optimisations"]}
     assert found["bf16 autocast"]["compile_seconds"] > 0
-    assert found["bf16 autocast"]["peak_memory_bytes"] > 10**6  # by the compiler's analysis
     assert (
         results["settings"]["start"]["padding"] == "fixed"
         and results["settings"]["start"]["optimizer"] == "adamw_torch"

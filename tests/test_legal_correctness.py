@@ -220,6 +220,7 @@ def test_steps_that_are_in_training_are_counted():
     assert (found["steps"], found["verbatim"], found["records_with_every_step_verbatim"]) == (8, 7, 1)
     assert found["near_duplicates"] == 8
     assert overlap([RECORD], [replace(RECORD, reasoning="Step 1: Something else altogether.")])["near_duplicates"] == 0
+    assert overlap([RECORD], [replace(RECORD, reasoning="In prose.")])["records_with_every_step_verbatim"] == 0
 
 
 def test_the_closest_is_that_of_a_loop():

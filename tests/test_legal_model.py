@@ -30,6 +30,8 @@ from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import load_records
 from helpers.runtime import Runtime
 
+from .test_legal_layout import taught
+
 RECORDS = load_records("sample", num_records=40, seed=3).records
 
 
@@ -51,7 +53,7 @@ def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert len(tokenizer) == model.config.vocab_size == SAMPLE_VOCABULARY
     layout = Layout(tokenizer, "chat")
-    rows = layout.rows(RECORDS)
+    rows = taught(layout, RECORDS)
     assert layout.fit(RECORDS, 1024).records == RECORDS
     assert all(row["labels"][-2] == layout.stop_token_id == tokenizer.eos_token_id for row in rows)
     # A text of 1,500 characters is a few hundred tokens, as with a real tokeniser.
@@ -69,7 +71,7 @@ def test_the_same_seed_gives_the_same_sample_model_and_another_seed_another():
 def test_generation_stops_at_the_token_that_a_record_ends_with():
     for layout in ("chat", "instruction"):
         model, tokenizer = loaded(method="full", layout=layout)
-        (row,) = Layout(tokenizer, layout).rows(RECORDS[:1])
+        (row,) = taught(Layout(tokenizer, layout), RECORDS[:1])
         last = [label for label in row["labels"] if label != IGNORED][-2 if layout == "chat" else -1]
         assert last in model.generation_config.eos_token_id
 
@@ -186,6 +188,9 @@ import sys
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters
 from helpers.runtime import detect
+
+from .test_legal_layout import taught
+
 try:
     load_model(LegalParameters(base_model="owner/model"), detect(False))
 except Exception as error:

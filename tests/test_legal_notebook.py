@@ -18,7 +18,7 @@ TINY = {
     "data_source": "sample",
     "num_records": 120,
     "base_model": "sample",
-    "max_length": 512,
+    "max_length": 768,
     "max_steps": 6,
     "eval_steps": 3,
     "save_steps": 3,

@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory) -> dict[str, tuple[Path, dict]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_three_ways_ends_with_identical_weights(kind, undisturbed, tmp_path):
+def test_a_run_that_is_killed_and_stopped_ends_with_identical_weights(kind, undisturbed, tmp_path):
     folder, reference = undisturbed(kind)
     chance = random.Random(20261120)
 
@@ -61,9 +61,10 @@ def test_a_run_killed_three_ways_ends_with_identical_weights(kind, undisturbed, 
     assert killed.returncode == -signal.SIGKILL
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
 
-    killed = run(tmp_path, kind=kind, kill_write=chance.randint(2, 20))
-    assert killed.returncode == -signal.SIGKILL
-    assert checkpoint.newest_whole(tmp_path)[0].name in ("checkpoint-4", "checkpoint-8")
+    if kind == "cpu":  # what a disk holds does not hang on the device
+        killed = run(tmp_path, kind=kind, kill_write=chance.randint(2, 20))
+        assert killed.returncode == -signal.SIGKILL
+        assert checkpoint.newest_whole(tmp_path)[0].name in ("checkpoint-4", "checkpoint-8")
 
     preempted = run(tmp_path, kind=kind, signals=[(10, "SIGTERM")])
     assert preempted.returncode == 1
@@ -167,6 +168,7 @@ def test_a_second_interrupt_does_not_wait_for_a_checkpoint(tmp_path):
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
 
 
+@pytest.mark.once
 def test_a_log_after_a_resume_is_over_the_steps_before_the_stop_too(tmp_path):
     whole = result(run(tmp_path / "whole", logging_steps=4))
     run(tmp_path / "parts", logging_steps=4, signals=[(6, "SIGTERM")])
@@ -179,7 +181,7 @@ def test_a_log_after_a_resume_is_over_the_steps_before_the_stop_too(tmp_path):
     [
         pytest.param("cpu", 8, marks=pytest.mark.once),
         pytest.param("cpu", LAST_STEP, marks=pytest.mark.once),
-        pytest.param("xla", 8, marks=ON_XLA),
+        pytest.param("xla", 8, marks=[ON_XLA, pytest.mark.slow]),
     ],
 )
 def test_a_stop_inside_an_evaluation_does_not_wait_for_its_end_and_loses_nothing(kind, step, undisturbed, tmp_path):
@@ -260,16 +262,17 @@ def test_a_finished_run_goes_on_to_more_steps_and_its_schedule_follows(undisturb
     ("options", "most"),
     [
         pytest.param({}, 2, marks=pytest.mark.once, id="cpu"),
-        pytest.param({"kind": "xla", "batch_size": 16, "accumulation": 1}, 8, marks=ON_XLA, id="xla"),
+        pytest.param({"kind": "xla", "model": "llama", "batch_size": 16}, 8, marks=ON_XLA, id="xla"),
     ],
 )
 def test_out_of_memory_in_an_evaluation_shrinks_the_evaluation_and_nothing_else(options, most, tmp_path):
+    options = {"steps": 4, "accumulation": 1, **options}
     reference = result(run(tmp_path / "whole", **options))
     smaller = result(run(tmp_path / "smaller", **options, exhaust_evaluation_above=most))
     assert any(message.startswith("out of memory: evaluating") for message in smaller["train"]["messages"])
     assert smaller["losses"] == reference["losses"]
     assert smaller["eval_losses"] == pytest.approx(reference["eval_losses"], rel=1e-6)
-    assert fingerprint(tmp_path / "smaller") == fingerprint(tmp_path / "whole")
+    assert fingerprint(tmp_path / "smaller", 4) == fingerprint(tmp_path / "whole", 4)
 
 
 @pytest.mark.once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -11,15 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers.lejepa import workload as lejepa_workload
 from helpers.planning import tpu_compiler
-from helpers.planning.counting import count
 from helpers.planning.machines import SLICES, machine, runtime_of
-from helpers.planning.memory import on_xla
-from helpers.planning.rooms import room
-from helpers.planning.workloads import Asked
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+benchmark = importlib.import_module("tpu_compiler")
 TWINS = ("reservoir", "lejepa", "legal", "tuning")  # GraphMER's takes two minutes: make tpu
 needs_compiler = pytest.mark.skipif(bool(tpu_compiler.available()), reason=tpu_compiler.available())
 
@@ -138,29 +135,17 @@ def test_bytes_of_a_program_are_those_that_cross_the_border_of_the_chips_memory(
     assert found["moved"] == wide + (wide + narrow) + 2 * narrow + 2 * wide
 
 
-def steps_of_the_file() -> list[dict]:
-    """Of each notebook's default models; not GraphMER, whose step holds more than the planner's two shares say."""
-    file = ROOT / "docs/results/tpu_compiler_steps.json"
-    steps = json.loads(file.read_text(encoding="utf-8"))["steps"].values()
-    return [step for step in steps if not step["case"].startswith(("GraphMER", "LeJEPA MiniLM"))]
-
-
-def uncut(loss_module, columns):
-    """LeJEPA's step as the compiler gets it. A run cuts it into a program for each chunk and view, which needs less."""
-    loss_module.chunk = 0
-    return loss_module([dict(column) for column in columns])
+def steps_of_the_file() -> dict[str, dict]:
+    return json.loads(benchmark.OUTPUT.read_text(encoding="utf-8"))["steps"]
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("step", steps_of_the_file(), ids=lambda step: f"{step['case']} on {step['hardware']}")
-def test_the_planners_memory_is_within_a_tenth_of_the_compilers(step, monkeypatch):
+@pytest.mark.parametrize("name", steps_of_the_file())
+def test_the_planners_memory_is_within_a_tenth_of_the_compilers(name):
     """Of each step at the notebook's real size, as benchmarks/tpu_compiler.py compiled it."""
-    # LeJEPA was compiled when its default data were read as pairs; their third column is a negative since.
-    monkeypatch.setattr(lejepa_workload, "DEFAULT_KIND", "pairs")
-    asked = Asked(method="full") if step["case"].endswith("full") else Asked()
-    _, workload = room(step["notebook"]).planned(asked, runtime_of(machine(step["hardware"])))
-    if step["case"].startswith("LeJEPA"):
-        workload = dataclasses.replace(workload, loss=uncut)
-    settings = {name: step[name] for name in ("precision", "length", "checkpointing", "accumulating")}
-    counted = count(workload, step["examples_a_chip"], kind="xla", **settings)
-    assert on_xla(counted) == pytest.approx(step["peak"], rel=0.1)
+    step = steps_of_the_file()[name]
+    case = next(each for each in benchmark.CASES if each.name == step["case"])
+    chips = machine(step["hardware"])
+    _, workload = benchmark.asked_for(case, runtime_of(chips))
+    found = benchmark.by_planner(workload, step, chips.count)
+    assert found["planned_peak"] == pytest.approx(step["peak"], rel=0.1)

@@ -34,11 +34,14 @@ def quality(*pairs: tuple[float, float]) -> dict:
     }
 
 
-def test_quality_is_kept_only_within_the_spread_over_seeds():
+def test_quality_counts_as_kept_where_the_interval_over_seeds_reaches_the_start():
     same = comparison.verdict(quality((0.80, 0.79), (0.60, 0.61), (0.81, 0.80)))
     assert same.quality_kept and same.speed_up == [3.0, 3.0, 3.0]
+    assert same.why == "F1 -0.0033 (-0.0320 to +0.0254 over 3 seeds): not told apart from the start"
+    better = comparison.verdict(quality((0.80, 0.85), (0.60, 0.66), (0.81, 0.86)))
+    assert better.quality_kept and better.why.endswith("better than the start")
     worse = comparison.verdict(quality((0.80, 0.70), (0.82, 0.71), (0.81, 0.69)))
-    assert worse.quality_kept is False and "BELOW" in worse.why
+    assert worse.quality_kept is False and "WORSE" in worse.why
     always = comparison.verdict(
         quality((0.80, 0.78), (0.60, 0.57), (0.40, 0.38))
     )  # seeds differ more than start and tuned

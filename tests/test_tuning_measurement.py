@@ -26,6 +26,7 @@ from helpers.tuning.optimisations import Ladder, Optimisation, ladder
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.task import Task
+from helpers.tuning.training import clock
 
 from . import forked
 from .tuning_run import BATCH, WORDS, bench_of, task_of, trainer_of
@@ -127,6 +128,17 @@ def test_a_tpu_is_tried_on_what_it_has_and_told_why_not_the_rest():
     assert by_name(rungs_of(TPU, enough_length=192))["padding length"].why_not == "the texts fill 192 tokens"
 
 
+def test_one_thread_of_a_cpu_is_timed_in_processor_time_by_which_loader_workers_are_not_judged(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert clock(CPU) == "processor time" and clock(T4) == clock(TPU) == "wall time"
+    assert by_name(rungs_of(CPU))["loader workers"].why_not.startswith(
+        "in processor time they cost what they do beside"
+    )
+    assert not by_name(rungs_of(T4))["loader workers"].why_not
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert clock(CPU) == "wall time" and not by_name(rungs_of(CPU))["loader workers"].why_not
+
+
 def test_batches_double_up_to_what_is_of_use_or_are_the_one_that_is_asked_for():
     assert rungs_of(CPU, largest_batch_size=48).batch_sizes == (16, 32)
     assert rungs_of(CPU, batch_size=24).batch_sizes == (24,)
@@ -156,7 +168,6 @@ def window(seconds: float, *, examples: int = 32, loss: float = 1.0, memory: int
         compile_seconds=0.0,
         loss=loss,
         peak_memory=memory,
-        utilisation=None,
     )
 
 
@@ -225,7 +236,6 @@ def test_every_rung_has_its_numbers_or_its_reason(climbed):
     for rung in (start, eager, grouped):
         assert rung.speed_up_low < rung.speed_up < rung.speed_up_high
         assert rung.examples_per_second > 0 and rung.steps_per_second > 0
-        assert 0 <= rung.f1 <= 1 and 0 <= rung.utilisation <= 1
         assert rung.peak_memory_bytes is None or rung.peak_memory_bytes > 10**8
         assert rung.kept == rung.verdict.startswith("kept") or rung is start
     assert start.speed_up == pytest.approx(1) and len(start.gains) == 4
@@ -258,7 +268,7 @@ class Drawn:
     """A bench whose seconds are a function of the settings, on a device that holds so many examples."""
 
     def __init__(self, seconds, holds=10**9):
-        self.seconds, self.holds, self.f1, self.ran = seconds, holds, {}, []
+        self.seconds, self.holds, self.ran = seconds, holds, []
 
     def run(self, settings, **options):
         self.ran.append(settings)
@@ -369,16 +379,13 @@ def test_a_setting_that_is_hopelessly_slow_is_given_up_in_its_warm_up_and_the_cl
 
 
 def test_a_batch_that_takes_too_much_of_the_memory_is_refused_before_it_runs_on_a_cpu(monkeypatch):
-    torch.set_num_threads(1)
     bench, start = bench_of(cpu_here())
-    bench.probe(start)
-    ((batch, peak),) = bench._probed.values()
-    assert batch == BATCH and peak > 10**8
-    larger = dataclasses.replace(start, batch_size=2 * BATCH)
-    bench.runtime = dataclasses.replace(bench.runtime, memory=2 * peak)  # of which nine tenths may be filled
     monkeypatch.setattr(bench, "run", None)
-    with pytest.raises(MemoryError, match=r"by 8 examples a step it could take \d+\.\d\d of \d+\.\d\d GiB"):
-        bench.probe(larger)
+    bench.probe(start)
+    needed = bench.task.plan(start).memory.peak.high
+    bench.task = dataclasses.replace(bench.task, runtime=dataclasses.replace(bench.runtime, memory=int(needed / 0.7)))
+    with pytest.raises(MemoryError, match=r"up to [\d.]+ [GM]iB of [\d.]+ [GM]iB"):
+        bench.probe(dataclasses.replace(start, batch_size=64 * BATCH))
 
 
 # ---- the model elsewhere
@@ -406,13 +413,12 @@ def test_a_model_trained_in_bf16_is_saved_as_safetensors_alone_and_reloads_to_th
 
 
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-def test_a_climb_on_virtual_devices_knows_compile_time_and_memory(tmp_path):
+def test_a_climb_on_virtual_devices_knows_compile_time(tmp_path):
     options = {"kind": "xla", "devices": 2, "climb": ["bf16 autocast", "TF32"]}
     process = forked.run(DRIVER, tmp_path, json.dumps(options), xla=True, TF_CPP_MIN_LOG_LEVEL="3")
     assert process.returncode == 0, process.stderr[-3000:]
     found = json.loads(process.stdout.rsplit("RESULT ", 1)[1])
     start, tf32, bf16, batch, *_ = (Rung(**rung) for rung in found["rungs"])
-    assert bf16.compile_seconds > 0 and start.peak_memory_bytes > 10**6
+    assert bf16.compile_seconds > 0
     assert bf16.loss == pytest.approx(start.loss, rel=0.05)
     assert tf32.verdict.startswith("not tried") and batch.name == "batch size 16"
-    assert len(found["peaks"]) >= 3 and min(found["peaks"]) > 10**6

@@ -14,7 +14,7 @@ from helpers import xla
 from helpers.tuning.evaluation import IGNORED, choose_threshold, class_weights, predict, scores
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
-from helpers.tuning.training import GroupedByLength, encode, grouped_order, whole_batches
+from helpers.tuning.training import encode, whole_batches
 
 from . import forked
 from .tuning_run import LENGTH, rows, tiny, trainer_of
@@ -22,6 +22,7 @@ from .xla_process import cpu_here
 
 DRIVER = Path(__file__).with_name("tuning_run.py")
 WEIGHTS = np.array([0.5, 1.0, 3.0])
+KEYS = ("input_ids", "attention_mask")
 
 
 @pytest.fixture(scope="module")
@@ -129,33 +130,27 @@ def test_class_weights_make_every_label_count_the_same():
 # ---- the order of texts
 
 
-def test_grouped_batches_hold_every_text_once_and_pad_less():
-    draw = np.random.default_rng(0)
-    lengths = draw.integers(3, 100, 203).tolist()
-    order = grouped_order(lengths, 8, torch.Generator().manual_seed(0))
-    assert sorted(order) == list(range(203))
+def test_grouped_batches_hold_every_text_once_in_another_order_each_epoch_and_pad_less(cpu, tmp_path):
+    def epochs(padding: str) -> list[list[dict]]:
+        trainer = trainer_of(cpu, tmp_path / padding, {"padding": padding}, count=200)
+        loader = trainer.get_train_dataloader()
+        return [[*loader] for _epoch in range(2) if loader.set_epoch(_epoch) is None]
 
-    def padded(positions) -> int:
-        batches = [positions[i : i + 8] for i in range(0, 200, 8)]
-        return sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
+    def texts(epoch) -> list[str]:
+        return [
+            str(ids[mask == 1].tolist()) for batch in epoch for ids, mask in zip(*map(batch.get, KEYS), strict=True)
+        ]
 
-    assert padded(order) < 0.7 * padded(list(range(203)))
-    longest = [max(lengths[i] for i in order[b : b + 8]) for b in range(0, 200, 8)]
-    assert longest != sorted(longest) and longest != sorted(longest, reverse=True)
+    def padding(epoch) -> int:
+        return sum(int((batch["attention_mask"] == 0).sum()) for batch in epoch)
 
-
-def test_the_order_changes_with_the_epoch_and_only_with_it():
-    sampler = GroupedByLength(list(range(64)), 8, seed=3)
-    first = list(sampler)
-    assert first == list(sampler)
-    sampler.set_epoch(1)
-    second = list(sampler)
-    assert second != first
-    again = GroupedByLength(list(range(64)), 8, seed=3)
-    again.set_epoch(1)
-    assert list(again) == second
+    grouped, plain = epochs("grouped"), epochs("dynamic")
+    assert sorted(texts(grouped[0])) == sorted(texts(grouped[1])) == sorted(texts(plain[0]))
+    assert texts(grouped[0]) != texts(grouped[1])
+    assert padding(grouped[0]) < 0.7 * padding(plain[0])
 
 
+@pytest.mark.once
 def test_a_grouped_run_that_stops_in_its_second_epoch_and_resumes_ends_with_the_same_weights(tmp_path):
     grouped = {"settings": {"padding": "grouped"}, "steps": 12, "rows": 64}  # 8 steps an epoch
     whole, stopped, resumed = in_process(

@@ -3,6 +3,7 @@
 from build import RESULTS, result
 
 from helpers import tables
+from helpers.legal import correctness
 from helpers.legal.parameters import LegalParameters
 from helpers.parameters import MACHINE, Parameters, extra
 
@@ -91,26 +92,49 @@ def held_out_areas() -> str:
 def real_records() -> str:
     """An early copy of the data set, with the sample's model."""
     run = result("legal_cot_sft_uk_qa_cpu.json")
-    report, away = run["data"]["report"], run["data"]["report"]["set_aside"]
-    before, after = (run["eval"][when]["completion"] for when in ("before", "after"))
+    data, report = run["data"], run["data"]["report"]
+    records, kept, away = report["records"], report["kept"], len(data["not_used"])
+    used = sum(data[f"{name}_examples"] for name in ("train", "validation", "test"))
+    reasons = "; ".join(f"{count} {defect}" for defect, count in report["set_aside"].items() if count)
+    mended = ", ".join(f"{count} {name}" for name, count in report["warned"].items() if count)
+    before, after = (run["eval"][when]["test"]["completion"] for when in ("before", "after"))
     return (
-        f"Of {report['records']:,} rows {report['records'] - report['kept']} are set aside ({away['empty field']} with an empty field, "
-        f"{away['no steps']} without numbered steps, {away['broken steps']} with steps out of order) and {report['kept']} kept; "
-        f"{report['warned']['few steps']} of these have fewer steps than their difficulty asks for. Packing fills "
-        f"{run['train']['fill']:.1%} of the blocks. Loss on the completions of {after['rows']} held-out records is {before['loss']:.2f} "
-        f"before and {after['loss']:.2f} after {run['train']['steps']} steps."
+        f"Of {records:,} rows **{used:,} are used ({used / records:.0%})**. Set aside for a defect: {records - kept}{f' ({reasons})' if reasons else ''}; "
+        f"because they are longer than {data['max_length']:,} tokens of the sample's small vocabulary: {away}. Of the rows kept: {mended}. "
+        f"Loss on the completions of {after['rows']} held-out records is {before['loss']:.2f} before and {after['loss']:.2f} after "
+        f"{run['train']['steps']} steps. Answers end after {run['parameters']['max_new_tokens']} tokens.\n\n{_real_table(run)}"
     )
 
 
+def _real_table(run: dict) -> str:
+    references = run["eval"]["baselines"]["test"]
+    rows = correctness.table(references, run["eval"]["before"]["test"], run["eval"]["after"]["test"])
+    return f"{tables.markdown(rows)}\n\n{correctness.note(references)}."
+
+
 def throughput() -> str:
-    """Useful tokens a second against the public guide's recipe."""
+    """Useful tokens a second against three ways with stock TRL."""
     found = result("legal_training_benchmark_cpu.json")
     each = found["comparisons"][0]
-    low, high = each["ratio_range"]
+    titles = {
+        "packing": "TRL's own packing and fused loss, with transformers' attention",
+        "dynamic padding": "TRL, padded to the longest of a batch, fused loss on completions",
+        "guide": "the public guide's recipe",
+    }
+    rows = [
+        {
+            "against": title,
+            "useful tokens a second, theirs": each["useful_tokens_per_second"][name],
+            "the notebook is faster by": "{} times ({} to {})".format(each["ratio"][name], *each["ratio_range"][name]),
+        }
+        for name, title in titles.items()
+    ]
+    spreads = ", ".join(f"{name} {share:.0%}" for name, share in each["spread"].items())
     return (
-        f"**{each['ratio']} times** ({low:.2f} to {high:.2f} over {found['repetitions']} turns; "
-        f"{each['processor']['ratio']} by processor time) the useful tokens a second, {each['ours_useful_tokens_per_second']:,} against "
-        f"{each['peer_useful_tokens_per_second']:,}, on {found['machine']['device']}, {found['machine']['threads']} thread."
+        f"{tables.markdown(rows)}\n\nThe notebook: {each['useful_tokens_per_second']['notebook']:,} useful tokens a second of "
+        f"{each['clock']} time, {found['repetitions']} turns of {each['sizes']['steps']} steps, on {found['machine']['device']}, "
+        f"{found['machine']['threads']} thread, beside other work (load {found['machine']['load_average_after']}). Spread between turns: {spreads}; "
+        "so the ratios are rough."
     )
 
 
@@ -121,6 +145,6 @@ def parameters() -> str:
     rows = [
         {"parameter": f"`{name}`", "default": f"`{field.default!r}`", "what it is": field.description}
         for name, field in fields.items()
-        if name not in ("base_model", "method", "prompt", "num_processes", "eval_steps")
+        if name in ("set_aside_broken", "layout", "max_length", "packing", "test_records", "max_new_tokens")
     ]
     return tables.markdown(rows)

@@ -2,82 +2,104 @@
 
 from statistics import fmean
 
-from build import ratio, result, seeds, spread
+from build import ratio, result, spread
 
 from helpers import tables
 
-SETTINGS = ("adaptation", "transfer")
-BACKBONE, HEAD = "backbone, untrained", "backbone + closed-form head, untrained"
-OURS, PEER = "LeJEPA", "MultipleNegativesRankingLoss"
-METRICS = {  # column: metric and digits
-    "nDCG@10": ("ndcg@10", 3),
-    "recall@10": ("recall@10", 3),
-    "recall@100": ("recall@100", 3),
-    "effective rank": ("effective_rank", 0),
-    "tr(S)² / tr(S²)": ("participation_ratio", 0),
-}
+STUDY = "lejepa_study_cpu.json"
+STARTS = {"scratch": "from nothing", "mlm": "masked-language model", "retrieval": "MiniLM"}
+OURS, UNTRAINED, PEERS = "LeJEPA", ("start", "start, whitened", "head alone"), ("MNRL", "MNRL from the head")
 
 
-def _models(setting: str) -> dict[str, list[dict]]:
-    """Model -> its metrics, a seed each."""
-    found: dict[str, list[dict]] = {name: [] for name in (BACKBONE, HEAD, OURS, PEER)}
-    for run in seeds(f"lejepa_training_{setting}_cpu"):
-        for name, metrics in (run["eval"]["baselines"] | run["comparison"][str(run["seed"])]).items():
-            found[name].append(metrics)
+def _rows(stage: str, batch: int = 16) -> dict[tuple[str, str], list[dict]]:
+    """(start, method) -> its rows, a seed each."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for start in STARTS:
+        for row in result(STUDY)["rows"]:
+            if (row["stage"], row["start"], row["trial"]["batch"]) == (stage, start, batch):
+                found.setdefault((start, row["trial"]["method"]), []).append(row)
     return found
 
 
-def _spread(rows: list[dict], metric: str, digits: int) -> str:
-    """One value where the seed changes nothing."""
-    values = [row[metric] for row in rows]
-    return spread(values[:1] if len(set(values)) == 1 else values, digits)
+def _metrics(row: dict) -> dict[str, float]:
+    """The first metric of each corpus."""
+    return {corpus: next(iter(metrics.values())) for corpus, metrics in row["metrics"].items()}
 
 
 def comparison() -> str:
-    """Both settings beside what costs nothing and beside contrastive training, and the differences seed by seed."""
-    rows = [
-        {"setting": setting, "model": name}
-        | {column: _spread(found, *metric) for column, metric in METRICS.items()}
-        | {"seeds": len(found)}
-        for setting in SETTINGS
-        for name, found in _models(setting).items()
-    ]
-    run = result("lejepa_training_transfer_cpu_seed0.json")
+    """Every method's mean over seeds on every corpus."""
+    table = []
+    for (start, method), rows in _rows("test").items():
+        metrics = [_metrics(row) for row in rows]
+        recall = [fmean(each["recall@100"] for each in row["metrics"].values() if "recall@100" in each) for row in rows]
+        table.append(
+            {"start": STARTS[start], "method": method}
+            | {corpus: spread([each[corpus] for each in metrics]) for corpus in metrics[0]}
+            | {
+                "recall@100": spread(recall),
+                "effective rank": spread([row["unseen"]["effective_rank"] for row in rows], 0),
+                "tr(S)² / tr(S²)": spread([row["unseen"]["participation_ratio"] for row in rows], 0),
+                "SIGReg excess": spread([row["unseen"]["sigreg_excess"] for row in rows], 1),
+                "seeds": len(rows),
+            }
+        )
+    return tables.markdown(table)
+
+
+def differences() -> str:
+    """LeJEPA without a contrastive term against the others, with intervals."""
+    return tables.markdown([_difference(each) for each in result(STUDY)["comparisons"] if each["method"] == OURS])
+
+
+def _difference(each: dict) -> dict:
+    corpora = {name: value for name, value in each.items() if isinstance(value, dict)}
     return (
-        f"{run['train']['steps']} steps of {run['plan']['batch_size']} texts, mean ± sample standard deviation; transfer trains on "
-        f"{run['data']['train_examples']:,} pairs:\n\n{tables.markdown(rows)}\n\n{_differences()}"
+        {"start": STARTS[each["start"]], "texts a step": each["batch"], "LeJEPA less": each["against"]}
+        | {name: f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})" for name, d in corpora.items()}
+        | {"ahead": sum(d["low"] > 0 for d in corpora.values()), "behind": sum(d["high"] < 0 for d in corpora.values())}
     )
-
-
-def _differences() -> str:
-    lines = []
-    for setting in SETTINGS:
-        models = _models(setting)
-        against = []
-        for name in (BACKBONE, HEAD, PEER):
-            gains = [
-                ours["ndcg@10"] - theirs["ndcg@10"] for ours, theirs in zip(models[OURS], models[name], strict=True)
-            ]
-            ahead = sum(gain > 0 for gain in gains)
-            against.append(f"{fmean(gains):+.3f} against {name} (ahead in {ahead} of {len(gains)} seeds)")
-        rank, stricter = (
-            fmean(row[metric] for row in models[OURS]) / fmean(row[metric] for row in models[BACKBONE])
-            for metric in ("effective_rank", "participation_ratio")
-        )
-        lines.append(
-            f"- **{setting.capitalize()}**: nDCG@10 of {OURS} is {', '.join(against)}. Its effective rank is {rank:.1f} times the "
-            f"backbone's, {stricter:.1f} times by the stricter measure."
-        )
-    return "\n".join(lines)
 
 
 def headline() -> str:
     """In a few words, for README.md."""
-    ndcg = {name: _spread(found, "ndcg@10", 3) for name, found in _models("adaptation").items()}
+    rows = _rows("test")
+    cranfield = {
+        method: spread([_metrics(row)["Cranfield"] for row in found])
+        for (start, method), found in rows.items()
+        if start == "scratch"
+    }
+    counts = {}
+    for each in result(STUDY)["comparisons"]:
+        if (each["start"], each["method"], each["batch"]) == ("scratch", OURS, 16):
+            found = _difference(each)
+            counts[each["against"]] = f"ahead on {found['ahead']} and behind on {found['behind']}"
     return (
-        f"nDCG@10 on Cranfield **{ndcg[OURS]}**. MiniLM as it is has {ndcg[BACKBONE]}, contrastive training {ndcg[PEER]}; the head in "
-        f"closed form, with nothing trained, {ndcg[HEAD]}: the gain is the head's, and training keeps it"
+        f"An encoder from nothing, nDCG@10 on Cranfield: untrained {cranfield['start']}, with the head in closed form "
+        f"**{cranfield['head alone']}**, after LeJEPA's training without negatives {cranfield[OURS]}, after contrastive training from the "
+        f"same head {cranfield['MNRL from the head']}. Over six test corpora LeJEPA is {counts['start']} against the untrained start, "
+        f"{counts['head alone']} against the head alone, {counts['MNRL from the head']} against contrastive training. From a retrieval "
+        f"model a run says what it is worth for your texts, and exports the better one"
     )
+
+
+def trials() -> str:
+    """What was tried for each method, and what it scored on the corpus that chooses."""
+    table = []
+    for (start, method), rows in _rows("dev").items():
+        for row in rows:
+            trial, shares = row["trial"], row.get("gradient_shares", [{}])
+            table.append(
+                {
+                    "start": STARTS[start],
+                    "method": method,
+                    "learning rate": trial["learning_rate"] or "",
+                    "head": ", ".join(map(str, trial["head"])) if trial["head"] else "",
+                    "weight": trial["weight"] or "",
+                    "SIGReg's share of the gradient": ", ".join(f"{each['sigreg']:.2f}" for each in shares if each),
+                    "nDCG@10 of SciTLDR": f"{row['dev']:.3f}",
+                }
+            )
+    return tables.markdown(table)
 
 
 def step() -> str:

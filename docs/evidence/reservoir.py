@@ -93,6 +93,21 @@ def study() -> str:
     return _study(tuple(result(STUDY)["rows"]))
 
 
+def cost() -> str:
+    """Processor time of a training token."""
+    found = result(STUDY)
+    tokens = found["steps"] * found["step_tokens"]
+    rows = [
+        {
+            "model": name,
+            "before training": f"{found['rows'][name]['preparing_cpu_seconds']:.0f} s",
+            "a training token": f"{1e6 * found['rows'][name]['training_cpu_seconds'] / tokens:.0f} µs",
+        }
+        for name in ("reservoirs", "RWKV", "Llama", "GRU")
+    ]
+    return "Processor time on one core, evaluation included:\n\n" + tables.markdown(rows)
+
+
 def _study(names: tuple[str, ...]) -> str:
     found = result(STUDY)
     rows = []

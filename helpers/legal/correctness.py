@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from .generation import Generated
-from .layout import STEP, Response, is_conversation, parse_response, response
+from .generation import Generated, generate
+from .layout import STEP, Layout, Response, is_conversation, parse_response, response
 from .records import NEAR_DUPLICATE, Record, closest
 from .validation import citations
 
@@ -43,6 +43,21 @@ class Sample:
 
 def read(record: Record, generated: Generated) -> Sample:
     return Sample(record, generated, parse_response(generated.text, record))
+
+
+def answers(
+    model, layout: Layout, records: Sequence[Record], *, max_new_tokens: int, batch_size: int = 8
+) -> list[Sample]:
+    """What `model` writes for each record's question; arguments as of `generate`."""
+    generated = generate(
+        model,
+        layout.tokenizer,
+        layout.prompt_ids(records),
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=layout.stop_token_ids,
+        batch_size=batch_size,
+    )
+    return [*map(read, records, generated)]
 
 
 # ---- measures: from 0 (wrong) to 1 (right) for one question, None where there is nothing to measure
@@ -210,7 +225,7 @@ def overlap(train: Sequence[Record], asked: Sequence[Record]) -> dict[str, int]:
     verbatim = {*seen} & {*flat}
     return {
         "records": len(asked),
-        "records_with_every_step_verbatim": sum({*each} <= verbatim for each in steps),
+        "records_with_every_step_verbatim": sum({*each} <= verbatim for each in steps if each),
         "steps": len(flat),
         "verbatim": sum(step in verbatim for step in flat),
         "near_duplicates": sum(jaccard >= NEAR_DUPLICATE for jaccard in closest(flat, seen)),

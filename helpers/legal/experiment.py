@@ -18,8 +18,7 @@ from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime, detect
 
 from . import harness
-from .correctness import Sample, baselines, overlap
-from .evaluation import evaluate_answers, loss_and_perplexity
+from .correctness import Sample, answers, baselines, measure, overlap
 from .generation import Generated, generate
 from .layout import MAX_LENGTH, Fitted, Layout, choose_max_length
 from .model import check_method, load_model
@@ -190,24 +189,22 @@ def _asked(encoded: Encoded, params: LegalParameters) -> dict[str, tuple[Record,
 
 
 def examine(
-    model, encoded: Encoded, params: LegalParameters, runtime: Runtime
+    trainer: LegalTrainer, encoded: Encoded, params: LegalParameters
 ) -> tuple[dict[str, dict[str, Any]], list[Sample]]:
     """What `correctness.measure` finds on the first `test_records` test records, and with the sample as many of other areas
     of law, by split, with the loss on the records' own completions; and the texts for the test records.
 
     What the harness finds on labelled questions, where there are any, is with `test`.
     """
-    metrics, texts = {}, {}
-    with autocast(runtime):
-        for name, records in _asked(encoded, params).items():
-            rows = encoded.layout.rows(records)
-            answers, texts[name] = evaluate_answers(
-                model, encoded.layout, records, max_new_tokens=params.max_new_tokens
-            )
-            metrics[name] = {"completion": loss_and_perplexity(model, rows), **answers}
-        if params.questions:
-            tokenizer = encoded.layout.tokenizer
-            metrics["test"]["questions"] = harness.evaluate(model, tokenizer, params.questions)
+    metrics, texts, layout = {}, {}, encoded.layout
+    for name, records in _asked(encoded, params).items():
+        with autocast(trainer.runtime):
+            texts[name] = answers(trainer.model, layout, records, max_new_tokens=params.max_new_tokens)
+        loss = trainer.completion_loss([layout.example(record) for record in records])
+        metrics[name] = {"completion": loss, **measure(texts[name])}
+    if params.questions:
+        with autocast(trainer.runtime):
+            metrics["test"]["questions"] = harness.evaluate(trainer.model, layout.tokenizer, params.questions)
     return metrics, texts["test"]
 
 

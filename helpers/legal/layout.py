@@ -3,11 +3,10 @@
 # T tokens
 """
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from helpers.legal.records import Record
@@ -27,25 +26,12 @@ SECTIONS = {  # in the order in which they are written
     "answer": "Answer",
     "case_citation": "Case Citation",
 }
-EXPLAINED = {"difficulty": " (basic, intermediate, advanced or expert)", "reasoning": " (Step 1, Step 2 and so on)"}
 REQUIRED = ("topic", "difficulty", "reasoning", "answer")
 HEADING = re.compile(
     rf"^[ \t]*#{{1,6}}[ \t]*(Instruction|Response|{'|'.join(SECTIONS.values())})[ \t]*(?::|$)",
     re.MULTILINE | re.IGNORECASE,
 )
 STEP = re.compile(r"\bStep (\d+):", re.IGNORECASE)
-
-
-def system_text(sections: Sequence[str] = (*SECTIONS,), prose: bool = False) -> str:
-    """What the model is told to write: these sections, with numbered steps unless the reasoning is prose."""
-    explained = EXPLAINED | ({"reasoning": " (in prose)"} if prose else {})
-    *first, last = [f"### {SECTIONS[name]}{explained.get(name, '')}" for name in sections]
-    count = ("one section", "two sections", "three sections", "four sections", "five sections")[len(first)]
-    headings = f"{', '.join(first)} and {last}" if first else last
-    return f"You are a legal assistant. Write {count}, each under its own heading: {headings}."
-
-
-SYSTEM = system_text()
 
 
 def sections_of(record: Record) -> tuple[str, ...]:
@@ -56,6 +42,22 @@ def sections_of(record: Record) -> tuple[str, ...]:
 def is_conversation(record: Record) -> bool:
     """Whether the answer stands without headings: a record that has nothing but a question and an answer."""
     return sections_of(record) in ((), ("answer",))
+
+
+def system_text(record: Record) -> str:
+    """What the model is told to write: the sections that `record` has; "" for a conversation, which is told nothing."""
+    if is_conversation(record):
+        return ""
+    how = "(Step 1, Step 2 and so on)" if STEP.search(record.reasoning) else "(in prose)"
+    explained = {"difficulty": " (basic, intermediate, advanced or expert)", "reasoning": f" {how}"}
+    *first, last = [f"### {SECTIONS[name]}{explained.get(name, '')}" for name in sections_of(record)]
+    count = ("one section", "two sections", "three sections", "four sections", "five sections")[len(first)]
+    headings = f"{', '.join(first)} and {last}" if first else last
+    return f"You are a legal assistant. Write {count}, each under its own heading: {headings}."
+
+
+WHOLE = Record(id="", question="", reasoning="Step 1: ...", **dict.fromkeys({*SECTIONS} - {"reasoning"}, "..."))
+SYSTEM = system_text(WHOLE)
 
 
 def response(record: Record) -> str:
@@ -199,9 +201,8 @@ class Layout:
         Of a conversation what was said before the question comes first, and nothing is asked for.
         """
         if isinstance(asked, str):
-            asked = Record("", asked, "?", "?", "?", "?", "Step 1: ?")
-        sections = () if is_conversation(asked) else sections_of(asked)
-        system = system_text(sections, prose=not STEP.search(asked.reasoning)) if sections else ""
+            asked = replace(WHOLE, question=asked)
+        system = system_text(asked)
         turns = [*asked.turns, ("user", asked.question)]
         if self.name == "instruction":
             if system not in ("", SYSTEM):
@@ -278,25 +279,7 @@ class Layout:
                 "templates do this). Use layout='instruction', or a model with another template"
             )
 
-    # -- tokens
-
-    def tokenize(self, examples: Sequence[dict[str, Any]]) -> list[dict[str, list[int]]]:
-        """`input_ids` [T] and `labels` [T] of prompt-completion examples; labels are -100 up to the completion.
-
-        The same as TRL's with completion_only_loss: the completion begins where the tokens of the prompt alone and of
-        prompt and completion part, and runs to the end with all that the template or the end of text adds to it.
-        """
-        prompts = self._encode([self.prompt_text(example["prompt"]) for example in examples])
-        wholes = self._encode([self.text(example) for example in examples])
-        rows = []
-        for prompt, whole in zip(prompts, wholes, strict=True):
-            start = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False))])
-            rows.append({"input_ids": whole, "labels": [IGNORED] * start + whole[start:]})
-        return rows
-
-    def rows(self, records: Iterable[Record]) -> list[dict[str, list[int]]]:
-        """`tokenize` of each record."""
-        return self.tokenize([self.example(record) for record in records])
+    # -- length
 
     def lengths(self, records: Sequence[Record]) -> list[int]:
         """Tokens of each record, nothing cut."""

@@ -49,9 +49,6 @@ def add_tiled_loss(model, groups: int = 1) -> None:
                 logits_BTV.float().flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum"
             )
         hidden_BTD = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
-        labelled_BT = target_BT != IGNORED
-        if hidden_BTD.device.type == "cpu" and labelled_BT.any():  # elsewhere their number would have to be waited for
-            hidden_BTD, target_BT = hidden_BTD[labelled_BT][None], target_BT[labelled_BT][None]
         return tiled_nll(hidden_BTD, head.weight, target_BT, groups=groups)
 
     model.forward = types.MethodType(forward, model)

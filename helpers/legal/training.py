@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,22 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs, num_items_in_batch=self._labels_a_batch), None, None
+
+    def completion_loss(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
+        """Mean nats a label over `examples` (as `new_trainer` takes them), its exponential, how many labels and examples.
+
+        A token weighs the same in a long example as in a short one.
+        """
+        rows = Dataset.from_list([*examples])
+        rows = self._prepare_dataset(rows, self.processing_class, self.args, self.args.packing, None, "eval")
+        loss = self.evaluation_loop(self.get_eval_dataloader(rows), "", prediction_loss_only=True).metrics["eval_loss"]
+        self._metrics["eval"].clear()  # TRL's, which go into the next log
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "tokens": _labels(rows),
+            "rows": len(examples),
+        }
 
     # -- saving --
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from helpers.plan import Recipe
 from helpers.planning.workloads import Asked, Workload
@@ -31,15 +32,16 @@ GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after poolin
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated.
 
-    In the place of "auto" it is the largest of those that may be chosen.
+    In the place of "auto" it is the largest of those that may be chosen. The method is a kind of data, such as "pairs".
     """
     default = EmbeddingParameters.defaults()
     name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length
-    rows, views = asked.examples or default.num_samples, default.columns(DEFAULT_KIND)
-    return recipe(rows, views, length), (_made if weights else _weightless)(name, length, views)
+    rows, kind = asked.examples or default.num_samples, asked.method or DEFAULT_KIND
+    views = default.columns(kind)
+    return recipe(rows, views, length), (_made if weights else _weightless)(name, length, views, kind)
 
 
-def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
+def _made(name: str, length: int, views: int, kind: str, weights: bool = True) -> Workload:
     import torch
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling
     from torch import nn
@@ -61,13 +63,21 @@ def _made(name: str, length: int, views: int, weights: bool = True) -> Workload:
             Dense(config.hidden_size, min(default.output_dim, config.hidden_size), activation_function=nn.Identity()),
         )
         freeze(model, default.freeze_layers)
-        loss = new_loss(model, default, DEFAULT_KIND)
-    return workload(loss, name, length, views)
+        loss = new_loss(model, default, kind)
+    return replace(workload(loss, name, length, views), program=_last_chunk)
+
+
+def _last_chunk(loss_module, columns):
+    """With gradient caching each chunk of each view is a program: embedded again, and derived. The last one ends in the update.
+
+    Here each embedding is its own gradient, in the place of the loss's.
+    """
+    return loss_module.model(dict(columns[0]))["sentence_embedding"].float().square().sum() / 2
 
 
 @functools.lru_cache(maxsize=4)
-def _weightless(name: str, length: int, views: int) -> Workload:
-    return _made(name, length, views, weights=False)
+def _weightless(name: str, length: int, views: int, kind: str) -> Workload:
+    return _made(name, length, views, kind, weights=False)
 
 
 def _encoder(*modules):

@@ -13,22 +13,20 @@ import contextlib
 import copy
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from helpers.attention import checkpoint_activations
 
+from . import fusion
+from .live_bytes import LiveBytes
 from .workloads import Workload
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -37,14 +35,6 @@ IN_FP32 = (
     *((torch.Tensor, name) for name in ("softmax", "log_softmax", "pow")),
     *((torch, name) for name in ("softmax", "log_softmax", "pow")),
 )
-FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula for, like a GPU's
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention
-    ],
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ],
-}
 FEW_LAYERS = 4  # a stack of no more is counted as it is
 # fp32 numbers of state a trained weight; Adafactor's rows and columns are too few to count.
 # bitsandbytes keeps two bytes, and two fp32 scales a block of 256.
@@ -85,6 +75,7 @@ def count(
     length: int = 0,
     checkpointing: bool = False,
     accumulating: bool = False,
+    chips: int = 1,
 ) -> Count:
     """The step of a micro-batch of so many examples on one device.
 
@@ -97,15 +88,17 @@ def count(
         length: tokens of a sequence; 0 = the workload's.
         checkpointing: activations are computed again in backward.
         accumulating: the gradients of an earlier micro-batch are there already.
+        chips: with "xla", that share the batch.
     """
 
-    return _count(workload, examples, kind, precision, length or workload.length, checkpointing, accumulating)
+    chips = chips if kind == "xla" else 1
+    return _count(workload, examples, kind, precision, length or workload.length, checkpointing, accumulating, chips)
 
 
 @functools.lru_cache(maxsize=256)
-def _count(workload, examples, kind, precision, length, checkpointing, accumulating) -> Count:
+def _count(workload, examples, kind, precision, length, checkpointing, accumulating, chips) -> Count:
     def step(layers: int | None) -> Count:
-        return _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating)
+        return _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating, chips)
 
     layers = len(_equal_layers(workload.model))
     if layers <= FEW_LAYERS:
@@ -117,7 +110,7 @@ def _count(workload, examples, kind, precision, length, checkpointing, accumulat
     return replace(found, parameters=workload.parameters) if workload.parameters else found
 
 
-def _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating) -> Count:
+def _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating, chips=1) -> Count:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     left_out = [] if layers is None else _equal_layers(workload.model)[layers:]
     model = copy_with(workload.model, functools.partial(_without_numbers, fake), left_out)
@@ -132,7 +125,8 @@ def _step(workload, examples, layers, kind, precision, length, checkpointing, ac
             weight.grad = torch.zeros_like(weight)
         weights = _bytes([*model.parameters(), *model.buffers()])
         there = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained if accumulating)]
-        with LiveBytes(there) as live:
+        on_xla = kind == "xla"
+        with fusion.FusedBytes(there, precision in HALF, chips) if on_xla else LiveBytes(there) as live:
             ends = _Ends(live, equal)
             with torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF):
                 loss = workload.loss(model, batch)
@@ -218,50 +212,6 @@ def _bytes(tensors) -> int:
     return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
-class LiveBytes(TorchDispatchMode):
-    """Bytes of all tensors that are alive while a piece of code runs, fake or real; each storage counts once.
-
-    Args:
-        tensors: what is there already.
-
-    Attributes:
-        now, peak: bytes.
-        flops: of the operations that torch has a formula for.
-    """
-
-    def __init__(self, tensors):
-        super().__init__()
-        self.now = self.peak = self.flops = 0
-        self._sizes: dict[int, int] = {}
-        for tensor in tensors:
-            self._count(tensor)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return 0  # a number that code looks at and that a fake tensor does not have
-        result = func(*args, **kwargs)
-        if formula := FLOPS.get(func._overloadpacket):
-            self.flops += formula(*args, **kwargs, out_val=result)
-        for each in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(each, torch.Tensor):
-                self._count(each)
-        return result
-
-    def _count(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._sizes:
-            return
-        self._sizes[key] = size
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._freed, key).atexit = False
-
-    def _freed(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
-
-
 def can_checkpoint(model: nn.Module) -> bool:
     """Whether activations of this model can be recomputed."""
     transformer = _transformer(model)
@@ -284,7 +234,7 @@ def _kernels_of(kind: str, precision: str):
     """
     with contextlib.ExitStack() as stack:
         if kind == "xla":
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fusion.attention))
         if kind == "cuda":
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _fused_attention))
             stack.enter_context(mock.patch.object(functional, "dropout", _dropout))

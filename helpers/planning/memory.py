@@ -18,11 +18,8 @@ COUNTED = "counted on fake tensors"
 BESIDE = {
     "cpu": ((0.95, 1.05), (0, 0)),  # benchmarks/planner.py
     "cuda": ((1.0, 1.3), (300 * 10**6, 1_400 * 10**6)),  # fragments of the caching allocator; CUDA context
-    "xla": ((0.6, 1.5), (0, 0)),  # of `on_xla`; other models than the notebooks' differ more
+    "xla": ((0.6, 1.5), (0, 0)),  # other models than the notebooks' differ more
 }
-# Shares that the TPU compiler holds at the fullest moment, of what eager kernels keep for backward and of new gradients:
-# fitted to the notebooks' steps (benchmarks/tpu_compiler.py).
-FUSED = {"activations": 0.44, "gradients": 0.75}
 CPU_SHARE = 0.8  # of a computer's memory that one run may take
 
 
@@ -55,14 +52,6 @@ def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1)
         processes: that reduce gradients among each other, in buckets as large as all of them.
     """
     (least, most), (low, high) = BESIDE[kind]
-    counted = on_xla(count) if kind == "xla" else count.peak + (count.gradients if processes > 1 else 0)
+    counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
     span = Range(low=counted * least + low, high=counted * most + high, value=counted + low, basis=COUNTED)
     return Memory(count=count, peak=span, capacity=capacity and int(capacity * (CPU_SHARE if kind == "cpu" else 1)))
-
-
-def on_xla(count: Count) -> int:
-    """Bytes at the fullest moment of a step that XLA has fused: most activations are never written."""
-    stays = count.weights + count.optimizer + count.accumulated
-    new = 0 if count.accumulated else count.gradients
-    activations = count.begin_peak - stays
-    return stays + round(FUSED["activations"] * activations + FUSED["gradients"] * new)

@@ -56,7 +56,7 @@ def trace(
     checkpointing: bool = False,
     accumulating: bool = False,
 ) -> Traced:
-    """The optimizer step after a micro-batch.
+    """The optimizer step after a micro-batch; where a run cuts that into programs, the last and largest of them.
 
     Args:
         workload: model, batch and loss; its weights are looked at for shapes alone.
@@ -91,7 +91,7 @@ def trace(
     batches, states = ({_identity(each) for each in tensors} for tensors in (tree_leaves(batch), state))
     with mock.patch.object(xla, "sync", lambda: None):  # a step that cuts its graph would start it
         with torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = workload.loss(model, batch)
+            loss = (workload.program if accumulating and workload.program else workload.loss)(model, batch)
         loss.backward()
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()

@@ -19,6 +19,10 @@ class Workload:
     model: torch.nn.Module  # holds every weight, of the loss too; weights may be fake
     batch: Callable[[int, int], Any]  # (examples, tokens of a sequence) -> what `loss` takes, on the CPU
     loss: Callable[[torch.nn.Module, Any], torch.Tensor]  # (a copy of the model, a batch) -> scalar
+    program: Callable[[torch.nn.Module, Any], torch.Tensor] | None = (
+        None  # as `loss`: the largest that XLA is sent of a
+    )
+    # micro-batch of several, where a run cuts it; None: it is sent whole
     length: int  # tokens of a sequence
     views: int = 1  # sequences an example
     least: int = 1  # examples of the smallest micro-batch

@@ -46,9 +46,7 @@ class Rung:
     examples_per_second: float | None = None
     compile_seconds: float | None = None
     peak_memory_bytes: int | None = None
-    utilisation: float | None = None
     loss: float | None = None
-    f1: float | None = None
 
     def row(self) -> dict[str, Any]:
         """For `tables.show`; what was not timed has a verdict alone."""
@@ -59,10 +57,8 @@ class Rung:
             "examples/s": self.examples_per_second,
             "steps/s": self.steps_per_second,
             "memory": tables.size(self.peak_memory_bytes),
-            "busy": None if self.utilisation is None else f"{self.utilisation:.0%}",
             "compiling": tables.seconds(self.compile_seconds or None),
             "loss": self.loss,
-            "F1": self.f1,
         }
         return {column: value for column, value in shown.items() if value is not None}
 
@@ -175,7 +171,7 @@ class Climber:
         start, windows = self.start, []
         try:
             while len(windows) < 2 or (len(windows) < 2 * self.repetitions and self.elapsed() < self.seconds):
-                windows.append(self._run(start, measure_f1=not windows))
+                windows.append(self._run(start))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -224,8 +220,7 @@ class Climber:
                 if settings == kept:
                     before.append(self._run(kept))
                 else:
-                    first, seconds = pair == 0, self._start_seconds
-                    after.append(self._run(candidate, measure_f1=first, start_seconds=seconds))
+                    after.append(self._run(candidate, start_seconds=self._start_seconds))
             hopeless = min(SLOWER, self.noise.around(1.0, 1).low)
             if _gains(before, after)[0] < hopeless or self.elapsed() > self.seconds:
                 break
@@ -267,9 +262,7 @@ class Climber:
             "examples_per_second": median(w.examples_per_second for w in windows),
             "compile_seconds": max(0.0, compiling),
             "peak_memory_bytes": max((w.peak_memory for w in windows if w.peak_memory), default=None),
-            "utilisation": median(w.utilisation for w in windows),
             "loss": median(w.loss for w in windows),
-            "f1": self.bench.f1.get(settings),
         }
 
 

@@ -6,13 +6,14 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from helpers import ranks, tables, tracking
 
+from .decision import half_width
 from .experiment import row
 from .settings import Settings
 from .task import Task
@@ -25,24 +26,12 @@ Rows = Mapping[int, Mapping[str, Mapping]]  # seed -> name of the settings -> wh
 
 @dataclass(frozen=True)
 class Verdict:
-    """Start and chosen settings at equal quality."""
+    """Chosen settings against the start."""
 
     f1: dict[str, list[float]]  # of the test, a value a seed
     speed_up: list[float]  # training time of the start over that of the chosen, a seed each
     quality_kept: bool | None  # None with one seed: the spread is not known
     why: str
-
-    def rows(self) -> list[dict[str, str]]:
-        """For `tables.show`; evaluation and compilation are left out of the time."""
-        speed_ups = {START: [1.0], **dict.fromkeys(self.f1.keys() - {START}, self.speed_up)}
-        return [
-            {
-                "settings": name,
-                "test F1": _spread(f1, ".4f"),
-                "training, times as fast": _spread(speed_ups[name], ".2f"),
-            }
-            for name, f1 in self.f1.items()
-        ]
 
 
 @dataclass(frozen=True)
@@ -56,11 +45,16 @@ class Comparison:
     verdict: Verdict
 
     def table(self) -> list[dict[str, Any]]:
-        """Every run, for `tables.show`."""
+        """Every run, for `tables.show`; evaluation and compilation are left out of the time."""
         shown = {"steps": "steps", "test F1": "f1", "accuracy": "accuracy", "validation F1": "validation_f1"}
         return [
             {"settings": name, "seed": seed, **{column: found[key] for column, key in shown.items()}}
             | {"training": tables.seconds(found["training_seconds"])}
+            | (
+                {"times as fast": models[START]["training_seconds"] / found["training_seconds"]}
+                if START in models
+                else {}
+            )
             for seed, models in self.rows.items()
             for name, found in models.items()
         ]
@@ -146,37 +140,32 @@ def quality_lost(rows: Rows, name: str) -> str:
 
     Stricter than the verdict, and blind to the test: what is chosen by a number is flattered by it.
     """
-    if len(rows) == 1:
+    differences = _differences(rows, name, "validation_f1")
+    if len(differences) == 1:
         return ""
-    differences = [found[name]["validation_f1"] - found[START]["validation_f1"] for found in rows.values()]
     mean, error = statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
     if mean >= -error:
         return ""
     return f"{name}: validation F1 {mean:+.4f} against the start, more than its standard error of {error:.4f}"
 
 
-def verdict(rows: Rows, chosen: str = TUNED) -> Verdict:
-    """Whether the runs of the chosen settings are faster and not worse.
+def _differences(rows: Rows, name: str, score: str) -> list[float]:
+    """From the start of the same seed, which shares data, order and first weights: what differs between seeds is left out."""
+    return [found[name][score] - found[START][score] for found in rows.values()]
 
-    Not worse: the mean of the seeds' differences in test F1 is not below 0 by more than their standard deviation. Start and
-    chosen of a seed share their data, order and first weights, so what differs between seeds alone is left out.
-    """
+
+def verdict(rows: Rows, chosen: str = TUNED) -> Verdict:
+    """Whether the runs of the chosen settings are faster, and whether their test F1 is told apart from the start's over seeds."""
     f1 = {name: [found[name]["f1"] for found in rows.values() if name in found] for name in (START, chosen)}
     if not f1[START]:
         return Verdict({chosen: f1[chosen]}, [], None, "quality not checked: the start was not trained")
     speed_up = [found[START]["training_seconds"] / found[chosen]["training_seconds"] for found in rows.values()]
-    differences = [after - before for after, before in zip(f1[chosen], f1[START], strict=True)]
+    differences = _differences(rows, chosen, "f1")
     mean = statistics.mean(differences)
     if len(rows) == 1:
         why = f"quality not checked: F1 {mean:+.4f}, and one seed has no spread; raise further_seeds or tuning_minutes"
         return Verdict(f1, speed_up, None, why)
-    spread = statistics.stdev(differences)
-    said = "within the spread of" if abs(mean) <= spread else "above" if mean > 0 else "BELOW the start by more than"
-    return Verdict(f1, speed_up, mean >= -spread, f"F1 {mean:+.4f}: {said} {spread:.4f} over {len(rows)} seeds")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    """Mean and standard deviation; nothing where there are no values."""
-    if len(values) < 2:
-        return "".join(format(value, form) for value in values)
-    return f"{format(statistics.mean(values), form)} ± {format(statistics.stdev(values), form)}"
+    half = half_width(statistics.variance(differences), len(rows) - 1, len(rows))
+    said = "not told apart from" if abs(mean) <= half else "better than" if mean > 0 else "WORSE than"
+    why = f"F1 {mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f} over {len(rows)} seeds): {said} the start"
+    return Verdict(f1, speed_up, mean >= -half, why)

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 CONFIDENCE = 0.95  # that the interval holds the true ratio, where timings vary by log-normal noise
 
 
+def half_width(variance: float, freedom: int, count: int) -> float:
+    """Of Student's interval of the mean of `count` values, whose variance is known with so many degrees of freedom."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance / count)
+
+
 @dataclass(frozen=True)
 class Ratio:
     """Geometric mean of paired ratios of speeds, and its interval."""
@@ -36,9 +43,7 @@ class Noise:
 
     def around(self, ratio: float, pairs: int) -> Ratio:
         """The interval of a ratio that is the mean of so many pairs with this noise."""
-        from scipy.stats import t
-
-        half = t.ppf((1 + CONFIDENCE) / 2, self.freedom) * math.sqrt(self.variance / pairs)
+        half = half_width(self.variance, self.freedom, pairs)
         return Ratio(ratio, ratio * math.exp(-half), ratio * math.exp(half))
 
     def interval(self, gains: Sequence[float]) -> Ratio:

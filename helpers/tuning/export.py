@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers import run_folder, tracking
-from helpers.parameters import SAMPLE
+from helpers.parameters import SAMPLE, source_path
 
 from . import stock_script
 from .classifier import REVISIONS
@@ -34,13 +34,15 @@ def write(task: Task, settings: Settings, folder: Path, *, model: str) -> list[P
     if task.runtime.kind == "xla":
         tracking.say("not written for a TPU: with bf16 the stock trainer would keep the weights themselves in it")
         return []
+    base = task.params.base_model
+    local = source_path("base_model", base)
     folder.mkdir(parents=True, exist_ok=True)
     run_folder.write_json(folder / "training_args.json", training_arguments(task, settings))
     run_folder.write_json(
         folder / "model.json",
         {
-            "model": model if task.params.base_model == SAMPLE else task.params.base_model,
-            "revision": REVISIONS.get(task.params.base_model, "main"),
+            "model": model if base == SAMPLE else str(local.resolve()) if local else base,
+            "revision": REVISIONS.get(base, "main"),
             "max_length": settings.length,
             "fixed_length": settings.padding == "fixed",
             "attention": settings.attention,

@@ -14,23 +14,22 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from helpers import meter, ranks
+from helpers import meter, ranks, tables
+from helpers.plan import FITS
 from helpers.progress import Progress
 
-from . import monitoring
-from .compiled_memory import GIB, CompiledMemory
-from .evaluation import scores
+from .monitoring import reset_peak
 from .settings import Settings
 from .task import Task
-from .training import ClassifierTrainer, Encoded, encode, grouped_order, new_trainer
+from .training import ClassifierTrainer, Encoded, encode, new_trainer
 
 WARM_UP = 4  # steps before the clock starts: allocations, compilation, and on XLA what follows the first log
 FLUSH = 2  # the step after which the first loss is read
 HOPELESS = 5  # times the start's seconds an example, over the warm-up: bf16 that a CPU emulates takes 40 times as long
-SHARE = 0.9  # of the memory that a step may fill
 GRACE = 30  # seconds of warm-up that are never too many: libraries load kernels, workers start
-F1_ROWS = 128  # of validation, after a window
+SORTED = 50  # batches whose texts are sorted by length together: transformers' number for a run of a few hundred
 
 
 class TooSlow(RuntimeError):
@@ -47,8 +46,7 @@ class Window:
     warm_up_seconds: float  # wall time
     compile_seconds: float  # XLA's
     loss: float  # mean over the window
-    peak_memory: int | None  # bytes
-    utilisation: float | None
+    peak_memory: int | None  # bytes; None where the peak is an earlier window's
 
     @property
     def examples_per_second(self) -> float:
@@ -84,8 +82,8 @@ class Clock(TrainerCallback):
 
     def __init__(self, trainer: WindowTrainer):
         self.trainer, self.runtime = trainer, trainer.runtime
-        self.monitor = monitoring.Monitor(self.runtime, interval=0.2)
-        self.start_seconds, self.begun, self.can_reset = 0.0, 0, False  # `begun` counts steps
+        self.start_seconds, self.begun = 0.0, 0  # `begun` counts steps
+        self.peak_before: int | None = 0  # bytes
         self.first = self.began = self.ended = 0.0  # begin of the warm-up, begin and end of the window
         self.warm_up = 0.0
         self._open = contextlib.ExitStack()
@@ -102,8 +100,7 @@ class Clock(TrainerCallback):
             self.warm_up += self.trainer.meter.training_seconds()
             self._stop_if_hopeless()
             self.close()
-            self.can_reset = monitoring.reset_peak(self.runtime)
-            self._open.enter_context(self.monitor)
+            self.peak_before = 0 if reset_peak(self.runtime) else meter.peak_memory(self.runtime)
             self.began = self._now()
         self.begun += 1
 
@@ -112,7 +109,6 @@ class Clock(TrainerCallback):
         control.should_evaluate = control.should_save = False
         if state.global_step == state.max_steps:
             self.ended = self._now()
-            self.close()
 
     def _now(self) -> float:
         self.runtime.wait()
@@ -130,29 +126,22 @@ class Bench:
 
     def __init__(self, task: Task):
         quiet = {"patience": 0, "report_to": "none", "logging_steps": 10**9}
-        texts = dataclasses.replace(task.texts, validation=task.texts.validation[:F1_ROWS])
-        self.task = dataclasses.replace(task, texts=texts, params=task.params.model_copy(update=quiet))
+        self.task = dataclasses.replace(task, params=task.params.model_copy(update=quiet))
         self.runtime, self._rows = task.runtime, list(task.texts.train)
         random.Random(task.params.seed).shuffle(self._rows)
-        self.compiled_memory = CompiledMemory() if self.runtime.kind == "xla" else None
-        self.f1: dict[Settings, float] = {}
-        self.peaks: dict[Settings, int] = {}
-        self._probed: dict[Settings, tuple[int, int]] = {}  # settings without a batch -> the last batch, and its bytes
 
     def run(
         self,
         settings: Settings,
         *,
         steps: int,
-        measure_f1: bool = False,
         rows: Encoded | None = None,
         start_seconds: float = 0.0,
     ) -> Window:
-        """One window of so many steps after the warm-up, on `rows` or else the task's; with `measure_f1` more is in `f1` then.
+        """One window of so many steps after the warm-up, on `rows` or else the task's.
 
         Raises TooSlow where `start_seconds`, those of an example at the start, are given, and what the trainer raises.
         """
-        mark = self.compiled_memory.mark() if self.compiled_memory else 0
         with tempfile.TemporaryDirectory() as folder:
             trainer = new_trainer(
                 self.task,
@@ -170,27 +159,17 @@ class Bench:
             trainer.clock.start_seconds = 0.0 if settings.compiled or ranks.count() > 1 else start_seconds
             with contextlib.closing(trainer.clock):
                 trainer.train(resume_from_checkpoint=False)
-            if measure_f1:
-                logits = trainer.logits(self.task.encoded("validation", settings.length))
-                self.f1[settings] = scores(logits, self.task.labels("validation"))["f1"]
-        return ranks.broadcast(self._window(trainer, settings, steps, mark))  # by which all judge alike
-
-    def _window(self, trainer: WindowTrainer, settings: Settings, steps: int, mark: int) -> Window:
-        clock = trainer.clock
-        peak = meter.peak_memory(self.runtime) if clock.can_reset or self.compiled_memory else None
-        if self.compiled_memory:
-            self.peaks[settings] = max(self.compiled_memory.peak(mark) or 0, self.peaks.get(settings, 0))
-            peak = peak or self.peaks[settings] or None
-        return Window(
+        clock, peak = trainer.clock, meter.peak_memory(self.runtime)
+        window = Window(
             steps=steps,
             examples=steps * settings.batch_size,
             seconds=max(clock.ended - clock.began, 1e-9),
             warm_up_seconds=clock.warm_up,
             compile_seconds=trainer.meter.compile_seconds,
             loss=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1],
-            peak_memory=peak,
-            utilisation=clock.monitor.results()["utilisation"],
+            peak_memory=peak if peak and peak > clock.peak_before else None,
         )
+        return ranks.broadcast(window)  # by which all judge alike
 
     def steps(self, settings: Settings) -> int:
         """Steps of a window: as many examples whatever the batch."""
@@ -204,34 +183,21 @@ class Bench:
         window, warm = rows[:count], rows[count:]
         if settings.padding == "grouped":
             generator = torch.Generator().manual_seed(self.task.params.seed)
-            order = grouped_order([len(row["input_ids"]) for row in window], settings.batch_size, generator)
+            lengths = [len(row["input_ids"]) for row in window]
+            order = get_length_grouped_indices(lengths, settings.batch_size, SORTED, generator)
             window = [window[i] for i in order]
         return warm + window
 
     def probe(self, settings: Settings) -> None:
         """Runs steps of the longest text, as often as a batch has examples: a window may happen to have short ones only.
 
-        Raises MemoryError where they take more than nine tenths of the memory, and what the device raises. A CPU raises
-        nothing in time (the system ends the process): there nothing runs that could take more by the batch before.
+        Raises what the device raises. A CPU raises nothing in time (the system ends the process): there memory is counted,
+        and MemoryError raised where it does not surely fit.
         """
-        import psutil
-
-        batch, first, kind = settings.batch_size, self.task.start.batch_size, self.runtime.kind
-        memory = self.runtime.memory or psutil.virtual_memory().total // self.runtime.device_count
-        probed = dataclasses.replace(settings, batch_size=0)
-        if kind == "cpu" and batch > first:
-            if probed not in self._probed:
-                self.probe(dataclasses.replace(settings, batch_size=first))
-            before, peak = self._probed.get(probed, (batch, 0))
-            self._fits(peak * batch / before, memory, f"by {before} examples a step it could take")
+        if self.runtime.kind == "cpu":
+            memory = self.task.plan(settings).memory
+            if memory.fits not in FITS:
+                raise MemoryError(f"up to {tables.size(memory.peak.high)} of {tables.size(memory.capacity)}")
+            return
         full = max(self.task.encoded("train", settings.length), key=lambda row: len(row["input_ids"]))
-        window = self.run(settings, steps=1, rows=[full] * batch * (WARM_UP + 1))
-        peak = ranks.broadcast(torch.cuda.max_memory_reserved() if kind == "cuda" else window.peak_memory)
-        if peak:
-            self._probed[probed] = batch, peak
-            self._fits(peak, memory, "it takes")
-
-    @staticmethod
-    def _fits(needed: float, memory: float, said: str) -> None:
-        if needed > SHARE * memory:
-            raise MemoryError(f"{said} {needed / GIB:.2f} of {memory / GIB:.2f} GiB")
+        self.run(settings, steps=1, rows=[full] * settings.batch_size * (WARM_UP + 1))

@@ -1,4 +1,4 @@
-"""Utilisation and memory over the time of a run, sampled every second in a thread, and their plot.
+"""Utilisation and memory over a run, read every second in a thread, and their plot. W&B's system charts show the same live.
 
     with Monitor(machine) as monitor:
         trainer.train()
@@ -9,13 +9,14 @@ A reading asks the driver or the kernel for two numbers; it never waits for the 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from helpers.runtime import Runtime
 
@@ -25,8 +26,7 @@ DUTY_CYCLE = "duty_cycle_pct"  # libtpu's own metric
 Reader = tuple[Callable[[], tuple[float | None, int | None]], str]  # of utilisation and bytes, and what they are
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One reading."""
 
     seconds: float  # since the monitor began
@@ -38,15 +38,12 @@ class Monitor:
     """Samples from `with` to its end, every `interval` seconds; `why` says what the numbers are and why some are missing."""
 
     def __init__(self, runtime: Runtime, interval: float = 1.0):
-        if interval <= 0:
-            raise ValueError(f"interval={interval}: must be more than 0 seconds")
         self.interval, self.samples, self._began = interval, [], 0.0
         self._read, self.why = {"cuda": _cuda, "xla": _xla, "cpu": _cpu}[runtime.kind]()
         self._stop = threading.Event()
 
     def __enter__(self) -> Monitor:
-        self.samples, self._began = [], time.perf_counter()
-        self._stop.clear()
+        self._began = time.perf_counter()
         self._read()  # what is counted since the last reading begins here
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
@@ -65,14 +62,10 @@ class Monitor:
         self.samples.append(Sample(time.perf_counter() - self._began, *self._read()))
 
     def results(self) -> dict:
-        """Mean utilisation, weighted with time, most memory, how many readings, and of what."""
-        begins = [0.0, *(sample.seconds for sample in self.samples)]
-        spans = [sample.seconds - begin for sample, begin in zip(self.samples, begins, strict=False)]
-        known = [
-            (s.utilisation, span) for s, span in zip(self.samples, spans, strict=True) if s.utilisation is not None
-        ]
+        """Mean utilisation, most memory, how many readings, and of what."""
+        known = [sample.utilisation for sample in self.samples if sample.utilisation is not None]
         return {
-            "utilisation": round(statistics.fmean(*zip(*known, strict=True)), 4) if known else None,
+            "utilisation": round(statistics.fmean(known), 4) if known else None,
             "memory_bytes": max((s.memory for s in self.samples if s.memory is not None), default=None),
             "samples": len(self.samples),
             "source": self.why,
@@ -85,14 +78,9 @@ class Monitor:
         figure, (above, below) = plt.subplots(2, 1, figsize=(7, 4.2), sharex=True, layout="constrained")
         for axes, name, scale in ((above, "utilisation", 100), (below, "memory", 2**-30)):
             points = [(s.seconds, getattr(s, name) * scale) for s in self.samples if getattr(s, name) is not None]
-            if points:
-                axes.plot(*zip(*points, strict=True), marker="o", markersize=3)
-            else:
-                axes.text(0.5, 0.5, "not told here", ha="center", va="center", transform=axes.transAxes)
+            axes.plot(*zip(*points or [(0, 0)], strict=True), marker="o", markersize=3)
         above.set(title=title, ylabel="utilisation (%)", ylim=(0, 105))
-        below.set(xlabel=f"seconds\n{self.why}", ylabel="memory (GiB)")
-        below.set_xlim(left=0)
-        below.set_ylim(0, 1.1 * below.get_ylim()[1])
+        below.set(xlabel=f"seconds\n{self.why}", ylabel="memory (GiB)", xlim=(0, None), ylim=(0, None))
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
         return figure
@@ -107,11 +95,10 @@ def _cuda() -> Reader:
         torch.cuda.utilization()
     except (RuntimeError, pynvml.NVMLError) as error:  # a slice of a board, or a driver that does not tell
         return lambda: (None, torch.cuda.memory_reserved()), f"no utilisation (NVML: {error}); {memory}"
-
-    def read() -> tuple[float, int]:
-        return torch.cuda.utilization() / 100, torch.cuda.memory_reserved()
-
-    return read, f"NVML: share of the time in which a kernel ran; {memory}"
+    return (
+        lambda: (torch.cuda.utilization() / 100, torch.cuda.memory_reserved()),
+        f"NVML: share of the time in which a kernel ran; {memory}",
+    )
 
 
 def _xla() -> Reader:
@@ -133,8 +120,7 @@ def _xla() -> Reader:
     if told:
         return lambda: (duty(), memory()), "TPU duty cycle, mean over chips; memory of the first chip"
     host, _ = _cpu()
-    told = "the host's cores by this process (no duty cycle is told here); device memory"
-    return lambda: (host()[0], memory()), told
+    return lambda: (host()[0], memory()), "the host's cores by this process (no duty cycle is told here); device memory"
 
 
 def _cpu() -> Reader:
@@ -161,8 +147,6 @@ def reset_peak(runtime: Runtime) -> bool:
         return True
     if runtime.kind == "xla" or not CLEAR_PEAK.exists():
         return False
-    import ctypes
-
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's alone
         trim(0)
     try:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.utils.data import Sampler
+from torch.utils.data import SequentialSampler
 from transformers import DataCollatorWithPadding, Trainer
-from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from helpers import ranks, tracking
 from helpers.arguments import training_arguments
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from .task import Task
 
 # B batch · C labels
-POOL = 50  # batches whose texts are sorted by length together
 PROCESSOR, WALL = "processor time", "wall time"
 MULTIPLE = 8  # tokens: what tensor cores and vector units like a length to be
 
@@ -44,32 +42,6 @@ def encode(rows: Sequence[tuple[str, int]], tokenizer, length: int) -> Encoded:
 def whole_batches(rows: Encoded, batch: int) -> Encoded:
     """Rows filled up to a multiple of `batch`; what is filled in has no label."""
     return rows + [{**rows[0], "labels": IGNORED}] * (-len(rows) % batch)
-
-
-class GroupedByLength(Sampler):
-    """Texts of like length in one batch: another order each epoch, the same for the same seed, batches in random order."""
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
-        self.lengths, self.batch_size, self.seed, self.epoch = list(lengths), batch_size, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        yield from grouped_order(self.lengths, self.batch_size, generator)
-
-
-def grouped_order(lengths: Sequence[int], batch_size: int, generator: torch.Generator) -> list[int]:
-    """Positions so that each `batch_size` in a row are alike in length; a short batch stays last."""
-    order = get_length_grouped_indices(lengths, batch_size, mega_batch_mult=POOL, generator=generator)
-    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    whole = [batch for batch in batches if len(batch) == batch_size]
-    shuffled = [whole[i] for i in torch.randperm(len(whole), generator=generator).tolist()]
-    return [i for batch in [*shuffled, *batches[len(whole) :]] for i in batch]
 
 
 class ClassifierTrainer(TrainerMixin, Trainer):
@@ -93,11 +65,9 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         ) / (labels_B != IGNORED).sum().clamp(min=1)
         return (loss, {"logits": outputs["logits"].float()}) if return_outputs else loss
 
-    def _get_train_sampler(self, train_dataset=None):
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if self.settings.padding != "grouped":
-            return super()._get_train_sampler(train_dataset)
-        return GroupedByLength([len(row["input_ids"]) for row in dataset], self._train_batch_size, self.args.seed)
+    def _get_eval_sampler(self, eval_dataset) -> SequentialSampler:
+        """Rows as they come: transformers would group them by length, too, and give predictions in that order."""
+        return SequentialSampler(eval_dataset)
 
     def training_seconds(self) -> float:
         """Seconds of training so far by `clock`, without evaluation, saving and XLA's compilation."""
@@ -179,6 +149,7 @@ def new_trainer(
             "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // plan.device_count,
             "tf32": settings.tf32 if has_tf32 else None,
             "lr_scheduler_type": "linear",
+            "train_sampling_strategy": "group_by_length" if settings.padding == "grouped" else "random",
             "eval_steps": every,
             "save_steps": every,
             "logging_steps": params.logging_steps,

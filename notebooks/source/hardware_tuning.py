@@ -147,8 +147,8 @@ tuned = climbed.top.settings
 
 # %% [markdown]
 # **speed-up** is over the start, in examples a second. The last line, tuned over the start, is timed once more: what was
-# chosen by a timing is flattered by it. **loss** and **F1** are those of the short timing: they say that nothing broke, no
-# more; quality is judged by the whole runs below. **busy** is the device's utilisation.
+# chosen by a timing is flattered by it. **loss** is that of the short timing: it says that nothing broke, no more; quality is
+# judged by the whole runs below.
 
 # %%
 tables.show(climbed.rows(), "Optimisations, each on top of what was kept")
@@ -217,7 +217,6 @@ after = compared.rows[params.seed][compared.chosen]
 
 # %%
 tables.show(compared.table(), f"Training in {clock(machine)}")
-tables.show(compared.verdict.rows())
 print(f"{compared.verdict.why}\nkept: {compared.chosen}")
 
 # %% [markdown]

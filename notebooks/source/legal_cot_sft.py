@@ -110,10 +110,10 @@ print(encoded.why)
 print(*encoded.fitted.values(), sep="\n")
 overlap = experiment.overlaps(encoded, params)
 tables.show(overlap, "Reasoning steps of the test questions that are in training, too")
-(row,) = encoded.layout.rows(splits.train[:1])
-first = next(i for i, label in enumerate(row["labels"]) if label >= 0)
-print(f"\n--- read only\n{tokenizer.decode(row['input_ids'][:first])}")
-print(f"--- learned\n{tokenizer.decode(row['input_ids'][first:])}")
+example = encoded.layout.example(splits.train[0])
+prompt = encoded.layout.prompt_text(example["prompt"])
+print(f"\n--- read only\n{prompt}")
+print(f"--- learned\n{encoded.layout.text(example).removeprefix(prompt)}")
 
 # %% [markdown]
 # ## Plan
@@ -147,7 +147,7 @@ trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, 
 from helpers.legal import correctness, harness
 
 references = experiment.references(encoded, params)
-before, samples_before = experiment.examine(trainer.model, encoded, params, machine)
+before, samples_before = experiment.examine(trainer, encoded, params)
 base_answer = experiment.ask(trainer.model, encoded, params.prompt, params, machine)
 for name, found in before.items():
     tables.show(correctness.table(references[name], found), f"{name}: {correctness.note(references[name])}")
@@ -177,7 +177,7 @@ tables.show(forecast.beside(measured["train"]))
 # The same questions. A model that has learnt something is ahead of `nearest training record` by more than the intervals.
 
 # %%
-after, samples_after = experiment.examine(trainer.model, encoded, params, machine)
+after, samples_after = experiment.examine(trainer, encoded, params)
 for name, found in after.items():
     rows = correctness.table(references[name], before[name], found)
     tables.show(rows, f"{name}: {correctness.note(references[name])}")
