@@ -9,13 +9,14 @@ import pytest
 
 from helpers import runtime
 from helpers.graphmer import evaluation, experiment
-from helpers.graphmer.configuration import override, read_configuration
+from helpers.graphmer.configuration import Configuration, override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.ontology import SOFTWARE
 from helpers.graphmer.graph.sources import MOST_BYTES
 from helpers.graphmer.links.predictor import LinkPredictor
 
 from .graph_run import SMALL
+from .test_graph_documents import library
 
 pytestmark = pytest.mark.once
 
@@ -121,6 +122,25 @@ def test_a_graph_of_ones_own_brings_its_own_ontology(tmp_path):
     (tmp_path / "graph" / "ontology.toml").write_text(own.replace("domain", "domian"), encoding="utf-8")
     with pytest.raises(ValueError, match=r"graph/ontology\.toml.*unknown key domian"):
         experiment.load_corpus(str(tmp_path / "graph"), configuration)
+
+
+def questions_a_token(folder: Path, configuration: Configuration) -> float:
+    """Masked leaves for each token that goes through the encoder: of sequences, and of the texts that terms of the loss compare."""
+    chains = experiment.load_corpus(str(folder), configuration).train
+    masked = [(chains[index]["mnm_labels"] != -100).any(-1).sum() for index in range(len(chains))]
+    texts = {"tail_text_ids", "negative_text_ids"} | (
+        {"head_text_ids"} if configuration.objectives.scoring.weight else set()
+    )
+    sizes = [chains[0][name].size for name in texts & chains[0].keys()]
+    return sum(masked) / len(chains) / (configuration.stages()[0][1] + sum(sizes))
+
+
+def test_gpus_ask_for_five_times_as_many_links_of_as_many_tokens_as_the_published_recipe(tmp_path):
+    folder = library(tmp_path / "library")
+    whole = {"evaluation.unit": "definition", "encoding.vocab_size": 1000}
+    published = questions_a_token(folder, override(Configuration(), whole))
+    for name in ("t4", "rtx3050", "a100"):
+        assert questions_a_token(folder, override(read_configuration(name), whole)) > 5 * published
 
 
 def test_too_little_source_says_how_little(tmp_path):

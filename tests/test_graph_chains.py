@@ -477,6 +477,8 @@ def test_a_shorter_length_has_the_same_documents_cut(world, chains):
 def test_steps_of_each_stage_of_a_schedule():
     assert phase_steps((0, 15_000), 20_000) == (15_000, 5_000)
     assert phase_steps((0, 15_000), 100) == (100, 0)
+    assert phase_steps((0, 0.3), 50_000) == (15_000, 35_000)
+    assert phase_steps((0, 0.5, 0.9), 7) == (4, 2, 1)
     assert phase_steps((0,), 7) == (7,)
 
 

@@ -220,6 +220,12 @@ TOGETHER = [
         "more than the 768",
     ),
     (
+        f"{SCHEDULE}      - {{steps: 0, max_seq_len: 512}}\n      - {{steps: 9.5, max_seq_len: 768}}\n",
+        6,
+        "schedule[1].steps",
+        "a share below 1",
+    ),
+    (
         SCHEDULE + "".join(f"      - {{steps: {n}, max_seq_len: {764 + n}}}\n" for n in range(5)),
         4,
         "schedule",
@@ -430,7 +436,7 @@ def test_a_profile_is_for_every_kind_of_machine():
     assert precisions == {"rtx3050": "bf16", "t4": "fp16", "a100": "bf16", "tpu_v5e_8": "bf16", "cpu": "fp32"}
     for name in {*PROFILES} - {"cpu"}:
         assert profiles[name].batch_size(profiles[name].hardware.tpu_cores or 1) == 32
-        assert profiles[name].stages() == ((0, 512), (15000, 768))
+        assert profiles[name].stages() == ((0, 512), (0.3, 768))
 
 
 def test_profiles_are_read_from_beside_the_module_wherever_it_is_unpacked(tmp_path):

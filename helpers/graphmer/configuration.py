@@ -105,7 +105,7 @@ class Optimizer(Section):
 
 
 class Stage(Section):
-    steps: int = key(..., "Optimizer step that the stage begins with.", low=0)
+    steps: float = key(..., "Optimizer step that the stage begins with; below 1, share of the run.", low=0)
     max_seq_len: int = key(..., "Tokens of a sequence, as in training_data.max_seq_len.", low=1)
 
 
@@ -213,8 +213,8 @@ class Configuration(Section):
             raise ValueError("\n".join(wrong))
         return self
 
-    def stages(self) -> tuple[tuple[int, int], ...]:
-        """(optimizer step it begins with, tokens of a sequence) of each stage; one where there is no curriculum."""
+    def stages(self) -> tuple[tuple[float, int], ...]:
+        """(`steps` it begins with, tokens of a sequence) of each stage; one where there is no curriculum."""
         curriculum = self.training_data.short_to_long_curriculum
         if not curriculum.enabled:
             return ((0, self.training_data.max_seq_len),)
@@ -322,7 +322,9 @@ def _lengths(of: Configuration) -> Iterator[str]:
     for at, before_and_now in enumerate(pairwise(stages), start=1):
         for name, before, now in zip(("steps", "max_seq_len"), *before_and_now, strict=True):
             if now <= before:
-                yield f"{schedule}[{at}].{name}={now}: must be more than the {before} before it"
+                yield f"{schedule}[{at}].{name}={now:g}: must be more than the {before:g} before it"
+        if stages[at][0] > 1 and stages[at][0] % 1:
+            yield f"{schedule}[{at}].steps={stages[at][0]:g}: must be a whole number of steps, or a share below 1"
     for path, length in lengths.items():
         roots, _ = of.shape(length)
         if roots < encoding.max_head_tokens:

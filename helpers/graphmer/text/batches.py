@@ -70,8 +70,12 @@ class LeafyChainCollator:
         return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
 
 
-def phase_steps(begins: Sequence[int], steps: int) -> tuple[int, ...]:
-    """Optimizer steps in each phase of a run of `steps`, from the step that each begins with; 0 in one that is not reached."""
+def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
+    """Optimizer steps in each phase of a run of `steps`, from the step that each begins with; 0 in one that is not reached.
+
+    A begin below 1 is a share of the run.
+    """
+    begins = [round(begin * steps if begin < 1 else begin) for begin in begins]
     ends = (*begins[1:], max(steps, begins[-1]))
     return tuple(max(0, min(end, steps) - min(begin, steps)) for begin, end in zip(begins, ends, strict=True))
 
@@ -83,12 +87,12 @@ class CurriculumChains:
     resume, and no batch has two lengths.
 
     chains: its documents are encoded for the longest roots at least; what it has is in every phase.
-    begins, roots: optimizer step that each phase begins with, and S in it.
+    begins, roots: optimizer step, or share of the run, that each phase begins with, and S in it.
     examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
     """
 
     def __init__(
-        self, chains: LeafyChains, begins: Sequence[int], roots: Sequence[int], *, steps: int, examples_per_step: int
+        self, chains: LeafyChains, begins: Sequence[float], roots: Sequence[int], *, steps: int, examples_per_step: int
     ):
         self.counts = [count * examples_per_step for count in phase_steps(begins, steps)]
         by_roots = {each: chains.with_roots(each) for each in set(roots)}
