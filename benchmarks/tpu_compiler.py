@@ -88,9 +88,10 @@ def by_planner(workload, step: dict, chips: int) -> dict:
     """
     how = {name: step[name] for name in ("precision", "length", "checkpointing", "accumulating")}
     counted = count(workload, step["examples_a_chip"], kind="xla", chips=chips, **how)
-    sent = counted
+    program = workload
     if workload.program and step["accumulating"]:
-        sent = count(replace(workload, loss=workload.program), step["examples_a_chip"], kind="xla", chips=chips, **how)
+        program = replace(workload, loss=workload.program)
+    sent = count(program, step["examples_a_chip"], kind="xla", **how)
     weights = (3 if step["checkpointing"] else 2) * sent.weights
     update = ADAMW_BYTES * sent.trained + sent.gradients + sent.accumulated
     least = weights + update + 2 * sent.activations

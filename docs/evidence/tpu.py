@@ -4,6 +4,8 @@ from build import result
 
 from helpers import tables
 
+ENOUGH = 1.3  # times the least
+
 
 def _steps() -> list[dict]:
     """Of those that the compiler did not refuse."""
@@ -21,12 +23,40 @@ def steps() -> str:
             "planner's": f"{step['planned_peak'] / step['peak'] - 1:+.1%}",
             "TFLOP": f"{step['flops'] / 1e12:.2f}",
             "moved": tables.size(step["moved"]),
+            "of the least": f"{step['moved'] / step['least_moved']:.2f}",
             "sent between chips": _sent(step),
             "compiled in": tables.seconds(step["seconds"]),
         }
         for step in _steps()
     ]
     return tables.markdown(rows)
+
+
+def moved() -> str:
+    """How many steps move little more than they must, and what the others move beside it."""
+    found = _steps()
+    more = [step for step in found if step["moved"] > ENOUGH * step["least_moved"]]
+    within = (
+        f"{len(found) - len(more)} of {len(found)} steps move at most {ENOUGH} times the least. The other "
+        f"{len(more)} move more, and what moves most in each of them is:"
+    )
+    rows = [
+        {
+            "step": step["case"],
+            "slice": step["hardware"],
+            "of the least": f"{step['moved'] / step['least_moved']:.2f}",
+            "random numbers": f"{_share(step, 'rng-bit-generator'):.0%}",
+            "sums over chips": f"{_share(step, 'all-reduce'):.0%}",
+            "softmax and its gradient": f"{_share(step, 'softmax'):.0%}",
+        }
+        for step in more
+    ]
+    return within + "\n\n" + tables.markdown(rows)
+
+
+def _share(step: dict, *words: str) -> float:
+    """Of the bytes moved, by the parts that are named after one of the words; only the largest parts are known."""
+    return sum(size for name, size in step["largest"] if any(word in name for word in words)) / step["moved"]
 
 
 def _sent(step: dict) -> str:

@@ -1,7 +1,8 @@
 """What XLA writes to a chip's memory of a step that torch computes operation by operation.
 
-XLA makes one kernel of many operations, and computes again in backward what is cheap. Each rule below was read off programs
-that the TPU compiler made of the notebooks' steps (benchmarks/tpu_compiler.py --programs); docs/tpu-tried.md compares them all.
+XLA makes one kernel of many operations, and computes again in backward what is cheap. The rules of `FusedBytes` were read off a
+program that the TPU compiler made of GraphMER's step (benchmarks/tpu_compiler.py --programs); that of GELU and that of a loss's
+scores were inferred from what other steps hold. docs/tpu-tried.md compares all of them with the compiler's figures.
 """
 
 from __future__ import annotations
@@ -20,24 +21,8 @@ PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 BATCHED = PRODUCTS[2:]
 SOFTMAXES = (aten._softmax.default, aten._log_softmax.default)
 # Fused like what torch calls pointwise.
-FUSED = (
-    *(
-        aten._to_copy.default,
-        aten.clone.default,
-        aten.masked_fill.Scalar,
-        aten.constant_pad_nd.default,
-        aten.stack.default,
-    ),
-    *(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, aten.nll_loss_backward.default),
-    *(
-        aten.slice_backward.default,
-        aten.select_backward.default,
-        aten.gelu_backward.default,
-        aten.silu_backward.default,
-    ),
-    *(aten.tanh_backward.default, aten.threshold_backward.default, aten._unsafe_view.default, aten.flip.default),
-    *(aten.repeat.default, aten.tril.default, aten.triu.default),
-)
+FUSED = {"_to_copy", "constant_pad_nd", "stack", "flip", "repeat", "tril", "triu", "slice_backward", "select_backward"}
+FUSED |= {"_softmax_backward_data", "_log_softmax_backward_data", "nll_loss_backward"}
 NORMS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)  # of their results only the first
 LANES, SUBLANES = 128, 8  # of a tile, to which the last two axes of an array are filled up, in the better order
 
@@ -89,7 +74,7 @@ class FusedBytes(LiveBytes):
             self._hold(results[0], (*self._origins(args), Written(self, _tiles(results[0].shape, 4))))
         elif func is aten.add.Tensor and self._joins(args, results[0]):
             self._write(results[0])
-        elif torch.Tag.pointwise in func.tags or func in FUSED:
+        elif torch.Tag.pointwise in func.tags or func.overloadpacket.__name__ in FUSED:
             if func is aten._to_copy.default and results[0].dtype == torch.float32 and args[0].dim() > 2:
                 self._not_rounded(args[0], 3)
             self._hold(results[0], self._origins((args, kwargs)))
