@@ -63,12 +63,13 @@ def speed() -> str:
                 "what": f"{each['comparison']} ({sizes})",
                 "against": each["peer"],
                 "tokens/s": each["ours_tokens_per_second"],
-                "ratio (range)": ratio(each),
+                "ratio (middle half of turns)": ratio(each, 2),
+                "aim": each.get("target_ratio") or "",
             }
         )
     machine = found["machine"]
     return (
-        f"{machine['device']}, {machine['threads']} threads, medians of turns taken in one process:\n\n"
+        f"{machine['device']}, {machine['threads']} threads, medians of turns taken in one process, in processor time:\n\n"
         + tables.markdown(rows)
     )
 
