@@ -28,6 +28,23 @@ def _metrics(row: dict) -> dict[str, float]:
 
 def comparison() -> str:
     """Every method's mean over seeds on every corpus."""
+    table = [
+        {"start": STARTS[start], "method": method, "seeds": len(rows)}
+        | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
+        | {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
+        for (start, method), rows in _rows("test").items()
+    ]
+    found = result(STUDY)
+    sizes, settings = found["settings"]["sizes"], found["settings"]
+    return (
+        f"{sizes['num_hidden_layers']} layers, {sizes['hidden_size']} numbers, {settings['steps']['scratch']} steps of 16 texts out of "
+        f"{found['data']['documents']:,} documents on {found['machine']['device']}, mean over seeds:\n\n"
+        + tables.markdown(table)
+    )
+
+
+def seeds() -> str:
+    """The spread over seeds, and how even the embeddings are."""
     table = []
     for (start, method), rows in _rows("test").items():
         metrics = [_metrics(row) for row in rows]
@@ -39,8 +56,7 @@ def comparison() -> str:
                 "recall@100": spread(recall),
                 "effective rank": spread([row["unseen"]["effective_rank"] for row in rows], 0),
                 "tr(S)² / tr(S²)": spread([row["unseen"]["participation_ratio"] for row in rows], 0),
-                "SIGReg excess": spread([row["unseen"]["sigreg_excess"] for row in rows], 1),
-                "seeds": len(rows),
+                "SIGReg excess": spread([row["unseen"]["sigreg_excess"] for row in rows], 0),
             }
         )
     return tables.markdown(table)
@@ -54,7 +70,10 @@ def differences() -> str:
 def _difference(each: dict) -> dict:
     corpora = {name: value for name, value in each.items() if isinstance(value, dict)}
     return (
-        {"start": STARTS[each["start"]], "texts a step": each["batch"], "LeJEPA less": each["against"]}
+        {
+            "texts": each["batch"],
+            "LeJEPA less": each["against"] + ("" if each["start"] == "scratch" else f", {STARTS[each['start']]}"),
+        }
         | {name: f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})" for name, d in corpora.items()}
         | {"ahead": sum(d["low"] > 0 for d in corpora.values()), "behind": sum(d["high"] < 0 for d in corpora.values())}
     )
@@ -72,11 +91,11 @@ def headline() -> str:
     for each in result(STUDY)["comparisons"]:
         if (each["start"], each["method"], each["batch"]) == ("scratch", OURS, 16):
             found = _difference(each)
-            counts[each["against"]] = f"ahead on {found['ahead']} and behind on {found['behind']}"
+            counts[each["against"]] = f"{found['ahead']} and {found['behind']}"
     return (
         f"An encoder from nothing, nDCG@10 on Cranfield: untrained {cranfield['start']}, with the head in closed form "
         f"**{cranfield['head alone']}**, after LeJEPA's training without negatives {cranfield[OURS]}, after contrastive training from the "
-        f"same head {cranfield['MNRL from the head']}. Over six test corpora LeJEPA is {counts['start']} against the untrained start, "
+        f"same head {cranfield['MNRL from the head']}. Of six test corpora LeJEPA is ahead and behind on {counts['start']} against the untrained start, "
         f"{counts['head alone']} against the head alone, {counts['MNRL from the head']} against contrastive training. From a retrieval "
         f"model a run says what it is worth for your texts, and exports the better one"
     )
