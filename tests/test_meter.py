@@ -113,6 +113,28 @@ def test_time_aside_is_no_training_time():
     assert 0.02 <= meter.seconds - meter.aside_seconds < 0.3
 
 
+def busy(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+def test_processor_time_counts_neither_waiting_nor_what_is_aside_and_goes_on_in_the_next_session():
+    meter = Meter(runtime(), 1.0)
+    meter.start()
+    busy(0.2)
+    time.sleep(0.5)
+    with meter.aside():
+        busy(0.4)
+    state = meter.state()
+    assert 0.2 <= state["processor_seconds"] < 0.4
+    meter = Meter(runtime(), 1.0)
+    meter.start(state)
+    busy(0.2)
+    meter.close()
+    assert 0.4 <= meter.processor_seconds < 0.6
+
+
 def test_time_aside_counts_when_the_work_in_it_fails():
     meter = Meter(runtime(), 1.0)
     meter.start()

@@ -26,6 +26,7 @@ from helpers.tuning.optimisations import Ladder, Optimisation, ladder
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.task import Task
+from helpers.tuning.training import clock
 
 from . import forked
 from .tuning_run import BATCH, WORDS, bench_of, task_of, trainer_of
@@ -125,6 +126,17 @@ def test_a_tpu_is_tried_on_what_it_has_and_told_why_not_the_rest():
         assert found[name].why_not, name
     assert "length-grouped batches" not in found
     assert by_name(rungs_of(TPU, enough_length=192))["padding length"].why_not == "the texts fill 192 tokens"
+
+
+def test_one_thread_of_a_cpu_is_timed_in_processor_time_by_which_loader_workers_are_not_judged(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert clock(CPU) == "processor time" and clock(T4) == clock(TPU) == "wall time"
+    assert by_name(rungs_of(CPU))["loader workers"].why_not.startswith(
+        "in processor time they cost what they do beside"
+    )
+    assert not by_name(rungs_of(T4))["loader workers"].why_not
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert clock(CPU) == "wall time" and not by_name(rungs_of(CPU))["loader workers"].why_not
 
 
 def test_batches_double_up_to_what_is_of_use_or_are_the_one_that_is_asked_for():

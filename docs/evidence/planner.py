@@ -39,6 +39,19 @@ def _choice(forecast: dict) -> str:
     )
 
 
+def an_hour() -> str:
+    """What an hour of the first screen's machines costs where it costs anything, with source and month."""
+    from helpers.planning.prices import table
+
+    wanted = {"T4": "T4", "A100 40GB": "A100 40GB", "v5e-1": "TPU v5e"}
+    found = table()
+    said = (
+        f"{machine} ${found[name].usd_per_hour:.2f} ({found[name].source}; {found[name].as_of})"
+        for machine, name in wanted.items()
+    )
+    return f"An hour, where it is paid: {'; '.join(said)}."
+
+
 def held_out() -> str:
     """How published runs fared that the intervals had not seen."""
     found = result("public_runs_fit.json")
