@@ -21,7 +21,7 @@ from helpers.tuning.training import new_trainer
 pytestmark = pytest.mark.once
 FAMILIES = {"asyncio": "await loop task future", "xml": "element tree node parse"}
 RUN = {"seed", "num_train_epochs", "warmup_steps", "eval_strategy", "save_strategy", "save_total_limit"}
-EVALUATION = {"per_device_eval_batch_size", "train_sampling_strategy"}  # our trainer has its own of both
+EVALUATION = {"per_device_eval_batch_size"}  # our trainer has its own
 
 
 # Tells how every training step computes, whichever trainer takes it.
@@ -131,6 +131,14 @@ def watched_steps(trainer, monkeypatch) -> list[dict]:
     return names["steps"]
 
 
+def test_a_local_model_is_found_from_wherever_the_folder_is_carried_to(carried, tmp_path, monkeypatch):
+    task, settings, folder = carried
+    monkeypatch.chdir(folder)
+    local = dataclasses.replace(task, params=task.params.model_copy(update={"base_model": "model"}))
+    export.write(local, settings, tmp_path / "stock", model="../model")
+    assert json.loads((tmp_path / "stock/model.json").read_text())["model"] == str((folder / "model").resolve())
+
+
 def test_a_file_that_it_cannot_read_is_refused_before_anything_is_loaded(carried):
     task, settings, folder = carried
     export.write(task, settings, folder / "stock", model="../model")
@@ -150,7 +158,7 @@ def test_the_arguments_are_those_of_the_tuned_run(carried, tmp_path):
         theirs = getattr(stock, name)
         assert theirs == (settings.compiled if name == "torch_compile" else getattr(ours, name)), name
     assert stock.warmup_steps == pytest.approx(ours.warmup_steps / ours.max_steps)
-    assert stock.train_sampling_strategy == "group_by_length"
+    assert stock.train_sampling_strategy == ours.train_sampling_strategy == "group_by_length"
 
 
 def test_accelerate_reads_its_configuration(carried):
