@@ -2,7 +2,8 @@
 
     python benchmarks/graph_asking.py
 
-The model is the trained encoder of seed 0 of graph_encoders.py, with the lexical baseline, as the notebook saves it. A process that
+The model is the trained encoder of seed 0 of graph_encoders.py, with the lexical baseline, as the notebook saves it. The weights of
+their scores are not fitted here, which would take longer than all else: they change the answers and not their cost. A process that
 has never seen the package answers three questions, one after the other: what calls a function that was drawn. A second process
 finds the graph where the first one has kept it.
 """
@@ -20,25 +21,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from helpers.graphmer.links.mixture import Mixture
+
 from benchmarks import report
 from benchmarks.graph_encoders import FOLDER, STEPS, TRAINED, Encoders
 from benchmarks.held_out_packages import PACKAGES, Environment
-from helpers.graphmer import asking, evaluation
+from helpers.graphmer import asking
 from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.links.baselines import lexical_scorers
 from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.links.ranking import DIRECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, QUESTIONS, RELATION = "tornado", 3, "called_by"
 
 
 def save(folder: Path, steps: int, checkpoints: Path) -> None:
-    """The model as the notebook saves it."""
+    """The model as the notebook saves it, but for the weights of its scorer: all of them are 1."""
     encoders = Encoders(steps, checkpoints)
-    model = dict(encoders.of(0))[TRAINED]()
-    predictor = LinkPredictor(model, encoders.corpus.validation)
-    scorer = evaluation.with_lexical_baseline(predictor, encoders.corpus, encoders.configured(0))
+    corpus, model = encoders.corpus, dict(encoders.of(0))[TRAINED]()
+    scorers = LinkPredictor(model, corpus.validation).ends() | lexical_scorers(corpus.graph, corpus.documents.text)
+    weights = dict.fromkeys((*scorers, "counts"), 1.0)
     model.save_pretrained(folder)
-    asking.save(folder, encoders.corpus, scorer)
+    asking.save(folder, corpus, Mixture({}, {("calls", direction): weights for direction in DIRECTIONS}))
 
 
 def asked(model: str, repository: str, cache: str, names: list[str]) -> dict:

@@ -254,9 +254,8 @@ def jedi_answers(question: Question, graph, root: Path) -> list[str]:
 
     file, line, column = question.place
     try:
-        definitions = jedi.Script(path=file, project=jedi.Project(root.parent, smart_sys_path=False)).goto(
-            line, column, follow_imports=True
-        )
+        project = jedi.Project(root.parent, added_sys_path=[str(root.parent)], smart_sys_path=False)
+        definitions = jedi.Script(path=file, project=project).goto(line, column, follow_imports=True)
     except Exception:  # jedi fails on some sources in ways of its own
         return []
     lines = {(graph.entities[name].module, graph.entities[name].line): name for name in question.candidates}
