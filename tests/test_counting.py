@@ -140,8 +140,17 @@ def test_a_gpu_keeps_one_byte_a_dropped_number_and_no_matrix_of_attention():
 
 
 def test_xla_has_no_fused_attention():
-    xla, cpu = (count(bert(2, dropout=0.0), 8, kind=kind, precision="fp32", length=128) for kind in ("xla", "cpu"))
-    assert xla.activations - cpu.activations > 8 * 4 * 128 * 128 * 4  # at least one matrix of all heads
+    """What is kept grows with the square of the length there, by a matrix of all heads a layer at least, and not with fused kernels."""
+
+    def bent(kind):
+        short, long = (
+            count(bert(2, dropout=0.0), 8, kind=kind, precision="fp32", length=length) for length in (128, 256)
+        )
+        return long.activations - 2 * short.activations
+
+    matrices = 2 * 8 * 4 * (256 * 256 - 2 * 128 * 128) * 4  # layers x batch x heads x T x T floats
+    assert bent("xla") > 0.95 * matrices
+    assert bent("cpu") < 0.3 * matrices  # the mask of one head alone
 
 
 def test_autocast_on_a_gpu_keeps_norms_in_fp32_where_a_cpu_does_not():
