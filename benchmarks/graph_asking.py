@@ -21,14 +21,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers.graphmer.links.mixture import Mixture
-
 from benchmarks import report
 from benchmarks.graph_encoders import FOLDER, STEPS, TRAINED, Encoders
 from benchmarks.held_out_packages import PACKAGES, Environment
 from helpers.graphmer import asking
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.links.baselines import lexical_scorers
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import DIRECTIONS
 
@@ -43,7 +42,7 @@ def save(folder: Path, steps: int, checkpoints: Path) -> None:
     scorers = LinkPredictor(model, corpus.validation).ends() | lexical_scorers(corpus.graph, corpus.documents.text)
     weights = dict.fromkeys((*scorers, "counts"), 1.0)
     model.save_pretrained(folder)
-    asking.save(folder, corpus, Mixture({}, {("calls", direction): weights for direction in DIRECTIONS}))
+    asking.save(folder, corpus, ScoreFusion({}, {("calls", direction): weights for direction in DIRECTIONS}))
 
 
 def asked(model: str, repository: str, cache: str, names: list[str]) -> dict:
