@@ -6,7 +6,7 @@
 FOLDER holds the public sets that `lejepa_corpora.py` names. The starting points: an encoder from nothing with a tokenizer of its
 own; the same after some minutes of masked-language modelling on the same texts; a retrieval model on disk, its first layers kept.
 
-Every method has as many steps on as many crops of the same documents, and as many trials (`TRIALS`). A trial is chosen by nDCG@10 on
+Every method that trains has as many steps on as many crops of the same documents, and as many trials (`TRIALS`). A trial is chosen by nDCG@10 on
 SciTLDR's titles; what was chosen is trained with other seeds and tested once on corpora that chose nothing. Each row is written
 when it is known, and a later call goes on from there. A row keeps what every query scored (`scores`), so that differences
 are paired over queries and seeds.
@@ -106,10 +106,13 @@ TRIALS = {
     ],
     BOTH: [
         Trial(BOTH, rate, WHITE, weight=weight, contrastive=1.0)
-        for rate, weight in ((1e-4, 0.1), (3e-4, 0.1), (3e-4, 0.02))
+        for rate, weight in ((1e-5, 0.1), (1e-4, 0.1), (3e-4, 0.1), (3e-4, 0.02))
     ],
-    SIMCSE: [Trial(SIMCSE, rate) for rate in (1e-4, 3e-4, 1e-3)],
-    VICREG: [Trial(VICREG, rate, WHITE, weight=weight) for rate, weight in ((1e-4, 1.0), (3e-4, 1.0), (3e-4, 4.0))],
+    SIMCSE: [Trial(SIMCSE, rate) for rate in (1e-5, 3e-5, 1e-4, 3e-4)],
+    VICREG: [
+        Trial(VICREG, rate, WHITE, weight=weight)
+        for rate, weight in ((1e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (3e-4, 4.0))
+    ],
 }
 MAIN, FURTHER = (START, WHITENED, LEJEPA, RANKING_HEAD, HEAD, RANKING), (BOTH, SIMCSE, VICREG)
 STARTS = (START, WHITENED, HEAD)
