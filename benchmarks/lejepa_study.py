@@ -84,7 +84,6 @@ class Trial:
     dimensions: int = SIZES["hidden_size"]  # of that head
     weight: float = 0.0  # of SIGReg, or of VICReg's covariance term
     contrastive: float = 0.0
-    projector: int = 0  # dimensions of an MLP that the loss looks through, dropped afterwards
     batch: int = 16
 
 
@@ -207,15 +206,10 @@ def trained(start: SentenceTransformer, trial: Trial, texts: list[str], steps: i
     """A trained copy of the start, and what its training took."""
     torch.manual_seed(seed)
     model = with_head(start, trial.head, texts, trial.dimensions) if trial.head else copy.deepcopy(start)
-    seen = model
-    if trial.projector:
-        K = model.get_embedding_dimension()
-        wide = Dense(K, 2 * K, activation_function=nn.GELU())
-        seen = with_head(SentenceTransformer(modules=[*model, wide], device="cpu"), WHITE, texts, trial.projector)
     if frozen:
         freeze(model, frozen)
-    seen.train()
-    loss, rows = new_loss(seen, trial, seed), _batches(seen, texts, trial, steps, seed)
+    model.train()
+    loss, rows = new_loss(model, trial, seed), _batches(model, texts, trial, steps, seed)
     begin, first = time.process_time(), next(rows)
     shares = [gradient_shares(loss, first)] if trial.method in (LEJEPA, BOTH) else []
     values = _train(
@@ -443,7 +437,8 @@ class Study:
         """The row of a trial ("dev") or a test, made where it is missing."""
         asked = {"stage": stage, "start": start, "trial": json.loads(json.dumps(asdict(trial))), "seed": seed}
         for row in self.rows:
-            if asked.items() <= row.items():
+            same = (row["stage"], row["start"], row["seed"]) == (stage, start, seed)
+            if same and asked["trial"].items() <= row["trial"].items():
                 return row
         begin, texts = time.process_time(), self.corpora.train
         model, took = self.start(start, seed), {}
