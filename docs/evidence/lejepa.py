@@ -26,10 +26,16 @@ def _metrics(row: dict) -> dict[str, float]:
     return {corpus: next(iter(metrics.values())) for corpus, metrics in row["metrics"].items()}
 
 
+def _named(method: str, start: str, batch: int = 16) -> str:
+    """A method, and what is not as in most rows."""
+    further = ([STARTS[start]] if start != "scratch" else []) + ([f"{batch} texts"] if batch != 16 else [])
+    return ", ".join((method, *further))
+
+
 def comparison() -> str:
     """Every method's mean over seeds on every corpus."""
     table = [
-        {"start": STARTS[start], "method": method, "seeds": len(rows)}
+        {"method": _named(method, start), "seeds": len(rows)}
         | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
         | {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
         for (start, method), rows in _rows("test").items()
@@ -70,10 +76,7 @@ def differences() -> str:
 def _difference(each: dict) -> dict:
     corpora = {name: value for name, value in each.items() if isinstance(value, dict)}
     return (
-        {
-            "texts": each["batch"],
-            "LeJEPA less": each["against"] + ("" if each["start"] == "scratch" else f", {STARTS[each['start']]}"),
-        }
+        {"LeJEPA less": _named(each["against"], each["start"], each["batch"])}
         | {name: f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})" for name, d in corpora.items()}
         | {"ahead": sum(d["low"] > 0 for d in corpora.values()), "behind": sum(d["high"] < 0 for d in corpora.values())}
     )
