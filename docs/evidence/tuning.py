@@ -62,11 +62,18 @@ def script() -> str:
     """The exported script's speed beside the notebook's."""
     found = result(SCRIPT)
     (each,) = found["comparisons"]
-    within = "within" if each["ratio"] >= each["target_ratio"] else "not within"
+    low, target = each["ratio_range"][0], each["target_ratio"]
+    within = (
+        "not within"
+        if each["ratio"] < target
+        else "within"
+        if low >= target
+        else "in the median, but not in each turn, within"
+    )
     return (
-        f"Run alone in an empty folder by an isolated interpreter, the script of the settings above reached {ratio(each, 2)} times the "
-        f"examples a second of the notebook's own trainer ({each['clock']}, {each['steps']} steps, {found['repetitions']} turns of "
-        f"each): {within} a tenth."
+        f"Alone in an empty folder, in an isolated interpreter, the script with the settings above trained {ratio(each, 2)} times as many "
+        f"examples a second as the notebook's own trainer ({each['clock']}, {each['steps']} steps, median and range of "
+        f"{found['repetitions']} turns): {within} a tenth."
     )
 
 
