@@ -84,7 +84,7 @@ def open_calls(file: str = OPEN_CALLS) -> str:
     seeds = len(rows[_best_encoder(rows)]["mrr_by_seed"])
     last, ahead = rows.get("jedi, then lexical and encoder trained"), ""
     if last:
-        ahead = f"\n\nThe last row is {_difference(last, 'jedi, then lexical')} above jedi, then lexical."
+        ahead = f"\n\nThe last row differs from jedi, then lexical by {_difference(last, 'jedi, then lexical')}."
     return (
         f"{sum(asked.values())} questions of {len(asked)} packages: "
         f"{', '.join(f'{name} ({count})' for name, count in asked.items())}. jedi answers "
