@@ -34,6 +34,9 @@ class Circle:
     def close(self, gap):
         return gap
 
+    def alone(self):
+        return 2
+
 
 class Square:
     def area(self):
@@ -58,6 +61,10 @@ def never(square):
     return square.close()
 
 
+def lonely(shape):
+    return shape.alone()
+
+
 def proved():
     return Circle().area()
 """
@@ -71,6 +78,7 @@ def test_total():
 
 def test_shut():
     assert report.shut(shapes.Circle()) == 1
+    assert report.lonely(shapes.Circle()) == 2
     assert shapes.Square().close() == 0
 
 
@@ -112,6 +120,7 @@ def test_a_trace_has_each_call_of_the_package_with_its_place_and_what_it_reached
     for caller, text, callees in (
         ("total.<locals>.<genexpr>", "shape.area()", ("Circle.area", "Square.area")),
         ("shut", "circle.close(1)", ("Circle.close",)),
+        ("lonely", "shape.alone()", ("Circle.alone",)),
         ("proved", "Circle().area()", ("Circle.area",)),
     ):
         [line] = [number for number, each in enumerate(lines, 1) if text in each]
@@ -125,7 +134,7 @@ def test_a_trace_has_each_call_of_the_package_with_its_place_and_what_it_reached
 
 def test_asked_are_open_calls_outside_of_tests_that_ran_and_that_several_functions_could_answer(asked):
     _, by_name = asked
-    assert by_name.keys() == {"area", "close"}
+    assert by_name.keys() == {"area", "close"}  # `alone` has one candidate, `proved` is resolved, tests are not asked
     assert by_name["area"].true == {"zoo.shapes.Circle.area", "zoo.shapes.Square.area"}
     close = by_name["close"]
     assert (close.caller, close.receiver, close.arguments) == ("zoo.report.shut", "circle", 1)

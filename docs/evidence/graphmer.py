@@ -12,6 +12,7 @@ ABLATIONS = "graphmer_se_ablations_second_split_cpu.json"
 TASKS = "graphmer_se_tasks_second_split_cpu.json"
 FIRST_SPLIT = "graphmer_se_links_cpu.json"
 OPEN_CALLS = "graphmer_open_calls_cpu.json"
+FIRST_OPEN_CALLS = "graphmer_open_calls_first_study_cpu.json"
 CODE_SEARCH, FEWEST_FUNCTIONS = "graphmer_code_search_cpu.json", 100  # of a package that is searched
 FEWEST_QUESTIONS = 10  # of a package that is asked
 ASKING = "graphmer_asking_cpu.json"
@@ -56,7 +57,6 @@ def _best_encoder(rows: dict) -> str:
 
 
 OPEN = {  # as files name them; the benchmark's first form had no "trained"
-    "jedi": "jedi, chance where it does not answer",
     "lexical": "**lexical**: all features",
     "jedi, then lexical": "jedi, then lexical",
     "encoder before training": "encoder before training",
@@ -69,9 +69,9 @@ OPEN = {  # as files name them; the benchmark's first form had no "trained"
 }
 
 
-def open_calls() -> str:
+def open_calls(file: str = OPEN_CALLS) -> str:
     """Which function is meant by a call that the resolver leaves open."""
-    found = result(OPEN_CALLS)
+    found = result(file)
     rows, packages = found["rows"], found["packages"]
     single = max((name for name in rows if name.startswith("one feature")), key=lambda name: rows[name]["mrr"])
     shown = {"chance": "chance", f"best single feature: {single.partition(': ')[2]}": single}
@@ -82,11 +82,14 @@ def open_calls() -> str:
         if each["questions"] >= FEWEST_QUESTIONS
     }
     seeds = len(rows[_best_encoder(rows)]["mrr_by_seed"])
+    last, ahead = rows.get("jedi, then lexical and encoder trained"), ""
+    if last:
+        ahead = f"\n\nThe last row differs from jedi, then lexical by {_difference(last, 'jedi, then lexical')}."
     return (
         f"{sum(asked.values())} questions of {len(asked)} packages: "
-        f"{', '.join('{} {} ({})'.format(name, packages[name]['version'], count) for name, count in asked.items())}. jedi answers "
+        f"{', '.join(f'{name} ({count})' for name, count in asked.items())}. jedi answers "
         f"{found['jedi']['answers']:.0%} of them, {found['jedi']['right']:.0%} rightly. Training of {found['steps']:,} steps, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}.\n\n{_table(rows, shown, {'lexical': 'MRR above lexical (95 % interval)'})}"
+        f"{'seed' if seeds == 1 else 'seeds'}.\n\n{_table(rows, shown, {'lexical': 'MRR above lexical (95 % interval)'})}{ahead}"
     )
 
 
@@ -114,6 +117,11 @@ def _table(rows: dict, shown: dict[str, str], bases: dict[str, str]) -> str:
             if name in rows
         ]
     )
+
+
+def first_open_calls() -> str:
+    """By the benchmark's first form."""
+    return open_calls(FIRST_OPEN_CALLS)
 
 
 SEARCH = {
