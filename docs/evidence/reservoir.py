@@ -3,53 +3,11 @@
 import itertools
 from pathlib import Path
 
-from build import ratio, result, seeds, spread
+from build import ratio, result, spread
 
 from helpers import tables
 from helpers.parameters import extra
 from helpers.reservoir.parameters import READOUT, RESERVOIRS, ReservoirParameters
-
-MODELS = {
-    "reservoir": "reservoir",
-    "transformer": "Llama, same batches and trainer",
-}
-
-
-def _runs() -> list[dict]:
-    return seeds("tinystories_reservoir_cpu")
-
-
-def comparison() -> str:
-    """Reservoir, transformer and counting on the same text."""
-    runs = _runs()
-    rows = []
-    for model, name in MODELS.items():
-        found = [run["comparison"][str(run["seed"])][model] for run in runs]
-        rows.append(
-            {
-                "model": name,
-                "trained": found[0]["trainable"],
-                "frozen": runs[0]["model"]["frozen"] if model == "reservoir" else 0,
-                "bits per byte": spread([each["bits_per_byte"] for each in found]),
-                "perplexity": spread([each["perplexity"] for each in found], 2),
-            }
-        )
-    baselines = runs[0]["eval"]["baselines"]
-    for name, found in sorted(baselines.items(), key=lambda pair: pair[1]["bits_per_byte"]):
-        rows.append(
-            {
-                "model": name,
-                "trained": "closed form" if "ridge" in name else "counts",
-                "bits per byte": f"{found['bits_per_byte']:.3f}",
-                "perplexity": f"{found['perplexity']:.1f}",
-            }
-        )
-    steps, data = runs[0]["train"]["steps"], runs[0]["data"]
-    return (
-        f"{data['train_tokens']:,} tokens of real stories to train on, vocabulary of {data['vocab_size']:,}; {steps:,} steps; "
-        f"{len(runs)} seeds (weights, reservoirs and data order), mean ± sample standard deviation:\n\n"
-        + tables.markdown(rows)
-    )
 
 
 def speed() -> str:
@@ -74,7 +32,7 @@ def speed() -> str:
     )
 
 
-STUDY = "reservoir_study_cpu.json"
+STUDY, LONGER = "reservoir_study_cpu.json", "reservoir_study_long_cpu.json"
 
 
 def _signed(share: float) -> str:
@@ -109,8 +67,44 @@ def cost() -> str:
     return "Processor time on one core, evaluation included:\n\n" + tables.markdown(rows)
 
 
-def _study(names: tuple[str, ...]) -> str:
-    found = result(STUDY)
+def longer() -> str:
+    """More steps on more stories, and how the distances from the first row change with that."""
+    found, shorter = result(LONGER), result(STUDY)["rows"]
+    distances = [
+        f"{name} {_signed(shorter[name]['above_first'])} before and {_signed(row['above_first'])} here"
+        for name, row in found["rows"].items()
+        if row["above_first"]
+    ]
+    return f"{_study(tuple(found['rows']), LONGER)}\n\nThe distance from the reservoirs: {'; '.join(distances)}."
+
+
+def context() -> str:
+    """Bits per byte against the tokens read before, in a stream of stories."""
+    found = result("reservoir_context_cpu.json")
+    contexts = list(max((row["bits_per_byte"] for row in found["rows"].values()), key=len))
+    rows = []
+    for name, row in found["rows"].items():
+        longest = list(row["bits_per_byte"])[-1]
+        low_high = row["above_a_block"].get(longest)
+        rows.append(
+            {"model": name}
+            | {f"{int(c):,}": f"{row['bits_per_byte'][c]:.3f}" if c in row["bits_per_byte"] else "" for c in contexts}
+            | {"the last against 128": _within(low_high) if low_high else "", "seeds": row["seeds"]}
+        )
+    study = found["study"]
+    return (
+        f"Bits per byte of the same {found['predicted_tokens']:,} test tokens by the number of tokens read before them; models of "
+        f"{study['steps']} steps on {study['stories']:,} stories; 95 % over the pieces:\n\n{tables.markdown(rows)}"
+    )
+
+
+def _within(found: list[float]) -> str:
+    share, low, high = found
+    return f"{_signed(share)} ({_signed(low)} to {_signed(high)})"
+
+
+def _study(names: tuple[str, ...], file: str = STUDY) -> str:
+    found = result(file)
     rows = []
     for name in names:
         row = found["rows"][name]
@@ -148,21 +142,24 @@ def parameters() -> str:
 
 
 def headline() -> str:
-    """The study in a few words, for README.md, and what is left of the longer runs."""
+    """The study in a few words, for README.md, and the longer one."""
     found = result(STUDY)
     rows = found["rows"]
     names = ("reservoirs", "RWKV", "Llama", "Kneser-Ney with a cache")
     ours, rwkv, llama, counts = (spread(rows[name]["test"]) for name in names)
     against = " to ".join(map(_signed, rows["RWKV"]["interval"]))
-    long, short = _runs()[0]["train"]["steps"], found["steps"]
-    older = {
-        model: [run["comparison"][str(run["seed"])][model]["bits_per_byte"] for run in _runs()] for model in MODELS
-    }
+    long = result(LONGER)
+    distances = " and ".join(
+        f"{name} {_signed(row['above_first'])} ({' to '.join(map(_signed, row['interval']))})"
+        for name, row in long["rows"].items()
+        if row["above_first"]
+    )
+    left_out = " and ".join(sorted({"RWKV", "Llama"} - set(long["rows"])))
     return (
-        f"**{ours} bits per byte** of TinyStories after {short} steps on {found['tokens']['train']:,} tokens. With as many trained "
-        f"weights and trials RWKV, which is trained through time, has {rwkv} ({against}), a Llama {llama}; counting (Kneser-Ney with a "
-        f"cache) {counts}. In {long:,} steps, tried with an earlier version only, the Llama was ahead: {spread(older['transformer'])} "
-        f"against {spread(older['reservoir'])}"
+        f"**{ours} bits per byte** of TinyStories after {found['steps']} steps on {found['tokens']['train']:,} tokens. With as many "
+        f"trained weights and trials RWKV, which is trained through time, has {rwkv} ({against}), a Llama {llama}; counting (Kneser-Ney "
+        f"with a cache) {counts}. After {long['steps']} steps on {long['tokens']['train']:,} tokens, one seed, the lead is smaller: {distances}"
+        + (f"; {left_out} was not run that long" if left_out else "")
     )
 
 
