@@ -63,9 +63,11 @@ def render(source_folder: Path) -> dict[str, bytes]:
 
 
 def written(built: NotebookNode) -> bytes:
-    """The file of a notebook: a line of JSON for each line of a cell, not indented or spaced, which would be 2 % of it."""
-    cells = json.loads(nbformat.writes(built))
-    return (json.dumps(cells, indent=0, separators=(",", ":"), ensure_ascii=False) + "\n").encode()
+    """The file of a notebook: a line of JSON for each cell. Indented, with a line for each line of a cell, it would be 1 % larger."""
+    *head, cells = ((name, part) for name, part in sorted(built.items(), key=lambda each: each[0] == "cells"))
+    lines = [json.dumps(cell, separators=(",", ":"), ensure_ascii=False) for cell in cells[1]]
+    rest = json.dumps(dict(head), separators=(",", ":"), ensure_ascii=False)
+    return (f'{rest[:-1]},"cells":[\n' + ",\n".join(lines) + "\n]}\n").encode()
 
 
 def notebook(source: Path, twin: str) -> NotebookNode:

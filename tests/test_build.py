@@ -55,7 +55,7 @@ import helpers.parameters
 
 print(helpers.__file__, use_tpu)
 """
-MOST_BYTES = {"graphmer_se": 190_000}  # of a notebook's file; 130,000 for the others
+MOST_BYTES = {"graphmer_se": 191_500, "hardware_tuning": 117_000}  # of a notebook's file; 132,000 for the others
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"
 
 
@@ -288,7 +288,7 @@ def test_a_notebook_carries_no_room_but_its_own_and_stays_small(source):
         notebook = build.notebook(source, twin)
         folders = {Path(name).parts[1] for name in carried(notebook) if len(Path(name).parts) > 2}
         assert len(folders & rooms) == 1
-        assert len(build.written(notebook)) <= MOST_BYTES.get(source.stem, 130_000)
+        assert len(build.written(notebook)) <= MOST_BYTES.get(source.stem, 132_000)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

@@ -189,8 +189,6 @@ from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters
 from helpers.runtime import detect
 
-from .test_legal_layout import taught
-
 try:
     load_model(LegalParameters(base_model="owner/model"), detect(False))
 except Exception as error:

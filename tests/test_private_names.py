@@ -60,10 +60,13 @@ USED = {
 CALLED_BY = {"_reorder_cache": "_is_stateful"}  # beam search asks for the one where the other says so
 OPERATIONS = (
     "_local_scalar_dense",
+    "_log_softmax",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_softmax",
+    "_to_copy",
 )
 ELSEWHERE = {  # tested below, or of the standard library
     "_XLAC",

@@ -25,6 +25,7 @@ GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
     "max_position_embeddings": 2_048,
     "use_bidirectional_attention": True,
 }
+KINDS = ("documents", "pairs", "triplets")
 DEFAULT_KIND = "triplets"  # MS MARCO's, of the default data_source
 GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
 
@@ -36,9 +37,11 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     """
     default = EmbeddingParameters.defaults()
     name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length
-    rows, kind = asked.examples or default.num_samples, asked.method or DEFAULT_KIND
+    kind = asked.method if asked.method in KINDS else DEFAULT_KIND  # other notebooks have other methods
     views = default.columns(kind)
-    return recipe(rows, views, length), (_made if weights else _weightless)(name, length, views, kind)
+    return recipe(asked.examples or default.num_samples, views, length), (_made if weights else _weightless)(
+        name, length, views, kind
+    )
 
 
 def _made(name: str, length: int, views: int, kind: str, weights: bool = True) -> Workload:
