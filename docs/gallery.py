@@ -102,7 +102,7 @@ def shown(notebook: nbformat.NotebookNode, replaced: dict[str, str]) -> nbformat
             {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
         )
         if "outputs" in cell:
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = joined([output for output in cell.outputs if output.get("name") != "stderr"])
         for output in cell.get("outputs", []):
             if "text" in output:
                 output.text = without(output.text, replaced)
@@ -115,6 +115,17 @@ def shown(notebook: nbformat.NotebookNode, replaced: dict[str, str]) -> nbformat
         {key: value for key, value in notebook.metadata.items() if key in ("kernelspec", "language_info")}
     )
     return notebook
+
+
+def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Lines that were printed one after another as one output."""
+    found: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if found and output.output_type == found[-1].output_type == "stream":
+            found[-1].text += output.text
+        else:
+            found.append(output)
+    return found
 
 
 def without(text: str, replaced: dict[str, str]) -> str:

@@ -20,7 +20,7 @@ CELLS = [
     nbformat.v4.new_code_cell("\nPAYLOAD = 'c0ffee'"),
     nbformat.v4.new_markdown_cell("# Title\n\n## What it drew"),
     nbformat.v4.new_code_cell(
-        "import os, sys\nprint(os.getcwd() + '/result')\nprint('a library', 'warns', file=sys.stderr)"
+        "import os, sys, time\nprint(os.getcwd() + '/result', flush=True)\ntime.sleep(0.5)\nprint('a later line')\nprint('a library', 'warns', file=sys.stderr)"
     ),
     nbformat.v4.new_code_cell(
         "from IPython.display import Image, display\nimport base64\n"
@@ -50,6 +50,12 @@ def test_a_copy_shows_what_was_printed_and_nothing_of_this_machine(published):
         shown = (published / page).read_text()
         assert "a library warns" not in shown
         assert str(published.parent) not in shown
+
+
+def test_what_was_printed_line_after_line_is_one_output(published):
+    cells = nbformat.read(published / "probe.ipynb", as_version=4).cells
+    (printed,) = next(cell for cell in cells if "a later line" in cell.source).outputs
+    assert printed.text == "outputs/result\na later line\n"
 
 
 def test_the_last_figure_is_a_picture_of_its_own_and_is_described(published):
