@@ -55,7 +55,13 @@ import helpers.parameters
 
 print(helpers.__file__, use_tpu)
 """
-MOST_BYTES = {"graphmer_se": 191_500, "hardware_tuning": 117_000}  # of a notebook's file; 132,000 for the others
+MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not raised; 130,000 for a new one
+    "graphmer_se": 191_500,
+    "hardware_tuning": 116_600,
+    "legal_cot_sft": 130_900,
+    "lejepa_training": 132_000,
+    "tinystories_reservoir": 131_300,
+}
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"
 
 
@@ -288,7 +294,7 @@ def test_a_notebook_carries_no_room_but_its_own_and_stays_small(source):
         notebook = build.notebook(source, twin)
         folders = {Path(name).parts[1] for name in carried(notebook) if len(Path(name).parts) > 2}
         assert len(folders & rooms) == 1
-        assert len(build.written(notebook)) <= MOST_BYTES.get(source.stem, 132_000)
+        assert len(build.written(notebook)) <= MOST_BYTES.get(source.stem, 130_000)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
