@@ -81,13 +81,13 @@ def asked_for(case: Case, runtime):
         return room(case.notebook).planned(asked, runtime)
 
 
-def by_planner(workload, step: dict, chips: int) -> dict:
+def by_planner(workload, step: dict) -> dict:
     """What the planner says of a step: memory, and the bytes that it cannot do without.
 
     These are all weights read in each pass, the update's, and what is kept for backward, written once and read once.
     """
     how = {name: step[name] for name in ("precision", "length", "checkpointing", "accumulating")}
-    counted = count(workload, step["examples_a_chip"], kind="xla", chips=chips, **how)
+    counted = count(workload, step["examples_a_chip"], kind="xla", **how)
     program = workload
     if workload.program and step["accumulating"]:
         program = replace(workload, loss=workload.program)
@@ -111,7 +111,7 @@ def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
         "accumulating": planned.gradient_accumulation_steps > 1,
     }
     about = {"case": case.name, "notebook": case.notebook, "examples_a_chip": planned.per_device_batch_size, **step}
-    about |= by_planner(workload, about, chips.count)
+    about |= by_planner(workload, about)
     traced = trace(workload, planned.per_device_batch_size * chips.count, **step)
     try:
         made = tpu_compiler.compile_step(traced, hardware)
@@ -141,8 +141,8 @@ def main() -> int:
             name = f"{case.name}/{hardware}"
             if any(fnmatch.fnmatch(name, pattern) for pattern in given.only) and (name in steps or not given.recount):
                 if given.recount:
-                    chips = machine(hardware)
-                    steps[name] |= by_planner(asked_for(case, runtime_of(chips))[1], steps[name], chips.count)
+                    runtime = runtime_of(machine(hardware))
+                    steps[name] |= by_planner(asked_for(case, runtime)[1], steps[name])
                 else:
                     steps[name] = compiled(case, hardware, given.programs)
                 write(given.output, about, steps=steps)

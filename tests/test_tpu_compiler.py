@@ -147,5 +147,5 @@ def test_the_planners_memory_is_within_a_tenth_of_the_compilers(name):
     case = next(each for each in benchmark.CASES if each.name == step["case"])
     chips = machine(step["hardware"])
     _, workload = benchmark.asked_for(case, runtime_of(chips))
-    found = benchmark.by_planner(workload, step, chips.count)
+    found = benchmark.by_planner(workload, step)
     assert found["planned_peak"] == pytest.approx(step["peak"], rel=0.1)

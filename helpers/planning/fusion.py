@@ -52,22 +52,21 @@ class FusedBytes(LiveBytes):
     - A product that a softmax reads, or a batched one that is cast, stays in fp32: XLA leaves out the rounding between the two.
     - A softmax's result is written in half precision.
     - The tanh of GELU's approximation stays in fp32.
-    - Dropout keeps a byte a number, and where the numbers are half precision, those of all chips.
+    - Dropout keeps a byte a number.
 
     Args:
         tensors: what is there already.
         half: products are bf16.
-        chips: that share the batch.
     """
 
-    def __init__(self, tensors, half: bool, chips: int):
+    def __init__(self, tensors, half: bool):
         super().__init__(tensors)
-        self.half, self.chips = half, chips
+        self.half = half
         self._from: dict[int, tuple[Written, ...]] = {}  # storage: what its numbers are computed from
 
     def made(self, func, args, kwargs, results) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self._write(results[0], 1, times=self.chips if results[0].element_size() == 2 else 1)
+            self._write(results[0], 1)
         elif func in SOFTMAXES:
             self._softmax(func, args, results[0])
         elif func is aten.gelu.default and kwargs.get("approximate") == "tanh":
@@ -130,8 +129,8 @@ class FusedBytes(LiveBytes):
         if not self._known(tensor):
             self._write(tensor, half=rounded and tensor.element_size() == 2)
 
-    def _write(self, tensor, width: int | None = None, *, times: int = 1, **marks) -> None:
-        size = times * _tiles(tensor.shape, min(width or 8, tensor.element_size()))
+    def _write(self, tensor, width: int | None = None, **marks) -> None:
+        size = _tiles(tensor.shape, min(width or 8, tensor.element_size()))
         self._hold(tensor, (Written(self, size, tensor.shape, **marks),))
 
     def _known(self, tensor) -> bool:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from helpers import xla
+
 if TYPE_CHECKING:
     from .tpu_step import Traced
 
@@ -141,6 +143,7 @@ def _devices(hardware: str) -> list:
     # Read by libtpu, which looks for a machine with chips otherwise, and wants it for itself.
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    xla.set_libtpu_arguments()
     import libtpu
     from jax.experimental import topologies
 
