@@ -120,7 +120,7 @@ def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
     if programs:
         programs.mkdir(parents=True, exist_ok=True)
         (programs / f"{case.name}-{hardware}.hlo".replace(" ", "_")).write_text(made.program, encoding="utf-8")
-    return about | made.results()
+    return about | made.results() | {"name": f"{case.notebook} {case.name}"}  # not the folder of a local model
 
 
 def main() -> int:
