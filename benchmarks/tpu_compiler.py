@@ -112,7 +112,7 @@ def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
     }
     about = {"case": case.name, "notebook": case.notebook, "examples_a_chip": planned.per_device_batch_size, **step}
     about |= by_planner(workload, about)
-    traced = trace(workload, planned.per_device_batch_size * chips.count, **step)
+    traced = trace(workload, planned.per_device_batch_size * chips.count, chips=chips.count, **step)
     try:
         made = tpu_compiler.compile_step(traced, hardware)
     except tpu_compiler.DoesNotFitChip as error:

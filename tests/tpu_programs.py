@@ -55,8 +55,9 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
 
 def compiled(step: Workload, hardware: str) -> dict:
     """What the compiler says of it, and beside it: memory as planned, bytes of random numbers, whether a second step is the same."""
-    examples = EXAMPLES * machine(hardware).count
-    traced, again = trace(step, examples), trace(step, examples)
+    chips = machine(hardware).count
+    examples = EXAMPLES * chips
+    traced, again = (trace(step, examples, chips=chips) for _ in range(2))
     found = tpu_compiler.compile_step(traced, hardware)
     return found.results() | {
         "held": traced.held,

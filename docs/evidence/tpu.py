@@ -54,6 +54,22 @@ def moved() -> str:
     return within + "\n\n" + tables.markdown(rows)
 
 
+def draws() -> str:
+    """Steps on eight chips that draw for all of them, beside the same where each draws for its own examples."""
+    own = result("tpu_compiler_steps.json")["steps"]
+    rows = [
+        {
+            "step on v5e-8": before["case"],
+            "memory of a chip": f"{tables.size(before['peak'])} → {tables.size(own[name]['peak'])}",
+            "moved": f"{tables.size(before['moved'])} → {tables.size(own[name]['moved'])}",
+            "of the least": f"{before['moved'] / before['least_moved']:.2f} → {own[name]['moved'] / own[name]['least_moved']:.2f}",
+        }
+        for name, before in result("tpu_compiler_steps_drawing_for_all.json")["steps"].items()
+        if before["examples"] == own[name]["examples"]
+    ]
+    return tables.markdown(rows)
+
+
 def _share(step: dict, *words: str) -> float:
     """Of the bytes moved, by the parts that are named after one of the words; only the largest parts are known."""
     return sum(size for name, size in step["largest"] if any(word in name for word in words)) / step["moved"]

@@ -30,7 +30,7 @@ def add_tiled_loss(model, groups: int = 1) -> None:
 
     Args:
         model: a transformers causal language model; of a PEFT model its base model.
-        groups: devices that a batch is split over along its first axis, in this process (SPMD).
+        groups: devices that a batch is split over along its first axis, in this process (SPMD); kept as `model.batch_groups`.
     """
     text_config = model.config.get_text_config()
     changed = [name for name in LOGIT_CHANGES if getattr(text_config, name, None) not in (None, 1, 1.0)]
@@ -49,8 +49,9 @@ def add_tiled_loss(model, groups: int = 1) -> None:
                 logits_BTV.float().flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum"
             )
         hidden_BTD = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
-        return tiled_nll(hidden_BTD, head.weight, target_BT, groups=groups)
+        return tiled_nll(hidden_BTD, head.weight, target_BT, groups=self.batch_groups)
 
+    model.batch_groups = groups
     model.forward = types.MethodType(forward, model)
 
 

@@ -56,6 +56,7 @@ def trace(
     length: int = 0,
     checkpointing: bool = False,
     accumulating: bool = False,
+    chips: int = 1,
 ) -> Traced:
     """The optimizer step after a micro-batch; where a run cuts that into programs, the last and largest of them.
 
@@ -66,6 +67,7 @@ def trace(
         length: tokens of a sequence; 0 = the workload's.
         checkpointing: activations are computed again in backward.
         accumulating: gradients of earlier micro-batches are added to.
+        chips: that will share the micro-batch; modules with `batch_groups` sum over each chip's part by itself.
     """
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
@@ -78,6 +80,9 @@ def trace(
         attention.use_one_dtype(transformer)
         if checkpointing:
             attention.checkpoint_activations(transformer, "xla")
+    for module in model.modules():
+        if hasattr(module, "batch_groups"):
+            module.batch_groups = chips
     batch = tree_map_only(torch.Tensor, _placeholder, workload.batch(examples, length or workload.length))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
