@@ -3,7 +3,8 @@
     python benchmarks/tpu_compiler.py                     # every step for v5e-1 and v5e-8; two hours on two cores, no TPU
     python benchmarks/tpu_compiler.py 'legal*/v5e-1'      # the named ones; the rest of the file stays
     python benchmarks/tpu_compiler.py --programs DIR      # keeps the compiled programs, to be read
-    python benchmarks/tpu_compiler.py --recount           # compiles nothing: the planner's figures anew, beside the compiler's
+    python benchmarks/tpu_compiler.py --recount           # compiles nothing: the planner's figures anew, beside the compiler's;
+                                                          # with --programs also what the kept programs move
 
 The model, the length and the micro-batch are those that the notebook would take on that slice. Nothing is executed.
 """
@@ -119,8 +120,12 @@ def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
         return about | {"problem": str(error)}
     if programs:
         programs.mkdir(parents=True, exist_ok=True)
-        (programs / f"{case.name}-{hardware}.hlo".replace(" ", "_")).write_text(made.program, encoding="utf-8")
+        program_file(programs, case, hardware).write_text(made.program, encoding="utf-8")
     return about | made.results() | {"name": f"{case.notebook} {case.name}"}  # not the folder of a local model
+
+
+def program_file(folder: Path, case: Case, hardware: str) -> Path:
+    return folder / f"{case.name}-{hardware}.hlo".replace(" ", "_")
 
 
 def main() -> int:
@@ -143,6 +148,8 @@ def main() -> int:
                 if given.recount:
                     runtime = runtime_of(machine(hardware))
                     steps[name] |= by_planner(asked_for(case, runtime)[1], steps[name])
+                    if given.programs and (kept := program_file(given.programs, case, hardware)).exists():
+                        steps[name] |= tpu_compiler.read(kept.read_text(encoding="utf-8"))
                 else:
                     steps[name] = compiled(case, hardware, given.programs)
                 write(given.output, about, steps=steps)

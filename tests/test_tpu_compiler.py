@@ -150,6 +150,8 @@ def test_bytes_of_a_program_are_those_that_cross_the_border_of_the_chips_memory(
     assert moved["copy-start"] == wide  # read once; what it becomes lies in the core
     assert moved["fusion aten__mul y/z/model.py:7"] == wide + narrow  # written, and the one operand that lies outside
     assert moved["fusion"] == 2 * narrow  # in place: what is put there is read, and written
+    arrays = dict(found["arrays"])
+    assert arrays["f32[8,128]"] == 4 * wide and arrays["bf16[4,128]"] == 3 * narrow
     assert found["moved"] == wide + (wide + narrow) + 2 * narrow + 2 * wide
 
 
