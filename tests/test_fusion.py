@@ -58,6 +58,15 @@ def test_dropout_keeps_a_byte_a_number(dtype):
         assert dropped.dtype == dtype
 
 
+@pytest.mark.parametrize(("rounded", "width"), [(True, 4), (False, 2)])
+def test_dropout_of_rounded_shares_keeps_those_in_fp32(rounded, width):
+    with counted((4, 256, 128), (4, 128, 256)) as (live, query, key):
+        shares = (query @ key).float().softmax(-1)
+        dropped = functional.dropout(shares.bfloat16() if rounded else shares, 0.1)
+        assert live.now - live.before == (width + 1) * 4 * 256 * 256
+        assert dropped.shape == shares.shape
+
+
 def test_attention_keeps_its_operands_and_its_shares_in_half_precision():
     heads, tokens, width = 4, 256, 128
     with counted(*[(heads, tokens, width)] * 3) as (live, query, key, value):
