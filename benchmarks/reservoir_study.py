@@ -150,10 +150,12 @@ def main() -> None:
             row = ROWS[name]
             if row.kind == "counts" and seed:
                 continue  # nothing is drawn
-            own = bool(row.rates)
-            rates = row.rates if own and seed == 0 else (chosen_rate(folder, name if own else FIRST),)
             if known:
                 rates = (known[name]["rate"] or 0.0,)
+            elif row.rates and seed == 0:
+                rates = row.rates
+            else:
+                rates = (chosen_rate(folder, name if row.rates else FIRST),)
             for rate in rates:
                 path = run_path(folder, name, seed, rate)
                 if not path.exists():
