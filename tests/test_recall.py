@@ -89,7 +89,7 @@ def test_the_boost_is_the_trusted_sum_of_kernels_at_the_proposed_tokens():
             trust = recall.weight @ x[b, t] + recall.bias
             for s in range(W + T):
                 expected[b, t, proposed[b, s]] += trust @ weights[b, t, :, s]
-    assert torch.allclose(recall(logits, x, proposed, weights), expected, atol=1e-5)
+    assert torch.allclose(recall(logits.flatten(0, 1), x, proposed, weights).view(B, T, V), expected, atol=1e-5)
 
 
 def model(**settings):

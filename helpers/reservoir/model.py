@@ -249,15 +249,17 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         _, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
         features, state = self.features(input_ids, state, attention_mask)
         if self.ridge is not None:
-            logits_BTV = self.ridge(features[-1])
+            logits_RV = self.ridge(features[-1].flatten(0, 1))
         else:
             x_BTD = self.readout(input_ids, features)
-            logits_BTV = self.head(x_BTD)
+            # Of rows: with [B, T, V], a view, what recall adds in place would make backward copy its gradient three times.
+            logits_RV = self.head(x_BTD.flatten(0, 1))
         del features  # backward keeps them normalised
         if self.recall is not None:
             tokens, weights, line_BW = proposals(line_BW, input_ids, mask, since_BU)
-            logits_BTV = self.recall(logits_BTV, x_BTD, tokens, weights)
+            logits_RV = self.recall(logits_RV, x_BTD, tokens, weights)
             state = torch.cat((state, line_BW), dim=1)
+        logits_BTV = logits_RV.unflatten(0, input_ids.shape)
         loss = None
         if labels is not None:
             loss = self.loss_function(
