@@ -94,7 +94,7 @@ def carried(model: PreTrainedModel, ids_RC: torch.Tensor) -> np.ndarray:
     state = None
     for ids_RL in before_RC.split(READ_AT_ONCE, dim=1):
         if hasattr(model, "advance"):
-            state = model.advance(ids_RL, state)
+            _, state = model.features(ids_RL, state)
         else:
             state = model.rwkv(ids_RL, state=state, use_cache=True).state
     return nats(model(piece_RT[:, :-1], state=state).logits, piece_RT)

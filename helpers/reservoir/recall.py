@@ -45,11 +45,11 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         since_BU: as of `scans.since_begin`: nothing of another text is proposed or compared.
 
     Returns:
-        The proposed tokens [B, S], their weights [B, T, K, S], and the line after the last token.
+        The proposed tokens [B, S] and their weights [B, T, K, S].
     """
     W, T = line_BW.shape[1], input_ids.shape[1]
     dtype = line_BW.dtype
-    ids_BS, last_BW = read(line_BW, input_ids, mask_BT, since_BU)
+    ids_BS, _ = read(line_BW, input_ids, mask_BT, since_BU)
     position_S = torch.arange(W + T, device=ids_BS.device)
     age_TS = position_S[W:, None] - position_S
     in_text_BTS = True if since_BU is None else age_TS <= since_BU[:, :-1, None]
@@ -69,7 +69,7 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         match_BTS = match_BTS * same_BTS * in_line_TS
         if n in MATCHES:
             kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1))
-    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2), last_BW
+    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2)
 
 
 class Recall(nn.Module):
