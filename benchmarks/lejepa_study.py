@@ -4,7 +4,7 @@
     python benchmarks/lejepa_study.py --data FOLDER --backbone MINILM --starts retrieval      # from a trained retrieval model
 
 FOLDER holds the public sets that `lejepa_corpora.py` names. The starting points: an encoder from nothing with a tokenizer of its
-own; the same after some minutes of masked-language modelling on the same texts; a retrieval model on disk, its first layers kept.
+own; word vectors from nothing; the encoder after some minutes of masked-language modelling on the same texts; a retrieval model on disk, its first layers kept.
 
 Every method that trains has as many steps on as many crops of the same documents, and as many trials (`TRIALS`). A trial is chosen by nDCG@10 on
 SciTLDR's titles; what was chosen is trained with other seeds and tested once on corpora that chose nothing. Each row is written
@@ -40,7 +40,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
     InformationRetrievalEvaluator,
 )
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding, Transformer
 from sentence_transformers.util import cos_sim
 from torch import nn
 from transformers import (
@@ -67,11 +67,11 @@ SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "
 VOCABULARY, LENGTH = 4096, 64  # tokens read in a test
 CROP = {"min_share": 0.1, "max_share": 0.5, "max_words": 24}
 CROP_LENGTH = 40  # tokens
-STEPS = {"scratch": 150, "mlm": 150, "retrieval": 100}
+STEPS = {"scratch": 150, "words": 1000, "mlm": 150, "retrieval": 100}
 MLM_STEPS, MLM_RATE = 500, 1e-3
 HEAD_TEXTS = 1000
 SEEDS = (1, 2, 3)  # tested with; trials have another
-SCRATCH, MLM, RETRIEVAL = "scratch", "mlm", "retrieval"
+SCRATCH, WORDS, MLM, RETRIEVAL = "scratch", "words", "mlm", "retrieval"
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,22 @@ TRIALS = {
 }
 STARTS = (START, WHITENED, HEAD)
 AGAINST = (*STARTS, RANKING, RANKING_HEAD)
+WORDS_TRIALS = {
+    **{method: TRIALS[method] for method in STARTS},
+    LEJEPA: [
+        *(Trial(LEJEPA, rate, WHITE, weight=weight) for rate, weight in ((3e-4, 0.1), (1e-3, 0.1), (3e-3, 0.1))),
+        Trial(LEJEPA, 1e-3, WHITE, weight=0.3),
+    ],
+    RANKING: [Trial(RANKING, rate) for rate in (3e-4, 1e-3, 3e-3, 1e-2)],
+    RANKING_HEAD: [
+        *(Trial(RANKING_HEAD, rate, WHITE) for rate in (3e-5, 1e-4, 3e-4)),
+        Trial(RANKING_HEAD, 1e-4, PARTLY),
+    ],
+    VICREG: [
+        Trial(VICREG, rate, WHITE, weight=weight)
+        for rate, weight in ((3e-4, 1.0), (1e-3, 1.0), (3e-3, 1.0), (1e-3, 4.0))
+    ],
+}
 FROZEN = 3  # layers of the retrieval model
 GENTLE = (0.5, 0.2)  # the notebook's head
 RETRIEVAL_TRIALS = {
@@ -145,6 +161,14 @@ def scratch(corpora: Corpora, seed: int) -> SentenceTransformer:
         vocab_size=len(tokenizer), max_position_embeddings=LENGTH, pad_token_id=tokenizer.pad_token_id, **SIZES
     )
     return _pooled(BertModel(config, add_pooling_layer=False), tokenizer)
+
+
+def words(corpora: Corpora, seed: int) -> SentenceTransformer:
+    """The mean of random word vectors, with `scratch`'s tokenizer: an encoder whose lengths of vectors can weigh the words."""
+    tokenizer = _train_tokenizer(corpora.train, VOCABULARY)
+    drawn = torch.randn(len(tokenizer), SIZES["hidden_size"], generator=torch.Generator().manual_seed(seed))
+    vectors = StaticEmbedding(tokenizer.backend_tokenizer, embedding_weights=0.02 * drawn)
+    return SentenceTransformer(modules=[vectors], device="cpu")
 
 
 def masked(corpora: Corpora, folder: Path) -> SentenceTransformer:
@@ -433,10 +457,11 @@ class Study:
 
     def start(self, name: str, seed: int) -> SentenceTransformer:
         """From nothing every seed has other weights; the others are what they are."""
-        seed = seed if name == SCRATCH else 0
+        seed = seed if name in (SCRATCH, WORDS) else 0
         if (name, seed) not in self.starts:
             make = {
                 SCRATCH: lambda: scratch(self.corpora, seed),
+                WORDS: lambda: words(self.corpora, seed),
                 MLM: lambda: masked(self.corpora, self.arguments.work / "mlm"),
                 RETRIEVAL: lambda: retrieval(self.arguments.backbone),
             }
@@ -475,7 +500,7 @@ class Study:
         return max(trials, key=lambda trial: self.row("dev", start, trial, 0)["dev"])
 
     def test(self, start: str, trial: Trial) -> None:
-        for seed in SEEDS if start != RETRIEVAL and (start == SCRATCH or trial.learning_rate) else SEEDS[:1]:
+        for seed in SEEDS if start in (SCRATCH, WORDS) or trial.learning_rate else SEEDS[:1]:
             self.row("test", start, trial, seed)
 
     def write(self, **parts) -> None:
@@ -534,7 +559,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=report.ROOT / "docs/results/lejepa_study_cpu.json")
     parser.add_argument("--summarise", action="store_true", help="only the intervals of the rows that are there")
-    parser.add_argument("--starts", nargs="+", choices=(SCRATCH, MLM, RETRIEVAL), default=(SCRATCH, MLM))
+    parser.add_argument("--starts", nargs="+", choices=(SCRATCH, WORDS, MLM, RETRIEVAL), default=(SCRATCH, WORDS, MLM))
     parser.add_argument("--methods", nargs="+", choices=tuple(TRIALS), help="default: all of the start")
     parser.add_argument(
         "--batches", nargs="+", type=int, default=(16,), help="texts of a step; settings are chosen at 16"
@@ -548,7 +573,7 @@ def main() -> None:
 def run(study: Study) -> None:
     """The rows that were asked for, all methods of a start one after the other."""
     for start in study.arguments.starts:
-        trials = RETRIEVAL_TRIALS if start == RETRIEVAL else TRIALS
+        trials = {RETRIEVAL: RETRIEVAL_TRIALS, WORDS: WORDS_TRIALS}.get(start, TRIALS)
         for method in study.arguments.methods or trials:
             chosen = study.chosen(start, trials[method])
             for batch in study.arguments.batches if chosen.learning_rate else (chosen.batch,):
