@@ -67,7 +67,7 @@ SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "
 VOCABULARY, LENGTH = 4096, 64  # tokens read in a test
 CROP = {"min_share": 0.1, "max_share": 0.5, "max_words": 24}
 CROP_LENGTH = 40  # tokens
-STEPS = {"scratch": 150, "words": 1000, "mlm": 150, "retrieval": 100}
+STEPS = {"scratch": 150, "words": 1000, "mlm": 150, "retrieval": 60}
 MLM_STEPS, MLM_RATE = 500, 1e-3
 HEAD_TEXTS = 1000
 SEEDS = (1, 2, 3)  # tested with; trials have another
@@ -138,11 +138,11 @@ RETRIEVAL_TRIALS = {
     WHITENED: [Trial(WHITENED, head=WHITE)],
     HEAD: [Trial(HEAD, head=head) for head in ((0.5, 0.0), GENTLE, (0.5, 0.6), PARTLY)],
     RANKING: [Trial(RANKING, rate) for rate in (2e-6, 1e-5, 5e-5)],
-    RANKING_HEAD: [Trial(RANKING_HEAD, rate, GENTLE) for rate in (2e-6, 1e-5, 5e-5)],
     LEJEPA: [
         *(Trial(LEJEPA, rate, GENTLE, weight=weight) for rate, weight in ((1e-5, 0.02), (1e-5, 0.1), (5e-5, 0.02))),
         Trial(LEJEPA, 1e-5, WHITE, weight=0.1),
     ],
+    RANKING_HEAD: [Trial(RANKING_HEAD, rate, GENTLE) for rate in (2e-6, 1e-5, 5e-5)],
     BOTH: [Trial(BOTH, rate, GENTLE, weight=0.02, contrastive=1.0) for rate in (2e-6, 1e-5, 5e-5)],
 }
 RETRIEVAL_TRIALS = {
@@ -500,7 +500,9 @@ class Study:
         return max(trials, key=lambda trial: self.row("dev", start, trial, 0)["dev"])
 
     def test(self, start: str, trial: Trial) -> None:
-        for seed in SEEDS if start in (SCRATCH, WORDS) or trial.learning_rate else SEEDS[:1]:
+        """With three seeds, of the slow retrieval model with two, and once where no seed changes anything."""
+        seeds = SEEDS[:2] if start == RETRIEVAL else SEEDS
+        for seed in seeds if start in (SCRATCH, WORDS) or trial.learning_rate else seeds[:1]:
             self.row("test", start, trial, seed)
 
     def write(self, **parts) -> None:
