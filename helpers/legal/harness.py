@@ -14,7 +14,7 @@ from helpers import provenance
 from helpers.cpu_copy import cpu_copy
 from helpers.parameters import did_you_mean
 
-from .files import as_text, read_rows
+from .records import as_text, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

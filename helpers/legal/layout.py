@@ -20,11 +20,7 @@ MAX_LENGTH = 1024
 MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
 IGNORED = -100  # label of a token without loss
 SECTIONS = {  # in the order in which they are written
-    "topic": "Topic",
-    "difficulty": "Difficulty",
-    "reasoning": "Reasoning",
-    "answer": "Answer",
-    "case_citation": "Case Citation",
+    name: name.replace("_", " ").title() for name in ("topic", "difficulty", "reasoning", "answer", "case_citation")
 }
 REQUIRED = ("topic", "difficulty", "reasoning", "answer")
 HEADING = re.compile(
@@ -64,11 +60,13 @@ def response(record: Record) -> str:
     """The text to be written for `record`: its sections under their headings, or the answer alone of a conversation."""
     if is_conversation(record):
         return record.answer
-    short = [
-        f"### {SECTIONS[name]}: {getattr(record, name)}" for name in ("topic", "difficulty") if getattr(record, name)
-    ]
-    long = [f"### {SECTIONS[name]}:\n{getattr(record, name)}" for name in sections_of(record)[len(short) :]]
-    return "\n\n".join(filter(None, ["\n".join(short), *long]))
+    written = "".join(
+        f"### {SECTIONS[name]}: {getattr(record, name)}\n"
+        if name in ("topic", "difficulty")
+        else f"\n### {SECTIONS[name]}:\n{getattr(record, name)}\n"
+        for name in sections_of(record)
+    )
+    return written.strip()
 
 
 # ---- reading a response back
@@ -96,11 +94,10 @@ class Response:
 
 
 def parse_response(text: str, record: Record | None = None) -> Response:
-    """The sections of a generated text, which may lack any of them or be cut off anywhere. Never raises.
+    """The sections of a generated text, which may lack any of them or be cut off anywhere.
 
     Asked for are topic, difficulty, steps and answer, or what `record` has of these; of a conversation all text is the
-    answer. Of a section that comes twice the first counts. Where the model goes on to a new `### Instruction` or
-    `### Response`, the text ends. Text before the first heading is passed over.
+    answer. Of a section that comes twice the first counts; the text ends where a new `### Instruction` begins.
     """
     if record and is_conversation(record):
         return Response(answer=text.strip())
@@ -133,9 +130,8 @@ def parse_response(text: str, record: Record | None = None) -> Response:
 class Layout:
     """How a record becomes a prompt and a completion, in text and in tokens.
 
-    name: "chat" renders the model's own chat template: SYSTEM, the question, and the response as the assistant's turn.
-        "instruction" is plain text for models without one: `### Instruction:`, `### Response:`, then the response and
-        the tokeniser's end-of-text token.
+    name: "chat" renders the model's own chat template; "instruction" is plain text for models without one:
+        `### Instruction:`, `### Response:`, then the response and the tokeniser's end-of-text token.
 
     Raises ValueError for another name, a tokeniser without chat template, one that has no token to stop at, and a template
     whose prompt is not how the same conversation with its answer begins: what is asked would not be what was trained.
@@ -150,12 +146,10 @@ class Layout:
             )
         if name == "instruction" and tokenizer.eos_token_id is None:
             raise ValueError("layout='instruction': the tokenizer has no end-of-text token; set tokenizer.eos_token")
-        self.tokenizer = tokenizer
-        self.name = name
+        self.tokenizer, self.name = tokenizer, name
         self.stop_token_id = tokenizer.eos_token_id if name == "instruction" else self._end_of_turn()
         self._system_role = name == "chat" and self._renders_system()
-        if name == "chat":
-            self._check_prompt()
+        self._check_prompt()
 
     # -- text
 
@@ -247,9 +241,9 @@ class Layout:
             return False
 
     def _check_prompt(self) -> None:
-        example = {"prompt": self.prompt("question"), "completion": [{"role": "assistant", "content": "answer"}]}
-        prompt, whole = self.prompt_text(example["prompt"]), self.text(example)
-        if not whole.startswith(prompt):
+        example = self.example(WHOLE)
+        prompt = self.prompt_text(example["prompt"])
+        if not self.text(example).startswith(prompt):
             raise ValueError(
                 f"layout='chat': this chat template asks with {prompt[-40:]!r}, and a conversation with its answer does not "
                 "go on from there, so the model would be asked in another way than it was trained (reasoning models' "

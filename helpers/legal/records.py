@@ -3,6 +3,7 @@
 # R records · S shingles
 """
 
+import csv
 import hashlib
 import itertools
 import json
@@ -12,13 +13,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from helpers import hub
-from helpers.legal.files import as_text, read_rows
+from helpers import hub, row_files
 from helpers.legal.sample import PARTS, Gold, sample_records
 from helpers.parameters import SAMPLE, source_path
-from helpers.row_files import Row
 
 LAW = "rzeraat/law"
 SAMPLE_RECORDS = 600
@@ -28,6 +28,7 @@ SHINGLE = 5
 PAIRED_ROWS = 256  # at a time, for the memory's sake
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # how other tools write an empty cell
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _ONE_LINE = ("id", "topic", "difficulty", "case_citation")
 
 
@@ -127,7 +128,7 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Record
     )
 
 
-def _records(data_source: str, unit: str, rows: Iterable[Row], columns: Collection[str]) -> list[Record]:
+def _records(data_source: str, unit: str, rows: Iterable[row_files.Row], columns: Collection[str]) -> list[Record]:
     """A record of each row. A key that some rows leave out is an empty field, one that all leave out a missing column."""
     form = next((form for form in FORMS if {*form} <= {*columns}), None)
     if columns and not form:
@@ -173,6 +174,47 @@ def _conversation(where: str, values: Mapping[str, Any], form: tuple[str, ...]) 
         "answer": answer if answers == "assistant" else "",
         "turns": tuple(turns),
     }
+
+
+# ---- files
+
+
+def read_rows(name: str, path: Path, suffixes: Sequence[str]) -> list[row_files.Row]:
+    """All rows of the file; blank lines are none.
+
+    name: the parameter that names the file, for messages.
+    suffixes: what the file may be, of `.jsonl`, `.csv`, `.tsv` and `.parquet`.
+
+    Raises ValueError for another suffix, a file that is not UTF-8, and a row that cannot be parsed.
+    """
+    file = f"{name}={str(path)!r}"
+    if path.suffix not in suffixes:
+        raise ValueError(f"{file}: cannot read {path.suffix or 'no suffix'}; use {', '.join(suffixes)}")
+    if read := {".parquet": row_files.parquet, ".jsonl": row_files.jsonl}.get(path.suffix):
+        return list(read(f"{file}:", path))
+    rows: list[row_files.Row] = []
+    reader = None
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines, delimiter=DELIMITERS[path.suffix], strict=True)
+            for values in reader:
+                if None in values:
+                    raise ValueError(
+                        f"{file}: line {reader.line_num} has more fields than the header; put a field that holds a "
+                        "comma or tab in double quotes"
+                    )
+                rows.append((reader.line_num, values))
+    except (csv.Error, UnicodeDecodeError) as error:
+        where = f"line {reader.line_num}" if reader else "its header"
+        raise ValueError(f"{file}: {where} is not {path.suffix[1:].upper()} in UTF-8 ({error})") from error
+    return rows
+
+
+def as_text(where: str, column: str, value: Any) -> str:
+    """A cell as text, an absent one as "". Raises ValueError, which begins with `where`, for what is no text or number."""
+    if not isinstance(value, str | int | float | None):
+        raise ValueError(f"{where}, column `{column}` holds a {type(value).__name__}, not text")
+    return "" if value is None else str(value)
 
 
 # ---- near-duplicates
