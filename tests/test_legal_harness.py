@@ -136,3 +136,34 @@ def test_a_model_that_learnt_the_answers_is_right_and_the_questions_are_pinned(t
     assert before["hashes"] == after["hashes"]
     row = {"task": "forms", "measure": "acc", "before": before["tasks"]["forms"]["acc"], "after": 1.0}
     assert row in table(before=before, after=after)
+
+
+@needs_lm_eval
+def test_legalbench_with_its_official_prompt_is_asked_of_a_local_copy(tokenizer, tmp_path, monkeypatch):
+    """`nguha/legalbench` below the working directory is read in the place of the hub; the rows are made here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    copy = tmp_path / "nguha" / "legalbench"
+    copy.mkdir(parents=True)
+    rows = [
+        {"text": f"The mark '{word}' for kettles.", "answer": "generic"}
+        for word in ["Kettle", "Pot", "Pan", "Jug", "Cup", "Mug"]
+    ]
+    for split in ("train", "test"):
+        jsonl(copy / f"{split}.jsonl", rows)
+    splits = "".join(f"\n  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test"))
+    (copy / "README.md").write_text(f"---\nconfigs:\n- config_name: abercrombie\n  data_files:{splits}\n---\n")
+    model = tiny_qwen2(tokenizer)
+    before = evaluate(model, tokenizer, "legalbench_abercrombie")
+    assert before["tasks"]["legalbench_abercrombie"]["exact_match get-answer"] == 0
+    assert before["examples_in_the_prompt"] == {"legalbench_abercrombie": 5}
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    ids = torch.tensor([tokenizer(f"Description: {row['text']}\nType: generic\n\n")["input_ids"][-24:] for row in rows])
+    for _ in range(60):
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = evaluate(model, tokenizer, "legalbench_abercrombie")
+    assert after["tasks"]["legalbench_abercrombie"]["exact_match get-answer"] == 1
+    assert before["hashes"] == after["hashes"]

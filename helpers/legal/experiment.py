@@ -34,8 +34,6 @@ MEASURED_FILE = "measured.json"  # `LegalTrainer.results` of processes that a no
 
 @dataclass(frozen=True)
 class Data:
-    """The records, what was found in them, and those that are kept in three splits."""
-
     records: Records
     report: Report
     splits: RecordSplits
@@ -234,12 +232,10 @@ def cost(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """What the run took, for `tables.show`: the meter's rows, how much was no padding, and a thousand steps more."""
     train = measured["train"]
     training = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
-    ours = {
-        "packing efficiency": f"{train['fill']:.1%}",
-        "useful tokens a second": train["useful_tokens_per_second"],
-        "time of 1,000 more steps": tables.seconds(
-            1000 * training / max(1, train["steps"])
-        ),  # both are of all sessions of a run
-    }
-    rows = [{"measured": name, "": value} for name, value in ours.items()]
-    return [*Meter.rows(train, measured.get("xla")), *rows]
+    more = 1000 * training / max(1, train["steps"])  # both are of all sessions of a run
+    return [
+        *Meter.rows(train, measured.get("xla")),
+        {"measured": "packing efficiency", "": f"{train['fill']:.1%}"},
+        {"measured": "useful tokens a second", "": train["useful_tokens_per_second"]},
+        {"measured": "time of 1,000 more steps", "": tables.seconds(more)},
+    ]

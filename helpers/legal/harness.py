@@ -117,18 +117,21 @@ def evaluate(
         "tasks": results,
         "versions": found["versions"],
         "examples_in_the_prompt": found["n-shot"],
-        "hashes": {
-            name: hashlib.sha256(
-                "".join(each["prompt_hash"] + each["target_hash"] for each in samples).encode()
-            ).hexdigest()
-            for name, samples in found["samples"].items()
-        },
+        "hashes": {name: _hash(samples) for name, samples in found["samples"].items()},
     }
+
+
+def _hash(samples: list[Mapping[str, Any]]) -> str:
+    return hashlib.sha256("".join(each["prompt_hash"] + each["target_hash"] for each in samples).encode()).hexdigest()
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics without the filter in their names; a group of tasks has words in the place of numbers."""
-    return {name.replace(",none", ""): value for name, value in values.items() if isinstance(value, int | float)}
+    return {
+        name.removesuffix(",none").replace(",", " "): value
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
 
 
 def table(**found: Mapping[str, Any]) -> list[dict[str, Any]]:
