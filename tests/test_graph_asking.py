@@ -18,6 +18,7 @@ from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import read_graph
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import DIRECTIONS, admitted, score
+from helpers.graphmer.searching import search
 
 from .graph_run import SMALL
 from .test_graph_documents import library
@@ -190,3 +191,15 @@ def test_a_folder_without_a_saved_model_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["ask", str(tmp_path), str(tmp_path), "a.b", "calls"])
     assert "no graphmer.json there" in capsys.readouterr().err
+
+
+# ---- search
+
+
+def test_search_finds_the_function_whose_name_and_source_have_the_words(shop, tmp_path, capsys):
+    assert main(["search", str(shop), "sum of the prices in total", "--cache", str(tmp_path), "--most", "2"]) == 0
+    first = capsys.readouterr().out.splitlines()[2].split()
+    assert first[0] == "shop.main.total" and first[-1] == "shop/main.py:4"
+    assert search(shop, "zebra", cache=tmp_path) == []
+    with pytest.raises(ValueError, match=r"question='\?': has no word"):
+        search(shop, "?", cache=tmp_path)

@@ -11,6 +11,7 @@ from helpers.graphmer.graph.splits import Splits
 from helpers.graphmer.links.baselines import (
     Frequency,
     Mentions,
+    Names,
     NameSimilarity,
     SameModule,
     ScoreFusion,
@@ -67,18 +68,18 @@ def test_name_similarity_is_the_cosine_of_n_grams():
         analyzer="char_wb", ngram_range=(2, 4), max_df=0.1, sublinear_tf=True, lowercase=False, dtype=np.float32
     ).fit(graph.entities)
     expected = cosine_similarity(vectoriser.transform(heads), vectoriser.transform(candidates))
-    assert NameSimilarity(graph).tails(heads, "calls", candidates) == pytest.approx(expected, abs=1e-6)
+    assert NameSimilarity(Names(graph)).tails(heads, "calls", candidates) == pytest.approx(expected, abs=1e-6)
     names = [graph.entities[name].name for name in candidates]
     expected = cosine_similarity(vectoriser.transform(heads), vectoriser.transform(names))
-    found = NameSimilarity(graph, candidate="name").heads(heads, "calls", candidates)
+    found = NameSimilarity(Names(graph), candidate="name").heads(heads, "calls", candidates)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_scorers_notice_other_candidates():
-    """They keep what they computed of the last list."""
+    """They keep what they computed of names and sources."""
     graph, _, text = named_graph()
     one, other = list(graph.entities)[:6], list(graph.entities)[9:15]
-    for scorer in (NameSimilarity(graph), Mentions(SourceWords(graph, text))):
+    for scorer in (NameSimilarity(Names(graph)), Mentions(SourceWords(graph, text))):
         for direction in (scorer.tails, scorer.heads):
             first, second, again = (direction(one, "calls", names) for names in (one, other, one))
             assert (first == again).all()
@@ -210,7 +211,7 @@ def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
 def test_impossible_fields_and_empty_fusions_are_refused():
     graph, splits, text = named_graph(modules=9)
     with pytest.raises(ValueError, match="candidate='type': must be one of id, owner, name"):
-        NameSimilarity(graph, candidate="type")
+        NameSimilarity(Names(graph), candidate="type")
     with pytest.raises(ValueError, match="what='all': must be one of name, owner, pair"):
         Mentions(SourceWords(graph, text), "all")
     with pytest.raises(ValueError, match=r"scorers=\[\]"):

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph
-from helpers.graphmer.text.documents import Documents, entity_text, header_and_source, leaf_texts, shown_name
+from helpers.graphmer.text.documents import Documents, entity_text, leaf_texts, shown_name
 from helpers.graphmer.text.tokenizer import PAD, SEP, encode, train_tokenizer
 from helpers.graphmer.text.windows import EncodedDocuments
 
@@ -151,17 +151,6 @@ def test_a_java_definition_is_found_behind_its_annotations(tmp_path):
     assert documents.text("shop.Till.run") == "shop.Till.run\n@Override\npublic void run() { }"
     text = documents.text("shop.Till")
     assert [text[one.start : one.end] for one in documents.anchors("shop.Till")] == ["shop.Till", "run"]
-
-
-def test_header_and_source_are_the_text(graph, documents):
-    inner = 0
-    for entity_id in graph.entities:
-        header, source = header_and_source(entity_id, documents.text)
-        assert header + source == documents.text(entity_id)
-        assert header == (f"{shown_name(entity_id)}\n" if documents.has_source(entity_id) else "")
-        inner += bool(header) and "<locals>" in entity_id
-    assert inner
-    assert header_and_source("m.f", lambda entity_id: "def f(): ...") == ("", "def f(): ...")
 
 
 def test_sources_of_several_folders_and_other_encodings(tmp_path):

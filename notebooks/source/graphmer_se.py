@@ -92,6 +92,7 @@ left_out = {f"left out, {reason}": count for reason, count in splits.dropped.ite
 tables.show([parts | left_out], f"Triples of {corpus.source}")
 tables.show(graph.manifest["failed"][:5], f"files that could not be read: {len(graph.manifest['failed'])}")
 print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the triples between known types")
+tables.show([corpus.validity.counts], "triples that the ontology forbids")
 
 # %% [markdown]
 # One neighbourhood, as the graph has it.
@@ -219,8 +220,7 @@ tables.show(forecast.beside(measured["train"]))
 from helpers.graphmer.links.predictor import LinkPredictor
 
 predictor = LinkPredictor(trainer.model, corpus.validation)
-after = evaluation.measure(predictor, evaluation.both_ends(predictor, corpus), corpus, configuration)
-rows = {"GraphMER-SE": after["links"], "GraphMER-SE, given end alone": after["links_by_given_end"]}
+rows = {"GraphMER-SE": evaluation.links(evaluation.both_ends(predictor, corpus), corpus, configuration)}
 together = evaluation.with_lexical_baseline(predictor, corpus, configuration)
 rows["GraphMER-SE with the lexical baseline"] = evaluation.links(together, corpus, configuration)
 if params.compare_baselines:
@@ -234,12 +234,13 @@ tables.show(evaluation.table(rows))
 tables.show(evaluation.by_relation(rows))
 
 # %% [markdown]
-# ## What else it is good for
+# ## Masked tokens
 #
-# Code search from a docstring's first sentence without any training for it, and masked tokens before and after.
+# What training itself asks for, before and after: the share of masked tokens whose first answer is right.
 
 # %%
-tables.show(evaluation.tasks_table(before, after))
+after = evaluation.masked(trainer.model, corpus, configuration)
+tables.show(evaluation.masked_table(before, after))
 
 # %% [markdown]
 # ## Ask it
@@ -282,7 +283,7 @@ results_file = run_folder.write_results(
         "triples": parts,
     },
     model={"weights": model.num_parameters(), "configuration": configuration.model_dump()},
-    eval={"before": {"masked": before}, "after": after, "baselines": rows},
+    eval={"before": {"masked": before}, "after": {"links": rows["GraphMER-SE"], "masked": after}, "baselines": rows},
     artifacts={"model": "model", "figures": "figures"},
 )
 print(results_file.resolve())

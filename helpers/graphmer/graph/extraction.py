@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.graphmer.graph.java_source import java_graph
-from helpers.graphmer.graph.knowledge_graph import DEFINED, STATUSES, TRIPLES, KnowledgeGraph, build_graph, read_graph
+from helpers.graphmer.graph.knowledge_graph import (
+    DEFINED,
+    ENTITIES,
+    STATUSES,
+    TRIPLES,
+    KnowledgeGraph,
+    build_graph,
+    read_graph,
+)
 from helpers.graphmer.graph.python_source import python_graph
 from helpers.graphmer.graph.scip import INDEX, scip_graph
-from helpers.graphmer.graph.sources import standard_library
+from helpers.graphmer.graph.sources import find_sources, standard_library
 
 
 def load_graph(data_source: str | Path | Sequence[str | Path], *, include_tests: bool | None = None) -> KnowledgeGraph:
@@ -52,3 +63,38 @@ def _merged(python: KnowledgeGraph, java: KnowledgeGraph) -> KnowledgeGraph:
     )
     manifest = python.manifest | {key: python.manifest[key] + java.manifest[key] for key in ("files", "failed")}
     return build_graph(both, (*python.triples, *java.triples), manifest)
+
+
+def cached_graph(repository: str | Path, cache: str | Path | None = None, digest: str = "") -> KnowledgeGraph:
+    """`load_graph`, kept in `cache` (default ~/.cache/graphmer) under the hash of the files, and found there the next time."""
+    folder = Path(repository).expanduser()
+    if (folder / TRIPLES).is_file() or (folder / INDEX).is_file():
+        return load_graph(folder)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphmer"
+    kept = (home if cache is None else Path(cache).expanduser()) / (digest or sources_digest(folder))
+    if (kept / TRIPLES).is_file():
+        return read_graph(kept)
+    graph = load_graph(folder)
+    unfinished = kept.with_name(f"{kept.name}.{os.getpid()}")
+    graph.write(unfinished)
+    try:
+        unfinished.rename(kept)
+    except OSError:  # another process was faster
+        shutil.rmtree(unfinished)
+    return graph
+
+
+def sources_digest(repository: str | Path) -> str:
+    """Of the paths and contents of all sources, and of a graph or an index that is there instead."""
+    folder, digest = Path(repository).expanduser(), hashlib.sha256()
+    for name in (TRIPLES, ENTITIES, INDEX):
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
+    for suffix in (".py", ".java"):
+        for source in find_sources([folder], suffix, include_tests=True):
+            try:
+                sha256 = source.read()[1]
+            except OSError as error:
+                sha256 = str(error)
+            digest.update(f"{source.relative}\n{sha256}\n".encode())
+    return digest.hexdigest()[:32]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import networkx
 
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
-from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
+from helpers.graphmer.graph.ontology import UNKNOWN, Ontology, Relation
 
 KINDS = ("relation", "type", "domain", "range", "antisymmetric", "acyclic", "functional", "inverse_functional")
 
 
-@dataclass(frozen=True)
-class Violation:
+class Violation(NamedTuple):
     kind: str  # one of KINDS: a relation or type that the ontology lacks, or what the triple contradicts
     triple: Triple
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,6 @@ class Validation:
 
     triples: int
     undetermined: int  # an end is of unknown type, so that neither domain nor range can be checked whole
-    mirrored: int  # stated once more through the inverse: no contradiction, but each gives the other's answer away
     violations: tuple[Violation, ...] = field(repr=False)
 
     @property
@@ -48,73 +46,48 @@ def validate(graph: KnowledgeGraph, ontology: Ontology) -> Validation:
     """Checks every triple. A triple that contradicts in several ways is in `violations` several times."""
     found: list[Violation] = []
     undetermined = 0
-    problems: dict[tuple[str, str, str], list[tuple[str, str]]] = {}  # of a relation between two types
-    stated: dict[str, list[tuple[Triple, str, str]]] = defaultdict(
-        list
-    )  # relation -> triple, head, tail; inverses turned
+    problems: dict[tuple[str, str, str], list[str]] = {}  # of a relation between two types
+    stated: dict[str, list[tuple[Triple, str, str]]] = {}  # relation -> triple, head, tail; inverses turned
     for triple in graph.triples:
         types = (triple.relation, graph.entities[triple.head].type, graph.entities[triple.tail].type)
         if types not in problems:
             problems[types] = list(_wrong_types(*types, ontology))
-        found += [Violation(kind, triple, reason) for kind, reason in problems[types]]
+        found += [Violation(kind, triple) for kind in problems[types]]
         undetermined += not problems[types] and UNKNOWN in types[1:]
-        relation = ontology.relations.get(triple.relation)
-        if relation is None:
-            continue
-        if relation.canonical:
-            stated[relation.name].append((triple, triple.head, triple.tail))
-        else:
-            stated[relation.inverse].append((triple, triple.tail, triple.head))
-    mirrored = 0
+        if relation := ontology.relations.get(triple.relation):
+            ends = triple[::2] if relation.canonical else triple[::-2]
+            stated.setdefault(relation.name if relation.canonical else relation.inverse, []).append((triple, *ends))
     for name, triples in stated.items():
-        relation = ontology.relations[name]
-        mirrored += len(triples) - len({(head, tail) for _, head, tail in triples})
-        if relation.antisymmetric:
-            found += _both_ways(triples)
-        if relation.acyclic:
-            found += _on_cycles(triples)
-        if relation.functional:
-            found += _more_than_one(triples, "functional", "tails")
-        if relation.inverse_functional:
-            turned = [(triple, tail, head) for triple, head, tail in triples]
-            found += _more_than_one(turned, "inverse_functional", "heads")
+        found += _forbidden(ontology.relations[name], triples)
     found.sort(key=lambda violation: (KINDS.index(violation.kind), violation.triple))
-    return Validation(len(graph.triples), undetermined, mirrored, tuple(found))
+    return Validation(len(graph.triples), undetermined, tuple(found))
 
 
-def _wrong_types(name: str, head_type: str, tail_type: str, ontology: Ontology) -> Iterator[tuple[str, str]]:
+def _wrong_types(name: str, head_type: str, tail_type: str, ontology: Ontology) -> Iterator[str]:
     relation = ontology.relations.get(name)
     if relation is None:
-        yield "relation", f"the ontology has no relation {name!r}"
+        yield "relation"
     for end, found in (("domain", head_type), ("range", tail_type)):
-        if found == UNKNOWN:
-            continue
-        if found not in ontology.types:
-            yield "type", f"the ontology has no type {found!r}"
-        elif relation and found not in (allowed := getattr(relation, end)):
-            yield end, f"{found} is not in the {end} of {name}: {', '.join(sorted(allowed))}"
+        if found != UNKNOWN and found not in ontology.types:
+            yield "type"
+        elif found != UNKNOWN and relation and found not in getattr(relation, end):
+            yield end
 
 
-def _both_ways(triples: Iterable[tuple[Triple, str, str]]) -> Iterator[Violation]:
+def _forbidden(relation: Relation, triples: Iterable[tuple[Triple, str, str]]) -> Iterator[Violation]:
+    """What contradicts other triples; one lies on a cycle where both its ends are in one strongly connected component."""
     pairs = {(head, tail) for _, head, tail in triples}
+    tails, heads = Counter(head for head, _ in pairs), Counter(tail for _, tail in pairs)
+    component = {}
+    if relation.acyclic:
+        components = networkx.strongly_connected_components(networkx.DiGraph(pairs))
+        component = {name: number for number, names in enumerate(components) for name in names}
     for triple, head, tail in triples:
-        if head != tail and (tail, head) in pairs:
-            yield Violation("antisymmetric", triple, "holds in both directions")
-
-
-def _on_cycles(triples: list[tuple[Triple, str, str]]) -> Iterator[Violation]:
-    """A triple lies on a cycle where both its ends are in one strongly connected component."""
-    components = networkx.strongly_connected_components(networkx.DiGraph((head, tail) for _, head, tail in triples))
-    component = {name: number for number, names in enumerate(components) for name in names}
-    for triple, head, tail in triples:
-        if component[head] == component[tail]:
-            yield Violation("acyclic", triple, "leads back to its head")
-
-
-def _more_than_one(triples: Iterable[tuple[Triple, str, str]], kind: str, what: str) -> Iterator[Violation]:
-    others: dict[str, set[str]] = defaultdict(set)
-    for _, one, other in triples:
-        others[one].add(other)
-    for triple, one, _ in triples:
-        if len(others[one]) > 1:
-            yield Violation(kind, triple, f"{one} has {len(others[one])} {what}: {', '.join(sorted(others[one])[:3])}")
+        if relation.antisymmetric and head != tail and (tail, head) in pairs:
+            yield Violation("antisymmetric", triple)
+        if relation.acyclic and component[head] == component[tail]:
+            yield Violation("acyclic", triple)
+        if relation.functional and tails[head] > 1:
+            yield Violation("functional", triple)
+        if relation.inverse_functional and heads[tail] > 1:
+            yield Violation("inverse_functional", triple)

@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,15 +30,6 @@ class Anchor(NamedTuple):
 def shown_name(entity_id: str) -> str:
     """`a.f.g` of `a.f.<locals>.g`: what is inside a function is owned by it."""
     return entity_id.replace(".<locals>", "")
-
-
-def header_and_source(entity_id: str, text: Callable[[str], str]) -> tuple[str, str]:
-    """The line with the entity's shown name where its text begins with it, else "", and the source.
-
-    text: entity id -> its source, with that line before it, as `Documents.text` gives it, or without.
-    """
-    found, header = text(entity_id), f"{shown_name(entity_id)}\n"
-    return (header, found.removeprefix(header)) if found.startswith(header) else ("", found)
 
 
 def entity_text(entity: Entity) -> str:
