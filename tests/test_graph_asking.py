@@ -1,6 +1,8 @@
 """A saved GraphMER that is asked: about the repository it was measured on, about one that it never saw, in another process."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import runtime
 from helpers.graphmer import asking, evaluation, experiment
@@ -185,6 +189,39 @@ def test_where_few_sources_are_read_it_is_those_that_score_best_without(trained,
 def test_what_cannot_be_asked_is_an_error_that_says_what_can(saved, shop, name, relation, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         saved.ask(shop, name, relation)
+
+
+FORMER = {  # modules as they were named before, beside the weights
+    "configuration_graphmer": "architecture",
+    "modeling_graphmer": "model",
+    "copy_head": "token_match",
+    "graph_attention": "hgat",
+}
+
+
+def test_a_model_that_was_saved_before_its_modules_were_renamed_answers_as_before(trained, saved, shop, tmp_path):
+    former = shutil.copytree(trained[2] / "model", tmp_path / "former")
+    for now, then in FORMER.items():
+        (former / f"{now}.py").rename(former / f"{then}.py")
+    config = json.loads((former / "config.json").read_text())
+    config["auto_map"] |= {
+        "AutoConfig": "architecture.GraphMERConfig",
+        "AutoModelForPreTraining": "model.GraphMERForPreTraining",
+    }
+    (former / "config.json").write_text(json.dumps(config))
+    weights = load_file(former / "model.safetensors")
+    save_file(weights | {"ranges_RY": torch.zeros(2, 3)}, former / "model.safetensors", {"format": "pt"})
+    loaded = GraphMER.load(former, tmp_path / "other")
+    for question in (("shop.goods.find", "called_by"), ("shop.main.report", "calls")):
+        assert loaded.ask(shop, *question) == saved.ask(shop, *question)
+
+
+def test_a_model_of_another_format_says_what_to_do(trained, tmp_path):
+    other = shutil.copytree(trained[2] / "model", tmp_path / "other")
+    settings = json.loads((other / asking.SETTINGS).read_text())
+    (other / asking.SETTINGS).write_text(json.dumps(settings | {"schema": 0}))
+    with pytest.raises(ValueError, match="schema=0: this code reads 1; ask with the code that saved it, or train anew"):
+        GraphMER.load(other)
 
 
 def test_a_folder_without_a_saved_model_is_named(tmp_path, capsys):

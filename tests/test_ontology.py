@@ -6,8 +6,7 @@ from itertools import product
 import pytest
 
 from helpers.graphmer.graph.knowledge_graph import Entity, Triple, build_graph
-from helpers.graphmer.graph.ontology import SOFTWARE, read_ontology
-from helpers.graphmer.graph.validation import KINDS, validate
+from helpers.graphmer.graph.ontology import KINDS, SOFTWARE, read_ontology, validate
 
 pytestmark = pytest.mark.once
 

@@ -16,7 +16,7 @@ from helpers.graphmer.links.baselines import Frequency, lexical_baseline
 from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.text.batches import LeafyChainCollator
+from helpers.graphmer.training import LeafyChainCollator
 from helpers.runtime import Runtime
 
 SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.text.batches import leaf_texts_of
+from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.negatives import Relations
+from helpers.graphmer.text.tokenizer import MASK, PAD, SEP
 
 MOST = 24  # neighbours that a picture has room for
 ROOTS, LEAVES = 14, 6  # of a chain
@@ -59,6 +61,35 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
     axes.set(xlim=(-1.9, 1.9), ylim=(-1.5, 1.5))
     axes.axis("off")
     return _saved(figure, path)
+
+
+class LeafText(NamedTuple):
+    """A leaf of an example, to read; `start` is the root that it hangs at."""
+
+    start: int
+    head: str
+    relation: str
+    tail: str
+    masked: bool
+    truth: str  # "true" or "wrong" where the model is asked for that, else ""
+
+
+def leaf_texts_of(
+    example: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerFast, relations: Relations
+) -> list[LeafText]:
+    """The leaves of an example without a batch axis."""
+    found = []
+    for leaf in np.flatnonzero(example["leaf_segments"]):
+        start, length = int(example["head_start"][leaf]), int(example["head_length"][leaf])
+        head = tokenizer.decode(example["root_ids"][start : start + length].tolist())
+        labels_L = example["mnm_labels"][leaf]
+        masked = bool((labels_L != IGNORED).any())
+        ids_L = labels_L[labels_L != IGNORED] if masked else example["leaf_ids"][leaf]
+        tail = tokenizer.decode([one for one in ids_L.tolist() if one not in (PAD, MASK, SEP)])
+        truth = {1.0: "true", 0.0: "wrong"}.get(float(example["triple_labels"][leaf]), "")
+        relation = relations.names[int(example["relation_ids"][leaf])]
+        found.append(LeafText(start, head, relation, tail, masked, truth))
+    return found
 
 
 def plot_chain(

@@ -12,11 +12,31 @@ from helpers.runtime import Runtime
 
 from .configuration import Configuration
 from .parameters import AUTO, GraphParameters
-from .text.batches import AXES
 
 NOTEBOOK = "graphmer_se"
 SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
 RELATIONS = 30  # of the ontology, inverse ones counted
+# B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text · X = B G
+AXES = {
+    "root_ids": "BS",
+    "root_segments": "BS",
+    "root_positions": "BS",
+    "leaf_ids": "BGL",
+    "leaf_segments": "BG",
+    "relation_ids": "BG",
+    "head_start": "BG",
+    "head_length": "BG",
+    "mlm_positions": "BM",
+    "mlm_labels": "BM",
+    "mnm_labels": "BGL",
+    "triple_labels": "BG",
+    "tail_text_ids": "BGC",
+    "tail_entities": "BG",
+    "negative_text_ids": "BGUC",
+    "known_BGX": "BGX",
+    "head_text_ids": "BGC",
+    "head_entities": "BG",
+}
 
 
 def workload(configuration: Configuration, model) -> Workload:

@@ -110,17 +110,15 @@ figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.pn
 # head's name. Masked are whole identifiers among the roots and whole leaves.
 
 # %%
-from helpers.graphmer.text.batches import chain_text
+from helpers.graphmer.pictures import leaf_texts_of, plot_chain
 
 used = [f"{share:.0%}" for share in corpus.train.fill()]
 sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": corpus.train.leaves}
 tables.show([sizes | {"roots in use": used[0], "leaves in use": used[1]}])
 print(corpus.documents.text(query, 600)[:600], "\n")
-print(chain_text(corpus.train[0], corpus.tokenizer, corpus.relations))
+tables.show([leaf._asdict() for leaf in leaf_texts_of(corpus.train[0], corpus.tokenizer, corpus.relations)])
 
 # %%
-from helpers.graphmer.pictures import plot_chain
-
 plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder / "figures" / "chain.png")
 
 # %% [markdown]

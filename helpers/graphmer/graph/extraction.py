@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.graphmer.graph.java_source import java_graph
@@ -23,24 +22,24 @@ from helpers.graphmer.graph.scip import INDEX, scip_graph
 from helpers.graphmer.graph.sources import find_sources, standard_library
 
 
-def load_graph(data_source: str | Path | Sequence[str | Path], *, include_tests: bool | None = None) -> KnowledgeGraph:
+def load_graph(data_source: str | Path, *, include_tests: bool | None = None) -> KnowledgeGraph:
     """The graph of `data_source`.
 
     data_source: "sample" (the standard library of the running Python), a folder with triples.jsonl and entities.jsonl
-        or with index.scip, or one or several folders of Python and Java sources.
+        or with index.scip, or a folder of Python and Java sources.
     include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
 
     Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (Java without its parser).
     """
     if data_source == "sample":
-        return python_graph([standard_library()], include_tests=bool(include_tests))
-    folders = [data_source] if isinstance(data_source, str | Path) else list(data_source)
-    if len(folders) == 1 and (Path(folders[0]).expanduser() / TRIPLES).is_file():
-        return read_graph(folders[0])
-    if len(folders) == 1 and (Path(folders[0]).expanduser() / INDEX).is_file():
-        return scip_graph(folders[0])
+        return python_graph(standard_library(), include_tests=bool(include_tests))
+    folder = Path(data_source).expanduser()
+    if (folder / TRIPLES).is_file():
+        return read_graph(folder)
+    if (folder / INDEX).is_file():
+        return scip_graph(folder)
     include_tests = include_tests is not False
-    graphs = [read(folders, include_tests=include_tests) for read in (python_graph, java_graph)]
+    graphs = [read(data_source, include_tests=include_tests) for read in (python_graph, java_graph)]
     graphs = [graph for graph in graphs if graph.manifest["files"] or graph.manifest["failed"]]
     if not graphs:
         raise ValueError(f'data_source={data_source!r}: no .py and no .java file; use "sample" or another folder')
@@ -57,7 +56,7 @@ def _merged(python: KnowledgeGraph, java: KnowledgeGraph) -> KnowledgeGraph:
     """One graph of both languages; a name that both define would be two things under one id."""
     for name in python.entities.keys() & java.entities.keys():
         if python.entities[name].status == java.entities[name].status == DEFINED:
-            raise ValueError(f"{name}: defined in Python and in Java; give the two as folders of different names")
+            raise ValueError(f"{name}: defined in Python and in Java; rename one, or give one language alone")
     both = sorted(
         (*python.entities.values(), *java.entities.values()), key=lambda entity: STATUSES.index(entity.status)
     )
@@ -91,7 +90,7 @@ def sources_digest(repository: str | Path) -> str:
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
     for suffix in (".py", ".java"):
-        for source in find_sources([folder], suffix, include_tests=True):
+        for source in find_sources(folder, suffix, include_tests=True):
             try:
                 sha256 = source.read()[1]
             except OSError as error:

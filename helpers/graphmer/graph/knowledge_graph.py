@@ -21,7 +21,7 @@ ENTITIES, TRIPLES, MANIFEST = "entities.jsonl", "triples.jsonl", "manifest.json"
 
 
 class Entity(NamedTuple):
-    """`id` is the qualified name, `module.Class.method(parameter)`; after `repository/` where there are several.
+    """`id` is the qualified name, `module.Class.method(parameter)`.
 
     An unresolved one has the id `?.name` and stands for every mention of that name that nothing resolves.
     """

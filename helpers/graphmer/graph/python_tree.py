@@ -15,7 +15,7 @@ _CHILDREN: dict[type, tuple[str, ...]] = {}  # the other fields, by kind of node
 def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
     """Fills `module`; `lines` is the length of the file."""
     kind = "package" if module.is_package else "module"
-    module.entities.append((module.id, kind, module.name.rpartition(".")[2], DEFINED, module.id, 1, lines))
+    module.entities.append((module.id, kind, module.id.rpartition(".")[2], DEFINED, module.id, 1, lines))
     todo = module.todo
     todo.append((module.scope, tree.body[::-1]))
     for scope, stack in todo:  # grows: functions and classes are read after what surrounds them

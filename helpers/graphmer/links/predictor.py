@@ -10,7 +10,7 @@ A leaf sees the source of its document and a name does not: who calls `f` is ans
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -73,11 +73,22 @@ class LinkPredictor:
 
     def ends(self) -> dict[str, _End]:
         """Scorers by name, for a score fusion."""
-        parts = PARTS if self.model.token_match is not None else PARTS[:1]
+        parts, inverse = PARTS if self.model.token_match is not None else PARTS[:1], self.relations.inverse
+
+        def at_given(part: int) -> _End:
+            return _End(self, lambda given, relation, names: self.parts(given, relation, names)[part])
+
+        def at_other(part: int) -> _End:
+            """What the candidates' own documents say of what is given."""
+            return _End(self, lambda given, relation, names: self.parts(names, inverse(relation), given)[part].T)
+
+        def total(given: list[str], relation: int, names: list[str]) -> np.ndarray:
+            return np.broadcast_to(-self.totals(names, inverse(relation)), (len(given), len(names)))
+
         return {
-            **{f"given end: {part}": _GivenEnd(self, place) for place, part in enumerate(parts)},
-            **{f"other end: {part}": _OtherEnd(self, place) for place, part in enumerate(parts)},
-            "other end: total": _OtherTotal(self),
+            **{f"given end: {name}": at_given(place) for place, name in enumerate(parts)},
+            **{f"other end: {name}": at_other(place) for place, name in enumerate(parts)},
+            "other end: total": _End(self, total),
         }
 
     # ---- queries
@@ -94,9 +105,8 @@ class LinkPredictor:
         """Documents with as many leaves and of like length go together."""
         encoded, number = self.chains.encoded, self._number
         wanted = {}
-        for (
-            name
-        ) in names:  # leaves of one document see each other: the same ones stand together whatever is asked first
+        # Leaves of one document see each other: the same ones stand together whatever is asked first.
+        for name in names:
             usual = sorted(self._may_have(encoded.entities[number[name]].type))
             wanted[name] = usual if relation in usual else [relation]
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
@@ -160,15 +170,12 @@ class LinkPredictor:
         """[Q, X] of queries and these names."""
         return self._entity_features(names).scores(queries)
 
-    def parts(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
-        """[P, Q, X]: the addends of `against`, in the order of `PARTS`."""
-        return self._entity_features(names).parts(queries)
-
-    def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
-        """`parts`, the last remembered: a score fusion asks for one after the other."""
+    def parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
+        """[P, Q, X]: the addends of `against`, in the order of `PARTS`; the last are kept, as a fusion asks for one after the other."""
         last = self._last
         if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
-            self._last = last = (askers, relation, names, self.parts(self.query_features(askers, relation), names))
+            found = self._entity_features(names).parts(self.query_features(askers, relation))
+            self._last = last = (askers, relation, names, found)
         return last[3]
 
     @torch.no_grad()
@@ -192,37 +199,16 @@ class LinkPredictor:
 
 
 class _End:
-    """A scorer of one part of the score, at one end of the triples."""
+    """A scorer of one part of the score: scores [Q, X] of what is given, a relation's id and candidates."""
 
-    def __init__(self, predictor: LinkPredictor, part: int = 0):
-        self._predictor, self._relations, self._part = predictor, predictor.relations, part
+    def __init__(self, predictor: LinkPredictor, scores: Callable[[list[str], int, list[str]], np.ndarray]):
+        self._relations, self._scores = predictor.relations, scores
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         return self._scores(heads, self._relations.id(relation), candidates)
 
     def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         return self._scores(tails, self._relations.inverse(self._relations.id(relation)), candidates)
-
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        raise NotImplementedError
-
-
-class _GivenEnd(_End):
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        return self._predictor.remembered_parts(given, relation, candidates)[self._part]
-
-
-class _OtherEnd(_End):
-    """What the candidates' own documents say of what is given; relation and inverse change places."""
-
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        return self._predictor.remembered_parts(candidates, self._relations.inverse(relation), given)[self._part].T
-
-
-class _OtherTotal(_End):
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        totals_X = self._predictor.totals(candidates, self._relations.inverse(relation))
-        return np.broadcast_to(-totals_X, (len(given), len(candidates)))
 
 
 def _by_relation(
