@@ -38,7 +38,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert {"GraphMER-SE", "GraphMER-SE with the lexical baseline", "frequency", "lexical baseline"} <= set(rows)
     for found in rows.values():
         assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 30
-    for name in ("neighbourhood", "chain"):
+    for name in ("neighbourhood", "chain", "answers"):
         assert (output / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt"), *output.glob("model/**/*.pkl")]
     model = GraphMERForPreTraining.from_pretrained(output / "model")

@@ -198,25 +198,10 @@ def train(
     corpus: Corpus,
     machine: Runtime,
     folder: Path,
-    *,
-    report_to: str = "none",
-    patience: int = 0,
-    max_hours: float = 0.0,
-    resume: bool = True,
 ) -> GraphTrainer:
-    """A new model, trained as configured; the trainer that holds it."""
+    """A new model, trained as configured, from its last checkpoint in `folder`; the trainer that holds it."""
     model = new_model(configuration, corpus)
-    trainer = new_trainer(
-        model,
-        corpus.train,
-        corpus.validation,
-        configuration,
-        make_plan(configuration, model, corpus, machine),
-        machine,
-        folder,
-        report_to=report_to,
-        patience=patience,
-        max_hours=max_hours,
-    )
-    trainer.train(resume_from_checkpoint=resume)
+    plan = make_plan(configuration, model, corpus, machine)
+    trainer = new_trainer(model, corpus.train, corpus.validation, configuration, plan, machine, folder)
+    trainer.train(resume_from_checkpoint=True)
     return trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +20,13 @@ MOST = 24  # neighbours that a picture has room for
 ROOTS, LEAVES = 14, 6  # of a chain
 
 
-def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, *, most: int = MOST):
+def plot_neighbourhood(
+    graph: KnowledgeGraph, entity_id: str, path: str | Path, *, most: int = MOST, added: Sequence[tuple[str, str]] = ()
+):
     """Draws an entity in the middle and its neighbours around it, coloured by relation; writes a PNG, returns the figure.
 
     most: neighbours drawn; of each relation in turn one, so that none crowds the others out. The title says how many there are.
+    added: relations and tails that are not in the graph; dashed.
 
     Raises ValueError: no such entity (with near names), or nothing is said about it.
     """
@@ -37,7 +41,7 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    drawn = _in_turn(edges)[:most]
+    drawn = _in_turn(edges)[:most] + [(relation, tail, True) for relation, tail in added]
     relations = sorted({relation for relation, _, _ in drawn})
     colours = dict(zip(relations, colormaps["tab20"].colors, strict=False))
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -47,6 +51,7 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
         x, y = math.cos(angle), math.sin(angle)
         ends = ((0, 0), (x, y)) if outwards else ((x, y), (0, 0))
         style = {"arrowstyle": "-|>", "color": colours[relation], "shrinkA": 14, "shrinkB": 14}
+        style["linestyle"] = "--" if outwards and (relation, other) in added else "-"
         axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=style)
         short = ".".join(other.split(".")[-2:])
         turned = math.degrees(angle) + (180 if x < 0 else 0)
@@ -57,7 +62,9 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
         axes.plot([], [], color=colours[relation], label=relation)
     axes.legend(loc="lower left", fontsize=8, title="relation")
     counts = Counter(relation for relation, _, _ in edges)
-    axes.set_title(f"{len(drawn)} of {len(edges)} triples: " + ", ".join(f"{k} {v}" for k, v in counts.most_common(6)))
+    axes.set_title(
+        f"{len(drawn) - len(added)} of {len(edges)} triples: " + ", ".join(f"{k} {v}" for k, v in counts.most_common(6))
+    )
     axes.set(xlim=(-1.9, 1.9), ylim=(-1.5, 1.5))
     axes.axis("off")
     return _saved(figure, path)

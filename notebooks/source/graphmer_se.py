@@ -14,6 +14,9 @@
 # on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
 # safetensors that answers questions about any repository.
 #
+# **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
+# search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
 # **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`; it has the same cells.
 #
@@ -28,6 +31,9 @@
 # leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
 # on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
 # safetensors that answers questions about any repository.
+#
+# **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
+# search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
@@ -244,10 +250,13 @@ tables.show(evaluation.masked_table(before, after))
 # ## Ask it
 #
 # The three likeliest tails of each relation, by encoder and lexical baseline together as in the table; * marks what the
-# graph says.
+# graph says. In the picture, first answers that it does not have are dashed.
 
 # %%
-tables.show(evaluation.answers(together, corpus, query), query)
+answers = evaluation.answers(together, corpus, query)
+tables.show(answers, query)
+added = [(row["relation"], row["1"]) for row in answers if "1" in row and row["1"][-1] != "*"]
+figure = plot_neighbourhood(graph, query, folder / "figures" / "answers.png", added=added)
 
 # %% [markdown]
 # ## Save and reload
