@@ -14,11 +14,11 @@ from helpers.graphmer.links.baselines import (
     Names,
     NameSimilarity,
     SameModule,
-    ScoreFusion,
     SourceWords,
-    lexical_baseline,
+    lexical_scorers,
     owner_and_name,
 )
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.ranking import evaluate
 
 pytestmark = pytest.mark.once
@@ -199,8 +199,10 @@ def test_a_relation_that_validation_lacks_has_the_mean_of_the_others_weights():
 
 def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
     graph, splits, text = named_graph()
-    names = evaluate(lexical_baseline(splits, graph, ONTOLOGY), splits, graph, ONTOLOGY)
-    sources = evaluate(lexical_baseline(splits, graph, ONTOLOGY, text=text), splits, graph, ONTOLOGY)
+    names, sources = (
+        evaluate(ScoreFusion.fitted(lexical_scorers(graph, read), splits, graph, ONTOLOGY), splits, graph, ONTOLOGY)
+        for read in (None, text)
+    )
     frequency = evaluate(Frequency.of(splits.train), splits, graph, ONTOLOGY)
     assert names["relations"]["contains"]["both"]["mrr"] > 0.9
     assert names["beyond_names"]["both"]["mrr"] < 0.3

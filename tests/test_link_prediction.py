@@ -6,10 +6,13 @@ import torch
 
 from helpers.graphmer.links import predictor as link_prediction
 from helpers.graphmer.links import ranking
+from helpers.graphmer.links.baselines import Frequency
 from helpers.graphmer.links.features import PARTS
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.tokenizer import break_tokens, separator_tokens
 
 from .graph_batches import perturbed
@@ -68,7 +71,7 @@ CLOSE = {"rtol": 3e-2, "atol": 5e-2}
 @pytest.fixture
 def alone(monkeypatch):
     """Leaves that a document has beside the one that is asked change its answer a little; here there are none."""
-    monkeypatch.setattr(LinkPredictor, "_may_have", lambda self, entity_type: ())
+    monkeypatch.setattr(Relations, "of_head", lambda self, entity_type: [])
 
 
 def calls(world) -> tuple[list[str], list[str]]:
@@ -169,7 +172,8 @@ def test_what_is_remembered_of_candidates_changes_no_score(world, model):
 
 
 def test_a_model_is_ranked_as_any_scorer(world, model):
-    scorer = LinkPredictor(model, world.chains()).both_ends(world.splits, world.graph, ONTOLOGY)
+    scorers = LinkPredictor(model, world.chains()).ends() | {"counts": Frequency.of(world.splits.train)}
+    scorer = ScoreFusion.fitted(scorers, world.splits, world.graph, ONTOLOGY)
     found = ranking.evaluate(scorer, world.splits, world.graph, ONTOLOGY, max_queries=20)
     assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 20
     parts = ("meaning",) if model.token_match is None else PARTS

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers.graphmer.graph.extraction import cached_graph, sources_digest
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, KnowledgeGraph
-from helpers.graphmer.graph.ontology import ONTOLOGY, UNKNOWN, read_ontology
+from helpers.graphmer.graph.ontology import ONTOLOGY, read_ontology
 from helpers.graphmer.links.baselines import Frequency, lexical_scorers
 from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
@@ -240,16 +240,9 @@ class Repository:
         raise ValueError(f"name={name!r}: {len(ending) or 'no'} entities of {len(entities):,} are called so{hint}")
 
     def _check(self, given: Entity, relation: str, number: int) -> None:
-        relations = self.of.relations
-        may_have = [
-            relations.names[one]
-            for one in range(1, len(relations) + 1)
-            if given.type == UNKNOWN or given.type in relations.tail_types(relations.inverse(one))
-        ]
-        if relations.names[number] not in may_have:
-            raise ValueError(
-                f"relation={relation!r}: {given.id} is a {given.type}, which has: {', '.join(may_have) or 'none'}"
-            )
+        if number not in (may_have := self.of.relations.of_head(given.type)):
+            names = ", ".join(self.of.relations.names[one] for one in may_have)
+            raise ValueError(f"relation={relation!r}: {given.id} is a {given.type}, which has: {names or 'none'}")
 
 
 _TOKENS = ("leaf_tokens", "head_tokens", "entity_tokens")

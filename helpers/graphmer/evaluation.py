@@ -12,7 +12,7 @@ from helpers.graphmer import experiment
 from helpers.graphmer.configuration import Configuration, override
 from helpers.graphmer.experiment import Corpus
 from helpers.graphmer.links import ranking
-from helpers.graphmer.links.baselines import Frequency, lexical_baseline
+from helpers.graphmer.links.baselines import Frequency, lexical_scorers
 from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
@@ -23,8 +23,22 @@ SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
 
 
 def both_ends(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:
-    """The encoder's scores of a triple from the documents of both ends, weighed on validation."""
-    return predictor.both_ends(corpus.splits, corpus.graph, corpus.ontology)
+    """The encoder's scores of a triple from the documents of both ends and counts of training, weighed on validation."""
+    return _weighed(predictor.ends(), corpus)
+
+
+def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> ScoreFusion:
+    """The scorer of the encoder and the lexical baseline together, weighed on validation."""
+    return _weighed(_lexical(corpus) | predictor.ends(), corpus, configuration.run.seed)
+
+
+def _lexical(corpus: Corpus) -> dict[str, ranking.Scorer]:
+    return lexical_scorers(corpus.graph, corpus.documents.text)
+
+
+def _weighed(scorers: dict[str, ranking.Scorer], corpus: Corpus, seed: int = 0) -> ScoreFusion:
+    counts = {"counts": Frequency.of(corpus.splits.train)}
+    return ScoreFusion.fitted(scorers | counts, corpus.splits, corpus.graph, corpus.ontology, seed=seed)
 
 
 def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
@@ -76,20 +90,13 @@ def count_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.stack(counts)
 
 
-def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> ScoreFusion:
-    """The scorer of the encoder and the lexical baseline together, weighed on validation."""
-    return _lexical(corpus, configuration, predictor.ends())
-
-
 def baselines(corpus: Corpus, configuration: Configuration) -> dict[str, dict]:
-    """`links` of what any encoder must beat: counts, and names with the sources' words."""
-    scorers = {"frequency": Frequency.of(corpus.splits.train), "lexical baseline": _lexical(corpus, configuration, {})}
+    """`links` of what any encoder must beat: counts, and counts, names and the sources' words (the lexical baseline)."""
+    scorers = {
+        "frequency": Frequency.of(corpus.splits.train),
+        "lexical baseline": _weighed(_lexical(corpus), corpus, configuration.run.seed),
+    }
     return {name: links(scorer, corpus, configuration) for name, scorer in scorers.items()}
-
-
-def _lexical(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> ScoreFusion:
-    options = {"text": corpus.documents.text, "frequency": True, "also": also, "seed": configuration.run.seed}
-    return lexical_baseline(corpus.splits, corpus.graph, corpus.ontology, **options)
 
 
 ABLATIONS = {
@@ -103,16 +110,25 @@ ABLATIONS = {
 }
 
 
-def ablations(configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path) -> dict[str, dict]:
-    """`links` of the same encoder with one part left out, trained for as many steps."""
+def variants(
+    changes: dict[str, dict], configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
+) -> dict[str, dict]:
+    """`links` of the same run with other values of some keys, each by its name, for as many steps; the split stays."""
     found = {}
-    for name, changes in ABLATIONS.items():
-        changed = override(configuration, changes)
-        trainer = experiment.train(
-            changed, experiment.with_options(corpus, changed), machine, folder / name.replace(" ", "_")
-        )
-        found[name] = _links_of(trainer.model, corpus, configuration)
+    for name, change in changes.items():
+        changed, place = override(configuration, change), folder / name.replace(" ", "_")
+        trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, place)
+        found[name] = links(both_ends(LinkPredictor(trainer.model, corpus.validation), corpus), corpus, configuration)
     return found
+
+
+def further_seeds(
+    count: int, configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
+) -> dict[str, dict]:
+    """`links` of the same run with the next seeds."""
+    seeds = range(configuration.run.seed + 1, configuration.run.seed + 1 + count)
+    found = variants({f"seed {seed}": {"run.seed": seed} for seed in seeds}, configuration, corpus, machine, folder)
+    return {f"GraphMER-SE, {name}": row for name, row in found.items()}
 
 
 def table(rows: dict[str, dict]) -> list[dict]:
@@ -170,19 +186,3 @@ def same_states(one: GraphMERForPreTraining, other: GraphMERForPreTraining, corp
     batch = collate([corpus.validation[index] for index in range(min(2, len(corpus.validation)))])
     first, second = (cpu_copy(model).eval()(**batch).root_states for model in (one, other))
     return float((first - second).abs().max())
-
-
-def further_seeds(
-    count: int, configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
-) -> dict[str, dict]:
-    """`links` of the same run with the next seeds; the split stays."""
-    found = {}
-    for seed in range(configuration.run.seed + 1, configuration.run.seed + 1 + count):
-        changed = override(configuration, {"run.seed": seed})
-        trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, folder / f"seed_{seed}")
-        found[f"GraphMER-SE, seed {seed}"] = _links_of(trainer.model, corpus, configuration)
-    return found
-
-
-def _links_of(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
-    return links(both_ends(LinkPredictor(model, corpus.validation), corpus), corpus, configuration)

@@ -230,7 +230,7 @@ rows["GraphMER-SE with the lexical baseline"] = evaluation.links(together, corpu
 if params.compare_baselines:
     rows |= evaluation.baselines(corpus, configuration)
 if params.ablations:
-    rows |= evaluation.ablations(configuration, corpus, machine, folder / "ablations")
+    rows |= evaluation.variants(evaluation.ABLATIONS, configuration, corpus, machine, folder / "ablations")
 rows |= evaluation.further_seeds(params.further_seeds, configuration, corpus, machine, folder / "seeds")
 tables.show(evaluation.table(rows))
 

@@ -1,6 +1,6 @@
 """What links can be told without a trained encoder: from counts, from names, from words of the source, from all of them.
 
-Each is a scorer of `ranking.evaluate`. `lexical_baseline` is the strongest of what reads names and sources only.
+Each is a scorer of `ranking.evaluate`. The lexical baseline is all of `lexical_scorers` and counts, weighed on validation.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
-from helpers.graphmer.graph.ontology import Ontology
-from helpers.graphmer.graph.splits import Splits
-from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer
 
 # Q queries · X candidates · F features (n-grams or words) · S scorers
@@ -189,25 +186,6 @@ class SameModule:
         return (given_Q[:, None] == modules_X).astype(np.float32)
 
     heads = tails
-
-
-def lexical_baseline(
-    splits: Splits,
-    graph: KnowledgeGraph,
-    ontology: Ontology,
-    *,
-    text: Callable[[str], str] | None = None,
-    frequency: bool = False,
-    also: dict[str, Scorer] | None = None,
-    seed: int = 0,
-) -> ScoreFusion:
-    """The strong lexical baseline: likenesses of names, modules, with `text` also words of sources; weighed on validation.
-
-    frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
-    also: further scorers by name, such as a trained encoder: what it adds.
-    """
-    counts = {"counts": Frequency.of(splits.train)} if frequency else {}
-    return ScoreFusion.fitted(lexical_scorers(graph, text) | counts | (also or {}), splits, graph, ontology, seed=seed)
 
 
 def lexical_scorers(graph: KnowledgeGraph, text: Callable[[str], str] | None) -> dict[str, Scorer]:

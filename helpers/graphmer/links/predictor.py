@@ -1,7 +1,7 @@
 """Scores of triples by a trained model: what masked leaves ask for at the documents of both ends.
 
-predictor = LinkPredictor(model, chains)                      # of one end alone
-scorer = predictor.both_ends(splits, graph, ontology)         # weighed on validation
+predictor = LinkPredictor(model, chains)                                    # of one end alone
+scorer = ScoreFusion.fitted(predictor.ends(), splits, graph, ontology)      # weighed on validation
 ranking.evaluate(scorer, splits, graph, ontology)
 
 A leaf sees the source of its document and a name does not: who calls `f` is answered by the code of each caller, not by f's.
@@ -10,19 +10,15 @@ A leaf sees the source of its document and a name does not: who calls `f` is ans
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
-from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
-from helpers.graphmer.graph.splits import Splits
-from helpers.graphmer.links.baselines import Frequency
+from helpers.graphmer.graph.ontology import UNKNOWN
 from helpers.graphmer.links.features import PARTS, CandidateFeatures, QueryFeatures
-from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.windows import Windows
 
@@ -62,15 +58,6 @@ class LinkPredictor:
         """[Q, X] of (candidate, relation, tail)."""
         return self.against(self.query_features(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
-    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> ScoreFusion:
-        """The parts of the score at either end, the other end's total, and counts of training, weighed on validation.
-
-        For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
-        """
-        return ScoreFusion.fitted(
-            self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed
-        )
-
     def ends(self) -> dict[str, _End]:
         """Scorers by name, for a score fusion."""
         parts, inverse = PARTS if self.model.token_match is not None else PARTS[:1], self.relations.inverse
@@ -107,7 +94,7 @@ class LinkPredictor:
         wanted = {}
         # Leaves of one document see each other: the same ones stand together whatever is asked first.
         for name in names:
-            usual = sorted(self._may_have(encoded.entities[number[name]].type))
+            usual = self.relations.of_head(encoded.entities[number[name]].type)
             wanted[name] = usual if relation in usual else [relation]
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
         windows = {name: self.chains.window_count(name) for name in names}
@@ -133,12 +120,6 @@ class LinkPredictor:
         for one, parts in found.items():
             before = [self._queries[one]] if one in self._queries else []
             self._queries[one] = QueryFeatures.joined(before + parts)
-
-    def _may_have(self, entity_type: str) -> Iterable[int]:
-        """Relations, inverses too, whose head an entity of this type may be; of an unknown type, all."""
-        for relation in range(1, len(self.relations) + 1):
-            if entity_type == UNKNOWN or entity_type in self.relations.tail_types(self.relations.inverse(relation)):
-                yield relation
 
     def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
         """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].

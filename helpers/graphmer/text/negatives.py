@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity
-from helpers.graphmer.graph.ontology import Ontology
+from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
 
 _TRIES = 12  # draws before a wrong tail of a kind is taken for not to be had
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
@@ -64,6 +64,11 @@ class Relations:
             "antisymmetric_relations": [number for number, one in both if one.antisymmetric],
             "acyclic_relations": [number for number, one in both if one.acyclic],
         }
+
+    def of_head(self, entity_type: str) -> list[int]:
+        """Ids, of inverses too, whose head an entity of this type may be; of an unknown type, all."""
+        every = range(1, len(self) + 1)
+        return [one for one in every if entity_type == UNKNOWN or entity_type in self._tails[self.inverse(one)]]
 
     def tail_types(self, relation: int) -> frozenset[str]:
         """Types that a tail may have; of an inverse, those that a head may have."""
