@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SETTINGS = "graphmer.json"
 SCHEMA = 1
 KNOWN, OPEN, GUESS = "known", "open", "guess"
-DOCUMENTS = 100  # a second on a laptop
+DOCUMENTS = 64  # one to two seconds on a laptop
 
 
 class Answer(NamedTuple):
