@@ -202,22 +202,9 @@ class Repository:
         other = self.graph.entities[one]
         head, tail = (given, other) if forward else (other, given)
         is_open = {(head.id, each, f"?.{tail.name}") for each in (relation, "calls")} & self._stated
-        line = self.documents.mention(head.id, tail.name)
-        return Answer(
-            one,
-            status or (OPEN if is_open else GUESS),
-            probability,
-            self._place(other, other.line),
-            self._place(head, line),
-        )
-
-    def _place(self, entity: Entity, line: int) -> str:
-        path = self._paths.get(entity.module)
-        return f"{path}:{line}" if path and line else ""
-
-    @cached_property
-    def _paths(self) -> dict[str, str]:
-        return {file["module"]: file["path"] for file in self.graph.manifest.get("files", ())}
+        line, place = self.documents.mention(head.id, tail.name), self.graph.place
+        mentioned = place(head, line) if line else ""
+        return Answer(one, status or (OPEN if is_open else GUESS), probability, place(other), mentioned)
 
     @cached_property
     def _stated(self) -> set[tuple[str, str, str]]:

@@ -40,13 +40,9 @@ def search(repository: str | Path, question: str, *, most: int = 5, cache: str |
     ]
     if not functions:
         raise ValueError(f"repository={str(repository)!r}: defines no function or method")
-    paths = {file["module"]: file["path"] for file in graph.manifest["files"]}
     scores_N = bm25([question], [documents.text(one.id) for one in functions], words)[0]
     best = [place for place in np.argsort(-scores_N, kind="stable")[:most] if scores_N[place] > 0]
-    return [
-        Found(functions[n].id, float(scores_N[n]), f"{paths.get(functions[n].module, '')}:{functions[n].line}")
-        for n in best
-    ]
+    return [Found(functions[n].id, float(scores_N[n]), graph.place(functions[n])) for n in best]
 
 
 def words(text: str) -> list[str]:

@@ -75,26 +75,6 @@ class Relations:
         return self._tails[relation]
 
 
-def numbered(
-    triples: Iterable[tuple[str, str, str]], number: dict[str, int], relations: Relations
-) -> list[NumberedTriple]:
-    """Triples in numbers, each in the direction of the ontology's table, sorted, none twice.
-
-    Raises ValueError for an unknown relation or entity.
-    """
-    found = set()
-    for head, relation, tail in triples:
-        for end in (head, tail):
-            if end not in number:
-                raise ValueError(f"triples: {end!r} is no entity of the graph")
-        one = relations.id(relation)
-        if one <= relations.forward:
-            found.add((number[head], one, number[tail]))
-        else:
-            found.add((number[tail], relations.inverse(one), number[head]))
-    return sorted(found)
-
-
 class KnownTails:
     """True tails of (head, relation), in both directions."""
 
