@@ -79,15 +79,22 @@ def calls(world) -> tuple[list[str], list[str]]:
     return heads, sorted({triple.tail for triple in world.splits.train if triple.relation == "calls"})[:7]
 
 
+def added(predictor, end, direction, given, candidates):
+    """All parts of the score at one end, added up."""
+    scorers = [one for name, one in predictor.ends().items() if name.startswith(end) and not name.endswith("total")]
+    assert len(scorers) == (1 if predictor.model.token_match is None else len(PARTS))
+    return sum(getattr(one, direction)(given, "calls", candidates) for one in scorers)
+
+
 def test_the_given_end_scores_what_its_leaf_asks_for(world, model, alone):
     chains = world.chains()
     predictor, (heads, tails) = LinkPredictor(model, chains, batch_size=3), calls(world)
     relation = RELATIONS.id("calls")
     expected = [[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads]
-    np.testing.assert_allclose(predictor.tails(heads, "calls", tails), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "given end", "tails", heads, tails), expected, **CLOSE)
     inverse = RELATIONS.inverse(relation)
     expected = [[slow_score(model, chains, tail, inverse, head) for head in heads] for tail in tails]
-    np.testing.assert_allclose(predictor.heads(tails, "calls", heads), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "given end", "heads", tails, heads), expected, **CLOSE)
 
 
 def test_a_long_document_is_read_in_windows(world, model, alone):
@@ -97,22 +104,13 @@ def test_a_long_document_is_read_in_windows(world, model, alone):
     heads.append(next(entity.id for entity in world.graph.entities.values() if chains.window_count(entity.id) == 1))
     relation = RELATIONS.id("calls")
     expected = [[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads]
-    np.testing.assert_allclose(predictor.tails(heads, "calls", tails), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "given end", "tails", heads, tails), expected, **CLOSE)
 
 
 def test_parts_are_the_addends_of_a_score(world, model):
     predictor, (heads, tails) = LinkPredictor(model, world.windows()), calls(world)
-    whole, parts = predictor.tails(heads, "calls", tails), predictor.ends()
-    of_given = [scorer.tails(heads, "calls", tails) for name, scorer in parts.items() if name.startswith("given end")]
-    assert len(of_given) == (1 if model.token_match is None else len(PARTS))
-    np.testing.assert_allclose(sum(of_given), whole, rtol=1e-4, atol=1e-4)
-
-
-def other_end(predictor, direction, given, candidates):
-    """All parts of the other end's score, added up."""
-    ends = predictor.ends()
-    of_other = [scorer for name, scorer in ends.items() if name.startswith("other end") and not name.endswith("total")]
-    return sum(getattr(scorer, direction)(given, "calls", candidates) for scorer in of_other)
+    names, queries = predictor._entity_features(tails), predictor.query_features(heads, RELATIONS.id("calls"))
+    np.testing.assert_allclose(names.parts(queries).sum(0), names.scores(queries), rtol=1e-4, atol=1e-4)
 
 
 def test_the_other_end_scores_what_the_candidates_leaves_ask_for(world, model, alone):
@@ -120,10 +118,10 @@ def test_the_other_end_scores_what_the_candidates_leaves_ask_for(world, model, a
     predictor, (heads, tails) = LinkPredictor(model, chains), calls(world)
     inverse = RELATIONS.inverse(RELATIONS.id("calls"))
     expected = np.array([[slow_score(model, chains, tail, inverse, head) for tail in tails] for head in heads])
-    np.testing.assert_allclose(other_end(predictor, "tails", heads, tails), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "other end", "tails", heads, tails), expected, **CLOSE)
     relation = RELATIONS.id("calls")
     expected = np.array([[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads])
-    np.testing.assert_allclose(other_end(predictor, "heads", tails, heads), expected.T, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "other end", "heads", tails, heads), expected.T, **CLOSE)
 
 
 def test_the_total_of_a_candidate_is_over_all_that_it_could_ask_for(world, model, alone):
@@ -156,7 +154,7 @@ def test_a_document_is_read_once_for_all_its_relations(world, model, monkeypatch
     )
     heads, tails = calls(world)
     for relation in ("calls", "instantiates", "raises"):
-        predictor.tails(heads, relation, tails)
+        predictor.ends()["given end: meaning"].tails(heads, relation, tails)
     assert sorted(read) == sorted(set(heads))
 
 

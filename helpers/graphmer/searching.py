@@ -22,7 +22,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 class Found(NamedTuple):
     name: str
-    score: float  # of BM25; 0 where no word of the question is there
+    score: float  # of BM25
     defined: str  # file:line
 
 

@@ -1,7 +1,7 @@
 """Scores of triples by a trained model: what masked leaves ask for at the documents of both ends.
 
-predictor = LinkPredictor(model, chains)                                    # of one end alone
-scorer = ScoreFusion.fitted(predictor.ends(), splits, graph, ontology)      # weighed on validation
+scorers = LinkPredictor(model, chains).ends()
+scorer = ScoreFusion.fitted(scorers, splits, graph, ontology)  # weighed on validation
 ranking.evaluate(scorer, splits, graph, ontology)
 
 A leaf sees the source of its document and a name does not: who calls `f` is answered by the code of each caller, not by f's.
@@ -30,7 +30,7 @@ SCORES_AT_ONCE = 2**24
 
 
 class LinkPredictor:
-    """`ranking.Scorer` by the given end alone: what the leaf of a relation at its document asks for against each name.
+    """What the masked leaf of a relation asks for at a document, against each name; `ends` are scorers of both ends of a triple.
 
     A document is read once, with a masked leaf of each relation that its type may have, and what they ask for is remembered: of
     a long one in windows; of what these copy the most counts, and their features are averaged.
@@ -49,14 +49,6 @@ class LinkPredictor:
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
         self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
-
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """[Q, X] of (head, relation, candidate)."""
-        return self.against(self.query_features(heads, self.relations.id(relation)), candidates)
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """[Q, X] of (candidate, relation, tail)."""
-        return self.against(self.query_features(tails, self.relations.inverse(self.relations.id(relation))), candidates)
 
     def ends(self) -> dict[str, _End]:
         """Scorers by name, for a score fusion."""
@@ -132,7 +124,7 @@ class LinkPredictor:
             queries, rows = self.query_features(new, relation), max(1, SCORES_AT_ONCE // len(answers))
             for first in range(0, len(new), rows):
                 part = new[first : first + rows]
-                scores_QX = self.against(queries[first : first + rows], answers)
+                scores_QX = self._entity_features(answers).scores(queries[first : first + rows])
                 known |= zip(part, (logsumexp(scores_QX, axis=1) + scale).tolist(), strict=True)
         return np.array([known[name] for name in names], np.float32)
 
@@ -147,12 +139,8 @@ class LinkPredictor:
 
     # ---- entities
 
-    def against(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
-        """[Q, X] of queries and these names."""
-        return self._entity_features(names).scores(queries)
-
     def parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
-        """[P, Q, X]: the addends of `against`, in the order of `PARTS`; the last are kept, as a fusion asks for one after the other."""
+        """[P, Q, X]: the addends of a score, in the order of `PARTS`; the last are kept, as a fusion asks for one after the other."""
         last = self._last
         if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
             found = self._entity_features(names).parts(self.query_features(askers, relation))
