@@ -56,7 +56,7 @@ import helpers.parameters
 print(helpers.__file__, use_tpu)
 """
 MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not raised; 130,000 for a new one
-    "graphmer_se": 191_500,
+    "graphmer_se": 188_900,
     "hardware_tuning": 116_600,
     "legal_cot_sft": 128_000,
     "lejepa_training": 132_000,
