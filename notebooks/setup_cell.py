@@ -19,4 +19,4 @@ if hashlib.sha256(packed).hexdigest() != SHA256:
 files = json.loads(packed)
 exec(files["helpers/unpacking.py"], unpacking := {"__name__": "unpacking"})
 unpacking["use"](files, SHA256)
-importlib.import_module("helpers.setup").install(REQUIREMENTS)
+installed = importlib.import_module("helpers.setup").install(REQUIREMENTS)

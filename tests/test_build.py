@@ -493,6 +493,8 @@ def test_a_built_notebook_runs_alone_in_a_kernel(tiny, machine):
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
     executed = nbformat.read(machine.cwd / "executed.ipynb", as_version=4)
+    setup = next(cell for cell in executed.cells if "setup" in cell.metadata.get("tags", []))
+    assert {output.output_type for output in setup.outputs} == {"stream"}  # no value of a last line is displayed
     printed = executed.cells[-1].outputs[0].text
     (unpacked,) = machine.unpacked()
     assert printed == f"{unpacked / 'helpers' / '__init__.py'} True\n"
