@@ -224,12 +224,14 @@ def requirement_lines(names: list[str], twin: str, where: str = "setup cell") ->
 
 
 def packed(files: dict[str, bytes]) -> bytes:
-    """The files as JSON, path to text."""
-    return json.dumps({name: files[name].decode() for name in sorted(files)}, ensure_ascii=False).encode()
+    """The files, shared ones first, with a zero byte between: path, line break, content. JSON would escape every line break."""
+    assert not any(b"\0" in content for content in files.values())
+    names = sorted(files, key=lambda name: (name.count("/"), name))
+    return b"\0".join(name.encode() + b"\n" + files[name] for name in names)
 
 
 def payload(files: dict[str, bytes]) -> str:
-    """The files as base85 of compressed JSON, the same bytes on every machine.
+    """The packed files, compressed, as base85: the same bytes on every machine.
 
     zlib and zlib-ng write different bytes, xz may change its own with a release, but bz2 has one implementation, unchanged
     for years and imitated byte for byte. On Python source it is also the smallest.

@@ -225,7 +225,8 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
     constants = dict(re.findall(r'^(SHA256|PAYLOAD) = "(.+)"$', setup, re.MULTILINE))
     packed = decompress(b85decode(constants["PAYLOAD"]))
     assert constants["SHA256"] == hashlib.sha256(packed).hexdigest()
-    return {name: text.encode() for name, text in json.loads(packed).items()}
+    files = (file.split(b"\n", 1) for file in packed.split(b"\0"))
+    return {name.decode(): content for name, content in files}
 
 
 def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
