@@ -305,7 +305,9 @@ def test_the_form_says_every_parameter_and_papermill_reads_its_default(source, t
     for twin, suffix in build.SUFFIX.items():
         path = tmp_path / f"{source.stem}{suffix}.ipynb"
         nbformat.write(build.notebook(source, twin), path)
-        cell = next(c for c in nbformat.read(path, 4).cells if "parameters" in c.metadata.get("tags", []))
+        cells = nbformat.read(path, 4).cells
+        cell = next(c for c in cells if "parameters" in c.metadata.get("tags", []))
+        assert build.WHERE_OWN_DATA_ARE in cells[cells.index(cell) - 1].source
         read = inspect_notebook(str(path))
         lines = cell.source.splitlines()
         assert len(lines) >= 2 * len(read)  # a description above each
@@ -372,9 +374,7 @@ def test_setup_cell_alone_in_an_empty_folder_imports_the_payload(machine):
         assert path.read_bytes() == (ROOT / path.relative_to(unpacked)).read_bytes()
     assert list(machine.cwd.iterdir()) == []
     printed = finished.stdout.splitlines()[0]
-    assert re.fullmatch(
-        rf"helpers \S+, payload [0-9a-f]{{12}}, in {unpacked}: open helpers/<room>/<file>.py .*", printed
-    )
+    assert re.fullmatch(rf"helpers \S+, payload [0-9a-f]{{12}}: the code .* is in {unpacked / 'helpers'}", printed)
 
 
 def test_kernels_share_one_folder_and_a_changed_one_is_not_used(machine):

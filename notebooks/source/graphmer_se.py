@@ -19,7 +19,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # GraphMER-SE, an encoder over code and its knowledge graph (TPU)
@@ -35,7 +35,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
@@ -46,13 +46,13 @@
 # `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), a folder
 # with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: the standard library of the Python that runs this,
 # real code on every machine. `config` is a YAML file or a profile (`cpu`, `t4`, `rtx3050`, `a100`, `tpu_v5e_8`); `changes`
-# sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. Zeros mean "what the configuration says".
+# sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the configuration's value. {own data}
 
 # %% tags=["parameters"]
 # parameters: helpers.graphmer.parameters.GraphParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
 # Every parameter and every key of the configuration is checked before anything slow starts, and the machine is reported
 # with the reason for each choice.

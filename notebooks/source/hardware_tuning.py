@@ -48,15 +48,15 @@
 # ## Parameters
 #
 # `data_source` is a Hub data set, a path to your own `.csv` or `.jsonl` with `text` and `label` (or a folder with `train.csv`,
-# `validation.csv`, `test.csv`), or `"sample"`: documentation strings of Python by package, which need no network. Zeros mean
-# "what the recipe says"; `batch_size=0` finds the batch by trying. Trials and comparing runs end within `tuning_minutes`; what
-# no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# `validation.csv`, `test.csv`), or `"sample"`: documentation strings of Python by package, which need no network.
+# {own data} A zero takes the recipe's value; `batch_size=0` finds the batch by trying. Trials and comparing runs end within
+# `tuning_minutes`; what no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
 # Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
 # reported with the reason for each choice.

@@ -18,7 +18,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
+# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # A reservoir language model on TinyStories (TPU)
@@ -33,7 +33,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
+# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
@@ -41,14 +41,14 @@
 # %% [markdown]
 # ## Parameters
 #
-# Zeros mean "what the recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's
-# secrets.
+# A zero takes the recipe's value. {own data} A `.txt` has a blank line between two stories. Tokens never belong here: put
+# `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
 # Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
 
