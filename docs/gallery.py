@@ -92,11 +92,11 @@ def figures(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def shown(notebook: nbformat.NotebookNode, replaced: dict[str, str]) -> nbformat.NotebookNode:
-    """The notebook without its payload, folders of this machine, widgets, what libraries warned of on this machine, and what
+    """The notebook without its setup cell, folders of this machine, widgets, what libraries warned of on this machine, and what
     papermill and Jupyter noted in it."""
     for cell in notebook.cells:
-        if "\nPAYLOAD = " in cell.source:
-            cell.source = LEFT_OUT
+        if "setup" in cell.metadata.get("tags", []):
+            cell |= {"source": LEFT_OUT, "outputs": []}
         cell.source = without(cell.source, replaced)
         cell.metadata = nbformat.NotebookNode(
             {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
