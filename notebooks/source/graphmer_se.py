@@ -210,7 +210,7 @@ tables.show(forecast.beside(measured["train"]))
 #
 # For each held-out triple its tail is asked for, and its head, among all entities that the relation admits; other right
 # answers are left out (filtered). `contains` and `has_parameter` can be read off qualified names, so the last column is
-# without them. The encoder reads the documents of both ends: what the one asks for and what the candidates ask for, weighed
+# without them. The encoder scores a pair from both ends, with the given one and with each candidate as the query, weighed
 # on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
 # as well. Both together are the scorer that is asked below and saved. Calibration error: how far the probability of a first
 # answer is from how often it is right (softmax over all candidates; 0 is best).
@@ -290,9 +290,9 @@ print(results_file.resolve())
 # %% [markdown]
 # ## Ask about another repository
 #
-# Here the code of this suite, which training has not seen. `known` is what the resolver proves; `open` is named there, and the
-# resolver cannot tell what is meant; `guess` is the model's alone. The probability is that of the next answer, if there is
-# another.
+# Here the code of this suite, which training has not seen. `known` is what the resolver proves; `open` is a name in the code
+# whose target it cannot tell; `guess` is the model's alone. The probability is that this is the next right answer, if there is
+# one more.
 
 # %%
 from pathlib import Path

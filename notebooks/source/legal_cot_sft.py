@@ -142,9 +142,9 @@ tables.show(forecast.rows())
 # ## Before training
 #
 # The questions that will be asked again afterwards, beside answers that cost nothing: one training record copied onto every
-# question (`constant`), and the record whose question is most alike. `gold` is the test record itself; what it does not pass
-# is no measure. The sample's records know what is right (a coin gets half of the verdicts); of real ones only the record's
-# citations, which should be `cited`, are known. Only what every record passes is shown.
+# question (`constant`), and the record whose question is most alike. `gold` is the test record itself: a measure that it does
+# not always pass is not shown. Of the sample the right verdict is known (a coin gets half of them), of real records only the
+# cases that should be `cited`.
 
 # %%
 trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)

@@ -95,8 +95,8 @@ print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["in
 #
 # `frozen` weights are the reservoirs, drawn once from the seed: nothing is trained through time. `reservoirs` names them:
 # **tanh** is Jaeger's leaky echo-state network; `+` puts a **delay** line (the last tokens exactly) or a **linear**
-# reservoir (many speeds of forgetting) beside it, `|` stacks them. Of a token they see its co-occurrence code, counted in
-# the training text. **Recall** proposes tokens of the recent text again where it looked as it does now.
+# reservoir (many speeds of forgetting) beside it, `|` stacks them. A token enters as its embedding by co-occurrence in the
+# training text. **Recall** proposes what followed earlier places of the text that look like the present one.
 
 # %%
 model = experiment.new_model(params, corpus)
@@ -192,8 +192,8 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## A transformer beside it
 #
-# The same batches through the same trainer, for a Llama of as many trained parameters. Its embedding begins at the same codes;
-# it sees nothing before a block.
+# A Llama of as many trained parameters, with the same batches and trainer. Its embedding starts from the same vectors; it
+# does not see what was before a block.
 # `further_seeds=2` repeats both, without which a small difference means little.
 
 # %%
