@@ -40,7 +40,17 @@ PARAMETERS = {
         "save_steps": 800,
     },
     "graphmer_se": {"config": "cpu", "max_steps": 300},
-    "hardware_tuning": {"base_model": "sample", "max_steps": 400},
+    "hardware_tuning": {
+        "base_model": "sample",
+        "num_rows": 2000,
+        "eval_rows": 400,
+        "window_examples": 128,
+        "try_compile": False,
+        "max_steps": 300,
+        "further_seeds": 1,
+        "evaluations": 3,
+        "text": "Return the number of bytes that were written to the socket.",
+    },
 }
 LEFT_OUT = "# The packed files of `helpers` and their setup stand here in the notebook itself."
 
