@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("notebook", help=", ".join(rooms()))
     for name, (default, what) in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
-    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing even if it fits without")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing even where it fits")
     parser.add_argument("--prices", help="JSON file with your own prices")
     parser.add_argument("--calibration", action="append", default=[], help=f"file; ./{calibration.FILE} is read, too")
     parser.add_argument(

@@ -42,8 +42,8 @@ class Recipe:
     max_grad_norm: float = 1.0
     tpu_batch_factor: PositiveInt = 2  # a chip's matrix unit needs larger batches
     tpu_learning_rate_factor: PositiveFloat = 1.2  # goes with tpu_batch_factor
-    micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the most that fit
-    gradient_checkpointing: bool | None = None  # None: only if the smallest micro-batch does not fit without
+    micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the largest that fits
+    gradient_checkpointing: bool | None = None  # None: only if the smallest micro-batch does not fit without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +154,12 @@ def plan(
         )
     asked = recipe.gradient_checkpointing if gradient_checkpointing is None else gradient_checkpointing
     micro, checkpointing, held = _micro_batch(workload, runtime, effective // devices, asked, recipe.micro_batch_size)
-    reasons["per_device_batch_size"] = "the recipe's" if recipe.micro_batch_size else "the most that fit"
+    reasons["per_device_batch_size"] = "the recipe's" if recipe.micro_batch_size else "the largest that fits"
     if runtime.memory is None:
         reasons["per_device_batch_size"] = "memory unknown: the whole batch at once"
     reasons["gradient_accumulation_steps"] = f"keeps {effective} examples a step"
     reasons["gradient_checkpointing"] = (
-        "asked for" if asked is not None else "does not fit without" if checkpointing else "fits without"
+        "asked for" if asked is not None else "does not fit without it" if checkpointing else "fits without it"
     )
     there = tables.size(runtime.memory) or "memory unknown"
     reasons["memory"] = f"{held.peak.basis}; {runtime.device_name} has {there}"

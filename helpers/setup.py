@@ -54,7 +54,9 @@ def install(requirements: str) -> list[str]:
     moved = [name for name in before if after.get(name, before[name]) != before[name] and _is_loaded(name)]
     if moved:
         changes = ", ".join(f"{name} {before[name]} to {after[name]}" for name in moved)
-        raise RuntimeError(f"pip moved {changes}, loaded in this kernel: restart the runtime and run all cells again.")
+        raise RuntimeError(
+            f"pip changed {changes}, loaded in this kernel: restart the runtime and run all cells again."
+        )
     still_missing, _ = _missing(requirements)
     if still_missing:
         raise RuntimeError(

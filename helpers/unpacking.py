@@ -30,9 +30,7 @@ def use(files: Mapping[str, str], sha256: str) -> None:
             "uninstall it, restart the runtime and run this cell first."
         )
     helpers.payload_sha256 = sha256
-    print(
-        f"helpers {helpers.__version__}, payload {sha256[:12]}, in {root}: open helpers/<room>/<file>.py there to read the code"
-    )
+    print(f"helpers {helpers.__version__}, payload {sha256[:12]}: the code of the cells is in {root / 'helpers'}")
 
 
 def _holds(root: Path, files: Mapping[str, str]) -> bool:

@@ -10,7 +10,8 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Two cells ar
   requirements-gpu.txt or requirements-tpu.txt, and with what the notebook can reach of the `helpers` package (closure.py);
 - tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class.
 
-In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/forecasts.json).
+In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/forecasts.json), and
+`{own data}` for how a file of one's own gets into the runtime.
 """
 
 import argparse
@@ -44,6 +45,11 @@ COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
 DEVICES = {"gpu": ("T4", "A100 40GB"), "tpu": ("v5e-1", "v5e-8")}
 FORECASTS = ROOT / "docs/results/forecasts.json"
 PLAN = "{planned}"  # in a markdown cell
+OWN_DATA = "{own data}"
+WHERE_OWN_DATA_ARE = (
+    '**Your own data**: `data_source="upload"` asks for a file in Colab, where a mounted Drive is `/content/drive/MyDrive`; '
+    "*Add Input* on Kaggle gives `/kaggle/input/...`."
+)
 ONLY = re.compile(r"\s*# (gpu|tpu) only$")
 
 
@@ -111,6 +117,8 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
             text = _twin_lines(text, twin, where=f"{source}: cell {position}")
         elif PLAN in text:
             text = text.replace(PLAN, planned(source.stem, twin))
+        else:
+            text = text.replace(OWN_DATA, WHERE_OWN_DATA_ARE)
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         cells.append(new_cell(text, id=f"cell-{position:02d}", metadata=metadata))
     setup = next(cell for cell in cells if "setup" in _tags(cell))
@@ -224,12 +232,14 @@ def requirement_lines(names: list[str], twin: str, where: str = "setup cell") ->
 
 
 def packed(files: dict[str, bytes]) -> bytes:
-    """The files as JSON, path to text."""
-    return json.dumps({name: files[name].decode() for name in sorted(files)}, ensure_ascii=False).encode()
+    """The files, shared ones first, with a zero byte between: path, line break, content. JSON would escape every line break."""
+    assert not any(b"\0" in content for content in files.values())
+    names = sorted(files, key=lambda name: (name.count("/"), name))
+    return b"\0".join(name.encode() + b"\n" + files[name] for name in names)
 
 
 def payload(files: dict[str, bytes]) -> str:
-    """The files as base85 of compressed JSON, the same bytes on every machine.
+    """The packed files, compressed, as base85: the same bytes on every machine.
 
     zlib and zlib-ng write different bytes, xz may change its own with a release, but bz2 has one implementation, unchanged
     for years and imitated byte for byte. On Python source it is also the smallest.

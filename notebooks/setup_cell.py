@@ -4,7 +4,6 @@ import base64
 import bz2
 import hashlib
 import importlib
-import json
 
 REQUIREMENTS = ""
 SHA256 = ""
@@ -16,7 +15,7 @@ except (ValueError, OSError):
     packed = b""
 if hashlib.sha256(packed).hexdigest() != SHA256:
     raise RuntimeError("The payload is damaged: upload the notebook again, as it came.")
-files = json.loads(packed)
+files = dict(file.split("\n", 1) for file in packed.decode().split("\0"))
 exec(files["helpers/unpacking.py"], unpacking := {"__name__": "unpacking"})
 unpacking["use"](files, SHA256)
-importlib.import_module("helpers.setup").install(REQUIREMENTS)
+installed = importlib.import_module("helpers.setup").install(REQUIREMENTS)

@@ -225,7 +225,8 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
     constants = dict(re.findall(r'^(SHA256|PAYLOAD) = "(.+)"$', setup, re.MULTILINE))
     packed = decompress(b85decode(constants["PAYLOAD"]))
     assert constants["SHA256"] == hashlib.sha256(packed).hexdigest()
-    return {name: text.encode() for name, text in json.loads(packed).items()}
+    files = (file.split(b"\n", 1) for file in packed.split(b"\0"))
+    return {name.decode(): content for name, content in files}
 
 
 def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
@@ -304,7 +305,9 @@ def test_the_form_says_every_parameter_and_papermill_reads_its_default(source, t
     for twin, suffix in build.SUFFIX.items():
         path = tmp_path / f"{source.stem}{suffix}.ipynb"
         nbformat.write(build.notebook(source, twin), path)
-        cell = next(c for c in nbformat.read(path, 4).cells if "parameters" in c.metadata.get("tags", []))
+        cells = nbformat.read(path, 4).cells
+        cell = next(c for c in cells if "parameters" in c.metadata.get("tags", []))
+        assert build.WHERE_OWN_DATA_ARE in cells[cells.index(cell) - 1].source
         read = inspect_notebook(str(path))
         lines = cell.source.splitlines()
         assert len(lines) >= 2 * len(read)  # a description above each
@@ -371,9 +374,7 @@ def test_setup_cell_alone_in_an_empty_folder_imports_the_payload(machine):
         assert path.read_bytes() == (ROOT / path.relative_to(unpacked)).read_bytes()
     assert list(machine.cwd.iterdir()) == []
     printed = finished.stdout.splitlines()[0]
-    assert re.fullmatch(
-        rf"helpers \S+, payload [0-9a-f]{{12}}, in {unpacked}: open helpers/<room>/<file>.py .*", printed
-    )
+    assert re.fullmatch(rf"helpers \S+, payload [0-9a-f]{{12}}: the code .* is in {unpacked / 'helpers'}", printed)
 
 
 def test_kernels_share_one_folder_and_a_changed_one_is_not_used(machine):
@@ -493,6 +494,8 @@ def test_a_built_notebook_runs_alone_in_a_kernel(tiny, machine):
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
     executed = nbformat.read(machine.cwd / "executed.ipynb", as_version=4)
+    setup = next(cell for cell in executed.cells if "setup" in cell.metadata.get("tags", []))
+    assert {output.output_type for output in setup.outputs} == {"stream"}  # no value of a last line is displayed
     printed = executed.cells[-1].outputs[0].text
     (unpacked,) = machine.unpacked()
     assert printed == f"{unpacked / 'helpers' / '__init__.py'} True\n"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from helpers import grid
 
 pytestmark = pytest.mark.once
 
@@ -31,6 +35,20 @@ APPENDICES = {  # pages of generated rows, or of what did not work, that nobody 
 }
 STILL_LONG = ()
 SHORT = [page for page in (ROOT / "docs").glob("*.md") if page.stem not in (*APPENDICES, *STILL_LONG)]
+SECTIONS = (
+    "Your data",
+    "Evidence",
+    "How it works",
+    "What does not work",
+    "Parameters",
+)  # of a model's page, in this order
+COMMANDS = [
+    pytest.param(words, id=f"{page.stem}-{' '.join(words[:4])}")
+    for page in PAGES
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if (words := shlex.split(line, comments=True)) and page.stem != "add-a-notebook"  # whose notebook is not there yet
+]
 BLOCK = "# Page\n\n<!-- evidence: probe.sentence -->\n<!-- end -->\n\nAnd so on.\n"
 
 
@@ -150,6 +168,46 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
 @pytest.mark.parametrize("page", SHORT, ids=lambda page: page.stem)
 def test_a_page_that_is_no_appendix_has_at_most_1500_words_and_that_of_hardware_900(page):
     assert len(page.read_text(encoding="utf-8").split()) <= {"choosing-hardware": 900}.get(page.stem, 1_500)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there(words):
+    notebooks = [word for word in words if word.endswith(".ipynb") and word.startswith("notebooks/")]
+    for name in notebooks:
+        declared = grid.inspect(ROOT / name)
+        given = [words[at + 1] for at, word in enumerate(words) if word == "-p"]
+        grid.parse(declared, [word for word in words if re.match(r"\w+=", word) and not word.isupper()])
+        assert set(given) <= set(declared)
+    if "-m" in words and words[words.index("-m") + 1].startswith("helpers"):
+        module = ROOT / words[words.index("-m") + 1].replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert {word for word in words[1:] if "=" not in word} <= set(targets)
+    scripts = [word for word in words if word.endswith(".py") and not word.startswith("/")]
+    assert all((ROOT / script).is_file() for script in scripts if "/" in script)
+
+
+@pytest.mark.parametrize("page", ["legal", "reservoir"])
+def test_the_page_of_a_model_has_the_sections_of_the_book_in_order(page):
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    assert [found for found in re.findall(r"^## (.+)$", text, re.MULTILINE) if found in SECTIONS] == [*SECTIONS]
+
+
+def test_every_part_of_a_results_file_is_described():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## results.json")[2]
+    heads = re.findall(r"^(?:\w+, )*\w+", page.split("```")[1], re.MULTILINE)
+    described = {name for head in heads for name in head.split(", ")}
+    assert {"schema", "seed", "plan", "train", "eval"} <= described
+    for path in (ROOT / "docs/results").glob("*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.get("schema") == 2 and "sessions" in found:
+            assert found.keys() <= described, path.name
+    for source in (ROOT / "notebooks/source").glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        written = [call for call in calls if getattr(call.func, "attr", "") == "write_results"]
+        assert written
+        assert {word.arg for call in written for word in call.keywords if word.arg} <= described
 
 
 def test_the_index_leads_to_every_page():

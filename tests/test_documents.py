@@ -125,6 +125,12 @@ def test_the_readme_is_short():
         ("is written and whole.", "trainer.py"),
         ("is not a parameter of this notebook", "parameters.py"),
         ("is gated: accept its licence at", "lejepa/model.py"),
+        ("The payload is damaged: upload the notebook again, as it came.", "../notebooks/setup_cell.py"),
+        ("pip could not install", "setup.py"),
+        ("the Hugging Face hub cannot be reached", "hub.py"),
+        ("need at least", "plan.py"),
+        ("; correct the path", "parameters.py"),
+        ("is neither a path that exists nor a hub id", "parameters.py"),
     ],
 )
 def test_a_message_that_is_explained_is_what_the_code_says(quoted, module):

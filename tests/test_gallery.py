@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import gallery  # noqa: E402
 
 CELLS = [
-    nbformat.v4.new_code_cell("\nPAYLOAD = 'c0ffee'"),
+    nbformat.v4.new_code_cell("PAYLOAD = 'c0ffee'\nprint('unpacked')", metadata={"tags": ["setup"]}),
     nbformat.v4.new_markdown_cell("# Title\n\n## What it drew"),
     nbformat.v4.new_code_cell(
         "import os, sys, time\nprint(os.getcwd() + '/result', flush=True)\ntime.sleep(0.5)\nprint('a later line')\nprint('a library', 'warns', file=sys.stderr)"
@@ -45,7 +45,7 @@ def published(tmp_path, monkeypatch) -> Path:
 def test_a_copy_shows_what_was_printed_and_nothing_of_this_machine(published):
     text = (published / "probe.ipynb").read_text()
     assert "outputs/result" in text
-    assert "c0ffee" not in text and gallery.LEFT_OUT in text
+    assert "c0ffee" not in text and "unpacked" not in text and gallery.LEFT_OUT in text
     for page in ("probe.ipynb", "probe.html"):
         shown = (published / page).read_text()
         assert "a library warns" not in shown

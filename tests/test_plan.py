@@ -132,7 +132,7 @@ def test_activations_are_recomputed_only_where_the_smallest_micro_batch_does_not
     enough, little = needed(DEEP, 1, 32), needed(DEEP, 1, 32, checkpointing=True)
     assert not plan(RECIPE, DEEP, machine(memory=enough)).gradient_checkpointing
     found = plan(RECIPE, DEEP, machine(memory=little))
-    assert found.gradient_checkpointing and found.reasons["gradient_checkpointing"] == "does not fit without"
+    assert found.gradient_checkpointing and found.reasons["gradient_checkpointing"] == "does not fit without it"
 
 
 def test_recomputing_that_is_asked_for_is_done_and_that_is_refused_is_not():

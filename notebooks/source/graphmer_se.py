@@ -22,7 +22,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # GraphMER-SE, an encoder over code and its knowledge graph (TPU)
@@ -41,7 +41,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
@@ -52,13 +52,13 @@
 # `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), a folder
 # with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: the standard library of the Python that runs this,
 # real code on every machine. `config` is a YAML file or a profile (`cpu`, `t4`, `rtx3050`, `a100`, `tpu_v5e_8`); `changes`
-# sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. Zeros mean "what the configuration says".
+# sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the configuration's value. {own data}
 
 # %% tags=["parameters"]
 # parameters: helpers.graphmer.parameters.GraphParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
 # Every parameter and every key of the configuration is checked before anything slow starts, and the machine is reported
 # with the reason for each choice.
@@ -215,7 +215,7 @@ tables.show(forecast.beside(measured["train"]))
 #
 # For each held-out triple its tail is asked for, and its head, among all entities that the relation admits; other right
 # answers are left out (filtered). `contains` and `has_parameter` can be read off qualified names, so the last column is
-# without them. The encoder reads the documents of both ends: what the one asks for and what the candidates ask for, weighed
+# without them. The encoder scores a pair from both ends, with the given one and with each candidate as the query, weighed
 # on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
 # as well. Both together are the scorer that is asked below and saved. Calibration error: how far the probability of a first
 # answer is from how often it is right (softmax over all candidates; 0 is best).
@@ -298,9 +298,9 @@ print(results_file.resolve())
 # %% [markdown]
 # ## Ask about another repository
 #
-# Here the code of this suite, which training has not seen. `known` is what the resolver proves; `open` is named there, and the
-# resolver cannot tell what is meant; `guess` is the model's alone. The probability is that of the next answer, if there is
-# another.
+# Here the code of this suite, which training has not seen. `known` is what the resolver proves; `open` is a name in the code
+# whose target it cannot tell; `guess` is the model's alone. The probability is that this is the next right answer, if there is
+# one more.
 
 # %%
 from pathlib import Path

@@ -48,15 +48,15 @@
 # ## Parameters
 #
 # `data_source` is a Hub data set, a path to your own `.csv` or `.jsonl` with `text` and `label` (or a folder with `train.csv`,
-# `validation.csv`, `test.csv`), or `"sample"`: documentation strings of Python by package, which need no network. Zeros mean
-# "what the recipe says"; `batch_size=0` finds the batch by trying. Trials and comparing runs end within `tuning_minutes`; what
-# no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# `validation.csv`, `test.csv`), or `"sample"`: documentation strings of Python by package, which need no network.
+# {own data} A zero takes the recipe's value; `batch_size=0` finds the batch by trying. Trials and comparing runs end within
+# `tuning_minutes`; what no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
 # Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
 # reported with the reason for each choice.
@@ -135,8 +135,8 @@ tables.show(task.plan(start).rows())
 # Every change comes on top of what was kept: `repetitions` timings, in turn with the setting before it, on the same examples
 # from the same weights. The start is timed more often, which says what noise is here. Kept is a change whose 95 % interval
 # lies above 1. The batch is doubled last, while that helps; what saves memory has to earn its place with the batch that did
-# not fit without it. What is more than five times as slow as the start is given up while it warms up: a CPU that only
-# emulates bf16, say. How long all of it may take is said first. One thread of a CPU is timed in processor time, which other
+# not fit without it. A setting that is more than five times as slow as the start is given up while it warms up (bf16 on
+# a CPU that only emulates it). How long all of it may take is said first. One thread of a CPU is timed in processor time, which other
 # programs do not stretch; all else by the wall clock.
 
 # %%
@@ -146,8 +146,8 @@ climbed = climb.tune(task, folder)
 tuned = climbed.top.settings
 
 # %% [markdown]
-# **speed-up** is over the start, in examples a second. The last line, tuned over the start, is timed once more: what was
-# chosen by a timing is flattered by it. **loss** is that of the short timing: it says that nothing broke, no more; quality is
+# **speed-up** is over the start, in examples a second. The last line, tuned over the start, is timed once more, since
+# the timing that chose a setting flatters it. **loss** is that of the short timing: it says that nothing broke, no more; quality is
 # judged by the whole runs below.
 
 # %%

@@ -21,7 +21,7 @@
 #
 # What it writes is no legal advice: a model of this size invents cases.
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # Legal chain-of-thought fine-tuning (TPU)
@@ -38,7 +38,7 @@
 #
 # What it writes is no legal advice: a model of this size invents cases.
 #
-# Disconnected? Run all again: with the same `output_dir` it goes on from the last checkpoint, to the same weights.
+# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock peft trl wandb
@@ -46,15 +46,21 @@
 # %% [markdown]
 # ## Parameters
 #
-# Zeros mean "what the recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# A zero takes the recipe's value. {own data} A short row:
+#
+# ```
+# {"question": "May the tenant leave early?", "answer": "Yes."}
+# ```
+#
+# Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.legal.parameters.LegalParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
-# Every parameter is checked before anything is downloaded, and the machine is reported with the reason for each choice.
+# Every parameter is checked before anything is downloaded; each choice of the machine has its reason.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
@@ -135,9 +141,9 @@ tables.show(forecast.rows())
 # ## Before training
 #
 # The questions that will be asked again afterwards, beside answers that cost nothing: one training record copied onto every
-# question (`constant`), and the record whose question is most alike. `gold` is the test record itself; what it does not pass
-# is no measure. The sample's records know what is right (a coin gets half of the verdicts); of real ones only the record's
-# citations, which should be `cited`, are known. Only what every record passes is shown.
+# question (`constant`), and the record whose question is most alike. `gold` is the test record itself: a measure that it does
+# not always pass is not shown. Of the sample the right verdict is known (a coin gets half of them), of real records only the
+# cases that should be `cited`.
 
 # %%
 trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
@@ -248,6 +254,5 @@ print(
 #   `peft.PeftModel.from_pretrained(base, "<output_dir>/model")`. `model/README.md` has the commands for vLLM, llama.cpp and Ollama.
 # - **Share it**: `huggingface_hub.create_repo("owner/name", private=True)`, then `upload_folder(repo_id="owner/name",
 #   folder_path="<output_dir>/model")`, with a token that may write in the secret `HF_TOKEN`.
-# - **Your own records**: a `.jsonl`, `.csv` or `.parquet` with `question` and `answer`, `prompt` and `completion`, or `messages`.
 # - **Out of memory**: the micro-batch is halved by itself; then `gradient_checkpointing=True`, then a shorter `max_length`.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.

@@ -22,7 +22,7 @@
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
 #
-# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
+# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # LeJEPA text embeddings (TPU)
@@ -41,7 +41,7 @@
 # **No account is needed.** `base_model="auto"` takes EmbeddingGemma where its licence is accepted, `HF_TOKEN` is among the
 # runtime's secrets and the device has bf16; else mpnet, or MiniLM on a CPU. It says which, and why.
 #
-# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
+# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers faiss-cpu wandb matplotlib
@@ -49,16 +49,16 @@
 # %% [markdown]
 # ## Parameters
 #
-# Your own texts: the path of a folder of `.txt` and `.md`, of a `.txt`, or of a `.jsonl` or `.csv` with anchor and positive
-# (perhaps negative), or text. A folder of documents needs nothing else: two crops of each are the views, between
-# `crop_min_share` and `crop_max_share` of its words. Zeros mean "what the recipe says". Tokens never belong here: put
-# `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# {own data} It is a folder of `.txt` and `.md`, a `.txt`, or a `.jsonl` or `.csv` with anchor and positive (perhaps negative),
+# or text. A folder of documents needs nothing else: two crops of each are the views, between `crop_min_share` and
+# `crop_max_share` of its words. A zero takes the recipe's value. Tokens never belong here: put `HF_TOKEN` or
+# `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
 # Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
 

@@ -18,7 +18,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
+# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # A reservoir language model on TinyStories (TPU)
@@ -33,7 +33,7 @@
 #
 # {planned}
 #
-# Disconnected? Run all again: it goes on from the last checkpoint in `output_dir`, to the same weights.
+# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
@@ -41,14 +41,14 @@
 # %% [markdown]
 # ## Parameters
 #
-# Zeros mean "what the recipe says". Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's
-# secrets.
+# A zero takes the recipe's value. {own data} A `.txt` has a blank line between two stories. Tokens never belong here: put
+# `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
 
 # %% [markdown]
-# ## Check and look around
+# ## Check the parameters and the machine
 #
 # Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
 
@@ -94,8 +94,8 @@ print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["in
 #
 # `frozen` weights are the reservoirs, drawn once from the seed: nothing is trained through time. `reservoirs` names them:
 # **tanh** is Jaeger's leaky echo-state network; `+` puts a **delay** line (the last tokens exactly) or a **linear**
-# reservoir (many speeds of forgetting) beside it, `|` stacks them. Of a token they see its co-occurrence code, counted in
-# the training text. **Recall** proposes tokens of the recent text again where it looked as it does now.
+# reservoir (many speeds of forgetting) beside it, `|` stacks them. A token enters as its embedding by co-occurrence in the
+# training text. **Recall** proposes what followed earlier places of the text that look like the present one.
 
 # %%
 model = experiment.new_model(params, corpus)
@@ -191,8 +191,8 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## A transformer beside it
 #
-# The same batches through the same trainer, for a Llama of as many trained parameters. Its embedding begins at the same codes;
-# it sees nothing before a block.
+# A Llama of as many trained parameters, with the same batches and trainer. Its embedding starts from the same vectors; it
+# does not see what was before a block.
 # `further_seeds=2` repeats both, without which a small difference means little.
 
 # %%
