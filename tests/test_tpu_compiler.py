@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import xla
 from helpers.planning import tpu_compiler
 from helpers.planning.machines import SLICES, machine, runtime_of
 
@@ -68,6 +69,23 @@ def test_a_twin_is_compiled_once_and_a_step_of_changing_shapes_is_seen(on_one_ch
 def test_a_chip_draws_for_its_own_examples_alone(on_one_chip, on_eight):
     """Both slices have as many examples a chip. Without libtpu's flag (xla.OWN_DRAWS) a chip of eight would draw for all of them."""
     assert 0 < on_eight["tuning"]["drawn"] <= on_one_chip["tuning"]["drawn"]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (None, xla.OWN_DRAWS),
+        ("--xla_tpu_something=1", f"--xla_tpu_something=1 {xla.OWN_DRAWS}"),
+        (xla.OWN_DRAWS.replace("true", "false"), xla.OWN_DRAWS.replace("true", "false")),
+    ],
+)
+def test_libtpu_is_told_unless_the_user_has_said_otherwise(monkeypatch, told, expected):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    if told:
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", told)
+    for _ in range(2):
+        xla.set_libtpu_arguments()
+        assert os.environ["LIBTPU_INIT_ARGS"] == expected
 
 
 @needs_compiler
