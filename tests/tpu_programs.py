@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from helpers.planning import tpu_compiler
-from helpers.planning.counting import count
 from helpers.planning.machines import machine, runtime_of
 from helpers.planning.rooms import room
 from helpers.planning.tpu_step import begin, trace
@@ -54,14 +53,13 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
 
 
 def compiled(step: Workload, hardware: str) -> dict:
-    """What the compiler says of it, and beside it: memory as planned, bytes of random numbers, whether a second step is the same."""
+    """What the compiler says of it, and beside it: bytes of random numbers, whether a second step is the same."""
     chips = machine(hardware).count
     examples = EXAMPLES * chips
     traced, again = (trace(step, examples, chips=chips) for _ in range(2))
     found = tpu_compiler.compile_step(traced, hardware)
     return found.results() | {
         "held": traced.held,
-        "planned": count(step, EXAMPLES, kind="xla", precision="bf16").peak,
         "drawn": sum(map(tpu_compiler.size, re.findall(r"= (\S+) rng-bit-generator\(", found.program))),
         "same_again": traced.fingerprint == again.fingerprint,
     }

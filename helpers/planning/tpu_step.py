@@ -74,6 +74,7 @@ def trace(
 
     from .counting import _transformer, copy_with
 
+    xla.seed(0)  # or dropout's random numbers go on from those of an earlier trace
     model = copy_with(workload.model, _placeholder)
     model.train()
     if transformer := _transformer(model):
