@@ -48,9 +48,10 @@ class FusedBytes(LiveBytes):
     """Bytes that XLA holds for the tensors that are alive.
 
     - A result of cheap arithmetic is not written: it holds what it is computed from. A sum of two branches is written.
-    - Products are written. What a batched one multiplies is, too, each array in tiles; what another one multiplies only if a
-      softmax has to be computed for it.
+    - Products are written. What a batched one multiplies is, too, each array in tiles; what another one multiplies only if
+      dropout made it, or a softmax has to be computed for it.
     - A product that a softmax reads, or a batched one that is cast, stays in fp32: XLA leaves out the rounding between the two.
+      Not where nothing is kept for backward: then scores stay in half precision, and their gradient is part of a product.
     - A softmax's result is written in half precision.
     - The tanh of GELU's approximation stays in fp32.
     - Dropout keeps a byte a number. Of a softmax's fp32 result that is rounded before, both stay.
@@ -93,9 +94,11 @@ class FusedBytes(LiveBytes):
                 self._write_new(each, rounded=func in PRODUCTS)
 
     def _softmax(self, func, args, result) -> None:
-        self._not_rounded(args[0])
+        kept = torch.is_grad_enabled()  # not where a loss computes its gradient at once (legal/loss.py)
+        if kept:
+            self._not_rounded(args[0])
         if func is aten._log_softmax.default:  # read once more for the gradient
-            sums = Written(self, 4 * result.numel() // result.shape[args[1]], softmax=True)
+            sums = Written(self, 4 * result.numel() // result.shape[args[1]], softmax=kept)
             self._hold(result, (*self._origins(args[0]), sums))
         else:
             self._write(
@@ -122,7 +125,8 @@ class FusedBytes(LiveBytes):
         for each in args[-2:] if func in PRODUCTS else ():
             origins = self._origins(each)
             there = len(origins) == 1 and math.prod(origins[0].shape) == each.numel()
-            if not there and (func in BATCHED or any(one.softmax for one in origins)):
+            dropped = any(one.draws and math.prod(one.shape) == each.numel() for one in origins)
+            if not there and (func in BATCHED or dropped or any(one.softmax for one in origins)):
                 self._write(each, 2 if self.half else None)
 
     def _joins(self, args, result) -> bool:
