@@ -157,8 +157,8 @@ def headline() -> str:
     return (
         f"**{ours} bits per byte** of TinyStories after {found['steps']} steps on {found['tokens']['train']:,} tokens. With as many "
         f"trained weights and trials RWKV, which is trained through time, has {rwkv} ({against}), a Llama {llama}; counting (Kneser-Ney "
-        f"with a cache) {counts}. After {long['steps']} steps on {long['tokens']['train']:,} tokens ({_seeds(long)}) the Llama comes near "
-        f"and RWKV goes ahead: {distances}"
+        f"with a cache) {counts}. After {long['steps']} steps on {long['tokens']['train']:,} tokens ({_seeds(long)}) the Llama has come near "
+        f"and RWKV is further ahead: {distances}"
     )
 
 
