@@ -487,7 +487,7 @@ def test_special_tokens_of_a_tokenizer_do_not_get_into_the_prompt(corpus, model,
 # ---- the real trainer, in a process of its own: transformers takes the device that it finds first
 
 TRAINER = """
-import dataclasses, json, math, os, sys
+import dataclasses, json, math, os, shutil, sys
 given = json.loads(sys.argv[1])
 from helpers import runtime
 machine = runtime.detect(use_tpu=False, precision="fp32")
@@ -554,6 +554,12 @@ for name in ("with stories", "without"):
     answers["reservoir unchanged"] = all(torch.equal(b, before[n]) for n, b in run.model.named_buffers())
 answers["losses"] = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
 answers["stories change nothing"] = all(torch.equal(p, weights[1][n]) for n, p in weights[0].items())
+shutil.rmtree(experiment.Path(given["folder"]) / "without" / "checkpoint-20")  # as if the machine had gone before
+run = trainer("without")
+answers["state carried"] = [len(run.train_dataset), int(run.train_dataset.states_BS.any(1).sum())]
+run.train(resume_from_checkpoint=True)
+answers["resumed from"] = run.results()["train"]["resumed_from_step"]
+answers["resumed to the same"] = all(torch.equal(p, weights[1][n]) for n, p in run.model.named_parameters())
 print("ANSWERS " + json.dumps(answers))
 """
 
@@ -643,10 +649,18 @@ def test_training_moves_the_loss_and_never_the_reservoir(trained):
 
 
 @pytest.mark.once
+def test_a_run_with_carried_states_resumes_to_the_same_weights(trained):
+    answers, _ = trained
+    blocks, with_state = answers["state carried"]
+    assert with_state > blocks / 2
+    assert answers["resumed from"] == 10 and answers["resumed to the same"] is True
+
+
+@pytest.mark.once
 def test_stories_told_at_evaluation_are_shown_and_change_no_weight(trained):
     answers, said = trained
     told = re.findall(r"^    step (\d+): (.*)$", said, re.MULTILINE)
-    assert [step for step, _ in told] == ["10", "20"]
+    assert [step for step, _ in told] == ["10", "20", "20"]  # the last of the run that was resumed
     assert all(story.startswith(GOOD["prompt"]) for _, story in told)
     assert answers["stories change nothing"] is True
 

@@ -43,7 +43,9 @@ def read_in_one(model: ReservoirForCausalLM, blocks: TokenBlocks) -> torch.Tenso
 @pytest.mark.parametrize("washout", [64, 100])
 @pytest.mark.parametrize("blocks", [1, 5, 100, 101, 203])
 def test_states_are_those_of_the_whole_text_however_many_rows_read_it(monkeypatch, blocks, washout):
-    monkeypatch.setattr("helpers.reservoir.blocks.WASHOUT", washout)  # two to six rows of them; an end of text lies in each washout
+    monkeypatch.setattr(
+        "helpers.reservoir.blocks.WASHOUT", washout
+    )  # two to six rows of them; an end of text lies in each washout
     made, cut = model().eval(), TokenBlocks(text(blocks), T)
     torch.testing.assert_close(torch.from_numpy(states_before(made, cut)), read_in_one(made, cut), rtol=1e-5, atol=1e-6)
 
