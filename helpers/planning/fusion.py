@@ -30,7 +30,7 @@ LANES, SUBLANES = 128, 8  # of a tile, to which the last two axes of an array ar
 class Written:
     """So many bytes in a chip's memory, for as long as there is a tensor that is computed from them."""
 
-    def __init__(self, live: LiveBytes, size: int, shape=(), *, half=False, softmax=False, rounded=False, draws=False):
+    def __init__(self, live: LiveBytes, size: int, shape=(), *, half=False, softmax=False, rounded=False, draws=0):
         self.live, self.size, self.shape, self.half, self.softmax = live, size, shape, half, softmax
         self.rounded, self.draws = rounded, draws
         live.add(size)
@@ -49,7 +49,7 @@ class FusedBytes(LiveBytes):
 
     - A result of cheap arithmetic is not written: it holds what it is computed from. A sum of two branches is written.
     - Products are written. What a batched one multiplies is, too, each array in tiles; what another one multiplies only if
-      dropout made it, or a softmax has to be computed for it.
+      dropout made it in fp32, or a softmax has to be computed for it.
     - A product that a softmax reads, or a batched one that is cast, stays in fp32: XLA leaves out the rounding between the two.
       Not where nothing is kept for backward: then scores stay in half precision, and their gradient is part of a product.
     - A softmax's result is written in half precision.
@@ -68,7 +68,7 @@ class FusedBytes(LiveBytes):
 
     def made(self, func, args, kwargs, results) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self._write(results[0], 1, draws=True)
+            self._write(results[0], 1, draws=results[0].element_size())
         elif func in SOFTMAXES:
             self._softmax(func, args, results[0])
         elif func is aten.gelu.default and kwargs.get("approximate") == "tanh":
@@ -125,7 +125,7 @@ class FusedBytes(LiveBytes):
         for each in args[-2:] if func in PRODUCTS else ():
             origins = self._origins(each)
             there = len(origins) == 1 and math.prod(origins[0].shape) == each.numel()
-            dropped = any(one.draws and math.prod(one.shape) == each.numel() for one in origins)
+            dropped = any(one.draws == 4 and math.prod(one.shape) == each.numel() for one in origins)
             if not there and (func in BATCHED or dropped or any(one.softmax for one in origins)):
                 self._write(each, 2 if self.half else None)
 

@@ -250,11 +250,12 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         else:
             x_BTD = self.readout(input_ids, features)
             # Of rows: with [B, T, V], a view, what recall adds in place would make backward copy its gradient three times.
-            logits_RV = self.head(x_BTD.flatten(0, 1))
+            # XLA would write rows once more in fp32.
+            logits_RV = self.head(x_BTD if x_BTD.device.type == "xla" else x_BTD.flatten(0, 1))
         del features  # backward keeps them normalised
         if self.recall is not None:
             logits_RV = self.recall(logits_RV, x_BTD, *proposals(line_BW, input_ids, mask, since_BU))
-        logits_BTV = logits_RV.unflatten(0, input_ids.shape)
+        logits_BTV = logits_RV.view(*input_ids.shape, -1)
         loss = None
         if labels is not None:
             loss = self.loss_function(

@@ -81,7 +81,7 @@ class Recall(nn.Module):
         self.bias = nn.Parameter(torch.zeros(KERNELS))
 
     def forward(self, logits_RV, x_BTD, tokens_BS, weights_BTKS):
-        """Logits [R = B T, V], at least fp32, with what is recalled added to them; in place where they were that before."""
+        """Logits [R = B T, V], or [B, T, V] on XLA, at least fp32, with what is recalled added to them; in place where they were that before."""
         # A scatter of half precision would go there and back; the loss wants fp32 too.
         logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
         trust_BTK = nn.functional.linear(x_BTD, self.weight, self.bias)
@@ -90,6 +90,6 @@ class Recall(nn.Module):
         if logits_RV.device.type == "xla":
             # A scatter along a sharded tensor gathers it on every chip; a product does not.
             chosen_BSV = tokens_BS[..., None] == torch.arange(logits_RV.shape[-1], device=logits_RV.device)
-            return logits_RV + (boost_BTS.to(trust_BTK.dtype) @ chosen_BSV.to(trust_BTK.dtype)).flatten(0, 1)
+            return logits_RV + (boost_BTS.to(trust_BTK.dtype) @ chosen_BSV.to(trust_BTK.dtype)).view_as(logits_RV)
         places_RS = tokens_BS[:, None].expand_as(boost_BTS).flatten(0, 1)
         return logits_RV.scatter_add_(1, places_RS, boost_BTS.flatten(0, 1).to(logits_RV.dtype))
