@@ -22,9 +22,8 @@ from helpers import xla
 def embed(model: nn.Module, column: dict, chunk: int) -> torch.Tensor:
     """Embeddings [N, K] of a column of features, by an embedding model or what wraps it.
 
-    Args:
-        chunk: texts that are embedded together; 0: all, and none twice. Chunks are equal: where N is no multiple, they are as
-            large as a divisor of N allows. Text n is in chunk n mod P, so that chips which share the batch share every chunk.
+    chunk: texts that are embedded together; 0: all, and none twice. Chunks are equal: where N is no multiple, they are as
+        large as a divisor of N allows. Text n is in chunk n mod P, so that chips which share the batch share every chunk.
     """
     if not chunk:
         return model(column)["sentence_embedding"]
