@@ -523,7 +523,7 @@ class Study:
         )
 
     def comparisons(self) -> list[dict]:
-        """Every method of the test against each of `AGAINST`, from the same start."""
+        """Every method that trains against each of `AGAINST`, from the same start, and the head against the start."""
         gold = np.array([score for *_, score in self.corpora.similar])
         sides: dict[tuple, list[dict]] = {}
         for row in self.rows:
@@ -532,7 +532,8 @@ class Study:
         found = []
         for (start, method, batch), ours in sides.items():
             for (start_too, other, batch_too), theirs in sides.items():
-                fits = start == start_too and other in AGAINST and method != other and method not in STARTS
+                asked = method not in STARTS or (method, other) == (HEAD, START)
+                fits = asked and start == start_too and other in AGAINST and method != other
                 if not fits or (other not in STARTS and batch != batch_too):
                     continue
                 theirs = theirs * len(ours) if len(theirs) == 1 else theirs  # a start that no seed changes

@@ -7,8 +7,13 @@ from build import ratio, result, spread
 from helpers import tables
 
 STUDY = "lejepa_study_cpu.json"
-STARTS = {"scratch": "from nothing", "mlm": "masked-language model", "retrieval": "MiniLM"}
-OURS, UNTRAINED, PEERS = "LeJEPA", ("start", "start, whitened", "head alone"), ("MNRL", "MNRL from the head")
+STARTS = {
+    "scratch": "from nothing",
+    "words": "word vectors from nothing",
+    "mlm": "masked-language model",
+    "retrieval": "MiniLM",
+}
+OURS, HEAD = "LeJEPA", "head alone"
 
 
 def _rows(stage: str, batch: int = 16) -> dict[tuple[str, str], list[dict]]:
@@ -26,27 +31,35 @@ def _metrics(row: dict) -> dict[str, float]:
     return {corpus: next(iter(metrics.values())) for corpus, metrics in row["metrics"].items()}
 
 
-def _named(method: str, start: str, batch: int = 16) -> str:
-    """A method, and what is not as in most rows."""
-    further = ([STARTS[start]] if start != "scratch" else []) + ([f"{batch} texts"] if batch != 16 else [])
-    return ", ".join((method, *further))
+def _named(start: str, batch: int = 16) -> str:
+    """A starting point, and the batch where it is not the usual one."""
+    return STARTS[start] + (f", {batch} texts" if batch != 16 else "")
 
 
 def comparison() -> str:
     """Every method's mean over seeds on every corpus."""
     table = [
-        {"method": _named(method, start), "seeds": len(rows)}
+        {"start": _named(start, batch), "method": method, "seeds": len(rows)}
         | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
         | {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
-        for (start, method), rows in _rows("test").items()
+        for batch in _batches()
+        for (start, method), rows in _rows("test", batch).items()
     ]
     found = result(STUDY)
-    sizes, settings = found["settings"]["sizes"], found["settings"]
+    sizes, steps = found["settings"]["sizes"], found["settings"]["steps"]
+    there = {row["start"] for row in found["rows"] if row["stage"] == "test" and row["trial"]["learning_rate"]}
+    trained = ", ".join(f"{steps[start]} ({name})" for start, name in STARTS.items() if start in there)
     return (
-        f"{sizes['num_hidden_layers']} layers, {sizes['hidden_size']} numbers, {settings['steps']['scratch']} steps of 16 texts out of "
-        f"{found['data']['documents']:,} documents on {found['machine']['device']}, mean over seeds:\n\n"
+        f"An encoder of {sizes['num_hidden_layers']} layers and {sizes['hidden_size']} numbers, word vectors of as many, and MiniLM, with "
+        f"{found['data']['documents']:,} documents on {found['machine']['device']}. Steps of 16 texts: {trained}. Mean over seeds:\n\n"
         + tables.markdown(table)
     )
+
+
+def _batches() -> list[int]:
+    """Texts of a step, the usual first."""
+    others = {row["trial"]["batch"] for row in result(STUDY)["rows"] if row["stage"] == "test"} - {16}
+    return [16, *sorted(others)]
 
 
 def seeds() -> str:
@@ -69,14 +82,19 @@ def seeds() -> str:
 
 
 def differences() -> str:
-    """LeJEPA without a contrastive term against the others, with intervals."""
-    return tables.markdown([_difference(each) for each in result(STUDY)["comparisons"] if each["method"] == OURS])
+    """LeJEPA without a contrastive term against the others, and the head against the start, with intervals."""
+    found = result(STUDY)["comparisons"]
+    return tables.markdown([_difference(each) for start in STARTS for each in found if _shown(each, start)])
+
+
+def _shown(each: dict, start: str) -> bool:
+    return each["start"] == start and each["method"] in (OURS, HEAD)
 
 
 def _difference(each: dict) -> dict:
     corpora = {name: value for name, value in each.items() if isinstance(value, dict)}
     return (
-        {"LeJEPA less": _named(each["against"], each["start"], each["batch"])}
+        {"start": _named(each["start"], each["batch"]), "difference": f"{each['method']} less {each['against']}"}
         | {name: f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})" for name, d in corpora.items()}
         | {"ahead": sum(d["low"] > 0 for d in corpora.values()), "behind": sum(d["high"] < 0 for d in corpora.values())}
     )

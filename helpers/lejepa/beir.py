@@ -9,7 +9,6 @@ Thakur et al., BEIR (NeurIPS 2021 Datasets and Benchmarks).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +48,10 @@ def read_beir(folder: str | Path, split: str = "test") -> Benchmark:
     corpus, queries = (_texts(folder / f"{name}.jsonl") for name in ("corpus", "queries"))
     relevant: dict[str, set[str]] = {}
     scores: dict[tuple[str, str], str] = {}
-    rows = text_files.fields(
-        "benchmark", _file(folder / "qrels" / f"{split}.tsv"), delimiter="\t", quoting=csv.QUOTE_NONE
-    )
-    for where, row in rows:
-        if not scores and row[2:] == ["score"]:  # the header
+    qrels = _file(folder / "qrels" / f"{split}.tsv")
+    for number, line in enumerate(text_files.lines("benchmark", qrels), 1):
+        where, row = f"benchmark={str(qrels)!r}, line {number}", line.rstrip("\r\n").split("\t")
+        if not line.strip() or (not scores and row[2:] == ["score"]):  # the header
             continue
         try:
             query, document, score = row

@@ -115,19 +115,15 @@ def evaluate_similarity(model: SentenceTransformer, path: str | Path, *, precisi
 
 
 def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
-    header, scored = ["sentence1", "sentence2", "score"], []
-    wanted = ", ".join(header)
+    columns, scored = ("sentence1", "sentence2", "score"), []
+    wanted = ", ".join(columns)
     if not path.is_file():
         raise FileNotFoundError(f"similarity={str(path)!r}: no such file; give a CSV of {wanted}")
-    rows = list(text_files.fields("similarity", path))
-    if rows and set(header) <= set(rows[0][1]):
-        _, header = rows.pop(0)
-    for where, row in rows:
+    for where, row in text_files.table("similarity", path, columns):
         try:
-            named = dict(zip(header, row, strict=True))
-            scored.append((named["sentence1"], named["sentence2"], float(named["score"])))
-        except ValueError as error:
-            raise ValueError(f"{where} is {str(row)[:200]}: must be {wanted}, the score a number") from error
+            scored.append((row["sentence1"], row["sentence2"], float(row["score"])))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where} is {list(row.values())}: must be {wanted}, the score a number") from error
     scores = {score for _, _, score in scored}
     if len(scores) < 2 or not all(map(math.isfinite, scores)):
         raise ValueError(f"similarity={str(path)!r}: a correlation needs scores that are finite and not all the same")

@@ -106,8 +106,8 @@ tables.show([{"column": column, "text": text[:400]} for column, text in texts.tr
 # ## Model
 #
 # The pretrained backbone without its normalisation, then a linear head in closed form from views of the training texts:
-# centred, scaled to unit variance, damped where views of one text differ (`head_within`), and whitened in part
-# (`head_power`). SIGReg then starts where its gradient is not that of a collapsed model.
+# centred, scaled to unit variance, damped where views of one text differ (`head_within`), and whitened as far as `head_power`
+# says. SIGReg then starts where its gradient is not that of a collapsed model.
 #
 # `kept_variance` is the share of the backbone's variance that the head lets through, `effective_rank` how many dimensions of
 # its output carry these texts, `scale` what the output was multiplied by for a variance of 1.
