@@ -8,12 +8,18 @@ from helpers import tables
 
 STUDY = "lejepa_study_cpu.json"
 STARTS = {
+    "lexical": "none: TF-IDF of words",
     "scratch": "from nothing",
     "words": "word vectors from nothing",
     "mlm": "masked-language model",
     "retrieval": "MiniLM",
 }
 OURS, HEAD = "LeJEPA", "head alone"
+SHAPE = {
+    "effective_rank": "effective rank",
+    "participation_ratio": "tr(S)² / tr(S²)",
+    "sigreg_excess": "SIGReg excess",
+}
 
 
 def _rows(stage: str, batch: int = 16) -> dict[tuple[str, str], list[dict]]:
@@ -41,7 +47,11 @@ def comparison() -> str:
     table = [
         {"start": _named(start, batch), "method": method, "seeds": len(rows)}
         | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
-        | {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
+        | (
+            {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
+            if rows[0]["unseen"]
+            else {}
+        )
         for batch in _batches()
         for (start, method), rows in _rows("test", batch).items()
     ]
@@ -73,9 +83,11 @@ def seeds() -> str:
             | {corpus: spread([each[corpus] for each in metrics]) for corpus in metrics[0]}
             | {
                 "recall@100": spread(recall),
-                "effective rank": spread([row["unseen"]["effective_rank"] for row in rows], 0),
-                "tr(S)² / tr(S²)": spread([row["unseen"]["participation_ratio"] for row in rows], 0),
-                "SIGReg excess": spread([row["unseen"]["sigreg_excess"] for row in rows], 0),
+            }
+            | {
+                named: spread([row["unseen"][measure] for row in rows], 0)
+                for measure, named in SHAPE.items()
+                if measure in rows[0]["unseen"]
             }
         )
     return tables.markdown(table)
