@@ -45,7 +45,7 @@ def _named(start: str, batch: int = 16) -> str:
 def comparison() -> str:
     """Every method's mean over seeds on every corpus."""
     table = [
-        {"start": _named(start, batch), "method": method, "seeds": len(rows)}
+        {"start": _named(start, batch), "method": method}
         | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
         | (
             {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
@@ -79,7 +79,7 @@ def seeds() -> str:
         metrics = [_metrics(row) for row in rows]
         recall = [fmean(each["recall@100"] for each in row["metrics"].values() if "recall@100" in each) for row in rows]
         table.append(
-            {"start": STARTS[start], "method": method}
+            {"start": STARTS[start], "method": method, "seeds": len(rows)}
             | {corpus: spread([each[corpus] for each in metrics]) for corpus in metrics[0]}
             | {
                 "recall@100": spread(recall),
@@ -97,6 +97,13 @@ def differences() -> str:
     """LeJEPA without a contrastive term against the others, and the closed forms against the start, with intervals."""
     found = result(STUDY)["comparisons"]
     return tables.markdown([_difference(each) for start in STARTS for each in found if _shown(each, start)])
+
+
+def counts() -> str:
+    """On how many corpora each is ahead of or behind another."""
+    found = result(STUDY)["comparisons"]
+    rows = [_difference(each) for start in STARTS for each in found if _shown(each, start)]
+    return tables.markdown([{name: row[name] for name in ("start", "difference", "ahead", "behind")} for row in rows])
 
 
 def _shown(each: dict, start: str) -> bool:
