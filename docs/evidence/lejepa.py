@@ -139,7 +139,7 @@ def headline() -> str:
     return (
         f"Training adds nothing to the head in closed form, and that head little to MiniLM: of {len(_metrics(lexical))} test corpora it is "
         f"better on {minilm['ahead']} and worse on {minilm['behind']}. From random weights, nDCG@10 on Cranfield is {cranfield['start']} "
-        f"at the start, **{cranfield[head]}** with the head, {cranfield[OURS]} after LeJEPA's training without negatives "
+        f"at the start, {cranfield[head]} with the head, {cranfield[OURS]} after LeJEPA's training without negatives "
         f"and {cranfield['MNRL from the head']} after contrastive training, both from a head; TF-IDF has "
         f"{_metrics(lexical)['Cranfield']:.3f}. That training is better than the start on {untrained['ahead']} corpora, than the head alone on "
         f"{alone['ahead']} (worse on {alone['behind']}), than contrastive training on {contrastive['ahead']} (worse on "
