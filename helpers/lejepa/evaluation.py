@@ -123,7 +123,9 @@ def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
         try:
             scored.append((row["sentence1"], row["sentence2"], float(row["score"])))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{where} is {list(row.values())}: must be {wanted}, the score a number") from error
+            raise ValueError(
+                f"{where} is {str(list(row.values()))[:200]}: must be {wanted}, the score a number"
+            ) from error
     scores = {score for _, _, score in scored}
     if len(scores) < 2 or not all(map(math.isfinite, scores)):
         raise ValueError(f"similarity={str(path)!r}: a correlation needs scores that are finite and not all the same")
