@@ -45,4 +45,4 @@ def table(name: str, path: Path, columns: Sequence[str] | None = None) -> Iterat
                 )
             yield where, row
     except csv.Error as error:
-        raise ValueError(f"{name}={str(path)!r}, line {reader.line_num}: not CSV ({error})") from error
+        raise ValueError(f"{name}={str(path)!r}, line {reader.reader.line_num}: not CSV ({error})") from error
