@@ -18,10 +18,7 @@ from helpers.lejepa import text_files
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Queries, documents, and which documents answer which query, in the order of the files.
-
-    Raises ValueError without a query or for fewer than two documents.
-    """
+    """Queries, documents, and which documents answer which query, in the order of the files."""
 
     name: str
     queries: dict[str, str]  # id -> text
@@ -72,10 +69,7 @@ def read_beir(folder: str | Path, split: str = "test") -> Benchmark:
 
 
 def from_pairs(pairs: Iterable[tuple[str, str]], name: str, others: Iterable[str] = ()) -> Benchmark:
-    """Held-out pairs as a benchmark: each anchor is a query, each positive a document, the same text once.
-
-    others: documents that answer none of the queries. Without them it is easier than a real benchmark.
-    """
+    """Held-out pairs as a benchmark: each anchor is a query, each positive a document; `others` answer none of them."""
     queries: dict[str, str] = {}  # text -> id
     corpus: dict[str, str] = {}
     relevant: dict[str, set[str]] = {}

@@ -1,8 +1,7 @@
 """Views of a text: random crops of it, the same ones again for the same (seed, pass, row, view).
 
-Crops are better views of a text than two dropout masks (arXiv 2508.03453). SentenceTransformerTrainer takes a
-`datasets.Dataset` and nothing that computes a row when asked for it, so the crops of all passes are written beforehand, to
-files that are memory-mapped. A run that is resumed, and a second device, then see the same views.
+Crops are better views of a text than two dropout masks (arXiv 2508.03453). The crops of all passes are written beforehand, to
+files that are memory-mapped: a run that is resumed, and a second device, see the same views.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ def make_views(
     Columns, in the order in which a loss gets them, of documents: view_1 ... view_V; of pairs and triplets: anchor, positive,
     the crops of the positive, and the negative last.
 
-    A crop depends on seed, pass, row and view alone. Train for one epoch of it, with `batch_sampler=in_order`: a pass is
-    through before the next begins. A sampler that shuffled all passes together would make a text its own negative.
+    Train for one epoch of it, with `batch_sampler=in_order`: one that shuffled all passes would make a text its own negative.
 
     crops: at least 2 of a document, or 0 of a pair.
     min_share, max_share, max_words: of `crop`.

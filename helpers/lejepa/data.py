@@ -71,13 +71,11 @@ def load_texts(
         a .txt or .md: documents parted by blank lines, or where there is none one a line;
         a folder of .txt and .md files, a document each, or in BEIR's layout, of which only corpus.jsonl is read;
         a hub id (MS MARCO at a pinned commit), or a folder of .parquet files, with the columns of a .jsonl. Its split
-        `train` is streamed: no more is held than the rows asked for (about 1 kB each) and a shuffle buffer.
-    num_samples: rows to draw, with the seed. 0: all there are, of a hub set 20,000. Fewer where there are fewer. A hub set
-        gives one row an anchor, from its first files in a seeded order.
+        `train` is streamed, one row an anchor, from its first files in a seeded order.
+    num_samples: rows to draw, with the seed. 0: all there are, of a hub set 20,000.
     documents: read pairs and triplets as documents: the positives, of "sample" the whole docstrings.
 
-    Rows that share an anchor, a positive or a document are on one side, and so are the passages of a document of more than
-    400 words. Raises ValueError (a missing column, an empty text, too few rows, none of the subsets),
+    Rows that share an anchor, a positive or a document are on one side. Raises ValueError (a missing column, an empty text, too few rows, none of the subsets),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
     path, empty, repeated = source_path("data_source", data_source), 0, 0

@@ -24,8 +24,7 @@ def encode(
 ) -> np.ndarray:
     """Embeddings [N, K] in fp32 as the model gives them, by `encode_query`, `encode_document` or `encode` (task None).
 
-    A model on an XLA device is copied to the CPU first: `encode` pads to the longest of each batch, and every new shape
-    would compile anew. Who encodes more than once should pass `on_cpu(model)`.
+    A model on an XLA device is copied to the CPU first, where a new shape compiles nothing; `on_cpu(model)` saves further copies.
 
     precision: "bf16" autocasts the model on CUDA and on a CPU, "fp16" on CUDA.
     """

@@ -1,8 +1,7 @@
 """How near embeddings are to an isotropic Gaussian: numbers that tell what SIGReg's value alone does not, and a picture.
 
 SIGReg at its floor proves little in 512 dimensions: projected on random directions, the corners of a hypercube or half of
-the dimensions look Gaussian (the central limit theorem), the latter to every batch of a few hundred rows. Rank, eigenvalues
-and norms are looked at by themselves.
+the dimensions look Gaussian (the central limit theorem). Rank, eigenvalues and norms are looked at by themselves.
 """
 
 from __future__ import annotations

@@ -194,12 +194,7 @@ class EmbeddingParameters(Parameters):
 
 
 def recipe(rows: int, columns: int, view_length: int) -> Recipe:
-    """The recipe for so many rows of so many columns: three passes or 5,000 steps, what is less, but one pass at least.
-
-    A token of any column counts.
-
-    The rates are gentle on purpose: at 2e-5 a pretrained backbone forgets more than it learns (docs/lejepa.md).
-    """
+    """The recipe for so many rows of so many columns: three passes or 5,000 steps, what is less, but one pass at least."""
     batch_size = 32 if rows < 10_000 else 64
     return Recipe(
         batch_size=max(LEAST_BATCH, min(batch_size, rows)),

@@ -1,7 +1,6 @@
 """Pairs and documents out of the docstrings of the installed Python's standard library.
 
-Real text about real things, on every machine, without a network. Sources are parsed, never imported; the texts are read
-where they lie, and none is part of this package.
+Sources are parsed, never imported; the texts are read where they lie, and none is part of this package.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ class Docstring(NamedTuple):
 def docstrings(folder: str | Path | None = None) -> list[Docstring]:
     """Docstrings of all modules, public classes and public functions below `folder`, by path and line.
 
-    folder: of .py files; None: the running interpreter's standard library, without tests. Another version of Python has
-        other docstrings.
-
-    Raises FileNotFoundError where there is no source (a Python packed into a zip file) or no docstring in it.
+    None: of the running interpreter's standard library, without tests. Raises FileNotFoundError where there is none.
     """
     root = Path(sysconfig.get_paths()["stdlib"] if folder is None else folder)
     paths = [path for path in root.rglob("*.py") if not _LEFT_OUT & set(path.relative_to(root).parts)]
@@ -63,11 +59,7 @@ def _of_node(node: ast.AST, name: str) -> Iterator[Docstring]:
 
 
 def pairs(found: list[Docstring]) -> list[tuple[str, str]]:
-    """(anchor, positive) of each docstring that has enough to say.
-
-    The anchor is name and signature, and the first sentence where at least four words follow it; the positive is what
-    follows, or the whole docstring.
-    """
+    """(anchor, positive) of each docstring: name, signature and first sentence, and what follows, or else the docstring."""
     rows = []
     for docstring in found:
         first, *rest = _SENTENCE.split(docstring.text, maxsplit=1)

@@ -1,7 +1,4 @@
-"""Files of a user's texts, read line by line: what is wrong with one is said with its place.
-
-Every function takes the parameter that named the file, and yields a place such as `data_source='a.jsonl', line 7`.
-"""
+"""Files of a user's texts, read line by line; `name` is the parameter that named the file, for what is wrong with it."""
 
 from __future__ import annotations
 
