@@ -49,10 +49,10 @@ class TextData:
     train: datasets.Dataset  # columns as in COLUMNS[kind]
     validation: datasets.Dataset
     test: datasets.Dataset
-    source: str  # data source, number of rows, seed and a digest of the texts: the same string means the same data
-    provenance: dict[str, str | None]  # the `data` part of results.json: source, revision and sha256 of the texts
-    duplicates_removed: int  # rows that repeat another; of a hub set also further rows of the same anchor
-    empty_removed: int  # rows of a hub set or a BEIR corpus, and files, without a text
+    source: str  # the same string means the same data
+    provenance: dict[str, str | None]  # for results.json: source, revision and sha256 of the texts
+    duplicates_removed: int  # of a hub set also further rows of the same anchor
+    empty_removed: int
     overlaps_removed: int  # held-out rows of which a text, most often a negative, is also in another split
 
 
@@ -188,10 +188,7 @@ def _stream(data_source: str, name: str, revision: str | None, seed: int) -> dat
 def _draw_from_hub(
     data_source: str, stream: Iterable[Mapping[str, Any]], wanted: int, documents: bool
 ) -> tuple[str, list[Row], int, int]:
-    """The first `wanted` rows with different anchors: kind, rows, empty rows and further rows of an anchor.
-
-    MS MARCO has some twenty rows a query, one negative each: in one batch they would be the same text many times.
-    """
+    """The first `wanted` rows with different anchors (MS MARCO has twenty a query): kind, rows, empty and repeated ones."""
     rows: dict[bytes, Row] = {}
     kind, empty, repeated = None, 0, 0
     for number, values in enumerate(stream, 1):

@@ -1,8 +1,4 @@
-"""Whether a model is better than another for these texts, and how sure that is: paired over the queries of a test.
-
-verdict = compare("LeJEPA", "backbone", {"LeJEPA": ndcg_Q, "backbone": other_Q})
-verdict.outcome        # "better than", "not told apart from" or "worse than"
-"""
+"""Whether a model is better than another for these texts, and how sure that is: paired over the queries of a test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Embeddings of a whole batch in the memory of a part of it: gradient caching.
 
-    embeddings_NK = embed(model, column, 16)      # 64 texts as 4 chunks
-    loss_of(embeddings_NK).backward()             # the gradient of all 64
-
 A chunk is embedded and its activations are dropped; backward, which has the gradient of the loss with respect to all embeddings
 by then, embeds chunk after chunk again, with the same dropout, and sends its share on to the weights. Loss and gradient are those of
 the batch at once. Gao et al., Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup (arXiv 2101.06983).

@@ -170,10 +170,9 @@ class LeJEPALoss(torch.nn.Module):
 
 
 def _text_keys(column: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A number [N] for each text of a column, the same for the same text.
+    """A number [N] for each text of a column, the same for the same text however it is padded.
 
-    It is a sum over the tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014): other processes
-    pad to other lengths, and chips that share a batch compare N numbers instead of N texts.
+    It is a sum over the tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014).
     """
     mask_NT = column["attention_mask"].long()
     mixed_NT = (column["input_ids"].long() + (mask_NT.cumsum(1) << 32)) * -4658895280553007687

@@ -1,8 +1,5 @@
 """A search index of texts: FAISS's exact one by cosine, saved as files that need nothing of this package.
 
-    index = TextIndex(model, texts)
-    [(score, text), ...] = index.search("what is a monad", k=5)
-
 On a GPU or a TPU itself `sentence_transformers.util.semantic_search` finds the same; a TPU rounds products to bf16, unless it is
 told `torch_xla.backends.set_mat_mul_precision("highest")`.
 """

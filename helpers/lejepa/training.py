@@ -1,9 +1,5 @@
 """sentence-transformers' trainer with this suite's reliability: exact resume of the loss's state too, TPU, its own terms logged.
 
-    trainer = new_trainer(model, loss, pairs, None, evaluator, plan, runtime, "run", seed=0, metric_for_best_model=...)
-    trainer.train()
-    trainer.save_model("embedder")       # SentenceTransformer("embedder") loads it, from a TPU too
-
 What the stock trainer cannot do: train one batch shape, resume a loss with a state, cache gradients, evaluate or save on XLA.
 """
 
