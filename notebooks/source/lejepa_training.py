@@ -175,16 +175,16 @@ import torch
 from helpers.lejepa.sigreg import SIGReg
 
 sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
-embeddings_VNK = torch.randn(2, 64, 32)  # views, texts, dimensions
-projection_VNM = embeddings_VNK @ sigreg.slices(32, step=0).T
-t = torch.linspace(0, params.t_max, params.n_points)
+embeddings_VNK = torch.randn(2, 64, 32, dtype=torch.float64)  # views, texts, dimensions
+projection_VNM = embeddings_VNK @ sigreg.slices(32, step=0).T.double()
+t = torch.linspace(0, params.t_max, params.n_points, dtype=torch.float64)
 angle_TVNM = t[:, None, None, None] * projection_VNM
 gaussian_T = (-(t**2) / 2).exp()
 distance_TVM = (angle_TVNM.cos().mean(2) - gaussian_T[:, None, None]) ** 2 + angle_TVNM.sin().mean(2) ** 2
 plain = 64 * 2 * torch.trapezoid(distance_TVM.mean((1, 2)) * gaussian_T, t)
 fast = sigreg(embeddings_VNK, 0)
 print(f"plain {plain:.6f}, fast {fast:.6f}; an exact Gaussian has {sigreg.floor:.4f} on average")
-torch.testing.assert_close(plain, fast, rtol=1e-5, atol=0)
+torch.testing.assert_close(plain, fast, rtol=1e-6, atol=0)
 
 # %% [markdown]
 # ## Before training
