@@ -59,7 +59,7 @@ MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not ra
     "graphmer_se": 188_900,
     "hardware_tuning": 116_600,
     "legal_cot_sft": 128_000,
-    "lejepa_training": 132_000,
+    "lejepa_training": 130_000,
     "tinystories_reservoir": 130_000,
 }
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"

@@ -36,11 +36,9 @@ def test_a_gaussian_has_no_excess_full_rank_and_the_norms_of_chi_squared():
     assert (report.texts, report.dimensions) == (N, K)
     assert abs(report.sigreg_excess) < 0.3  # 1,024 slices of 32 dimensions are not independent
     assert 31.5 < report.effective_rank < 32
-    assert report.largest_eigenvalue == pytest.approx((1 + math.sqrt(K / N)) ** 2, rel=0.03)
-    assert report.smallest_eigenvalue == pytest.approx((1 - math.sqrt(K / N)) ** 2, rel=0.03)
-    assert report.mean_norm == pytest.approx(scipy.stats.chi(K).mean(), rel=0.01)
-    assert report.norm_of_mean == pytest.approx(math.sqrt(K / N), rel=0.3)
-    assert report.norm_p_value > 0.01
+    assert report.eigenvalues_K[-1] == pytest.approx((1 + math.sqrt(K / N)) ** 2, rel=0.03)
+    assert report.eigenvalues_K[0] == pytest.approx((1 - math.sqrt(K / N)) ** 2, rel=0.03)
+    assert report.norm_distance < 1.63 / math.sqrt(N)  # the Kolmogorov-Smirnov test's at 1 %
 
 
 def test_the_excess_of_gaussians_averages_to_zero_for_any_knots():
@@ -56,8 +54,8 @@ def test_equal_eigenvalues_in_r_directions_have_effective_rank_r():
     report = isotropy(with_covariance([2.0] * 5 + [0.0] * 11))
     assert report.effective_rank == pytest.approx(5)
     assert report.participation_ratio == pytest.approx(5)
-    assert report.largest_eigenvalue == pytest.approx(2)
-    assert report.smallest_eigenvalue == pytest.approx(0, abs=1e-12)
+    assert report.eigenvalues_K[-1] == pytest.approx(2)
+    assert report.eigenvalues_K[0] == pytest.approx(0, abs=1e-12)
 
 
 def test_effective_rank_is_the_exponential_of_the_entropy_and_blind_to_scale():
@@ -70,9 +68,8 @@ def test_effective_rank_is_the_exponential_of_the_entropy_and_blind_to_scale():
         assert report.participation_ratio == pytest.approx(1 / (0.25 + 0.0625 + 2 * 0.015625))
 
 
-def test_the_mean_counts_in_norms_but_not_in_the_eigenvalues():
+def test_the_mean_counts_in_sigreg_but_not_in_the_eigenvalues():
     report = isotropy(with_covariance([1.0, 1.0, 1.0], mean=4.0))
-    assert report.norm_of_mean == pytest.approx(4 * math.sqrt(3))
     np.testing.assert_allclose(report.eigenvalues_K, 1)
     assert report.sigreg_excess > 100
 
@@ -82,9 +79,7 @@ def test_unit_vectors_fail_by_sigreg_and_norms_and_pass_by_rank():
     unit_NK /= np.linalg.norm(unit_NK, axis=1, keepdims=True)
     report = isotropy(unit_NK)
     assert report.sigreg > 0.35 * 1024
-    assert report.mean_norm == pytest.approx(1)
     assert report.norm_distance == pytest.approx(1)
-    assert report.norm_p_value < 1e-6
     assert report.effective_rank > 60
 
 
@@ -93,14 +88,13 @@ def test_corners_of_a_hypercube_pass_sigreg_and_fail_by_their_norms():
     report = isotropy(corners_NK)
     assert report.sigreg_excess < 0.2
     assert report.norm_distance > 0.4
-    assert report.norm_p_value < 1e-6
 
 
 def test_the_norm_test_is_scipys_on_squared_norms():
     embeddings_NK = 1.05 * gaussian(200, 16)
     expected = scipy.stats.ks_1samp((embeddings_NK**2).sum(1), scipy.stats.chi2(16).cdf)
     report = isotropy(embeddings_NK)
-    assert (report.norm_distance, report.norm_p_value) == pytest.approx((expected.statistic, expected.pvalue))
+    assert report.norm_distance == pytest.approx(expected.statistic)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,7 +106,7 @@ def test_tensors_that_require_gradients_are_measured_as_arrays_are(dtype):
 
 def test_results_are_numbers_without_the_arrays():
     results = isotropy(gaussian(64, 8)).results()
-    assert {"texts", "sigreg_excess", "effective_rank", "norm_p_value"} < set(results)
+    assert {"texts", "sigreg_excess", "effective_rank", "norm_distance"} < set(results)
     assert all(isinstance(value, (int, float)) for value in results.values())
 
 

@@ -17,12 +17,11 @@ import torch
 from datasets import Dataset
 
 from helpers import checkpoint, xla
-from helpers.lejepa.collation import PaddedTexts, padded_lengths
 from helpers.lejepa.loss import LeJEPALoss
 from helpers.lejepa.model import column_prompts, freeze
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.step import workload
-from helpers.lejepa.training import flops_per_token, new_trainer
+from helpers.lejepa.training import flops_per_token, new_trainer, padded
 from helpers.plan import Recipe, plan
 from helpers.planning.counting import LiveBytes, count
 from helpers.runtime import Runtime
@@ -79,35 +78,28 @@ def model(tmp_path_factory):
 # ---- batches
 
 
-@pytest.mark.parametrize("longest", [4, 16, 32, 40, 64, 100, 128, 200, 256, 384, 512, 2048])
-def test_texts_have_at_most_four_lengths_and_one_on_xla(longest):
-    lengths = padded_lengths(longest, one=False)
-    assert len(lengths) <= 4 and list(lengths) == sorted(set(lengths)) and lengths[-1] == longest
-    assert all(length % 32 == 0 for length in lengths[:-1])
-    assert padded_lengths(longest, one=True) == (longest,)
+@pytest.mark.parametrize("longest", [6, 16, 30, 48])
+def test_texts_have_at_most_four_lengths_and_one_on_xla(model, longest):
+    few, one = (padded(model, longest, one=one) for one in (False, True))
+    texts = [" ".join(["word"] * words) for words in range(1, 60)]
+    lengths = {few([text])["input_ids"].shape[1] for text in texts}
+    assert len(lengths) <= 4 and max(lengths) == longest
+    assert {one([text])["input_ids"].shape[1] for text in texts} == {longest}
 
 
 def test_padding_changes_no_embedding_and_cuts_where_stock_does(model):
     texts = sentences(8, seed=5)
     stock = model.preprocess(texts, prompt="query: ", max_length=24)
-    ours = PaddedTexts(model, (24, 48, 64))(texts, prompt="query: ", max_length=24)
-    wide = PaddedTexts(model, (64,))(texts, prompt="query: ", max_length=24)
-    assert wide["input_ids"].shape == (8, 64) and ours["input_ids"].shape == stock["input_ids"].shape == (8, 24)
+    ours = padded(model, 24, one=False)(texts, prompt="query: ")
+    short = padded(model, 64, one=True)(texts[:1], prompt="query: ")
+    assert short["input_ids"].shape == (1, 64) and ours["input_ids"].shape == stock["input_ids"].shape == (8, 24)
     model.eval()
     with torch.no_grad():
-        embeddings = [model(dict(features))["sentence_embedding"] for features in (stock, ours, wide)]
-    torch.testing.assert_close(embeddings[1], embeddings[0])
-    torch.testing.assert_close(embeddings[2], embeddings[0])
-
-
-def test_padding_is_on_the_side_that_the_tokenizer_pads(model):
-    tokenizer = model.tokenizer
-    tokenizer.padding_side = "left"
-    try:
-        features = PaddedTexts(model, (32,))(PROBE[:2])
-    finally:
-        tokenizer.padding_side = "right"
-    assert features["attention_mask"][:, -1].all() and not features["attention_mask"][:, 0].any()
+        both = [model(dict(features))["sentence_embedding"] for features in (stock, ours)]
+        alone = model(dict(model.preprocess(texts[:1], prompt="query: ")))["sentence_embedding"]
+        wide = model(short)["sentence_embedding"]
+    torch.testing.assert_close(both[1], both[0])
+    torch.testing.assert_close(wide, alone)
 
 
 def test_the_query_prompt_goes_to_the_first_column_and_the_document_prompt_to_the_others(model):
@@ -203,14 +195,14 @@ def test_the_notebooks_head_and_nothing_else_has_its_rate_and_trains(freeze_laye
 
 
 @pytest.mark.once
-def test_a_batch_has_every_row_and_one_of_two_lengths(finished):
-    assert finished()[1]["shapes"] == [[8, 32], [8, 48]]
+def test_a_batch_has_every_row_and_one_of_few_lengths(finished):
+    assert finished()[1]["shapes"] == [[8, 24], [8, 36], [8, 48]]
 
 
 @pytest.mark.once
 def test_another_sampler_keeps_the_shapes_and_the_best_checkpoint_is_the_evaluators(finished):
     _, outcome = finished(batch_sampler="no_duplicates", evaluator=True, metric=NDCG)
-    assert outcome["shapes"] == [[8, 32], [8, 48]]
+    assert outcome["shapes"] == [[8, 24], [8, 36], [8, 48]]
     scores = {entry["step"]: entry[NDCG] for entry in outcome["history"] if NDCG in entry}
     assert set(scores) == {4, 8, 12} and scores[outcome["best_step"]] == max(scores.values())
     assert (

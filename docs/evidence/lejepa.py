@@ -7,8 +7,19 @@ from build import ratio, result, spread
 from helpers import tables
 
 STUDY = "lejepa_study_cpu.json"
-STARTS = {"scratch": "from nothing", "mlm": "masked-language model", "retrieval": "MiniLM"}
-OURS, UNTRAINED, PEERS = "LeJEPA", ("start", "start, whitened", "head alone"), ("MNRL", "MNRL from the head")
+STARTS = {
+    "lexical": "none: TF-IDF of words",
+    "scratch": "from nothing",
+    "words": "word vectors from nothing",
+    "mlm": "masked-language model",
+    "retrieval": "MiniLM",
+}
+OURS, SHOWN = "LeJEPA", ("start, whitened", "head alone", "LeJEPA")
+SHAPE = {
+    "effective_rank": "effective rank",
+    "participation_ratio": "tr(S)² / tr(S²)",
+    "sigreg_excess": "SIGReg excess",
+}
 
 
 def _rows(stage: str, batch: int = 16) -> dict[tuple[str, str], list[dict]]:
@@ -26,27 +37,39 @@ def _metrics(row: dict) -> dict[str, float]:
     return {corpus: next(iter(metrics.values())) for corpus, metrics in row["metrics"].items()}
 
 
-def _named(method: str, start: str, batch: int = 16) -> str:
-    """A method, and what is not as in most rows."""
-    further = ([STARTS[start]] if start != "scratch" else []) + ([f"{batch} texts"] if batch != 16 else [])
-    return ", ".join((method, *further))
+def _named(start: str, batch: int = 16) -> str:
+    """A starting point, and the batch where it is not the usual one."""
+    return STARTS[start] + (f", {batch} texts" if batch != 16 else "")
 
 
 def comparison() -> str:
     """Every method's mean over seeds on every corpus."""
     table = [
-        {"method": _named(method, start), "seeds": len(rows)}
+        {"start": _named(start, batch), "method": method}
         | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
-        | {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
-        for (start, method), rows in _rows("test").items()
+        | (
+            {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
+            if rows[0]["unseen"]
+            else {}
+        )
+        for batch in _batches()
+        for (start, method), rows in _rows("test", batch).items()
     ]
     found = result(STUDY)
-    sizes, settings = found["settings"]["sizes"], found["settings"]
+    sizes, steps = found["settings"]["sizes"], found["settings"]["steps"]
+    there = {row["start"] for row in found["rows"] if row["stage"] == "test" and row["trial"]["learning_rate"]}
+    trained = ", ".join(f"{steps[start]} ({name})" for start, name in STARTS.items() if start in there)
     return (
-        f"{sizes['num_hidden_layers']} layers, {sizes['hidden_size']} numbers, {settings['steps']['scratch']} steps of 16 texts out of "
-        f"{found['data']['documents']:,} documents on {found['machine']['device']}, mean over seeds:\n\n"
+        f"An encoder of {sizes['num_hidden_layers']} layers and {sizes['hidden_size']} numbers, word vectors of as many, and MiniLM, with "
+        f"{found['data']['documents']:,} documents on {found['machine']['device']}. Steps of 16 texts: {trained}. Mean over seeds:\n\n"
         + tables.markdown(table)
     )
+
+
+def _batches() -> list[int]:
+    """Texts of a step, the usual first."""
+    others = {row["trial"]["batch"] for row in result(STUDY)["rows"] if row["stage"] == "test"} - {16}
+    return [16, *sorted(others)]
 
 
 def seeds() -> str:
@@ -56,27 +79,41 @@ def seeds() -> str:
         metrics = [_metrics(row) for row in rows]
         recall = [fmean(each["recall@100"] for each in row["metrics"].values() if "recall@100" in each) for row in rows]
         table.append(
-            {"start": STARTS[start], "method": method}
+            {"start": STARTS[start], "method": method, "seeds": len(rows)}
             | {corpus: spread([each[corpus] for each in metrics]) for corpus in metrics[0]}
             | {
                 "recall@100": spread(recall),
-                "effective rank": spread([row["unseen"]["effective_rank"] for row in rows], 0),
-                "tr(S)² / tr(S²)": spread([row["unseen"]["participation_ratio"] for row in rows], 0),
-                "SIGReg excess": spread([row["unseen"]["sigreg_excess"] for row in rows], 0),
+            }
+            | {
+                named: spread([row["unseen"][measure] for row in rows], 0)
+                for measure, named in SHAPE.items()
+                if measure in rows[0]["unseen"]
             }
         )
     return tables.markdown(table)
 
 
 def differences() -> str:
-    """LeJEPA without a contrastive term against the others, with intervals."""
-    return tables.markdown([_difference(each) for each in result(STUDY)["comparisons"] if each["method"] == OURS])
+    """LeJEPA without a contrastive term against the others, and the closed forms against the start, with intervals."""
+    found = result(STUDY)["comparisons"]
+    return tables.markdown([_difference(each) for start in STARTS for each in found if _shown(each, start)])
+
+
+def counts() -> str:
+    """On how many corpora each is ahead of or behind another."""
+    found = result(STUDY)["comparisons"]
+    rows = [_difference(each) for start in STARTS for each in found if _shown(each, start)]
+    return tables.markdown([{name: row[name] for name in ("start", "difference", "ahead", "behind")} for row in rows])
+
+
+def _shown(each: dict, start: str) -> bool:
+    return each["start"] == start and each["method"] in SHOWN
 
 
 def _difference(each: dict) -> dict:
     corpora = {name: value for name, value in each.items() if isinstance(value, dict)}
     return (
-        {"LeJEPA less": _named(each["against"], each["start"], each["batch"])}
+        {"start": _named(each["start"], each["batch"]), "difference": f"{each['method']} less {each['against']}"}
         | {name: f"{d['difference']:+.3f} ({d['low']:+.3f} to {d['high']:+.3f})" for name, d in corpora.items()}
         | {"ahead": sum(d["low"] > 0 for d in corpora.values()), "behind": sum(d["high"] < 0 for d in corpora.values())}
     )
@@ -90,19 +127,23 @@ def headline() -> str:
         for (start, method), found in rows.items()
         if start == "scratch"
     }
-    counts = {}
-    for each in result(STUDY)["comparisons"]:
-        if (each["start"], each["method"], each["batch"]) == ("scratch", OURS, 16):
-            counts[each["against"]] = _difference(each)
-    corpora = len(_metrics(next(iter(rows.values()))[0]))
-    untrained, head, contrastive = (counts[name] for name in ("start", "head alone", "MNRL from the head"))
+    compared = {
+        (each["start"], each["method"], each["against"]): _difference(each)
+        for each in result(STUDY)["comparisons"]
+        if each["batch"] == 16
+    }
+    head = "head alone"
+    minilm = compared["retrieval", head, "start"]
+    untrained, alone, contrastive = (compared["scratch", OURS, name] for name in ("start", head, "MNRL from the head"))
+    [lexical] = rows["lexical", "start"]
     return (
-        f"Training adds nothing to the head in closed form. From random weights, nDCG@10 on Cranfield is {cranfield['start']} "
-        f"at the start, **{cranfield['head alone']}** with that head, {cranfield[OURS]} after LeJEPA's training without negatives "
-        f"and {cranfield['MNRL from the head']} after contrastive training, both from a head. Of {corpora} test corpora, training "
-        f"without negatives is better than the start on {untrained['ahead']}, worse than the head alone on {head['behind']} and "
-        f"better on {head['ahead']}, worse than contrastive training on {contrastive['behind']} and better on "
-        f"{contrastive['ahead']}. A run says what it is worth for your texts, and exports the better model"
+        f"Training adds nothing to the head in closed form, and that head little to MiniLM: of {len(_metrics(lexical))} test corpora it is "
+        f"better on {minilm['ahead']} and worse on {minilm['behind']}. From random weights, nDCG@10 on Cranfield is {cranfield['start']} "
+        f"at the start, {cranfield[head]} with the head, {cranfield[OURS]} after LeJEPA's training without negatives "
+        f"and {cranfield['MNRL from the head']} after contrastive training, both from a head; TF-IDF has "
+        f"{_metrics(lexical)['Cranfield']:.3f}. That training is better than the start on {untrained['ahead']} corpora, than the head alone on "
+        f"{alone['ahead']} (worse on {alone['behind']}), than contrastive training on {contrastive['ahead']} (worse on "
+        f"{contrastive['behind']}). A run says what it is worth for your texts, and exports the better model"
     )
 
 

@@ -9,7 +9,6 @@ Thakur et al., BEIR (NeurIPS 2021 Datasets and Benchmarks).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,7 @@ from helpers.lejepa import text_files
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Queries, documents, and which documents answer which query, in the order of the files.
-
-    Raises ValueError without a query or for fewer than two documents.
-    """
+    """Queries, documents, and which documents answer which query, in the order of the files."""
 
     name: str
     queries: dict[str, str]  # id -> text
@@ -49,11 +45,10 @@ def read_beir(folder: str | Path, split: str = "test") -> Benchmark:
     corpus, queries = (_texts(folder / f"{name}.jsonl") for name in ("corpus", "queries"))
     relevant: dict[str, set[str]] = {}
     scores: dict[tuple[str, str], str] = {}
-    rows = text_files.fields(
-        "benchmark", _file(folder / "qrels" / f"{split}.tsv"), delimiter="\t", quoting=csv.QUOTE_NONE
-    )
-    for where, row in rows:
-        if not scores and row[2:] == ["score"]:  # the header
+    qrels = _file(folder / "qrels" / f"{split}.tsv")
+    for number, line in enumerate(text_files.lines("benchmark", qrels), 1):
+        where, row = f"benchmark={str(qrels)!r}, line {number}", line.rstrip("\r\n").split("\t")
+        if not line.strip() or (not scores and row[2:] == ["score"]):  # the header
             continue
         try:
             query, document, score = row
@@ -74,10 +69,7 @@ def read_beir(folder: str | Path, split: str = "test") -> Benchmark:
 
 
 def from_pairs(pairs: Iterable[tuple[str, str]], name: str, others: Iterable[str] = ()) -> Benchmark:
-    """Held-out pairs as a benchmark: each anchor is a query, each positive a document, the same text once.
-
-    others: documents that answer none of the queries. Without them it is easier than a real benchmark.
-    """
+    """Held-out pairs as a benchmark: each anchor is a query, each positive a document; `others` answer none of them."""
     queries: dict[str, str] = {}  # text -> id
     corpus: dict[str, str] = {}
     relevant: dict[str, set[str]] = {}

@@ -1,8 +1,7 @@
 """Views of a text: random crops of it, the same ones again for the same (seed, pass, row, view).
 
-Crops are better views of a text than two dropout masks (arXiv 2508.03453). SentenceTransformerTrainer takes a
-`datasets.Dataset` and nothing that computes a row when asked for it, so the crops of all passes are written beforehand, to
-files that are memory-mapped. A run that is resumed, and a second device, then see the same views.
+Crops are better views of a text than two dropout masks (arXiv 2508.03453). The crops of all passes are written beforehand, to
+files that are memory-mapped: a run that is resumed, and a second device, see the same views.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ def crop(
 ) -> str:
     """A random span of `text`, white space within it as it was.
 
-    min_share, max_share: of the text's words; the length is uniform between them, at least one word.
-    max_words: no more than so many; 0: no such limit. The model's maximum is in tokens, of which a word has some 1.3.
+    Its length is uniform between these shares of the text's words, at least one word and at most `max_words`; 0: no limit.
     """
     words = [match.span() for match in _WORD.finditer(text)]
     if not words:
@@ -62,15 +60,11 @@ def make_views(
     Columns, in the order in which a loss gets them, of documents: view_1 ... view_V; of pairs and triplets: anchor, positive,
     the crops of the positive, and the negative last.
 
-    A crop depends on seed, pass, row and view alone. Train for one epoch of it, with `batch_sampler=in_order`: a pass is
-    through before the next begins, and but for the batch on that border no text is in a batch twice. (A sampler that
-    shuffled all passes together would make a text its own negative.)
+    Train for one epoch of it, with `batch_sampler=in_order`: one that shuffled all passes would make a text its own negative.
 
     crops: at least 2 of a document, or 0 of a pair.
-    split: "train", "validation" or "test".
     min_share, max_share, max_words: of `crop`.
-    folder: for one Arrow file a pass, memory-mapped, and used again by a later call for the same data and settings.
-        None: held in memory.
+    folder: for one Arrow file a pass, memory-mapped, which a later call for the same uses again. None: held in memory.
 
     Raises ValueError for a single crop of documents.
     """

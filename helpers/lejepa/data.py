@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,6 @@ MIN_ROWS, MIN_PART = 6, 2  # LeJEPA compares at least two texts, in every split
 
 Row = tuple[str, ...]
 
-_PARAGRAPH_END = re.compile(r"[ \t]*\n[ \t]*\n")
-
 
 @dataclass(frozen=True)
 class TextData:
@@ -50,10 +49,10 @@ class TextData:
     train: datasets.Dataset  # columns as in COLUMNS[kind]
     validation: datasets.Dataset
     test: datasets.Dataset
-    source: str  # data source, number of rows, seed and a digest of the texts: the same string means the same data
-    provenance: dict[str, str | None]  # the `data` part of results.json: source, revision and sha256 of the texts
-    duplicates_removed: int  # rows that repeat another; of a hub set also further rows of the same anchor
-    empty_removed: int  # rows of a hub set or a BEIR corpus, and files, without a text
+    source: str  # the same string means the same data
+    provenance: dict[str, str | None]  # for results.json: source, revision and sha256 of the texts
+    duplicates_removed: int  # of a hub set also further rows of the same anchor
+    empty_removed: int
     overlaps_removed: int  # held-out rows of which a text, most often a negative, is also in another split
 
 
@@ -72,13 +71,11 @@ def load_texts(
         a .txt or .md: documents parted by blank lines, or where there is none one a line;
         a folder of .txt and .md files, a document each, or in BEIR's layout, of which only corpus.jsonl is read;
         a hub id (MS MARCO at a pinned commit), or a folder of .parquet files, with the columns of a .jsonl. Its split
-        `train` is streamed: no more is held than the rows asked for (about 1 kB each) and a shuffle buffer.
-    num_samples: rows to draw, with the seed. 0: all there are, of a hub set 20,000. Fewer where there are fewer. A hub set
-        gives one row an anchor, from its first files in a seeded order.
+        `train` is streamed, one row an anchor, from its first files in a seeded order.
+    num_samples: rows to draw, with the seed. 0: all there are, of a hub set 20,000.
     documents: read pairs and triplets as documents: the positives, of "sample" the whole docstrings.
 
-    Rows that share an anchor, a positive or a document are on one side, and so are the passages of a document of more than
-    400 words. Raises ValueError (a missing column, an empty text, too few rows, none of the subsets),
+    Rows that share an anchor, a positive or a document are on one side. Raises ValueError (a missing column, an empty text, too few rows, none of the subsets),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
     path, empty, repeated = source_path("data_source", data_source), 0, 0
@@ -143,8 +140,8 @@ def _kind(data_source: str, found: Sequence[str]) -> str:
         return "triplets" if "negative" in found else "pairs"
     if "text" in found and not anchor and "positive" not in found:
         return "documents"
-    missing = "`positive`" if anchor else "`anchor` (or `query`)" if "positive" in found else None
-    missing = missing or "`text`, nor `anchor` and `positive`"
+    wanting = "`anchor` (or `query`)" if "positive" in found else "`text`, nor `anchor` and `positive`"
+    missing = "`positive`" if anchor else wanting
     raise ValueError(
         f"data_source={data_source!r}: no column {missing}; columns found: {', '.join(found) or 'none'}. Rename a column: "
         "`anchor` and `positive` (perhaps `negative`) make pairs, `text` (perhaps `title`) documents"
@@ -191,10 +188,7 @@ def _stream(data_source: str, name: str, revision: str | None, seed: int) -> dat
 def _draw_from_hub(
     data_source: str, stream: Iterable[Mapping[str, Any]], wanted: int, documents: bool
 ) -> tuple[str, list[Row], int, int]:
-    """The first `wanted` rows with different anchors: kind, rows, empty rows and further rows of an anchor.
-
-    MS MARCO has some twenty rows a query, one negative each: in one batch they would be the same text many times.
-    """
+    """The first `wanted` rows with different anchors (MS MARCO has twenty a query): kind, rows, empty and repeated ones."""
     rows: dict[bytes, Row] = {}
     kind, empty, repeated = None, 0, 0
     for number, values in enumerate(stream, 1):
@@ -309,19 +303,8 @@ def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[lis
 
 
 def passages(text: str, words: int = PASSAGE_WORDS) -> list[str]:
-    """`text` in the fewest passages of at most `words` words and of nearly equal length, white space as it was.
-
-    A cut is moved back to the end of a paragraph, or else of a sentence, where one is in the quarter before it.
-    """
+    """`text` in the fewest passages of at most `words` words and of nearly equal length, white space as it was."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
-    parts: list[str] = []
-    begin, done = 0, 0
-    while len(ends) - done > words:
-        count = -(-(len(ends) - done) // -(-(len(ends) - done) // words))
-        candidates = range(done + count, done + count - count // 4, -1)
-        cut = next((i for i in candidates if _PARAGRAPH_END.match(text, ends[i - 1])), None) or next(
-            (i for i in candidates if text[ends[i - 1] - 1] in ".!?"), done + count
-        )
-        parts.append(text[begin : ends[cut - 1]].strip())
-        begin, done = ends[cut - 1], cut
-    return [*parts, text[begin:].strip()]
+    parts = max(1, -(-len(ends) // words))
+    cuts = [0, *(ends[len(ends) * part // parts - 1] for part in range(1, parts)), len(text)]
+    return [text[begin:end].strip() for begin, end in pairwise(cuts)]

@@ -22,14 +22,11 @@ def encode(
     task: str | None = None,
     precision: str = "fp32",
 ) -> np.ndarray:
-    """Embeddings [N, K] in fp32 as the model gives them, by `encode_query`, `encode_document` or `encode`.
+    """Embeddings [N, K] in fp32 as the model gives them, by `encode_query`, `encode_document` or `encode` (task None).
 
-    No gradient. A model on an XLA device is copied to the CPU first: `encode` pads to the longest of each batch, and
-    every new shape would compile anew. Who encodes more than once should pass `on_cpu(model)`.
+    A model on an XLA device is copied to the CPU first, where a new shape compiles nothing; `on_cpu(model)` saves further copies.
 
-    Args:
-        task: "query", "document" or None; chooses the model's prompt.
-        precision: "bf16" autocasts the model on CUDA and on a CPU, "fp16" on CUDA.
+    precision: "bf16" autocasts the model on CUDA and on a CPU, "fp16" on CUDA.
     """
     model = on_cpu(model)
     call = {"query": model.encode_query, "document": model.encode_document, None: model.encode}[task]

@@ -62,17 +62,12 @@ def evaluate_retrieval(
     precision: str = "fp32",
     embeddings: dict[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Recall@1, 5, 10, 100, MRR@10, nDCG@10 and MAP@100 by cosine and `InformationRetrievalEvaluator`, all from 0 to 1.
+    """Recall@1, 5, 10, 100, MRR@10, nDCG@10 and MAP@100 by cosine and `InformationRetrievalEvaluator`, from 0 to 1.
 
-    Judgements are binary there: a document is relevant or not, graded ones lose their grades. A model on an XLA device
-    is evaluated by a copy on the CPU.
+    Judgements are binary there: graded ones lose their grades. A model on an XLA device is evaluated by a copy on the CPU.
 
-    Args:
-        precision: see `encode`.
-        embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
-
-    Returns:
-        {"ndcg@10": 0.40, "recall@1": ..., ...}
+    precision: see `encode`.
+    embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
     """
     evaluator = _evaluator(_Retrieval, benchmark)
     evaluator.precision, evaluator.encoded = precision, {}
@@ -109,13 +104,8 @@ def _evaluator(cls, benchmark: Benchmark, **options):
 def evaluate_similarity(model: SentenceTransformer, path: str | Path, *, precision: str = "fp32") -> dict[str, float]:
     """Spearman and Pearson correlation of cosines with people's scores, by `EmbeddingSimilarityEvaluator`.
 
-    Args:
-        path: a CSV of sentence1, sentence2, score, with or without that header.
-        precision: see `encode`.
-
-    Returns {"spearman_cosine": 0.82, "pearson_cosine": ...}.
-
-    Raises FileNotFoundError for no such file, and ValueError for a row that does not fit or scores that are all the same.
+    path: a CSV of sentence1, sentence2, score, with or without that header. Raises FileNotFoundError where it is missing, and
+        ValueError for a row that does not fit or scores that are all the same.
     """
     rows = _scored_pairs(Path(path))
     evaluator = _Similarity(*map(list, zip(*rows, strict=True)), similarity_fn_names=["cosine"])
@@ -125,19 +115,17 @@ def evaluate_similarity(model: SentenceTransformer, path: str | Path, *, precisi
 
 
 def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
-    header, scored = ["sentence1", "sentence2", "score"], []
-    wanted = ", ".join(header)
+    columns, scored = ("sentence1", "sentence2", "score"), []
+    wanted = ", ".join(columns)
     if not path.is_file():
         raise FileNotFoundError(f"similarity={str(path)!r}: no such file; give a CSV of {wanted}")
-    rows = list(text_files.fields("similarity", path))
-    if rows and set(header) <= set(rows[0][1]):
-        _, header = rows.pop(0)
-    for where, row in rows:
+    for where, row in text_files.table("similarity", path, columns):
         try:
-            named = dict(zip(header, row, strict=True))
-            scored.append((named["sentence1"], named["sentence2"], float(named["score"])))
-        except ValueError as error:
-            raise ValueError(f"{where} is {str(row)[:200]}: must be {wanted}, the score a number") from error
+            scored.append((row["sentence1"], row["sentence2"], float(row["score"])))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where} is {str(list(row.values()))[:200]}: must be {wanted}, the score a number"
+            ) from error
     scores = {score for _, _, score in scored}
     if len(scores) < 2 or not all(map(math.isfinite, scores)):
         raise ValueError(f"similarity={str(path)!r}: a correlation needs scores that are finite and not all the same")
@@ -145,10 +133,9 @@ def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
 
 
 def by_dimension(models: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """nDCG@10 of models whose embeddings are cut to their first numbers: a row a dimension, for `tables.show`.
+    """nDCG@10 of models whose embeddings are cut to their first numbers, a row a dimension.
 
-    Args:
-        models: model -> metric -> value, "ndcg@10" and "ndcg@10 of 256" among them.
+    models: model -> metric -> value, "ndcg@10" and "ndcg@10 of 256" among them.
     """
     lengths = dict.fromkeys(name for values in models.values() for name in values if name.startswith("ndcg@10"))
     return [
@@ -167,12 +154,7 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 def table(
     untrained: Mapping[str, Mapping[str, float]], rows: Mapping[int, Mapping[str, Mapping[str, float]]]
 ) -> list[dict[str, Any]]:
-    """A row a model for `tables.show`: the untrained ones, then the trained ones with their spread over seeds.
-
-    Args:
-        untrained: model -> metric -> value.
-        rows: seed -> model -> metric -> value.
-    """
+    """A row a model: the untrained ones (model -> metric -> value), then the trained ones of each seed with their spread."""
     models = {name: [values] for name, values in untrained.items()}
     for trained in rows.values():
         for name, values in trained.items():

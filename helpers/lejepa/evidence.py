@@ -1,8 +1,4 @@
-"""Whether a model is better than another for these texts, and how sure that is: paired over the queries of a test.
-
-verdict = compare("LeJEPA", "backbone", {"LeJEPA": ndcg_Q, "backbone": other_Q})
-verdict.outcome        # "better than", "not told apart from" or "worse than"
-"""
+"""Whether a model is better than another for these texts, and how sure that is: paired over the queries of a test."""
 
 from __future__ import annotations
 
@@ -40,11 +36,7 @@ class Verdict:
 
 
 def ndcg_by_query(queries_QK: np.ndarray, documents_NK: np.ndarray, benchmark: Benchmark, k: int = 10) -> np.ndarray:
-    """nDCG@k [Q] by cosine, judgements binary; its mean is what `InformationRetrievalEvaluator` reports.
-
-    Args:
-        queries_QK, documents_NK: in the benchmark's order.
-    """
+    """nDCG@k [Q] by cosine, judgements binary, all in the benchmark's order; its mean is what the evaluator reports."""
     found = semantic_search(torch.from_numpy(queries_QK), torch.from_numpy(documents_NK), top_k=k)
     ids, discounts = list(benchmark.corpus), 1 / np.log2(np.arange(2, k + 2))
     relevant = [benchmark.relevant[query] for query in benchmark.queries]
@@ -56,11 +48,7 @@ def ndcg_by_query(queries_QK: np.ndarray, documents_NK: np.ndarray, benchmark: B
 
 
 def compare(model: str, against: str, ndcg: Mapping[str, np.ndarray], *, seed: int = 0) -> Verdict:
-    """Percentile bootstrap of the mean difference over queries, which are drawn together for both models.
-
-    Args:
-        ndcg: model -> [Q], a number a query.
-    """
+    """Percentile bootstrap of the mean difference over queries, drawn together for both models (model -> [Q])."""
     difference_Q = ndcg[model] - ndcg[against]
     Q = len(difference_Q)
     drawn = np.random.default_rng(seed).multinomial(Q, np.full(Q, 1 / Q), RESAMPLES)
@@ -73,10 +61,8 @@ def compare(model: str, against: str, ndcg: Mapping[str, np.ndarray], *, seed: i
 def paragraph(exported: str, start: str, trained: str, chosen_by: Mapping[str, float], verdicts: list[Verdict]) -> str:
     """What came out of a run, in one paragraph.
 
-    Args:
-        exported, start, trained: names of the saved model, of what the run began with, and of what was trained.
-        chosen_by: model -> its nDCG@10 on the validation queries; the exported one has the highest.
-        verdicts: on the test queries; (trained, start) and (exported, start) among them.
+    chosen_by: model -> its nDCG@10 on the validation queries; the exported one has the highest.
+    verdicts: on the test queries; (trained, start) and (exported, start) among them.
     """
     of = {(verdict.model, verdict.against): verdict for verdict in verdicts}
     scores = ", ".join(f"{name} {value:.3f}" for name, value in chosen_by.items())

@@ -1,8 +1,5 @@
 """Embeddings of a whole batch in the memory of a part of it: gradient caching.
 
-    embeddings_NK = embed(model, column, 16)      # 64 texts as 4 chunks
-    loss_of(embeddings_NK).backward()             # the gradient of all 64
-
 A chunk is embedded and its activations are dropped; backward, which has the gradient of the loss with respect to all embeddings
 by then, embeds chunk after chunk again, with the same dropout, and sends its share on to the weights. Loss and gradient are those of
 the batch at once. Gao et al., Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup (arXiv 2101.06983).
@@ -22,9 +19,8 @@ from helpers import xla
 def embed(model: nn.Module, column: dict, chunk: int) -> torch.Tensor:
     """Embeddings [N, K] of a column of features, by an embedding model or what wraps it.
 
-    Args:
-        chunk: texts that are embedded together; 0: all, and none twice. Chunks are equal: where N is no multiple, they are as
-            large as a divisor of N allows. Text n is in chunk n mod P, so that chips which share the batch share every chunk.
+    chunk: texts that are embedded together; 0: all, and none twice. Chunks are equal: where N is no multiple, they are as
+        large as a divisor of N allows. Text n is in chunk n mod P, so that chips which share the batch share every chunk.
     """
     if not chunk:
         return model(column)["sentence_embedding"]

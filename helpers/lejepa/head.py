@@ -44,15 +44,14 @@ def fit_head(
     axes, largest first, so that its first numbers are the best short embedding. Whitening: Kessy, Lewin and Strimmer
     (arXiv 1512.00809); of the covariance within classes: Hatch, Kajarekar and Stolcke (Interspeech 2006).
 
-    texts: documents, or column -> texts, each with its column's prompt; the columns are views of the same texts where
-        within is above 0. Some thousands; at least 4 D for a good covariance.
+    texts: some thousands of documents, or column -> texts, each with its column's prompt; the columns are views of the same
+        texts where within is above 0.
     within: 0 leaves W1 out, 1 makes views differ as much in every direction.
     power: 1 whitens, 0 keeps the distances (up to K < D), between is partial.
     shrinkage: s as a share of the mean eigenvalue: directions that hardly vary are not blown up to 1. Of MiniLM and other
         BERTs some never vary, as a layer norm takes the mean out (3 of MiniLM's 384).
 
-    Raises ValueError for texts whose embeddings are all the same or not finite, or directions without variance where
-    shrinkage is 0.
+    Raises ValueError for embeddings that are all the same or not finite, or directions without variance.
     """
     head, columns = model[-1], _backbone_embeddings(model, texts)
     first_DD = _against_views(columns, within, shrinkage) if within else None

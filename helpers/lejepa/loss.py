@@ -35,24 +35,18 @@ class LeJEPALoss(torch.nn.Module):
     inv is the mean squared distance of all views to their centre, over views, texts and dimensions.
     SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
     does, multiplies it by V and mixes correlated rows, so that its lambda is not ours.
-
-    What `state_dict` holds beside the model's weights (steps taken) is what an exact resume needs, and no trainer saves it
-    by itself.
+    The state beside the model's weights is the number of steps taken, which an exact resume needs.
 
     Args:
-        model: without a `Normalize` module; its embeddings are the views.
-        sigreg: t_max, n_points, slices.
         sigreg_weight: lambda; 0.02 to 0.1 are usual.
-        chunk: texts of a process (under SPMD of all chips) that are embedded together, 0: all. Loss and gradient are those
-            of the whole batch whatever it is (see `gradient_cache`).
+        chunk: texts of a process (under SPMD of all chips) that are embedded together, 0: all (see `gradient_cache`).
         contrastive_weight: of the cross-entropy of every further column among the batch's, given the first column
             (MultipleNegativesRankingLoss); rows whose text in either column is the same are no negatives of each other.
         contrastive_scale: inverse temperature of the cosine similarities.
         negatives: how many of the last columns are hard negatives: no views of a row's text, but texts of SIGReg's and
             candidates of the contrastive term.
-        dimensions: the contrastive term is also that of the first so many numbers of an embedding, as MatryoshkaLoss has it
-            (Kusupati et al., arXiv 2205.13147), and the mean over all; the other terms need no such thing: invariance is a
-            sum over dimensions, and part of an isotropic Gaussian is one.
+        dimensions: the contrastive term is the mean over these first numbers of an embedding and all, as MatryoshkaLoss
+            has it (Kusupati et al., arXiv 2205.13147). Part of an isotropic Gaussian is one, so SIGReg needs no such thing.
 
     Raises ValueError for a model that normalises.
     """
@@ -176,10 +170,9 @@ class LeJEPALoss(torch.nn.Module):
 
 
 def _text_keys(column: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A number [N] for each text of a column, the same for the same text.
+    """A number [N] for each text of a column, the same for the same text however it is padded.
 
-    It is a sum over the tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014): other processes
-    pad to other lengths, and chips that share a batch compare N numbers instead of N texts.
+    It is a sum over the tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014).
     """
     mask_NT = column["attention_mask"].long()
     mixed_NT = (column["input_ids"].long() + (mask_NT.cumsum(1) << 32)) * -4658895280553007687

@@ -51,13 +51,10 @@ def GaussianEmbeddingGemma(
     The head is random until `fit_head`. Weights are fp32, whatever the checkpoint has.
 
     base_model: a hub id (`REVISIONS` are pinned, others at their newest), a local path, or "sample": a random BERT of four
-        layers with a byte-level BPE tokeniser trained on `texts`. No code from a checkpoint is run.
+        layers with a byte-level BPE tokeniser trained on `texts` (the first 20,000). No code from a checkpoint is run.
+        EmbeddingGemma's architecture gets its query and document prompts where it brings none.
+    output_dim: one above the backbone's is the backbone's, and that is said: a linear head cannot add rank.
     max_seq_length: tokens; 0: the model's own.
-    texts: for "sample" alone; the first 20,000 count.
-    device: None: what sentence-transformers finds.
-
-    A base of EmbeddingGemma's architecture gets its query and document prompts where it brings none. An `output_dim` above
-    the backbone's is the backbone's, and that is said: a linear head cannot add rank.
 
     Raises ValueError (a length that the model has not, a gated model without access, no texts for "sample"), FileNotFoundError (no
     such path or hub id, no safetensors) and ConnectionError (hub not reachable and nothing cached).
@@ -153,17 +150,11 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     from transformers import BertConfig, BertModel
 
     tokenizer = _train_tokenizer(texts)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    config = BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes)
     with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            config = BertConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=64,
-                num_hidden_layers=4,
-                num_attention_heads=4,
-                intermediate_size=256,
-                pad_token_id=tokenizer.pad_token_id,
-            )
             BertModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         transformer = Transformer(folder, model_kwargs={"use_safetensors": True})

@@ -1,11 +1,7 @@
 """A search index of texts: FAISS's exact one by cosine, saved as files that need nothing of this package.
 
-    index = TextIndex(model, texts)
-    [(score, text), ...] = index.search("what is a monad", k=5)
-
-FAISS has no index on a TPU. To search on a GPU or a TPU itself, `sentence_transformers.util.semantic_search` takes
-embeddings that lie there and finds the same; a TPU rounds products to bf16 before, unless it is told
-`torch_xla.backends.set_mat_mul_precision("highest")`.
+On a GPU or a TPU itself `sentence_transformers.util.semantic_search` finds the same; a TPU rounds products to bf16, unless it is
+told `torch_xla.backends.set_mat_mul_precision("highest")`.
 """
 
 from __future__ import annotations

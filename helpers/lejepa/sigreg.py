@@ -32,11 +32,10 @@ class SIGReg(torch.nn.Module):
     An exact Gaussian gives `gaussian_floor(t_max, n_points)`, 1.0525 for (3, 17) and any N: never compare with 0. Full
     collapse gives 0.402 N for (3, 17). Values of other t_max or n_points are on another scale.
 
-    Args:
-        t_max: last knot. The paper's text has 5, its code 3.
-        n_points: knots from 0 to t_max, both included; odd.
-        num_slices: M; 256 give the value to 3 %, 1,024 to 1.5 %.
-        seed: of the slices. Every process must have the same.
+    t_max: last knot. The paper's text has 5, its code 3.
+    n_points: knots from 0 to t_max, both included; odd.
+    num_slices: M; 256 give the value to 3 %, 1,024 to 1.5 %.
+    seed: of the slices. Every process must have the same.
     """
 
     def __init__(self, *, t_max: float, n_points: int, num_slices: int, seed: int = 0) -> None:
@@ -69,13 +68,8 @@ class SIGReg(torch.nn.Module):
         gradient is multiplied by the number of processes, which DDP's averaging takes out again. Under SPMD the tensor
         is the global one, and its mean needs nothing.
 
-        Args:
-            embeddings: not L2-normalised: unit vectors look collapsed.
-            step: chooses the slices, with the seed.
-
-        Raises:
-            ValueError: shapes that do not fit; or, on a CPU, embeddings that are not finite. On other devices looking
-                would wait for the device at every step: the value is NaN there, for the trainer's guard to find.
+        Raises ValueError for shapes that do not fit; or, on a CPU, embeddings that are not finite. On other devices looking
+        would wait for the device at every step: the value is NaN there, for the trainer's guard to find.
         """
         if embeddings.dim() not in (2, 3) or embeddings.shape[-2] < 1:
             raise ValueError(f"embeddings has shape {list(embeddings.shape)}: must be [V, N, K] or [N, K] with N > 0")

@@ -1,12 +1,9 @@
-"""Files of a user's texts, read line by line: what is wrong with one is said with its place.
-
-Every function takes the parameter that named the file, and yields a place such as `data_source='a.jsonl', line 7`.
-"""
+"""Files of a user's texts, read line by line; `name` is the parameter that named the file, for what is wrong with it."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +25,21 @@ def objects(name: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{name}={str(path)!r}, line {number}", values
 
 
-def fields(name: str, path: Path, **dialect) -> Iterator[tuple[str, list[str]]]:
-    """(place, fields) of each row of a .csv or, with a `dialect` of the csv module, a .tsv that is not blank.
+def table(name: str, path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """(place, column -> field) of each row of a .csv that is not blank, None for a field that is missing.
 
-    Raises ValueError for what is no CSV.
+    columns: the header of a file whose first row does not hold them all. Raises ValueError for what is no CSV.
     """
-    reader = csv.reader(lines(name, path), strict=True, **dialect)
+    reader = csv.DictReader(lines(name, path), strict=True)
     try:
+        if columns and not set(columns) <= set(reader.fieldnames or ()):
+            reader = csv.DictReader(lines(name, path), columns, strict=True)
         for row in reader:
-            if row:
-                yield f"{name}={str(path)!r}, line {reader.line_num}", row
+            where = f"{name}={str(path)!r}, line {reader.line_num}"
+            if None in row:
+                raise ValueError(
+                    f"{where} has more fields than the header; put fields that hold a comma in double quotes"
+                )
+            yield where, row
     except csv.Error as error:
-        raise ValueError(f"{name}={str(path)!r}, line {reader.line_num}: not CSV ({error})") from error
-
-
-def table(name: str, path: Path) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """(place, column -> field) of each row of a .csv under its header. Raises ValueError as `fields` does."""
-    rows = fields(name, path)
-    _, header = next(rows, ("", []))
-    for where, row in rows:
-        if len(row) > len(header):
-            raise ValueError(f"{where} has more fields than the header; put fields that hold a comma in double quotes")
-        yield where, dict.fromkeys(header) | dict(zip(header, row, strict=False))
+        raise ValueError(f"{name}={str(path)!r}, line {reader.reader.line_num}: not CSV ({error})") from error

@@ -1,9 +1,5 @@
 """sentence-transformers' trainer with this suite's reliability: exact resume of the loss's state too, TPU, its own terms logged.
 
-    trainer = new_trainer(model, loss, pairs, None, evaluator, plan, runtime, "run", seed=0, metric_for_best_model=...)
-    trainer.train()
-    trainer.save_model("embedder")       # SentenceTransformer("embedder") loads it, from a TPU too
-
 What the stock trainer cannot do: train one batch shape, resume a loss with a state, cache gradients, evaluate or save on XLA.
 """
 
@@ -24,7 +20,6 @@ from torch import nn
 
 from helpers import checkpoint, tracking, xla
 from helpers.arguments import training_arguments
-from helpers.lejepa.collation import PaddedTexts, padded_lengths
 from helpers.lejepa.encoding import on_cpu
 from helpers.lejepa.model import check_modules, column_prompts
 from helpers.plan import Plan
@@ -32,6 +27,17 @@ from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
 LOSS_FILE = "loss.safetensors"
+LENGTHS = 4  # that a GPU meets: less padding than one, and few shapes to choose kernels for
+
+
+def padded(model: SentenceTransformer, length: int, *, one: bool):
+    """`model.preprocess` that cuts texts at `length` tokens and pads a batch to a quarter of it, a half, three, or all.
+
+    one: pad to all of it, for XLA, which compiles anew for every shape.
+    """
+    same = one or length % LENGTHS
+    padding = {"padding": "max_length"} if same else {"padding": True, "pad_to_multiple_of": length // LENGTHS}
+    return functools.partial(model.preprocess, max_length=length, processing_kwargs={"text": padding})
 
 
 class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
@@ -40,25 +46,19 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
     Whatever a loss's `state_dict` holds beside the model's weights is in every checkpoint. A loss's `read_terms()`, where
     it has one, is merged into the logs. A loss with a `chunk` caches gradients: it gets the whole batch of a step at once,
     the plan's micro-batch is its chunk, and nothing is accumulated. The model card holds no example texts and takes no
-    inference; checkpoints have none.
-
-    Args:
-        model: with a transformers encoder.
-        max_seq_length: tokens that a text is cut to in training.
-        runtime: what `runtime.detect` returned.
-        **kwargs: of `TrainerMixin` and `SentenceTransformerTrainer`.
+    inference; checkpoints have none. `max_seq_length` is in tokens, and of training.
     """
 
     def __init__(self, model: SentenceTransformer, *, max_seq_length: int, runtime: Runtime, **kwargs) -> None:
-        self._preprocess = PaddedTexts(model, padded_lengths(max_seq_length, one=runtime.kind == "xla"))
+        self._preprocess = padded(model, max_seq_length, one=runtime.kind == "xla")
         # Looking up the Hub for a licence or encoding examples is nothing that a save should do.
         model.model_card_data.local_files_only = True
         model.model_card_data.generate_widget_examples = False
         _embed_in_chunks(kwargs["loss"], kwargs["args"])
         super().__init__(model=model, runtime=runtime, **kwargs)
         if runtime.kind == "xla" and self.evaluator is not None:
-            lengths = padded_lengths(model.max_seq_length or max_seq_length, one=False)
-            self.evaluator = functools.partial(_evaluate_on_xla, self.evaluator, lengths)
+            length = model.max_seq_length or max_seq_length
+            self.evaluator = functools.partial(_evaluate_on_xla, self.evaluator, length)
 
     def trained_module(self) -> nn.Module:
         return self.loss
@@ -193,22 +193,15 @@ def new_trainer(
     max_seq_length: int = 0,
     **overrides,
 ) -> EmbeddingTrainer:
-    """The trainer of a run.
+    """The trainer of a run. Raises ValueError for nothing to evaluate.
 
-    Args:
-        model: its "query" prompt goes before the first column, "document" before the others.
-        loss: `LeJEPALoss`, or any other of sentence-transformers', of this model.
-        train_dataset, eval_dataset: `datasets.Dataset` of text columns; the latter in whole batches, or None.
-        evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
-        plan, runtime: what `plan.plan` and `runtime.detect` returned.
-        seed: of data order and dropout.
-        patience: evaluations without improvement before the run stops; 0: never.
-        max_hours: time budget of this session; 0: none.
-        max_seq_length: tokens; 0 takes the plan's sequence_length.
-        **overrides: fields of `SentenceTransformerTrainingArguments`, such as logging_steps, metric_for_best_model,
-            batch_sampler and learning_rate_mapping, rates by pattern of a parameter's name in the loss.
-
-    Raises ValueError for nothing to evaluate.
+    model: its "query" prompt goes before the first column, "document" before the others.
+    train_dataset, eval_dataset: `datasets.Dataset` of text columns; the latter in whole batches, or None.
+    evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
+    patience: evaluations without improvement before the run stops; 0: never.
+    max_hours: of this session; 0: no limit.
+    max_seq_length: tokens; 0 takes the plan's sequence_length.
+    overrides: fields of `SentenceTransformerTrainingArguments`.
     """
     report_to, reason = tracking.report_to(wanted := report_to)
     if report_to != wanted:
@@ -242,8 +235,7 @@ def new_trainer(
 def flops_per_token(model: SentenceTransformer) -> float:
     """Floating-point operations of a training step a token, for MFU: 6 a trained weight of the encoder, 2 a frozen one.
 
-    Embedding tables are looked up, not multiplied, and count nothing; neither does what works once a text, such as a head.
-    Attention's own products, O(T), are left out, as is usual.
+    Without embedding tables, what works once a text, and attention's own products.
     """
     encoder = model.transformers_model
     tables = {id(part.weight) for part in encoder.modules() if isinstance(part, nn.Embedding)}
@@ -254,8 +246,8 @@ def flops_per_token(model: SentenceTransformer) -> float:
 # ---- XLA
 
 
-def _evaluate_on_xla(evaluator, lengths: tuple[int, ...], model: SentenceTransformer, **kwargs):
-    """Runs an evaluator whose texts have the shapes of `lengths`, split over the chips; its own sums are the CPU's.
+def _evaluate_on_xla(evaluator, length: int, model: SentenceTransformer, **kwargs):
+    """Runs an evaluator whose texts have few shapes, split over the chips; its own sums are the CPU's.
 
     `encode` cuts its output into rows, each an operation of a graph where the output is on the device.
     """
@@ -270,7 +262,7 @@ def _evaluate_on_xla(evaluator, lengths: tuple[int, ...], model: SentenceTransfo
             features = type(model).forward(model, features, **options)
             return features | {"sentence_embedding": features["sentence_embedding"].cpu()}
 
-    model.preprocess, model.forward = PaddedTexts(model, lengths), forward
+    model.preprocess, model.forward = padded(model, length, one=False), forward
     try:
         return evaluator(model, **kwargs)
     finally:
