@@ -94,7 +94,7 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
     assert [*before] == [name for name, _ in model.named_parameters()]
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
     assert not (folder / "merged").exists()
-    assert "merge into 16" in (folder / "README.md").read_text()
+    assert "merge it where a 16-bit base fits" in (folder / "README.md").read_text()
 
 
 @needs_bitsandbytes

@@ -226,8 +226,9 @@ answer = experiment.ask(trainer.model, encoded, question, params, machine, strea
 # %% [markdown]
 # ## Export
 #
-# The results are written already. With LoRA: the adapter, and in `merged/` the whole model; with QLoRA the adapter alone. Every
-# tensor is read again and must be what was trained. With LoRA this model is merged in memory, so it is the last cell that needs it.
+# The results are written already. With LoRA: the adapter, and in `merged/` the whole model where disk and memory have room for it;
+# with QLoRA the adapter alone. Every tensor is read again and must be what was trained. The model is merged in memory, so this is the
+# last cell that needs it.
 
 # %%
 from helpers.legal.export import export
