@@ -21,48 +21,38 @@ from helpers.graphmer.parameters import changed
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints answers or a configuration; what cannot be asked, and a configuration that cannot be, exit with 2."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    commands = {"ask": (_ask_parser, _ask), "search": (_search_parser, _search)}
-    named = bool(arguments) and arguments[0] in commands
-    new_parser, action = commands[arguments[0]] if named else (_config_parser, _config)
-    parser = new_parser()
+    parser = _parser()
+    asked = parser.parse_args(arguments)
     try:
-        action(parser.parse_args(arguments[named:]))
+        asked.action(asked)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     return 0
 
 
-def _config_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m helpers.graphmer", epilog="`ask --help`, `search --help`: a repository"
-    )
-    parser.add_argument("--config", required=True, help=f"YAML file, or a profile: {', '.join(PROFILES)}")
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m helpers.graphmer")
+    parser.add_argument("--config", default="", help=f"YAML file, or a profile: {', '.join(PROFILES)}")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key with another value")
-    return parser
-
-
-def _ask_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m helpers.graphmer ask")
-    parser.add_argument("model", help="folder of a saved model: `model` in the output folder of a run")
-    parser.add_argument("repository", help="folder of Python and Java sources")
-    parser.add_argument("name", help="package.module.function, or the end of it where no other has the same")
-    parser.add_argument("relation", help="calls, called_by, imports, overrides ...")
-    parser.add_argument("--most", type=int, default=5, help="answers beyond what the resolver knows")
-    parser.add_argument("--cache", help="folder for what is read of repositories; default ~/.cache/graphmer")
-    return parser
-
-
-def _search_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m helpers.graphmer search")
-    parser.add_argument("repository", help="folder of Python and Java sources")
-    parser.add_argument("question", help="what the function does, in words")
-    parser.add_argument("--most", type=int, default=5, help="functions that are shown")
-    parser.add_argument("--cache", help="folder for what is read of repositories; default ~/.cache/graphmer")
+    parser.set_defaults(action=_config)
+    commands = parser.add_subparsers(metavar="ask | search")
+    ask = commands.add_parser("ask", help="what a saved model and the resolver say about a repository")
+    search = commands.add_parser("search", help="functions whose name and source fit a question best")
+    ask.add_argument("model", help="folder of a saved model: `model` in the output folder of a run")
+    for command, action in ((ask, _ask), (search, _search)):
+        command.add_argument("repository", help="folder of Python and Java sources")
+        command.add_argument("--most", type=int, default=5, help="answers, or those beyond what the resolver knows")
+        command.add_argument("--cache", help="folder for what is read of repositories; default ~/.cache/graphmer")
+        command.set_defaults(action=action)
+    ask.add_argument("name", help="package.module.function, or the end of it where no other has the same")
+    ask.add_argument("relation", help="calls, called_by, imports, overrides ...")
+    search.add_argument("question", help="what the function does, in words")
     return parser
 
 
 def _config(asked: argparse.Namespace) -> None:
+    if not asked.config:
+        raise ValueError("--config: is missing; give a YAML file or a profile, or a command: ask, search")
     print(to_yaml(override(read_configuration(asked.config), changed("; ".join(asked.set)))), end="")
 
 

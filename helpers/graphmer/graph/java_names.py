@@ -44,18 +44,13 @@ class Place:
 
 class JavaNames:
     def __init__(self, files: list[File]):
-        self.by_name: dict[str, Type] = {}
-        self.packages = {file.package for file in files}
+        self.known: dict[str, Type] = {}  # types of the sources by full name
         for file in files:
             for found in all_types(file):
-                self.by_name.setdefault(found.id, found)
+                self.known.setdefault(found.id, found)
         self._resolved: dict[tuple[str, str], Reference | None] = {}
 
     # ---- types
-
-    def known(self, full_name: str) -> Type | None:
-        """A type of the sources."""
-        return self.by_name.get(full_name)
 
     def resolve(self, name: str, within: Type, variables: set[str] = frozenset()) -> Reference | None:
         """The type that `name` means in a body of `within`; None for a type parameter and for what is not certain."""
@@ -86,18 +81,18 @@ class JavaNames:
         first, *rest = name.split(".")
         found = self._imported(first, file)
         if found is None and rest:  # nothing but a package is left for the first word
-            return self.known(name) or name
+            return self.known.get(name) or name
         return self._nested(found, rest)
 
     def _imported(self, name: str, file: File) -> Reference | None:
         for full_name, static, on_demand in file.imports:
             if not static and not on_demand and full_name.rpartition(".")[2] == name:
-                return self.known(full_name) or full_name
-        if found := self.known(f"{file.package}.{name}" if file.package else name):
+                return self.known.get(full_name) or full_name
+        if found := self.known.get(f"{file.package}.{name}" if file.package else name):
             return found
         origins = [full_name for full_name, static, on_demand in file.imports if on_demand and not static]
         for origin in origins:
-            if found := self.known(f"{origin}.{name}"):
+            if found := self.known.get(f"{origin}.{name}"):
                 return found
         return f"java.lang.{name}" if name in _LANG or name in LANG_EXCEPTIONS else None
 
@@ -186,9 +181,9 @@ class JavaNames:
         for full_name, static, on_demand in file.imports:
             owner, _, last = full_name.rpartition(".")
             if static and not on_demand and last == name:
-                known = self.known(owner)
+                known = self.known.get(owner)
                 return self.method(known, name, count) if known else full_name
-            if static and on_demand and (known := self.known(full_name)) and name in known.methods:
+            if static and on_demand and (known := self.known.get(full_name)) and name in known.methods:
                 return self.method(known, name, count)
         return None
 
@@ -216,7 +211,7 @@ class JavaNames:
             owner = self.type_of(node.child_by_field_name("object"), place)
             name = text(node.child_by_field_name("field"))
             if owner is None:
-                return self.known(text(node))
+                return self.known.get(text(node))
             nested = self._nested(owner, [name]) if isinstance(owner, Type) else None
             return self.field_type(owner, name) or nested
         if kind == "method_invocation":

@@ -138,7 +138,7 @@ class _Graph:
         head = file.types[0].id
         for name, static, on_demand in file.imports:
             owner, _, member = name.rpartition(".") if static and not on_demand else (name, "", "")
-            known = self.names.known(owner)
+            known = self.names.known.get(owner)
             if on_demand and not static and not known:
                 self._say(head, "imports", name, name, "package")
                 continue

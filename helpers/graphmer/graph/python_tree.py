@@ -87,6 +87,13 @@ def _bind_field(scope: Scope, target: ast.Attribute, meaning) -> None:
         scope.parent.define("field", target.attr, target)
 
 
+def _used(node: ast.AST) -> tuple[str, list]:
+    """Chain of a decorator or of what is raised, called or not, and what else is in it."""
+    if type(node) is ast.Call:
+        return chain_of(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
+    return chain_of(node), [node]
+
+
 # ---- statements and expressions that bind, define or say more than a call
 
 
@@ -101,11 +108,10 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
 
     decorators = set()
     for decorator in node.decorator_list:
-        called = type(decorator) is ast.Call
-        chain = chain_of(decorator.func if called else decorator)
+        chain, rest = _used(decorator)
         decorators.add(chain.rpartition(".")[2])
         scope.uses.append((entity, "annotated_with", chain))
-        stack += [*decorator.args, *(keyword.value for keyword in decorator.keywords)] if called else [decorator]
+        stack += rest
     if decorators & {"property", "cached_property"}:
         scope.module.properties.add(entity)
 
@@ -171,9 +177,9 @@ def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
     entity = scope.define("class", node.name, node)
     bind(scope.binder(node.name).names, node.name, ("known", entity, False))
     for decorator in node.decorator_list:
-        called = type(decorator) is ast.Call
-        scope.uses.append((entity, "annotated_with", chain_of(decorator.func if called else decorator)))
-        stack += [*decorator.args, *(keyword.value for keyword in decorator.keywords)] if called else [decorator]
+        chain, rest = _used(decorator)
+        scope.uses.append((entity, "annotated_with", chain))
+        stack += rest
     stack += node.bases
     stack += [keyword.value for keyword in node.keywords]
     inner = scope.module.classes.get(entity)
@@ -258,14 +264,11 @@ def _except(node: ast.ExceptHandler, scope: Scope, stack: list) -> None:
 
 
 def _raise(node: ast.Raise, scope: Scope, stack: list) -> None:
-    raised = node.exc
-    if raised is not None:
-        called = type(raised) is ast.Call
-        chain = chain_of(raised.func if called else raised)
+    if node.exc is not None:
+        chain, rest = _used(node.exc)
         if chain != "?":
             scope.uses.append((scope.owner, "raises", chain))
-        # `raises` says it all: an `instantiates` beside it would give its answer away.
-        stack += [*raised.args, *(keyword.value for keyword in raised.keywords)] if called else [raised]
+        stack += rest  # `raises` says it all: an `instantiates` beside it would give its answer away
     if node.cause:
         stack.append(node.cause)
 

@@ -36,7 +36,6 @@ class ScoreFusion:
         graph: KnowledgeGraph,
         ontology: Ontology,
         *,
-        part: str = "validation",
         triples: int = _FITTED,
         seed: int = 0,
     ) -> ScoreFusion:
@@ -44,15 +43,17 @@ class ScoreFusion:
 
         A conditional logit: softmax over all candidates, other true answers left out.
 
-        triples: of `part`, at most this many a relation and direction, drawn with `seed`.
+        triples: at most this many a relation and direction, drawn with `seed`.
 
-        Raises ValueError: no scorers, or a part without triples.
+        Raises ValueError: no scorers, or no triples of validation.
         """
-        if not scorers or not getattr(splits, part):
-            raise ValueError(f"scorers={list(scorers)}, part={part!r}: needs a scorer and triples to weigh it by")
+        if not scorers or not splits.validation:
+            raise ValueError(
+                f"scorers={list(scorers)}, {len(splits.validation)} triples of validation: needs a scorer and triples to weigh it by"
+            )
         weights: dict[tuple[str, str], dict[str, float]] = {}
         by_relation: dict[str, list[Triple]] = defaultdict(list)
-        for triple in getattr(splits, part):
+        for triple in splits.validation:
             by_relation[triple.relation].append(triple)
         known = true_answers((*splits.train, *splits.validation, *splits.test, *graph.resolved()))
         for relation, candidates in admitted(graph, ontology, sorted(by_relation)).items():

@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -180,7 +181,9 @@ class LeafyChains(Windows, torch.utils.data.Dataset):
         open_rooms: list[list] = []  # roots left, leaves left, sequence
         for window in order:
             length, need = len(self._shown(window)[0]), self._need(window)
-            best = min((room for room in open_rooms if room[0] >= length and room[1] >= need), default=None, key=_first)
+            best = min(
+                (room for room in open_rooms if room[0] >= length and room[1] >= need), default=None, key=itemgetter(0)
+            )
             if best is None:
                 best = [self.roots, self.leaves, []]
                 sequences.append(best[2])
@@ -313,7 +316,3 @@ class LeafyChains(Windows, torch.utils.data.Dataset):
             else:
                 found.add((number[tail], relations.inverse(one), number[head]))
         return sorted(found)
-
-
-def _first(room: list) -> int:
-    return room[0]
