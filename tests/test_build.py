@@ -57,7 +57,7 @@ print(helpers.__file__, use_tpu)
 """
 MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not raised; 130,000 for a new one
     "graphmer_se": 188_900,
-    "hardware_tuning": 116_600,
+    "hardware_tuning": 115_500,
     "legal_cot_sft": 128_000,
     "lejepa_training": 130_000,
     "tinystories_reservoir": 130_000,

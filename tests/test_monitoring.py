@@ -9,8 +9,6 @@ import time
 import pytest
 import torch
 
-from helpers import meter
-from helpers.tuning import monitoring
 from helpers.tuning.monitoring import Monitor, Sample
 
 from .xla_process import answers_on_xla, cpu_here
@@ -98,15 +96,6 @@ def test_the_plot_is_written_also_where_nothing_is_told(cpu, tmp_path):
     figure = monitor.plot(tmp_path / "figures" / "u.png", title="a run")
     assert (tmp_path / "figures" / "u.png").read_bytes().startswith(b"\x89PNG")
     assert [axes.get_ylabel() for axes in figure.axes] == ["utilisation (%)", "memory (GiB)"]
-
-
-def test_the_peak_can_be_reset(cpu):
-    held = torch.ones(500 * MEGABYTE // 4)
-    before = meter.peak_memory(cpu)
-    del held
-    if not monitoring.reset_peak(cpu):
-        pytest.skip("this system does not reset a process's peak")
-    assert before - meter.peak_memory(cpu) > 400 * MEGABYTE
 
 
 def test_xla_on_the_cpu_says_what_it_does_not_know():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -129,6 +130,31 @@ def watched_steps(trainer, monkeypatch) -> list[dict]:
     exec(RECORDER, names)
     trainer.train()
     return names["steps"]
+
+
+FIRST_TORCH = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("HUGE PAGES", os.environ.get("THP_MEM_ALLOC_ENABLE"))
+
+sys.meta_path.insert(0, Watch())
+sys.path.insert(0, "stock")
+import train
+"""
+
+
+def test_the_script_asks_for_huge_pages_before_torch_reads_whether_it_should(carried):
+    """torch reads the variable while it is imported; without it a step on a CPU has three times as many page faults."""
+    task, settings, folder = carried
+    export.write(task, settings, folder / "stock", model="../model")
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", FIRST_TORCH], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[:1] == ["HUGE PAGES 1"], done.stderr[-3000:]
 
 
 def test_a_local_model_is_found_from_wherever_the_folder_is_carried_to(carried, tmp_path, monkeypatch):

@@ -237,9 +237,7 @@ def test_a_batch_that_the_rows_do_not_fill_is_refused(cpu, tmp_path):
         trainer_of(cpu, tmp_path, {}, count=5)
 
 
-def test_settings_know_their_paddings_and_their_learning_rate():
-    with pytest.raises(ValueError, match="padding='longest': must be one of fixed, dynamic, grouped"):
-        Settings(batch_size=8, length=8, padding="longest")
+def test_the_learning_rate_grows_with_the_square_root_of_the_batch():
     assert Settings(batch_size=32, length=8, start_batch_size=8).learning_rate_factor == 2
     assert Settings(batch_size=32, length=8).learning_rate_factor == 1
 

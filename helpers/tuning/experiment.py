@@ -6,8 +6,9 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from helpers import run_folder, tracking
+from helpers import run_folder, tables, tracking
 from helpers.plan import Plan
 from helpers.planning import calibration
 from helpers.planning.calibrate import calibrate as time_steps
@@ -23,15 +24,25 @@ from .training import ClassifierTrainer
 SAME_LOGITS = 1e-4  # of the largest, between a model and its reloaded copy
 
 
-def calibrate(task: Task, folder: Path) -> calibration.Calibration:
-    """Times a few steps of this model for the planner and writes them; a second run reads the file."""
+def calibrate(task: Task, folder: Path) -> list[dict[str, Any]]:
+    """Times a few steps of this model for the planner and writes them; a second run reads the file. Rows for `tables.show`."""
     file = folder / calibration.FILE
     if task.params.resume and file.is_file():
         tracking.say(f"measured before: {file.name}")
-        return calibration.load([file])[0]
-    found = time_steps([dataclasses.replace(task.step, model=copy.deepcopy(task.model))], task.runtime)
-    run_folder.write_json(file, found.model_dump(mode="json"))
-    return found
+        (found,) = calibration.load([file])
+    else:
+        found = time_steps([dataclasses.replace(task.step, model=copy.deepcopy(task.model))], task.runtime)
+        run_folder.write_json(file, found.model_dump(mode="json"))
+    return [
+        {
+            "device": found.device,
+            "model": each.model,
+            "precision": each.precision,
+            "GFLOP/s": each.flops_per_second / 1e9,
+            "fixed time of a step": tables.seconds(each.fixed),
+        }
+        for each in found.measured
+    ]
 
 
 def forecast(climb: Climb, plan: Plan, task: Task) -> Forecast:
@@ -87,15 +98,3 @@ def save_and_reload(trainer: ClassifierTrainer, task: Task, folder: Path, texts:
     if difference > SAME_LOGITS:
         raise RuntimeError(f"the model saved in {folder} differs from the trained one by {difference:.1e}")
     return reloaded, tokenizer, difference
-
-
-def classify(model, tokenizer, text: str, max_length: int, threshold: float | None = None) -> tuple[str, float]:
-    """(label, its probability) of a text, on the CPU; of two labels the second from the threshold on."""
-    from transformers import pipeline
-
-    answer = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
-    found = answer(text, top_k=None, truncation=True, max_length=max_length)  # the likeliest first
-    label, probability = found[0]["label"], {each["label"]: each["score"] for each in found}
-    if threshold is not None:
-        label = model.config.id2label[int(probability[model.config.id2label[1]] >= threshold)]
-    return label, probability[label]

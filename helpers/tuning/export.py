@@ -14,6 +14,27 @@ from .classifier import REVISIONS
 from .parameters import EPOCHS
 from .settings import Settings
 from .task import Task
+from .training import arguments
+
+CARRIED = [
+    "seed",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "weight_decay",
+    "max_grad_norm",
+    "optim",
+    "fp16",
+    "bf16",
+    "tf32",
+    "train_sampling_strategy",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_drop_last",
+    "use_cpu",
+]
 
 
 def write(task: Task, settings: Settings, folder: Path, *, model: str) -> list[Path]:
@@ -59,32 +80,16 @@ def write(task: Task, settings: Settings, folder: Path, *, model: str) -> list[P
 
 
 def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:
-    """Fields of `TrainingArguments`: three passes over whatever the data are; the rest as it was tuned."""
+    """Fields of `TrainingArguments`: three passes over whatever the data are; the rest as the tuned run had it."""
     plan = task.plan(settings)
-    fields = {
-        "seed": task.params.seed,
+    tuned = arguments(task, settings, Path(task.params.output_dir), plan, seed=task.params.seed)
+    return {name: getattr(tuned, name) for name in CARRIED} | {
         "num_train_epochs": EPOCHS,
-        "per_device_train_batch_size": plan.per_device_batch_size,
-        "per_device_eval_batch_size": plan.per_device_batch_size,
-        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
-        "learning_rate": plan.learning_rate,
-        "lr_scheduler_type": "linear",
         "warmup_steps": plan.warmup_steps / plan.max_steps,  # below 1: a share of all steps
-        "weight_decay": plan.weight_decay,
-        "max_grad_norm": plan.max_grad_norm,
-        "optim": settings.optimizer,
-        "fp16": settings.precision == "fp16",
-        "bf16": settings.precision == "bf16",
         "gradient_checkpointing": settings.gradient_checkpointing,
         "torch_compile": settings.compiled,
-        "train_sampling_strategy": settings.sampling,
-        "dataloader_num_workers": settings.dataloader_workers,
-        "dataloader_pin_memory": settings.pin_memory,
-        "dataloader_drop_last": True,
-        "use_cpu": task.runtime.kind == "cpu",
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
         "save_total_limit": 1,
         "report_to": "none",
     }
-    return fields | ({"tf32": True} if settings.tf32 else {})

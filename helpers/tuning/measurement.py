@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
@@ -19,7 +20,6 @@ from helpers import meter, ranks, tables
 from helpers.plan import FITS
 from helpers.progress import Progress
 
-from .monitoring import reset_peak
 from .settings import Settings
 from .task import Task
 from .training import ClassifierTrainer, Encoded, encode, new_trainer
@@ -95,7 +95,11 @@ class Clock(TrainerCallback):
             self.warm_up += self.trainer.meter.training_seconds()
             self._stop_if_hopeless()
             self.close()
-            self.peak_before = 0 if reset_peak(self.runtime) else meter.peak_memory(self.runtime)
+            clear_device_cache(garbage_collection=True)
+            if self.runtime.kind == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            else:  # a peak that cannot be reset is told where this window raises it
+                self.peak_before = meter.peak_memory(self.runtime)
             self.began = self._now()
         self.begun += 1
 

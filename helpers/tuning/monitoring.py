@@ -9,7 +9,6 @@ A reading asks the driver or the kernel for two numbers; it never waits for the 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import statistics
 import threading
@@ -21,8 +20,6 @@ from typing import NamedTuple
 import psutil
 
 from helpers.runtime import Runtime
-
-CLEAR_PEAK = Path("/proc/self/clear_refs")  # Linux: 5 written here resets the process's peak (man 5 proc)
 
 
 class Sample(NamedTuple):
@@ -99,33 +96,10 @@ def _reader(runtime: Runtime) -> tuple[Callable[[], tuple[float | None, int | No
     import pynvml
     import torch
 
+    memory = torch.cuda.memory_reserved
     try:
         torch.cuda.utilization()
     except (RuntimeError, pynvml.NVMLError) as error:  # a slice of a board, or a driver that does not tell
-        return lambda: (
-            None,
-            torch.cuda.memory_reserved(),
-        ), f"no utilisation (NVML: {error}); PyTorch's reserved memory"
+        return lambda: (None, memory()), f"no utilisation (NVML: {error}); PyTorch's reserved memory"
     why = "NVML: share of the time in which a kernel ran; PyTorch's reserved memory"
-    return lambda: (torch.cuda.utilization() / 100, torch.cuda.memory_reserved()), why
-
-
-def reset_peak(runtime: Runtime) -> bool:
-    """Starts `meter.peak_memory` afresh and gives freed memory back; False where the peak cannot be reset."""
-    from accelerate.utils.memory import clear_device_cache
-
-    clear_device_cache(garbage_collection=True)
-    if runtime.kind == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-        return True
-    if runtime.kind == "xla" or not CLEAR_PEAK.exists():
-        return False
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's alone
-        trim(0)
-    try:
-        CLEAR_PEAK.write_text("5")
-    except OSError:
-        return False
-    return True
+    return lambda: (torch.cuda.utilization() / 100, memory()), why

@@ -10,9 +10,8 @@ import json
 import os
 from pathlib import Path
 
-os.environ.setdefault(
-    "THP_MEM_ALLOC_ENABLE", "1"
-)  # huge pages for a CPU's tensors, which torch reads when it is imported
+# Huge pages for a CPU's tensors; torch reads it when it is imported.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # isort: split
 from datasets import load_dataset

@@ -15,6 +15,7 @@ from transformers import DataCollatorWithPadding, Trainer
 
 from helpers import ranks, tracking
 from helpers.arguments import training_arguments
+from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
@@ -98,6 +99,34 @@ def flops_per_token(model) -> float:
     return 6.0 * (sum(weight.numel() for weight in model.parameters()) - looked_up)
 
 
+def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, seed: int, **overrides):
+    """`TrainingArguments` of a run; `overrides` are any of its fields."""
+    params, runtime = task.params, task.runtime
+    rows = -(-max(len(task.texts.validation), 1) // plan.device_count) * plan.device_count
+    eval_batch = min(2 * plan.micro_batch_size, rows)
+    every = max(1, plan.max_steps // params.evaluations)
+    has_tf32 = runtime.kind == "cuda" and runtime.compute_capability >= (8, 0)
+    logger, why = tracking.report_to(params.report_to)
+    if logger != params.report_to:
+        tracking.say(why)
+    fields = {
+        "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // plan.device_count,
+        "tf32": settings.tf32 if has_tf32 else None,
+        "lr_scheduler_type": "linear",
+        "train_sampling_strategy": "group_by_length" if settings.padding == "grouped" else "random",
+        "eval_steps": every,
+        "save_steps": every,
+        "logging_steps": params.logging_steps,
+        "report_to": logger,
+        "metric_for_best_model": "eval_f1",
+        "greater_is_better": True,
+        "prediction_loss_only": False,
+        "remove_unused_columns": False,
+        "eval_accumulation_steps": 1 if runtime.kind == "xla" else None,  # else logits grow on the device
+    }
+    return training_arguments(plan, runtime, output_dir, seed=seed, **fields | overrides)
+
+
 def new_trainer(
     task: Task,
     settings: Settings,
@@ -130,42 +159,13 @@ def new_trainer(
     model = task.untrained(seed)
     if model.config._attn_implementation != settings.attention:
         model.set_attn_implementation(settings.attention)
-    logger, why = tracking.report_to(params.report_to)
-    if logger != params.report_to:
-        tracking.say(why)
-    eval_batch = min(2 * plan.micro_batch_size, -(-max(len(validation), 1) // plan.device_count) * plan.device_count)
-    every = max(1, plan.max_steps // params.evaluations)
+    args = arguments(task, settings, output_dir, plan, seed=seed, **overrides)
     fixed = settings.padding == "fixed"
-    has_tf32 = runtime.kind == "cuda" and runtime.compute_capability >= (8, 0)
-    arguments = training_arguments(
-        plan,
-        runtime,
-        output_dir,
-        seed=seed,
-        **{
-            "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // plan.device_count,
-            "tf32": settings.tf32 if has_tf32 else None,
-            "lr_scheduler_type": "linear",
-            "train_sampling_strategy": settings.sampling,
-            "eval_steps": every,
-            "save_steps": every,
-            "logging_steps": params.logging_steps,
-            "report_to": logger,
-            "metric_for_best_model": "eval_f1",
-            "greater_is_better": True,
-            "prediction_loss_only": False,
-            "remove_unused_columns": False,
-            "eval_accumulation_steps": 1 if runtime.kind == "xla" else None,  # else logits grow on the device
-            **overrides,
-        },
-    )
-    if runtime.kind == "xla":
-        validation = whole_batches(validation, arguments.eval_batch_size)
     return cls(
         model=model,
-        args=arguments,
+        args=args,
         train_dataset=train,
-        eval_dataset=validation,
+        eval_dataset=whole_batches(validation, args.eval_batch_size) if runtime.kind == "xla" else validation,
         data_collator=DataCollatorWithPadding(
             task.tokenizer, "max_length" if fixed else "longest", settings.length if fixed else None
         ),

@@ -225,12 +225,16 @@ print(f"{compared.verdict.why}\nkept: {compared.chosen}")
 # The saved model must give the logits of the one in memory.
 
 # %%
+from transformers import pipeline
+
 reloaded, tokenizer, difference = experiment.save_and_reload(
     compared.trainer, task, folder / "model", [text for text, _ in texts.test[:8]]
 )
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
-label, probability = experiment.classify(reloaded, tokenizer, params.text, compared.settings.length, after["threshold"])
-print(f"{params.text!r}: {label} ({probability:.0%})")
+classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
+tables.show(classify(params.text, top_k=3, truncation=True, max_length=compared.settings.length), params.text)
+if after["threshold"] is not None:
+    print(f"on validation {texts.labels[1]!r} was best from a score of {after['threshold']:.2f} on")
 
 # %% [markdown]
 # ## Carry it away
@@ -253,7 +257,7 @@ for file in export.write(task, compared.settings, folder / "stock", model="../mo
 
 # %%
 if params.calibrate:
-    tables.show(experiment.calibrate(task, folder).rows())
+    tables.show(experiment.calibrate(task, folder))
     file = (folder / "calibration.json").resolve()
     print(f"Put {file} into the working directory of the other notebooks: their forecasts then rest on it.")
 
