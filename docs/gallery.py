@@ -33,9 +33,14 @@ PARAMETERS = {
         "method": "full",
         "layout": "instruction",
         "num_records": 5000,
+        "precision": "fp32",
+        "max_length": 1024,
         "batch_size": 2,
         "learning_rate": 3e-3,
         "max_steps": 2400,
+        "test_records": 100,
+        "max_new_tokens": 384,
+        "logging_steps": 100,
         "eval_steps": 800,
         "save_steps": 800,
     },
@@ -146,7 +151,7 @@ def without(text: str, replaced: dict[str, str]) -> str:
 
 INDEX = """# Executed notebooks
 
-Each was run by [gallery.py](../gallery.py) on a CPU, with the parameters that stand there, and is shown with what it printed and drew. The
+Each was run on a CPU with the parameters that stand in [gallery.py](../gallery.py), and is shown with what it printed and drew. The
 packed files of `helpers` are left out: to run a notebook take it from [notebooks](../../notebooks).
 
 LINKS
@@ -160,10 +165,10 @@ PAGE = """<!doctype html>
 <style>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
 pre { overflow-x: auto; background: #f6f8fa; padding: 0.6rem; font-size: 13px; line-height: 1.4; }
-.jp-OutputArea pre, .output pre { background: none; border-left: 3px solid #d0d7de; }
+.jp-OutputArea pre, .output pre { background: none; border-left: 3px solid #d0d7de; white-space: pre-wrap; overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; }
 table { display: block; overflow-x: auto; border-collapse: collapse; font-size: 14px; }
-td, th { padding: 0.2rem 0.6rem; border-bottom: 1px solid #d0d7de; text-align: right; }
+td, th { padding: 0.2rem 0.6rem; border-bottom: 1px solid #d0d7de; text-align: left; }
 .jp-InputPrompt, .jp-OutputPrompt, .prompt, .anchor-link { display: none; }
 </style>
 </head>

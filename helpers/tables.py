@@ -92,7 +92,9 @@ class Table:
 
         frame = pandas.DataFrame([{name: cell(row.get(name)) for name in _columns(self.rows)} for row in self.rows])
         caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
-        return caption + frame.to_html(index=False, border=0, justify="left")
+        return caption + frame.to_html(index=False, border=0, justify="left").replace(
+            "<td>", '<td style="text-align:left">'
+        )
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
