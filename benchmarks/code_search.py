@@ -1,6 +1,6 @@
 """Code search in packages that no encoder has seen: a docstring's first sentence finds the function that it was taken out of.
 
-    pip install nltk sentence-transformers
+    pip install nltk        # stems words; beside requirements-gpu.txt
     python benchmarks/code_search.py
 
 In each package below 150 functions and methods outside of tests are drawn, whose docstring's first sentence has at least four words
@@ -19,15 +19,20 @@ from bootstrap samples of the functions' modules within each package and of the 
 from __future__ import annotations
 
 import argparse
+import ast
+import random
 import re
 import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,7 +41,8 @@ from benchmarks.graph_encoders import FOLDER, STEPS, Encoders
 from benchmarks.held_out_packages import ENCODER, PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.links.tasks import Function, documented_functions
+from helpers.graphmer.graph.knowledge_graph import DEFINED, KnowledgeGraph
+from helpers.graphmer.searching import WORD, bm25
 from helpers.graphmer.text.documents import Documents, shown_name
 
 # N functions of a package
@@ -48,7 +54,68 @@ SENTENCE, CODE = 32, 96  # tokens that encoders read
 TUNING = {"steps": 80, "batch": 48, "code_tokens": 64, "learning_rate": 1e-3, "temperature": 0.05, "functions": 4000}
 BM25, LEXICAL = "BM25", "BM25 and TF-IDF"
 OF_BM25 = ("BM25 over source", "BM25 over names")
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+# ---- what is asked
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function to be found: `sentence` is the first of its docstring, `code` its text without the docstring."""
+
+    entity: str
+    sentence: str
+    code: str
+
+
+def documented_functions(
+    graph: KnowledgeGraph,
+    text: Callable[[str], str],
+    entities: Iterable[str],
+    *,
+    functions: int = 1000,
+    words: int = 3,
+    seed: int = 0,
+) -> list[Function]:
+    """Python functions and methods among `entities` whose docstring asks for them and for no other; sorted.
+
+    text: entity id -> its source, its name on a line before it.
+    functions: at most so many, drawn with `seed`.
+    words: a sentence has at least so many. One that several functions share is no query, nor are they to be found.
+    """
+    found = []
+    for name in sorted(set(entities)):
+        entity = graph.entities[name]
+        if entity.status != DEFINED or entity.end_line <= entity.line:
+            continue
+        header = f"{shown_name(name)}\n"
+        split = split_docstring(text(name).removeprefix(header))
+        if split and len(split[0].split()) >= words:
+            found.append(Function(name, split[0], header + split[1]))
+    shared = Counter(function.sentence.casefold() for function in found)
+    found = [function for function in found if shared[function.sentence.casefold()] == 1]
+    return sorted(random.Random(seed).sample(found, min(functions, len(found))), key=lambda function: function.entity)
+
+
+def split_docstring(source: str) -> tuple[str, str] | None:
+    """First sentence of a Python function's docstring, and the source without the docstring; None if it has none."""
+    source = textwrap.dedent(source)
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError):  # not Python
+        return None
+    function = body[0] if len(body) == 1 else None  # a module has more
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    text = (ast.get_docstring(function) or "").strip()
+    if not text:
+        return None
+    node, lines = function.body[0], source.encode().splitlines(keepends=True)  # columns of a tree are bytes
+    before = lines[node.lineno - 1][: node.col_offset]
+    rest = before + lines[node.end_lineno - 1][node.end_col_offset :].lstrip(b"; \t")
+    code = b"".join((*lines[: node.lineno - 1], rest if rest.strip() else b"", *lines[node.end_lineno :])).decode()
+    paragraph = " ".join(re.split(r"\n\s*\n", text, maxsplit=1)[0].split())
+    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0], code
 
 
 @dataclass
@@ -78,8 +145,10 @@ def read(name: str, environment: Environment) -> Package:
 
 @cache
 def _stemmer():
-    from nltk.stem.snowball import SnowballStemmer
-
+    try:
+        from nltk.stem.snowball import SnowballStemmer
+    except ImportError as error:
+        raise ImportError(f"code search stems its words ({error}): pip install nltk") from error
     return SnowballStemmer("english")
 
 
@@ -93,20 +162,6 @@ def words(text: str) -> list[str]:
     return [_stem(word.lower()) for word in WORD.findall(text)]
 
 
-def bm25(queries: list[str], texts: list[str], k: float = 1.2, b: float = 0.75) -> np.ndarray:
-    """[queries, texts] of Okapi BM25; a word that a query repeats counts once (Robertson and Zaragoza, 2009)."""
-    counter = CountVectorizer(analyzer=words)
-    count_NV = counter.fit_transform(texts).astype(np.float64).tocsc()
-    length_N = np.asarray(count_NV.sum(1)).ravel()
-    found_V = np.diff(count_NV.indptr)
-    rarity_V = np.log(1 + (len(texts) - found_V + 0.5) / (found_V + 0.5))
-    norm_N = k * (1 - b + b * length_N / length_N.mean())
-    weight_NV = count_NV.copy()
-    weight_NV.data = count_NV.data * (k + 1) / (count_NV.data + norm_N[count_NV.indices])
-    asked_QV = (counter.transform(queries) > 0).astype(np.float64)
-    return (asked_QV.multiply(rarity_V) @ weight_NV.T).toarray()
-
-
 def tf_idf(queries: list[str], texts: list[str]) -> np.ndarray:
     """[queries, texts] of cosines."""
     made = TfidfVectorizer(analyzer=words, sublinear_tf=True)
@@ -117,7 +172,11 @@ def tf_idf(queries: list[str], texts: list[str]) -> np.ndarray:
 def lexical(package: Package) -> dict[str, np.ndarray]:
     sentences, codes = ([getattr(each, name) for each in package.functions] for name in ("sentence", "code"))
     names = [shown_name(each.entity) for each in package.functions]
-    return {OF_BM25[0]: bm25(sentences, codes), OF_BM25[1]: bm25(sentences, names), "TF-IDF": tf_idf(sentences, codes)}
+    return {
+        OF_BM25[0]: bm25(sentences, codes, words),
+        OF_BM25[1]: bm25(sentences, names, words),
+        "TF-IDF": tf_idf(sentences, codes),
+    }
 
 
 # ---- encoders
@@ -201,6 +260,7 @@ def main() -> None:
     parser.add_argument("--encoders", type=Path, default=FOLDER, help="folder of the trained encoders")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_code_search_cpu.json")
     given = parser.parse_args()
+    _stemmer()  # or an error before anything slow
     about = report.machine("cpu", ("torch", "transformers", "nltk", "sentence-transformers"))
 
     environment, packages, counts = Environment(given.folder), [], {}

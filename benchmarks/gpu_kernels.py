@@ -94,7 +94,7 @@ def attention(here: Here) -> dict:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from trl import pack_dataset
 
-    from helpers.legal.packing import FixedBlocks, _segmentwise, segment_mask
+    from helpers.legal.packing import FixedBlocks, _segmentwise, mask_of
 
     B, T, H, G, D = (2, 64, 4, 2, 16) if here.small else (8, 1024, 14, 2, 64)
     generator = torch.Generator().manual_seed(0)
@@ -108,7 +108,7 @@ def attention(here: Here) -> dict:
     batch["segment_starts"] = torch.cat([first, torch.tensor([B * T])]).to(torch.int32)
     batch = {name: tensor.to(here.kind) for name, tensor in batch.items()}
     segments_BT, starts = batch["segment_ids"], batch["segment_starts"]
-    mask, module = segment_mask(segments_BT), SimpleNamespace(num_key_value_groups=H // G, is_causal=True)
+    mask, module = mask_of(segments_BT, "sdpa"), SimpleNamespace(num_key_value_groups=H // G, is_causal=True)
     # Padding has no gradient: no loss reads it, and every kernel fills it in its own way.
     real_BT11 = (segments_BT > 0)[..., None, None]
     dtype = HALF.get(HERE.precision, torch.bfloat16)

@@ -26,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import report
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.ontology import read_ontology, validate
 from helpers.graphmer.graph.sources import find_sources, standard_library
-from helpers.graphmer.graph.validation import validate
 
 TARGET_RATIO = 2.0  # at most
 TARGET_TYPED_SHARE = 0.995
@@ -58,7 +57,7 @@ def compare(repetitions: int) -> list[dict]:
     read beforehand, with Python's collector as the interpreter has it and without. No graph is alive meanwhile: with one
     the collector would cost the peer twice its time.
     """
-    sources = [source.read()[0] for source in find_sources([standard_library()], ".py", include_tests=False)]
+    sources = [source.read()[0] for source in find_sources(standard_library(), ".py", include_tests=False)]
     times = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(-1, repetitions):  # the first is a warm-up

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument(
         "--ablation", choices=[*evaluation.ABLATIONS], help="the encoder with this part left out instead of whole"
     )
-    parser.add_argument("--tasks", action="store_true", help="the encoder's other tasks instead of its links")
+    parser.add_argument("--tasks", action="store_true", help="masked tokens and leaves instead of links")
     parser.add_argument("--folder", type=Path, default=Path("outputs/graph_links"))
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
         scorer = evaluation.both_ends(predictor, corpus)
         name = f"{encoder}, seed {seed}"
         if given.tasks:
-            _write(found, {name: evaluation.other_tasks(predictor, corpus, configuration)}, given.output)
+            _write(found, {name: {"masked": evaluation.masked(trainer.model, corpus, configuration)}}, given.output)
             continue
         _write(found, {name: evaluation.links(scorer, corpus, configuration)}, given.output)
         if not given.ablation:

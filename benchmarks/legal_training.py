@@ -76,7 +76,7 @@ def main() -> None:
     described = report.machine(arguments.device, ("torch", "transformers", "trl"))
     tokenizer = sample_tokenizer()
     layout, records = Layout(tokenizer), load_records("sample", num_records=RECORDS, seed=0).records
-    fitted = layout.fit(records, GUIDES_LENGTH).records
+    fitted, _ = layout.fit(records, GUIDES_LENGTH)
     examples = [layout.example(record) for record in fitted]
     useful = statistics.mean(layout.lengths(fitted))
     clock = "processor" if arguments.device == "cpu" else "wall"

@@ -1,10 +1,10 @@
 """What LeJEPA is worth beside other ways to train an embedding, from three starting points, on corpora that chose nothing.
 
     python benchmarks/lejepa_study.py --data FOLDER                        # the tables of docs/lejepa.md
-    python benchmarks/lejepa_study.py --data FOLDER --backbone MINILM      # and from a trained retrieval model
+    python benchmarks/lejepa_study.py --data FOLDER --backbone MINILM --starts retrieval      # from a trained retrieval model
 
 FOLDER holds the public sets that `lejepa_corpora.py` names. The starting points: an encoder from nothing with a tokenizer of its
-own; the same after some minutes of masked-language modelling on the same texts; a retrieval model on disk, its first layers kept.
+own; word vectors from nothing; the encoder after some minutes of masked-language modelling on the same texts; a retrieval model on disk, its first layers kept.
 
 Every method that trains has as many steps on as many crops of the same documents, and as many trials (`TRIALS`). A trial is chosen by nDCG@10 on
 SciTLDR's titles; what was chosen is trained with other seeds and tested once on corpora that chose nothing. Each row is written
@@ -40,7 +40,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
     InformationRetrievalEvaluator,
 )
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding, Transformer
 from sentence_transformers.util import cos_sim
 from torch import nn
 from transformers import (
@@ -67,11 +67,11 @@ SIZES = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "
 VOCABULARY, LENGTH = 4096, 64  # tokens read in a test
 CROP = {"min_share": 0.1, "max_share": 0.5, "max_words": 24}
 CROP_LENGTH = 40  # tokens
-STEPS = {"scratch": 150, "mlm": 150, "retrieval": 60}
+STEPS = {"scratch": 150, "words": 1000, "mlm": 150, "retrieval": 60}
 MLM_STEPS, MLM_RATE = 500, 1e-3
 HEAD_TEXTS = 1000
 SEEDS = (1, 2, 3)  # tested with; trials have another
-SCRATCH, MLM, RETRIEVAL = "scratch", "mlm", "retrieval"
+SCRATCH, WORDS, MLM, RETRIEVAL = "scratch", "words", "mlm", "retrieval"
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,40 @@ TRIALS = {
         for rate, weight in ((1e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (3e-4, 4.0))
     ],
 }
-MAIN, FURTHER = (START, WHITENED, LEJEPA, RANKING_HEAD, HEAD, RANKING), (BOTH, SIMCSE, VICREG)
 STARTS = (START, WHITENED, HEAD)
 AGAINST = (*STARTS, RANKING, RANKING_HEAD)
+WORDS_TRIALS = {
+    **{method: TRIALS[method] for method in STARTS},
+    LEJEPA: [
+        *(Trial(LEJEPA, rate, WHITE, weight=weight) for rate, weight in ((3e-4, 0.1), (1e-3, 0.1), (3e-3, 0.1))),
+        Trial(LEJEPA, 1e-3, WHITE, weight=0.3),
+    ],
+    RANKING: [Trial(RANKING, rate) for rate in (3e-4, 1e-3, 3e-3, 1e-2)],
+    RANKING_HEAD: [
+        *(Trial(RANKING_HEAD, rate, WHITE) for rate in (3e-5, 1e-4, 3e-4)),
+        Trial(RANKING_HEAD, 1e-4, PARTLY),
+    ],
+    VICREG: [
+        Trial(VICREG, rate, WHITE, weight=weight)
+        for rate, weight in ((3e-4, 1.0), (1e-3, 1.0), (3e-3, 1.0), (1e-3, 4.0))
+    ],
+}
 FROZEN = 3  # layers of the retrieval model
+GENTLE = (0.5, 0.2)  # the notebook's head
 RETRIEVAL_TRIALS = {
     START: [Trial(START)],
-    HEAD: [Trial(HEAD, head=(0.5, 0.2), dimensions=384)],
-    LEJEPA: [Trial(LEJEPA, 2e-5, (0.5, 0.2), 384, weight=0.1)],
-    RANKING_HEAD: [Trial(RANKING_HEAD, 2e-5, (0.5, 0.2), 384)],
+    WHITENED: [Trial(WHITENED, head=WHITE)],
+    HEAD: [Trial(HEAD, head=head) for head in ((0.5, 0.0), GENTLE, (0.5, 0.6), PARTLY)],
+    RANKING: [Trial(RANKING, rate) for rate in (2e-6, 1e-5, 5e-5)],
+    LEJEPA: [
+        *(Trial(LEJEPA, rate, GENTLE, weight=weight) for rate, weight in ((1e-5, 0.02), (1e-5, 0.1), (5e-5, 0.02))),
+        Trial(LEJEPA, 1e-5, WHITE, weight=0.1),
+    ],
+    RANKING_HEAD: [Trial(RANKING_HEAD, rate, GENTLE) for rate in (2e-6, 1e-5, 5e-5)],
+    BOTH: [Trial(BOTH, rate, GENTLE, weight=0.02, contrastive=1.0) for rate in (2e-6, 1e-5, 5e-5)],
+}
+RETRIEVAL_TRIALS = {
+    method: [replace(trial, dimensions=384) for trial in trials] for method, trials in RETRIEVAL_TRIALS.items()
 }
 
 
@@ -136,6 +161,14 @@ def scratch(corpora: Corpora, seed: int) -> SentenceTransformer:
         vocab_size=len(tokenizer), max_position_embeddings=LENGTH, pad_token_id=tokenizer.pad_token_id, **SIZES
     )
     return _pooled(BertModel(config, add_pooling_layer=False), tokenizer)
+
+
+def words(corpora: Corpora, seed: int) -> SentenceTransformer:
+    """The mean of random word vectors, with `scratch`'s tokenizer: an encoder whose lengths of vectors can weigh the words."""
+    tokenizer = _train_tokenizer(corpora.train, VOCABULARY)
+    drawn = torch.randn(len(tokenizer), SIZES["hidden_size"], generator=torch.Generator().manual_seed(seed))
+    vectors = StaticEmbedding(tokenizer.backend_tokenizer, embedding_weights=0.02 * drawn)
+    return SentenceTransformer(modules=[vectors], device="cpu")
 
 
 def masked(corpora: Corpora, folder: Path) -> SentenceTransformer:
@@ -162,6 +195,7 @@ def masked(corpora: Corpora, folder: Path) -> SentenceTransformer:
 def retrieval(path: Path) -> SentenceTransformer:
     """A retrieval model on disk without its normalisation; it and its lower layers are kept by `freeze`."""
     found = SentenceTransformer(str(path), device="cpu", local_files_only=True)
+    found.max_seq_length = LENGTH
     return SentenceTransformer(modules=[each for each in found if not isinstance(each, Normalize)], device="cpu")
 
 
@@ -423,10 +457,11 @@ class Study:
 
     def start(self, name: str, seed: int) -> SentenceTransformer:
         """From nothing every seed has other weights; the others are what they are."""
-        seed = seed if name == SCRATCH else 0
+        seed = seed if name in (SCRATCH, WORDS) else 0
         if (name, seed) not in self.starts:
             make = {
                 SCRATCH: lambda: scratch(self.corpora, seed),
+                WORDS: lambda: words(self.corpora, seed),
                 MLM: lambda: masked(self.corpora, self.arguments.work / "mlm"),
                 RETRIEVAL: lambda: retrieval(self.arguments.backbone),
             }
@@ -440,6 +475,14 @@ class Study:
             same = (row["stage"], row["start"], row["seed"]) == (stage, start, seed)
             if same and asked["trial"].items() <= row["trial"].items():
                 return row
+        with torch.autocast("cpu", torch.bfloat16, enabled=start == RETRIEVAL):
+            row = asked | self._done(stage, start, trial, seed)
+        self.rows.append(row)
+        self.write()
+        print(json.dumps({name: value for name, value in row.items() if name != "scores"}), flush=True)
+        return row
+
+    def _done(self, stage: str, start: str, trial: Trial, seed: int) -> dict:
         begin, texts = time.process_time(), self.corpora.train
         model, took = self.start(start, seed), {}
         if trial.learning_rate:
@@ -447,16 +490,8 @@ class Study:
             model, took = trained(model, trial, texts, STEPS[start], seed, frozen)
         elif trial.head:
             model = with_head(model, trial.head, texts, trial.dimensions)
-        row = asked | took
-        if stage == "test":
-            row |= tested(model, self.corpora)
-        else:
-            row |= {"dev": dev_score(model, self.corpora.dev)}
-        row["row_cpu_seconds"] = round(time.process_time() - begin, 1)
-        self.rows.append(row)
-        self.write()
-        print(json.dumps({name: value for name, value in row.items() if name != "scores"}), flush=True)
-        return row
+        found = tested(model, self.corpora) if stage == "test" else {"dev": dev_score(model, self.corpora.dev)}
+        return took | found | {"row_cpu_seconds": round(time.process_time() - begin, 1)}
 
     def chosen(self, start: str, trials: list[Trial]) -> Trial:
         """The trial with the best nDCG@10 on SciTLDR's titles."""
@@ -465,7 +500,9 @@ class Study:
         return max(trials, key=lambda trial: self.row("dev", start, trial, 0)["dev"])
 
     def test(self, start: str, trial: Trial) -> None:
-        for seed in SEEDS if start != RETRIEVAL and (start == SCRATCH or trial.learning_rate) else SEEDS[:1]:
+        """With three seeds, of the slow retrieval model with two, and once where no seed changes anything."""
+        seeds = SEEDS[:2] if start == RETRIEVAL else SEEDS
+        for seed in seeds if start in (SCRATCH, WORDS) or trial.learning_rate else seeds[:1]:
             self.row("test", start, trial, seed)
 
     def write(self, **parts) -> None:
@@ -524,6 +561,11 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=report.ROOT / "docs/results/lejepa_study_cpu.json")
     parser.add_argument("--summarise", action="store_true", help="only the intervals of the rows that are there")
+    parser.add_argument("--starts", nargs="+", choices=(SCRATCH, WORDS, MLM, RETRIEVAL), default=(SCRATCH, WORDS, MLM))
+    parser.add_argument("--methods", nargs="+", choices=tuple(TRIALS), help="default: all of the start")
+    parser.add_argument(
+        "--batches", nargs="+", type=int, default=(16,), help="texts of a step; settings are chosen at 16"
+    )
     study = Study(parser.parse_args())
     if not study.arguments.summarise:
         run(study)
@@ -531,20 +573,13 @@ def main() -> None:
 
 
 def run(study: Study) -> None:
-    """All rows, what matters most first."""
-    for method in MAIN:
-        study.test(SCRATCH, study.chosen(SCRATCH, TRIALS[method]))
-    for batch in (8, 32):
-        for method in (LEJEPA, RANKING_HEAD):
-            study.test(SCRATCH, replace(study.chosen(SCRATCH, TRIALS[method]), batch=batch))
-    for method in MAIN:
-        study.test(MLM, study.chosen(MLM, TRIALS[method]))
-    for start in (SCRATCH, MLM):
-        for method in FURTHER:
-            study.test(start, study.chosen(start, TRIALS[method]))
-    if study.arguments.backbone:
-        for method in (START, HEAD, LEJEPA, RANKING_HEAD):
-            study.test(RETRIEVAL, study.chosen(RETRIEVAL, RETRIEVAL_TRIALS[method]))
+    """The rows that were asked for, all methods of a start one after the other."""
+    for start in study.arguments.starts:
+        trials = {RETRIEVAL: RETRIEVAL_TRIALS, WORDS: WORDS_TRIALS}.get(start, TRIALS)
+        for method in study.arguments.methods or trials:
+            chosen = study.chosen(start, trials[method])
+            for batch in study.arguments.batches if chosen.learning_rate else (chosen.batch,):
+                study.test(start, replace(chosen, batch=batch))
 
 
 if __name__ == "__main__":

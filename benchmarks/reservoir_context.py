@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/reservoir_context_cpu.json")
     arguments = parser.parse_args()
     folder = arguments.folder or run_folder(arguments)
-    texts = read(joined(arguments.data, folder), arguments.stories, SIZES[arguments.size]["vocab_size"], folder)
+    texts = read(joined(arguments.data, folder), arguments.stories, SIZES[arguments.size]["vocab_size"])
     if len(texts.test) < max(CONTEXTS) + PIECES * BLOCK:
         raise SystemExit(f"--data: the test stories have {len(texts.test)} tokens; {max(CONTEXTS)} and more are needed")
     machine = report.machine("cpu", ("torch", "transformers"))
@@ -93,8 +93,8 @@ def carried(model: PreTrainedModel, ids_RC: torch.Tensor) -> np.ndarray:
     before_RC, piece_RT = ids_RC[:, : -BLOCK - 1], ids_RC[:, -BLOCK - 1 :]
     state = None
     for ids_RL in before_RC.split(READ_AT_ONCE, dim=1):
-        if hasattr(model, "advance"):
-            state = model.advance(ids_RL, state)
+        if hasattr(model, "reservoirs"):
+            _, state = model.features(ids_RL, state)
         else:
             state = model.rwkv(ids_RL, state=state, use_cache=True).state
     return nats(model(piece_RT[:, :-1], state=state).logits, piece_RT)

@@ -72,7 +72,7 @@ def of_reservoirs(model: ReservoirForCausalLM, read: int) -> tuple[Iterator, int
     model.eval()
     state = model.initial_state(1)
     for begin in range(0, read, PIECE):
-        state = model.advance(torch.randint(V, (1, min(PIECE, read - begin))), state)
+        _, state = model.features(torch.randint(V, (1, min(PIECE, read - begin))), state)
 
     def stream():
         nonlocal state

@@ -46,14 +46,13 @@ from helpers import plan as planner
 from helpers import runtime as runtimes
 from helpers.reservoir import experiment
 from helpers.reservoir.baselines import KneserNey
-from helpers.reservoir.blocks import TokenBlocks
+from helpers.reservoir.blocks import TokenBlocks, states_before
 from helpers.reservoir.codes import cooccurrence_codes
 from helpers.reservoir.model import EMBEDDING_STD, ReservoirForCausalLM, begin_at_codes
 from helpers.reservoir.parameters import ReservoirParameters, recipe
 from helpers.reservoir.ridge import fit_readout
-from helpers.reservoir.states import states_before
 from helpers.reservoir.stories import END_OF_TEXT, load_stories
-from helpers.reservoir.tokens import load_tokenizer, token_bytes
+from helpers.reservoir.tokens import load_tokenizer, token_bytes, tokens_of
 from helpers.reservoir.transformer import equal_transformer
 from helpers.reservoir.workload import workload
 
@@ -143,17 +142,19 @@ def main() -> None:
         parser.error(f"--only {arguments.only!r}: no such row; there are {', '.join(ROWS)}")
     folder = arguments.folder or run_folder(arguments)
     known = json.loads(arguments.rates_from.read_text())["rows"] if arguments.rates_from else {}
-    texts = read(joined(arguments.data, folder), arguments.stories, SIZES[arguments.size]["vocab_size"], folder)
+    texts = read(joined(arguments.data, folder), arguments.stories, SIZES[arguments.size]["vocab_size"])
     machine = report.machine("cpu", ("torch", "transformers"))
     for seed in SEEDS[: arguments.seeds]:
         for name in names:
             row = ROWS[name]
             if row.kind == "counts" and seed:
                 continue  # nothing is drawn
-            own = bool(row.rates)
-            rates = row.rates if own and seed == 0 else (chosen_rate(folder, name if own else FIRST),)
             if known:
                 rates = (known[name]["rate"] or 0.0,)
+            elif row.rates and seed == 0:
+                rates = row.rates
+            else:
+                rates = (chosen_rate(folder, name if row.rates else FIRST),)
             for rate in rates:
                 path = run_path(folder, name, seed, rate)
                 if not path.exists():
@@ -201,7 +202,7 @@ def joined(files: list[str], folder: Path) -> str:
     return str(path)
 
 
-def read(data: str, stories: int, vocab_size: int, folder: Path) -> Texts:
+def read(data: str, stories: int, vocab_size: int) -> Texts:
     splits = load_stories(data, num_stories=0, seed=0)
     shuffled = [*splits.train, *splits.validation]
     if len(shuffled) < stories + 2 * HELD_OUT:
@@ -210,12 +211,8 @@ def read(data: str, stories: int, vocab_size: int, folder: Path) -> Texts:
         )
     test, dev, train = (shuffled[:HELD_OUT], shuffled[HELD_OUT : 2 * HELD_OUT], shuffled[2 * HELD_OUT :][:stories])
     tokenizer, _ = load_tokenizer("train", train, vocab_size)
-
-    def tokenised(validation: list[str], name: str) -> experiment.Corpus:
-        parts = dataclasses.replace(splits, train=train, validation=validation, name=f"{splits.name} {name} {stories}")
-        return experiment.tokenise(parts, tokenizer, folder / "data" / name)
-
-    return Texts(tokenised(dev, "dev"), tokenised(test, "test").validation, token_bytes(tokenizer))
+    train, dev, test = (tokens_of(part, tokenizer) for part in (train, dev, test))
+    return Texts(experiment.Corpus(train, dev, tokenizer), test, token_bytes(tokenizer))
 
 
 # ---- one run

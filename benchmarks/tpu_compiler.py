@@ -3,7 +3,8 @@
     python benchmarks/tpu_compiler.py                     # every step for v5e-1 and v5e-8; two hours on two cores, no TPU
     python benchmarks/tpu_compiler.py 'legal*/v5e-1'      # the named ones; the rest of the file stays
     python benchmarks/tpu_compiler.py --programs DIR      # keeps the compiled programs, to be read
-    python benchmarks/tpu_compiler.py --recount           # compiles nothing: the planner's figures anew, beside the compiler's
+    python benchmarks/tpu_compiler.py --recount           # compiles nothing: the planner's figures anew, beside the compiler's;
+                                                          # with --programs also what the kept programs move
 
 The model, the length and the micro-batch are those that the notebook would take on that slice. Nothing is executed.
 """
@@ -81,13 +82,13 @@ def asked_for(case: Case, runtime):
         return room(case.notebook).planned(asked, runtime)
 
 
-def by_planner(workload, step: dict, chips: int) -> dict:
+def by_planner(workload, step: dict) -> dict:
     """What the planner says of a step: memory, and the bytes that it cannot do without.
 
     These are all weights read in each pass, the update's, and what is kept for backward, written once and read once.
     """
     how = {name: step[name] for name in ("precision", "length", "checkpointing", "accumulating")}
-    counted = count(workload, step["examples_a_chip"], kind="xla", chips=chips, **how)
+    counted = count(workload, step["examples_a_chip"], kind="xla", **how)
     program = workload
     if workload.program and step["accumulating"]:
         program = replace(workload, loss=workload.program)
@@ -111,16 +112,20 @@ def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
         "accumulating": planned.gradient_accumulation_steps > 1,
     }
     about = {"case": case.name, "notebook": case.notebook, "examples_a_chip": planned.per_device_batch_size, **step}
-    about |= by_planner(workload, about, chips.count)
-    traced = trace(workload, planned.per_device_batch_size * chips.count, **step)
+    about |= by_planner(workload, about)
+    traced = trace(workload, planned.per_device_batch_size * chips.count, chips=chips.count, **step)
     try:
         made = tpu_compiler.compile_step(traced, hardware)
     except tpu_compiler.DoesNotFitChip as error:
         return about | {"problem": str(error)}
     if programs:
         programs.mkdir(parents=True, exist_ok=True)
-        (programs / f"{case.name}-{hardware}.hlo".replace(" ", "_")).write_text(made.program, encoding="utf-8")
-    return about | made.results()
+        program_file(programs, case, hardware).write_text(made.program, encoding="utf-8")
+    return about | made.results() | {"name": f"{case.notebook} {case.name}"}  # not the folder of a local model
+
+
+def program_file(folder: Path, case: Case, hardware: str) -> Path:
+    return folder / f"{case.name}-{hardware}.hlo".replace(" ", "_")
 
 
 def main() -> int:
@@ -141,8 +146,10 @@ def main() -> int:
             name = f"{case.name}/{hardware}"
             if any(fnmatch.fnmatch(name, pattern) for pattern in given.only) and (name in steps or not given.recount):
                 if given.recount:
-                    chips = machine(hardware)
-                    steps[name] |= by_planner(asked_for(case, runtime_of(chips))[1], steps[name], chips.count)
+                    runtime = runtime_of(machine(hardware))
+                    steps[name] |= by_planner(asked_for(case, runtime)[1], steps[name])
+                    if given.programs and (kept := program_file(given.programs, case, hardware)).exists():
+                        steps[name] |= tpu_compiler.read(kept.read_text(encoding="utf-8"))
                 else:
                     steps[name] = compiled(case, hardware, given.programs)
                 write(given.output, about, steps=steps)

@@ -51,10 +51,13 @@ def watched(self, *args, **kwargs):
 
 Trainer.training_step = watched
 """
-SCRIPT = """
-import json, runpy, sys
-sys.argv = ["train.py", "texts.csv"]
-runpy.run_path("train.py", run_name="__main__")
+FIRST = """
+import json, sys
+sys.argv, sys.path[:0] = ["train.py", "texts.csv"], ["."]
+import train  # before anything else imports torch
+"""
+LAST = """
+train.main()
 print("TIMES " + json.dumps(times))
 """
 
@@ -115,7 +118,7 @@ def script_times(folder: Path, watch: str) -> list[float]:
     """When each step of the script began, in a process that knows nothing of this suite."""
     environment = {name: os.environ[name] for name in CLEAN if name in os.environ}
     done = subprocess.run(
-        [sys.executable, "-I", "-c", watch + SCRIPT], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-I", "-c", FIRST + watch + LAST], cwd=folder, env=environment, capture_output=True, text=True
     )
     if done.returncode:
         raise RuntimeError(f"the script failed: {done.stderr[-2000:]}")

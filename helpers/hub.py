@@ -30,10 +30,12 @@ def answers(timeout: float = 5.0) -> bool:
 
 @contextlib.contextmanager
 def reading(source: str, name: str = "data_source") -> Iterator[None]:
-    """Turns what a library raises inside into a ConnectionError, FileNotFoundError or ValueError with the parameter's name."""
+    """Turns what a library raises inside into an error with the parameter's name: a PermissionError for a gated repository, a
+    ConnectionError, a FileNotFoundError or a ValueError.
+    """
     import datasets.config
-    import huggingface_hub.errors
     from datasets.utils.extract import Extractor
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     # huggingface_hub tries for 23 s each time, so the 20 times of datasets would take ten minutes.
     datasets.config.STREAMING_READ_MAX_RETRIES = 1
@@ -43,13 +45,27 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
         raise ValueError(f"{said}: {packed.name} is compressed; unpack it first")
     try:
         yield
-    except (ConnectionError, huggingface_hub.errors.LocalEntryNotFoundError) as error:
-        raise ConnectionError(
-            f'{said}: the Hugging Face hub cannot be reached ({error}). Use {name}="sample" or a path to a local file'
-        ) from error
-    except FileNotFoundError as error:  # also what datasets raises for an id that is not on the hub
-        raise FileNotFoundError(f"{said}: cannot be read ({error}); check the name") from error
     except Exception as error:
+        causes: list[BaseException] = [error]
+        while isinstance(error, OSError) and (cause := causes[-1].__cause__ or causes[-1].__context__):
+            causes.append(cause)  # transformers says OSError, and why in what caused it
+
+        def caused_by(*kinds: type[Exception]) -> bool:
+            return any(isinstance(cause, kinds) for cause in causes)
+
+        if caused_by(GatedRepoError):
+            raise PermissionError(
+                f"{said}: is gated. Accept its licence on https://huggingface.co/{source}, then put a token that may read it into "
+                "the secret or environment variable HF_TOKEN"
+            ) from error
+        if caused_by(ConnectionError, LocalEntryNotFoundError):
+            raise ConnectionError(
+                f'{said}: the Hugging Face hub cannot be reached ({error}). Use {name}="sample" or a local path'
+            ) from error
+        if caused_by(
+            RepositoryNotFoundError, FileNotFoundError
+        ):  # the latter from datasets, for an id that is not on the hub
+            raise FileNotFoundError(f"{said}: cannot be read ({error}); check the name") from error
         raise ValueError(
             str(error) if said in str(error) else f"{said}: cannot be read ({error.__cause__ or error!r})"
         ) from error

@@ -91,6 +91,7 @@ def compiled(expected: Forecast, workload: Workload, chips: Machine) -> Forecast
             precision=planned.precision,
             checkpointing=planned.gradient_checkpointing,
             accumulating=size < share,
+            chips=chips.count,
         )
         try:
             program = compile_step(traced, chips.name)

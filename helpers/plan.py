@@ -206,7 +206,6 @@ def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, c
         precision=runtime.precision,
         checkpointing=checkpointing,
         accumulating=examples < share,
-        chips=runtime.device_count,
     )
     return memory(counted, runtime.kind, runtime.memory, processes=runtime.device_count)
 

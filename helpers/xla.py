@@ -15,6 +15,9 @@ BATCH_AXIS = "data"
 _rehearsing = False  # whether the user, not an import, set PJRT_DEVICE=CPU
 REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
 BELOW_ONE = 2.0**-24  # distance of two fp32 numbers just below 1
+OWN_DRAWS = (
+    "--xla_tpu_spmd_rng_bit_generator_unsafe=true"  # dropout: a chip draws for its own examples, not for those of all
+)
 NO_RATE = 1e-30  # times the full rate: moves no weight, but is not the 0 that XLA writes into a graph as a constant
 
 
@@ -55,6 +58,7 @@ def available() -> tuple[bool, str]:
         return True, "PJRT_DEVICE=CPU: the TPU's XLA graphs, run on the CPU"
     # Hides a C++ warning about GSPMD at each compilation.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    set_libtpu_arguments()
     import torch_xla  # noqa: F401  sets PJRT_DEVICE to TPU when it finds a chip, to CPU otherwise
 
     chosen = os.environ.get("PJRT_DEVICE", "")
@@ -67,6 +71,13 @@ def available() -> tuple[bool, str]:
     if asked is None:
         os.environ.pop("PJRT_DEVICE", None)  # torch_xla's default must not look like the user's choice later
     return False, f"torch_xla found no TPU chip (PJRT_DEVICE={chosen or 'unset'})"
+
+
+def set_libtpu_arguments() -> None:
+    """Adds `OWN_DRAWS` to what libtpu is told when it starts, unless the user has said something else about it."""
+    told = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if OWN_DRAWS.split("=")[0] not in told:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{told} {OWN_DRAWS}".strip()
 
 
 def _wished_device() -> str | None:

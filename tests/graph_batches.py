@@ -7,7 +7,7 @@ import torch
 from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 from helpers.graphmer.modeling_graphmer.encoder import INPUTS
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.text.batches import AXES
+from helpers.graphmer.workload import AXES
 
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text
 

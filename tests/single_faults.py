@@ -349,16 +349,6 @@ STREAM = """
 from helpers.lejepa.data import load_texts
 print("READ", load_texts("owner/texts", num_samples=2500, seed=0).source)
 """
-TOKENS = """
-import hashlib
-from pathlib import Path
-from helpers.reservoir.sample import sample_stories
-from helpers.reservoir.tokens import load_tokenizer, write_tokens
-stories = sample_stories(200, seed=0)
-tokenizer, _ = load_tokenizer("train", stories, 400)
-tokens = write_tokens(stories, tokenizer, Path("tokens"), source="the sample")
-print("READ", hashlib.sha256(tokens.tobytes()).hexdigest())
-"""
 
 
 def read(work: Path, code: str, limit: float = 60.0, **variables: str) -> str:
@@ -417,20 +407,6 @@ def _(work, kind):
         state["gone"] = False
         expect(digest(read(work, STREAM, **home("home"))) == expected, "other texts when the hub is back")
     return said
-
-
-def _cache(harm: Callable[[Path], None]) -> None:
-    @fault(f"{harm.__name__} cache of tokens")
-    def _(work, kind):
-        expected = digest(read(work, TOKENS))
-        harm(next(work.glob("tokens-*.npy")))
-        said = read(work, TOKENS)
-        expect(digest(said) == expected, "the damaged tokens were taken")
-        return "the tokens were written again"
-
-
-for _harm in (truncated, flipped, missing):
-    _cache(_harm)
 
 
 # ---- two runs

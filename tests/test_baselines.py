@@ -10,19 +10,18 @@ import pytest
 from helpers.reservoir.baselines import KneserNey, kneser_ney_nats
 from helpers.reservoir.blocks import TokenBlocks
 from helpers.reservoir.sample import sample_stories
-from helpers.reservoir.tokens import load_tokenizer, write_tokens
+from helpers.reservoir.tokens import load_tokenizer, tokens_of
 
 V, T = 300, 16
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
+def corpus():
     """Training tokens and validation blocks of a toy corpus; some validation pairs and tokens are new."""
-    folder = tmp_path_factory.mktemp("corpus")
     tokenizer = load_tokenizer("train", sample_stories(40, seed=0), V)[0]
-    train = write_tokens(sample_stories(40, seed=0), tokenizer, folder / "train", source="")
+    train = tokens_of(sample_stories(40, seed=0), tokenizer)
     held_out = [*sample_stories(6, seed=1), "Zürich & Co. §5 = 100%"]
-    return train, TokenBlocks(write_tokens(held_out, tokenizer, folder / "validation", source=""), T)
+    return train, TokenBlocks(tokens_of(held_out, tokenizer), T)
 
 
 def slow_discounts(counts):
@@ -115,14 +114,14 @@ def test_kneser_ney_gives_every_token_a_probability_and_they_sum_to_one(corpus):
         assert probability_V.sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_kneser_ney_finds_what_two_tokens_say_and_one_does_not(tmp_path):
+def test_kneser_ney_finds_what_two_tokens_say_and_one_does_not():
     """Each letter is the sum of the two before, modulo 7; a letter alone has two or three successors."""
     letters = [0, 1]
     while len(letters) < 2000:
         letters.append((letters[-1] + letters[-2]) % 7)
     tokenizer = load_tokenizer("train", [], 257)[0]
     text = "".join("abcdefg"[letter] for letter in letters)
-    tokens = write_tokens([text], tokenizer, tmp_path / "sums", source="")
+    tokens = tokens_of([text], tokenizer)
     blocks = TokenBlocks(tokens, 32)
     assert kneser_ney_nats(tokens, blocks, 257, 2) > 0.7
     assert kneser_ney_nats(tokens, blocks, 257, 3) < 0.1
@@ -145,9 +144,9 @@ def test_bigram_beats_unigram_which_beats_the_uniform_guess(corpus):
     assert kneser_ney_nats(tokens, blocks, V, 2) < kneser_ney_nats(tokens, blocks, V, 1) - 0.5 < math.log(V) - 0.5
 
 
-def test_bigram_of_a_cycle_is_almost_certain(tmp_path):
+def test_bigram_of_a_cycle_is_almost_certain():
     tokenizer = load_tokenizer("train", [], 257)[0]
-    tokens = write_tokens(["abcd" * 400], tokenizer, tmp_path / "cycle", source="")
+    tokens = tokens_of(["abcd" * 400], tokenizer)
     blocks = TokenBlocks(tokens, 8)
     assert kneser_ney_nats(tokens, blocks, 257, 1) == pytest.approx(math.log(4), abs=0.05)
     assert kneser_ney_nats(tokens, blocks, 257, 2) < 0.01

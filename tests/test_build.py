@@ -56,11 +56,11 @@ import helpers.parameters
 print(helpers.__file__, use_tpu)
 """
 MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not raised; 130,000 for a new one
-    "graphmer_se": 191_500,
+    "graphmer_se": 188_900,
     "hardware_tuning": 116_600,
-    "legal_cot_sft": 130_900,
+    "legal_cot_sft": 128_000,
     "lejepa_training": 132_000,
-    "tinystories_reservoir": 131_300,
+    "tinystories_reservoir": 130_000,
 }
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"
 

@@ -166,7 +166,7 @@ params = ReservoirParameters(**given["params"] | larger | {"compare_transformer"
 folder = experiment.Path(given["folder"])
 splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
-corpus = experiment.tokenise(splits, tokenizer, folder / "data")
+corpus = experiment.tokenise(splits, tokenizer)
 model = experiment.new_model(params, corpus)
 made = plan(recipe(16, len(corpus.train)), workload(model, "small", 16), machine, batch_size=8, max_steps=6)
 
@@ -180,12 +180,9 @@ def watched(self, model, inputs, *args, **kwargs):
 experiment.LanguageModelTrainer.training_step = watched
 trainer = experiment.new_trainer(model, corpus, params, made, machine, folder / "reservoir")
 trainer.train()
-trainable = model.parameter_counts()["trainable"]
 
 def transformer(name, params=params):
-    return comparison.train_transformer(
-        params, corpus, made, machine, trainable=trainable, output_dir=folder / name, codes_VC=model.reservoirs.codes
-    )
+    return comparison.train_transformer(model, params, corpus, made, machine, folder / name)
 
 def further(params):
     found = comparison.over_seeds(trainer, corpus, params, made, machine, folder)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.reservoir.architecture import Delay, Linear, Tanh
-from helpers.reservoir.diagnostics import memory_capacity, spectrum, washout
+from helpers.reservoir.diagnostics import memory_capacity, plot_diagnostics, spectrum, washout
 from helpers.reservoir.reservoirs import Reservoirs, build
 
 pytestmark = pytest.mark.once
@@ -201,7 +201,6 @@ def test_results_are_finite_fp64_arrays_and_leave_the_global_generator_alone(nam
 def figure(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    from helpers.reservoir.diagnostic_plots import plot_diagnostics
 
     parts = {"echo": drawn(Tanh(size=24, spectral_radius=0.6)), "slow": drawn(Linear(size=6, spectral_radius=0.9))}
     results = (

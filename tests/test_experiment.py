@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import xla
 from helpers.reservoir import experiment
+from helpers.reservoir.blocks import states_before
 from helpers.reservoir.parameters import (
     EPOCHS,
     HUB_STORIES,
@@ -22,7 +23,6 @@ from helpers.reservoir.parameters import (
     ReservoirParameters,
     recipe,
 )
-from helpers.reservoir.states import states_before
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.runtime import Runtime
@@ -98,14 +98,9 @@ def splits():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def corpus(splits, folder):
+def corpus(splits):
     tokenizer, _ = load_tokenizer("train", splits.train, GOOD["vocab_size"])
-    return experiment.tokenise(splits, tokenizer, folder)
+    return experiment.tokenise(splits, tokenizer)
 
 
 # ---- parameters
@@ -259,17 +254,6 @@ def test_validation_reads_no_more_tokens_than_it_needs(corpus, monkeypatch):
     assert len(corpus.blocks(planned(8, 16))[1]) == 600 // 16 // 8 * 8
     monkeypatch.setattr(experiment, "VALIDATION_TOKENS", 16)
     assert len(corpus.blocks(planned(8, 16))[1]) == 8
-
-
-def test_token_files_are_written_once(splits, corpus, folder):
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    again = experiment.tokenise(splits, corpus.tokenizer, folder)
-    assert np.array_equal(again.train, corpus.train) and np.array_equal(again.validation, corpus.validation)
-    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    assert sorted(path.name.split("-")[0] for path in before if path.suffix == ".npy") == ["train", "validation"]
-    assert sorted(path.stem for path in before if path.suffix == ".npy") == sorted(
-        path.stem for path in before if path.suffix == ".sha256"
-    )
 
 
 # ---- measures
@@ -515,14 +499,14 @@ from helpers.reservoir.parameters import ReservoirParameters, recipe
 from helpers.reservoir.transformer import equal_transformer
 from helpers.reservoir.workload import workload
 from torch.utils.flop_counter import FlopCounterMode
-from helpers.reservoir.states import states_before
+from helpers.reservoir.blocks import states_before
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 
 params = ReservoirParameters(**given["params"])
 splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, params.vocab_size)
-corpus = experiment.tokenise(splits, tokenizer, experiment.Path(given["folder"]) / "data")
+corpus = experiment.tokenise(splits, tokenizer)
 step = workload(experiment.new_model(params, corpus), "small", params.sequence_length)
 made = plan(recipe(16, len(corpus.train)), step, machine, batch_size=8, max_steps=20, learning_rate=1e-2)
 
@@ -583,7 +567,7 @@ device = xla.start()
 from helpers.attention import use_one_dtype
 from helpers.reservoir import experiment
 from helpers.reservoir.parameters import ReservoirParameters
-from helpers.reservoir.states import states_before
+from helpers.reservoir.blocks import states_before
 from helpers.reservoir.stories import load_stories
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.reservoir.transformer import equal_transformer
@@ -591,7 +575,7 @@ from helpers.reservoir.transformer import equal_transformer
 params = ReservoirParameters(**given["params"])
 splits = load_stories("sample", num_stories=given["stories"], seed=0)
 tokenizer, _ = load_tokenizer("train", splits.train, 300)
-corpus = experiment.tokenise(splits, tokenizer, experiment.Path(given["folder"]))
+corpus = experiment.tokenise(splits, tokenizer)
 reservoir = experiment.new_model(params, corpus)
 llama = equal_transformer(len(tokenizer), 20_000, 16, seed=0, eos_token_id=tokenizer.eos_token_id)
 answers = {"stories": {}}

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.once
 
 
 @contextlib.contextmanager
-def counted(*shapes, dtype=torch.bfloat16, half=True, chips=1):
+def counted(*shapes, dtype=torch.bfloat16, half=True):
     """The counter, and tensors that are there already."""
     with FakeTensorMode(), torch.random.fork_rng(devices=[]):
         there = [torch.empty(shape, dtype=dtype) for shape in shapes]
         before = sum(each.numel() * each.element_size() for each in there)
-        with FusedBytes(there, half, chips) as live:
+        with FusedBytes(there, half) as live:
             live.before = before
             yield live, *there
 
@@ -50,12 +50,21 @@ def test_a_sum_of_two_branches_is_written_and_frees_them():
         assert total.shape == (256, 128)
 
 
-@pytest.mark.parametrize(("dtype", "chips"), [(torch.bfloat16, 8), (torch.float32, 1)])
-def test_dropout_keeps_a_byte_a_number_and_in_half_precision_those_of_all_chips(dtype, chips):
-    with counted((256, 128), dtype=dtype, chips=8) as (live, states):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_keeps_a_byte_a_number(dtype):
+    with counted((256, 128), dtype=dtype) as (live, states):
         dropped = functional.dropout(states, 0.1)
-        assert live.now - live.before == chips * 256 * 128
+        assert live.now - live.before == 256 * 128
         assert dropped.dtype == dtype
+
+
+@pytest.mark.parametrize(("rounded", "width"), [(True, 4), (False, 2)])
+def test_dropout_of_rounded_shares_keeps_those_in_fp32(rounded, width):
+    with counted((4, 256, 128), (4, 128, 256)) as (live, query, key):
+        shares = (query @ key).float().softmax(-1)
+        dropped = functional.dropout(shares.bfloat16() if rounded else shares, 0.1)
+        assert live.now - live.before == (width + 1) * 4 * 256 * 256
+        assert dropped.shape == shares.shape
 
 
 def test_attention_keeps_its_operands_and_its_shares_in_half_precision():

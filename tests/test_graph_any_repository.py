@@ -6,14 +6,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers import runtime
 from helpers.graphmer import evaluation, experiment
-from helpers.graphmer.configuration import Configuration, override, read_configuration
+from helpers.graphmer.configuration import PROFILES, Configuration, override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.ontology import SOFTWARE
 from helpers.graphmer.graph.sources import MOST_BYTES
 from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.parameters import profile
+from helpers.graphmer.training import LeafyChainCollator
+from helpers.graphmer.workload import planned
+from helpers.planning.machines import machine, runtime_of
+from helpers.planning.workloads import Asked
 
 from .graph_run import SMALL
 from .test_graph_documents import library
@@ -91,13 +97,13 @@ def test_a_repository_of_any_shape_is_split_by_what_fits_trained_on_and_measured
     total = sum(map(len, (corpus.splits.train, corpus.splits.validation, corpus.splits.test)))
     for part in (corpus.splits.validation, corpus.splits.test):
         assert 0.02 * total < len(part) <= 0.15 * total
-    machine = runtime.detect(False, precision="fp32")
-    trainer = experiment.train(configuration, corpus, machine, tmp_path / "run")
+    here = runtime.detect(False, precision="fp32")
+    trainer = experiment.train(configuration, corpus, here, tmp_path / "run")
     predictor = LinkPredictor(trainer.model, corpus.validation)
-    found = evaluation.measure(predictor, evaluation.both_ends(predictor, corpus), corpus, configuration)
-    before = {name: found["masked"][name] for name in ("mlm", "mnm")}
-    assert 0 < found["links"]["both"]["mrr"] <= 1
-    assert evaluation.tasks_table(before, found)
+    found = evaluation.links(evaluation.both_ends(predictor, corpus), corpus, configuration)
+    assert 0 < found["both"]["mrr"] <= 1
+    masked = evaluation.masked(trainer.model, corpus, configuration)
+    assert evaluation.masked_table(masked, masked)
 
 
 def test_modules_of_namespace_packages_have_the_names_that_imports_use(tmp_path):
@@ -156,3 +162,37 @@ def test_sources_of_which_none_can_be_read_say_why(tmp_path):
         ValueError, match=r"none of its 2 files can be read.*long.py \(.*1,000,000 bytes.*old.py \(line 1"
     ):
         load_graph(tmp_path)
+
+
+ON = {"cpu": "CPU", "t4": "T4", "rtx3050": "RTX 3050", "a100": "A100 40GB", "tpu_v5e_8": "v5e-8"}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_planner_counts_the_job_that_a_profile_asks_for(name, tmp_path):
+    """Batch, lengths and every tensor of it, and the model: those of the planner are those that a run on these sources has."""
+    here = runtime_of(machine(ON[name]))
+    recipe, step = planned(Asked(model=name), here)
+    written = read_configuration(name)
+    assert profile(here) == name
+    assert recipe.batch_size == written.batch_size(here.device_count)
+    assert recipe.micro_batch_size == written.training_data.micro_batch_size
+    assert recipe.gradient_checkpointing == written.checkpointing.activation_checkpointing
+    assert step.length == recipe.sequence_length == written.stages()[-1][1]
+    configuration = override(written, {"evaluation.unit": "definition"})
+    corpus = experiment.load_corpus(str(library(tmp_path / "library")), configuration)
+    for _, length in written.stages():
+        chains = corpus.train.with_roots(written.shape(length)[0])
+        real, counted = LeafyChainCollator(chains)([chains[0], chains[1]]), step.batch(2, length)
+        assert {field: (each.shape, each.dtype) for field, each in counted.items()} == {
+            field: (each.shape, each.dtype) for field, each in real.items()
+        }
+    sizes = {
+        "vocab_size": 0,
+        "separator_ids": [],
+        "break_ids": [],
+        "antisymmetric_relations": [],
+        "acyclic_relations": [],
+    }
+    with torch.device("meta"):
+        model = experiment.new_model(configuration, corpus)
+    assert model.config.to_dict() | sizes == step.model.config.to_dict() | sizes

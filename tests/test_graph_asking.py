@@ -1,6 +1,8 @@
 """A saved GraphMER that is asked: about the repository it was measured on, about one that it never saw, in another process."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import runtime
 from helpers.graphmer import asking, evaluation, experiment
@@ -18,6 +22,7 @@ from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import read_graph
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import DIRECTIONS, admitted, score
+from helpers.graphmer.searching import search
 
 from .graph_run import SMALL
 from .test_graph_documents import library
@@ -186,7 +191,52 @@ def test_what_cannot_be_asked_is_an_error_that_says_what_can(saved, shop, name, 
         saved.ask(shop, name, relation)
 
 
+FORMER = {  # modules as they were named before, beside the weights
+    "configuration_graphmer": "architecture",
+    "modeling_graphmer": "model",
+    "copy_head": "token_match",
+    "graph_attention": "hgat",
+}
+
+
+def test_a_model_that_was_saved_before_its_modules_were_renamed_answers_as_before(trained, saved, shop, tmp_path):
+    former = shutil.copytree(trained[2] / "model", tmp_path / "former")
+    for now, then in FORMER.items():
+        (former / f"{now}.py").rename(former / f"{then}.py")
+    config = json.loads((former / "config.json").read_text())
+    config["auto_map"] |= {
+        "AutoConfig": "architecture.GraphMERConfig",
+        "AutoModelForPreTraining": "model.GraphMERForPreTraining",
+    }
+    (former / "config.json").write_text(json.dumps(config))
+    weights = load_file(former / "model.safetensors")
+    save_file(weights | {"ranges_RY": torch.zeros(2, 3)}, former / "model.safetensors", {"format": "pt"})
+    loaded = GraphMER.load(former, tmp_path / "other")
+    for question in (("shop.goods.find", "called_by"), ("shop.main.report", "calls")):
+        assert loaded.ask(shop, *question) == saved.ask(shop, *question)
+
+
+def test_a_model_of_another_format_says_what_to_do(trained, tmp_path):
+    other = shutil.copytree(trained[2] / "model", tmp_path / "other")
+    settings = json.loads((other / asking.SETTINGS).read_text())
+    (other / asking.SETTINGS).write_text(json.dumps(settings | {"schema": 0}))
+    with pytest.raises(ValueError, match="schema=0: this code reads 1; ask with the code that saved it, or train anew"):
+        GraphMER.load(other)
+
+
 def test_a_folder_without_a_saved_model_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["ask", str(tmp_path), str(tmp_path), "a.b", "calls"])
     assert "no graphmer.json there" in capsys.readouterr().err
+
+
+# ---- search
+
+
+def test_search_finds_the_function_whose_name_and_source_have_the_words(shop, tmp_path, capsys):
+    assert main(["search", str(shop), "sum of the prices in total", "--cache", str(tmp_path), "--most", "2"]) == 0
+    first = capsys.readouterr().out.splitlines()[2].split()
+    assert first[0] == "shop.main.total" and first[-1] == "shop/main.py:4"
+    assert search(shop, "zebra", cache=tmp_path) == []
+    with pytest.raises(ValueError, match=r"question='\?': has no word"):
+        search(shop, "?", cache=tmp_path)

@@ -11,13 +11,14 @@ from helpers.graphmer.graph.splits import Splits
 from helpers.graphmer.links.baselines import (
     Frequency,
     Mentions,
+    Names,
     NameSimilarity,
     SameModule,
-    ScoreFusion,
     SourceWords,
-    lexical_baseline,
+    lexical_scorers,
     owner_and_name,
 )
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.ranking import evaluate
 
 pytestmark = pytest.mark.once
@@ -67,18 +68,18 @@ def test_name_similarity_is_the_cosine_of_n_grams():
         analyzer="char_wb", ngram_range=(2, 4), max_df=0.1, sublinear_tf=True, lowercase=False, dtype=np.float32
     ).fit(graph.entities)
     expected = cosine_similarity(vectoriser.transform(heads), vectoriser.transform(candidates))
-    assert NameSimilarity(graph).tails(heads, "calls", candidates) == pytest.approx(expected, abs=1e-6)
+    assert NameSimilarity(Names(graph)).tails(heads, "calls", candidates) == pytest.approx(expected, abs=1e-6)
     names = [graph.entities[name].name for name in candidates]
     expected = cosine_similarity(vectoriser.transform(heads), vectoriser.transform(names))
-    found = NameSimilarity(graph, candidate="name").heads(heads, "calls", candidates)
+    found = NameSimilarity(Names(graph), candidate="name").heads(heads, "calls", candidates)
     assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_scorers_notice_other_candidates():
-    """They keep what they computed of the last list."""
+    """They keep what they computed of names and sources."""
     graph, _, text = named_graph()
     one, other = list(graph.entities)[:6], list(graph.entities)[9:15]
-    for scorer in (NameSimilarity(graph), Mentions(SourceWords(graph, text))):
+    for scorer in (NameSimilarity(Names(graph)), Mentions(SourceWords(graph, text))):
         for direction in (scorer.tails, scorer.heads):
             first, second, again = (direction(one, "calls", names) for names in (one, other, one))
             assert (first == again).all()
@@ -198,8 +199,10 @@ def test_a_relation_that_validation_lacks_has_the_mean_of_the_others_weights():
 
 def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
     graph, splits, text = named_graph()
-    names = evaluate(lexical_baseline(splits, graph, ONTOLOGY), splits, graph, ONTOLOGY)
-    sources = evaluate(lexical_baseline(splits, graph, ONTOLOGY, text=text), splits, graph, ONTOLOGY)
+    names, sources = (
+        evaluate(ScoreFusion.fitted(lexical_scorers(graph, read), splits, graph, ONTOLOGY), splits, graph, ONTOLOGY)
+        for read in (None, text)
+    )
     frequency = evaluate(Frequency.of(splits.train), splits, graph, ONTOLOGY)
     assert names["relations"]["contains"]["both"]["mrr"] > 0.9
     assert names["beyond_names"]["both"]["mrr"] < 0.3
@@ -210,7 +213,7 @@ def test_names_give_away_what_contains_what_and_sources_who_calls_whom():
 def test_impossible_fields_and_empty_fusions_are_refused():
     graph, splits, text = named_graph(modules=9)
     with pytest.raises(ValueError, match="candidate='type': must be one of id, owner, name"):
-        NameSimilarity(graph, candidate="type")
+        NameSimilarity(Names(graph), candidate="type")
     with pytest.raises(ValueError, match="what='all': must be one of name, owner, pair"):
         Mentions(SourceWords(graph, text), "all")
     with pytest.raises(ValueError, match=r"scorers=\[\]"):

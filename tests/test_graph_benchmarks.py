@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.code_search import Package, bm25, of_encoder, read, tuned, words
+from benchmarks.code_search import Function, Package, of_encoder, read, tuned, words
 from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions
 from benchmarks.held_out_rows import Rankings
+from helpers.graphmer import searching
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.links.tasks import Function
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.searching import bm25
 from helpers.graphmer.text.documents import Documents
 from helpers.graphmer.text.tokenizer import train_tokenizer
 
@@ -241,15 +242,14 @@ def test_identifiers_are_split_into_stemmed_words():
 
 
 def test_bm25_is_what_a_slow_sum_says():
-    pytest.importorskip("nltk")
-    texts = ["read the file", "writes a file a file", "closing"]
-    found = bm25(["reads reading files", "nothing"], texts)
+    texts = ["readFile the file", "writes a file a file", "closing"]
+    found = bm25(["read the_file, file", "nothing"], texts, searching.words)
     for place, text in enumerate(texts):
-        bag, total = Counter(words(text)), 0.0
-        for word in {"read", "file"}:
-            documents = sum(word in words(each) for each in texts)
+        bag, total = Counter(searching.words(text)), 0.0
+        for word in {"read", "the", "file"}:
+            documents = sum(word in searching.words(each) for each in texts)
             rarity = math.log(1 + (3 - documents + 0.5) / (documents + 0.5))
-            norm = 1.2 * (1 - 0.75 + 0.75 * bag.total() / (9 / 3))
+            norm = 1.2 * (1 - 0.75 + 0.75 * bag.total() / (10 / 3))
             total += rarity * bag[word] * 2.2 / (bag[word] + norm)
         assert found[0, place] == pytest.approx(total)
     assert found[1].tolist() == [0, 0, 0]

@@ -13,12 +13,12 @@ from helpers.graphmer.graph.knowledge_graph import EXTERNAL, UNRESOLVED, Entity,
 from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.graph.splits import split_by_module
 from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
-from helpers.graphmer.text.batches import CurriculumChains, LeafyChainCollator, phase_steps
 from helpers.graphmer.text.chains import LeafyChains
 from helpers.graphmer.text.documents import Documents, entity_text
 from helpers.graphmer.text.negatives import Relations, words
 from helpers.graphmer.text.tokenizer import MASK, PAD, encode, train_tokenizer
 from helpers.graphmer.text.windows import EncodedDocuments
+from helpers.graphmer.training import CurriculumChains, LeafyChainCollator, phase_steps
 
 from .graph_batches import check_batch
 from .test_graph_documents import library

@@ -1,13 +1,12 @@
-"""Docstrings cut out of real syntax, and the search for their functions counted by hand."""
+"""Docstrings cut out of real syntax, for the search for their functions."""
 
 import ast
 import textwrap
 
-import numpy as np
 import pytest
 
+from benchmarks.code_search import Function, documented_functions, split_docstring
 from helpers.graphmer.graph.knowledge_graph import Entity, build_graph
-from helpers.graphmer.links.tasks import Function, code_search, documented_functions, split_docstring
 
 pytestmark = pytest.mark.once
 
@@ -72,20 +71,3 @@ def test_functions_to_be_found_have_a_sentence_of_their_own():
         Function("m.e", "Drops old rows.", "m.e\ndef e(x):\n    return x\n"),
     ]
     assert len(documented_functions(graph, lambda name: sources[name], ["m.a", "m.d"])) == 1
-
-
-def test_code_search_counts_the_first_ten():
-    ranks = [1, 2, 10, 11, *[1] * 8]
-    scores = np.zeros((12, 12))
-    for row, place in enumerate(ranks):
-        others = [column for column in range(12) if column != row]
-        scores[row, others] = -np.arange(11)
-        scores[row, row] = 1.5 - place
-    result = code_search(scores)
-    assert result["mrr@10"] == pytest.approx((9 + 1 / 2 + 1 / 10) / 12)
-    assert result["functions"] == 12
-    even = code_search(np.zeros((12, 12)))
-    assert even["mrr@10"] == pytest.approx(1 / 6.5)
-    drawn = np.random.default_rng(0)
-    chance = np.mean([code_search(drawn.random((12, 12)))["mrr@10"] for _ in range(40)])
-    assert even["chance"] == pytest.approx(chance, abs=0.03)

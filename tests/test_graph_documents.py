@@ -13,7 +13,7 @@ import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, Entity, build_graph
-from helpers.graphmer.text.documents import Documents, entity_text, header_and_source, leaf_texts, shown_name
+from helpers.graphmer.text.documents import Documents, entity_text, leaf_texts, shown_name
 from helpers.graphmer.text.tokenizer import PAD, SEP, encode, train_tokenizer
 from helpers.graphmer.text.windows import EncodedDocuments
 
@@ -153,27 +153,10 @@ def test_a_java_definition_is_found_behind_its_annotations(tmp_path):
     assert [text[one.start : one.end] for one in documents.anchors("shop.Till")] == ["shop.Till", "run"]
 
 
-def test_header_and_source_are_the_text(graph, documents):
-    inner = 0
-    for entity_id in graph.entities:
-        header, source = header_and_source(entity_id, documents.text)
-        assert header + source == documents.text(entity_id)
-        assert header == (f"{shown_name(entity_id)}\n" if documents.has_source(entity_id) else "")
-        inner += bool(header) and "<locals>" in entity_id
-    assert inner
-    assert header_and_source("m.f", lambda entity_id: "def f(): ...") == ("", "def f(): ...")
-
-
-def test_sources_of_several_folders_and_other_encodings(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "m.py").write_bytes(
-            f"# -*- coding: latin-1 -*-\ndef f():\n    return 'é{name}'\n".encode("latin-1")
-        )
-    folders = [tmp_path / "one", tmp_path / "two"]
-    documents = Documents.read(load_graph(folders), folders)
-    assert documents.text("one/m.f") == "one/m.f\ndef f():\n    return 'éone'"
-    assert documents.text("two/m.f") == "two/m.f\ndef f():\n    return 'étwo'"
+def test_sources_are_decoded_as_they_say(tmp_path):
+    (tmp_path / "m.py").write_bytes("# -*- coding: latin-1 -*-\ndef f():\n    return 'é'\n".encode("latin-1"))
+    documents = Documents.read(load_graph(tmp_path), tmp_path)
+    assert documents.text("m.f") == "m.f\ndef f():\n    return 'é'"
 
 
 def test_a_written_graph_has_names_only(graph, tmp_path):

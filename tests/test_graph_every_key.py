@@ -238,7 +238,8 @@ def what_it_does(configuration: Configuration, corpus: experiment.Corpus, folder
         {k: v for k, v in entry.items() if "seconds" not in k and "per_second" not in k and "runtime" not in k}
         for entry in trainer.state.log_history
     ]
-    found = evaluation.links(LinkPredictor(trainer.model, corpus.validation), corpus, configuration) if ranks else {}
+    scorer = LinkPredictor(trainer.model, corpus.validation).ends()["given end: meaning"]
+    found = evaluation.links(scorer, corpus, configuration) if ranks else {}
     return {
         "weights": weights.hexdigest(),
         "history": history,

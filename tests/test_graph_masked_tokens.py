@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.graphmer.links.tasks import count_right
+from helpers.graphmer.evaluation import count_right
 
 pytestmark = pytest.mark.once
 

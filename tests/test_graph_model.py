@@ -314,6 +314,11 @@ def test_saved_and_reloaded_it_gives_the_same_loss(tmp_path):
     assert torch.equal(bare(**inputs(batch)).root_states, model(**batch).root_states)
 
 
+def test_a_field_that_nothing_reads_is_named():
+    with pytest.raises(TypeError, match="mlm_label: unknown; the fields are root_ids"):
+        pretraining_model()(**leafy_batch(), mlm_label=None)
+
+
 def test_untrained_losses_of_masked_tokens_are_near_a_uniform_guess():
     model = pretraining_model(vocab_size=500, hidden_size=64).eval()
     terms = model(**leafy_batch(B=6)).terms

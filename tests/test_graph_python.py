@@ -16,10 +16,9 @@ import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
-from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.ontology import read_ontology, validate
 from helpers.graphmer.graph.python_source import python_graph
 from helpers.graphmer.graph.sources import standard_library
-from helpers.graphmer.graph.validation import validate
 
 pytestmark = pytest.mark.once
 
@@ -136,7 +135,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def graph_of(folder: Path, **files: str):
-    return python_graph([write(folder, {f"{name}.py": text for name, text in files.items()})])
+    return python_graph(write(folder, {f"{name}.py": text for name, text in files.items()}))
 
 
 def tails(graph, head: str, relation: str) -> set[str]:
@@ -145,7 +144,7 @@ def tails(graph, head: str, relation: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    return python_graph([write(tmp_path_factory.mktemp("code"), SHOP)])
+    return python_graph(write(tmp_path_factory.mktemp("code"), SHOP))
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +301,7 @@ def test_super_and_the_type_of_a_value_make_nothing_and_call_nothing_of_builtins
 def test_a_star_brings_what_the_interpreters_own_code_has_and_nothing_else(tmp_path):
     write(tmp_path, {"low.py": "from posix import *\nfrom elsewhere import *\n"})
     write(tmp_path, {"use.py": "import low\nlow.getcwd()\nlow.nowhere()\n"})
-    assert tails(python_graph([tmp_path]), "use", "calls") == {"low.getcwd", "?.nowhere"}
+    assert tails(python_graph(tmp_path), "use", "calls") == {"low.getcwd", "?.nowhere"}
 
 
 def test_a_method_does_not_see_the_names_of_its_class(tmp_path):
@@ -492,7 +491,7 @@ def test_the_collector_is_left_as_it_was(tmp_path, running):
         (gc.enable if running else gc.disable)()
         graph_of(tmp_path, m="x = 1")
         with pytest.raises(FileNotFoundError):
-            python_graph([tmp_path / "nowhere"])
+            python_graph(tmp_path / "nowhere")
         assert gc.isenabled() is running
     finally:
         (gc.enable if before else gc.disable)()
@@ -526,25 +525,13 @@ def test_files_that_do_not_parse_are_listed_and_the_others_read(tmp_path):
     (tmp_path / "declared.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
     (tmp_path / "deep.py").write_text("x = " + "(" * 500 + ")" * 500)
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
-    graph = python_graph([tmp_path])
+    graph = python_graph(tmp_path)
     errors = {failure["path"]: failure["error"] for failure in graph.manifest["failed"]}
     assert set(errors) == {"bad.py", "nul.py", "latin.py", "deep.py", "gone.py"}
     assert errors["bad.py"].startswith("line 2:")
     assert str(tmp_path) not in str(errors)
     assert {file["module"] for file in graph.manifest["files"]} == {"good", "declared"}
     assert tails(graph, "good", "imports") == {"bad"}
-
-
-def test_modules_of_one_name_in_two_folders_stay_apart_and_import_their_own(tmp_path):
-    for folder in ("left", "right"):
-        write(tmp_path / folder, {"utils.py": "def f(): pass\n", "use.py": "import utils\nutils.f()\n"})
-    write(tmp_path / "right", {"only.py": "def g(): pass\n"})
-    write(tmp_path / "left", {"other.py": "from only import g\ng()\n"})
-    graph = python_graph([tmp_path / "right", tmp_path / "left"])
-    assert tails(graph, "left/use", "calls") == {"left/utils.f"}
-    assert tails(graph, "right/use", "calls") == {"right/utils.f"}
-    assert tails(graph, "left/other", "calls") == {"right/only.g"}
-    assert graph.triples == python_graph([tmp_path / "left", tmp_path / "right"]).triples
 
 
 @pytest.mark.parametrize(
@@ -560,7 +547,7 @@ def test_modules_of_one_name_in_two_folders_stay_apart_and_import_their_own(tmp_
 def test_modules_have_the_names_that_imports_use(tmp_path, path, module):
     packages = {"pkg/__init__.py": "", "pkg/sub/__init__.py": "", "src/pkg/__init__.py": ""}
     inits = packages if not path.startswith("src") else {"src/pkg/__init__.py": ""}
-    graph = python_graph([write(tmp_path, inits | {path: "x = 1\n"})])
+    graph = python_graph(write(tmp_path, inits | {path: "x = 1\n"}))
     assert module in {file["module"] for file in graph.manifest["files"]}
 
 
@@ -568,14 +555,10 @@ def test_test_folders_installed_packages_and_environments_can_be_left_out(tmp_pa
     files = ["m.py", "tests/t.py", "site-packages/p.py", ".hidden/h.py", "env/lib/e.py", "__pycache__/c.py"]
     write(tmp_path, dict.fromkeys(files, "x = 1\n") | {"env/pyvenv.cfg": ""})
     for include_tests, expected in ((True, {"m.py", "tests/t.py"}), (False, {"m.py"})):
-        graph = python_graph([tmp_path], include_tests=include_tests)
+        graph = python_graph(tmp_path, include_tests=include_tests)
         assert {file["path"] for file in graph.manifest["files"]} == expected
 
 
-def test_wrong_folders_are_refused(tmp_path):
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        python_graph([tmp_path / "nowhere"])
-    (tmp_path / "a" / "x").mkdir(parents=True)
-    (tmp_path / "b" / "x").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"folders=\['x', 'x'\]"):
-        python_graph([tmp_path / "a" / "x", tmp_path / "b" / "x"])
+        python_graph(tmp_path / "nowhere")

@@ -6,9 +6,8 @@ import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import EXTERNAL
-from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.ontology import read_ontology, validate
 from helpers.graphmer.graph.scip import DEFINITION, INDEX, index_message
-from helpers.graphmer.graph.validation import validate
 from helpers.graphmer.text.documents import Documents
 
 pytestmark = pytest.mark.once

@@ -116,12 +116,13 @@ def test_every_machine_has_a_price_or_says_that_none_is_known():
     for name in NAMES:
         price = prices.of(machine(name))
         assert price.source and (price.usd_per_hour is None) == (price.source == "none")
-        assert price.usd_per_hour is None or re.fullmatch(r"20\d\d(-\d\d)?", price.as_of)
+        assert price.usd_per_hour is None or re.fullmatch(r"20\d\d-\d\d", price.as_of)
 
 
 def test_devices_multiply_the_price():
     assert prices.of(machine("2xT4")).usd_per_hour == pytest.approx(2 * prices.table()["T4"].usd_per_hour)
-    assert prices.of(machine("v2-8")).usd_per_hour == pytest.approx(4.5)
+    assert prices.of(machine("v6e-8")).usd_per_hour == pytest.approx(8 * prices.table()["TPU v6e"].usd_per_hour)
+    assert prices.of(machine("v5e-8")).usd_per_hour is None
 
 
 def test_own_prices_replace_those_of_the_table(tmp_path):

@@ -35,7 +35,7 @@ def test_the_split_is_of_the_records_that_are_kept(prepared):
     out = {name for name, length in lengths.items() if length > 384}
     assert 0 < len(out) < len(lengths)
     assert {row["id"] for row in encoded.set_aside()} == out
-    assert {row["defect"] for row in encoded.set_aside()} == {"too long"}
+    assert {(row["defect"], row["set_aside"]) for row in encoded.set_aside()} == {("too long", True)}
     for name, records in vars(encoded.splits).items():
         assert records == tuple(r for r in getattr(data.splits, name) if r.id not in out)
 

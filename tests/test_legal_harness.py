@@ -56,8 +56,11 @@ def test_a_tsv_is_one_task_named_after_its_file_and_quoted_fields_hold_tabs(tmp_
     ("rows", "message"),
     [
         ([], r"holds no row"),
-        ([{"text": "t"}], r"line 1: `answer` is missing or empty; fields found: text"),
-        ([{"answer": "Yes", "text": "t"}, {"answer": " ", "text": "t"}], r"line 2: `answer` is missing or empty"),
+        ([{"text": "t"}], r"line 1: `text` or `answer` is missing or empty; fields found: text"),
+        (
+            [{"answer": "Yes", "text": "t"}, {"answer": " ", "text": "t"}],
+            r"line 2: `text` or `answer` is missing or empty",
+        ),
         ([{"answer": "Yes", "text": ["t"]}], r"line 1, column `text` holds a list"),
         ([{"answer": "Yes", "text": "t"}] * 2, r"all answers of task 'bad' are the same"),
         ([["t"]], r"line 1 is not a JSON object"),
@@ -99,7 +102,6 @@ def nats(model, tokenizer, context: str, text: str) -> float:
 def test_accuracy_is_the_argmax_of_likelihoods_counted_by_hand(two_tasks, tokenizer):
     model = tiny_qwen2(tokenizer).train()
     found = evaluate(model, tokenizer, two_tasks, batch_size=3)
-    assert model.training
     for name, rows in (("hearsay", HEARSAY), ("forms", FORMS)):
         options = sorted({answer for _, answer in rows})
         right = normalised = 0
@@ -134,3 +136,34 @@ def test_a_model_that_learnt_the_answers_is_right_and_the_questions_are_pinned(t
     assert before["hashes"] == after["hashes"]
     row = {"task": "forms", "measure": "acc", "before": before["tasks"]["forms"]["acc"], "after": 1.0}
     assert row in table(before=before, after=after)
+
+
+@needs_lm_eval
+def test_legalbench_with_its_official_prompt_is_asked_of_a_local_copy(tokenizer, tmp_path, monkeypatch):
+    """`nguha/legalbench` below the working directory is read in the place of the hub; the rows are made here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    copy = tmp_path / "nguha" / "legalbench"
+    copy.mkdir(parents=True)
+    rows = [
+        {"text": f"The mark '{word}' for kettles.", "answer": "generic"}
+        for word in ["Kettle", "Pot", "Pan", "Jug", "Cup", "Mug"]
+    ]
+    for split in ("train", "test"):
+        jsonl(copy / f"{split}.jsonl", rows)
+    splits = "".join(f"\n  - split: {split}\n    path: {split}.jsonl" for split in ("train", "test"))
+    (copy / "README.md").write_text(f"---\nconfigs:\n- config_name: abercrombie\n  data_files:{splits}\n---\n")
+    model = tiny_qwen2(tokenizer)
+    before = evaluate(model, tokenizer, "legalbench_abercrombie")
+    assert before["tasks"]["legalbench_abercrombie"]["exact_match get-answer"] == 0
+    assert before["examples_in_the_prompt"] == {"legalbench_abercrombie": 5}
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    ids = torch.tensor([tokenizer(f"Description: {row['text']}\nType: generic\n\n")["input_ids"][-24:] for row in rows])
+    for _ in range(60):
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = evaluate(model, tokenizer, "legalbench_abercrombie")
+    assert after["tasks"]["legalbench_abercrombie"]["exact_match get-answer"] == 1
+    assert before["hashes"] == after["hashes"]

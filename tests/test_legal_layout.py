@@ -300,13 +300,6 @@ def test_generation_ends_at_the_token_that_was_trained_to_end_it(base):
     assert generated() == 4
 
 
-def test_a_record_that_spells_out_the_stop_token_is_set_aside_by_id(instruct):
-    records = [RECORDS[0], replace(RECORDS[1], question="What does <|im_end|> mean?")]
-    fitted = Layout(instruct).fit(records, max_length=1024)
-    assert (fitted.records, fitted.spells_stop, fitted.too_long) == ((RECORDS[0],), (RECORDS[1].id,), ())
-    assert f"1 of 2 records are used; 1 spell out a token that stops ({RECORDS[1].id})" in str(fitted)
-
-
 def test_a_template_that_never_stops_is_refused():
     endless = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     with pytest.raises(ValueError, match=r"no special token.*layout='instruction'"):
@@ -380,13 +373,9 @@ def test_a_record_that_is_too_long_is_set_aside_whole_and_no_other_is_changed(lo
     layout = Layout(instruct)
     long = replace(RECORDS[0], **{longer: getattr(RECORDS[0], longer) * 40})
     lengths = layout.lengths([RECORDS[1], long])
-    fitted = layout.fit([long, RECORDS[1]], max_length=lengths[1] - 1)
-    assert (fitted.records, fitted.too_long, fitted.spells_stop) == ((RECORDS[1],), (long.id,), ())
-    assert f"1 of 2 records are used; 1 are longer ({long.id}). None is cut" in str(fitted)
-    assert layout.fit([long, RECORDS[1]], max_length=lengths[1]).records == (long, RECORDS[1])
-    with pytest.raises(
-        ValueError, match=rf"max_length=128: 0 of 1 records are used; 1 are longer \({long.id}\).*Raise max_length"
-    ):
+    assert layout.fit([long, RECORDS[1]], max_length=lengths[1] - 1) == ((RECORDS[1],), (long.id,))
+    assert layout.fit([long, RECORDS[1]], max_length=lengths[1]) == ((long, RECORDS[1]), ())
+    with pytest.raises(ValueError, match="max_length=128: all 1 records are longer; raise it"):
         layout.fit([long], max_length=128)
     assert [len(row["input_ids"]) for row in taught(layout, (RECORDS[1], long))] == lengths
 
@@ -421,8 +410,8 @@ def test_max_length_is_that_of_the_longest_record_in_steps_of_128(lengths, optio
 
 def test_the_reason_for_max_length_counts_what_is_longer():
     _, reason = choose_max_length([100] * 98 + [3000, 4000])
-    assert "the longest of 100 records has 4,000 tokens" in reason
-    assert "at most 1,024; 2 are longer" in reason
+    assert "the longest record has 4,000 tokens, at most 1,024" in reason
+    assert "2 of 100 training records are longer and set aside" in reason
 
 
 # ---- reading back
@@ -449,8 +438,8 @@ def test_a_response_cut_off_anywhere_is_read_as_far_as_it_goes():
     for end in range(len(text)):
         read = parse_response(text[:end])
         assert read.well_formed == (end > answer)
-        assert record.answer.startswith(read.answer)
-        assert record.topic.startswith(read.topic)
+        assert record.answer.startswith(read.answer.partition("\n\n#")[0])
+        assert record.topic.startswith(read.topic.partition("\n#")[0])
 
 
 @pytest.mark.parametrize(

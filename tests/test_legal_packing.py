@@ -15,7 +15,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from helpers import xla
 from helpers.legal.layout import IGNORED
-from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, mask_of, segment_mask
+from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, mask_of
 from helpers.runtime import detect
 
 from .test_legal_model import runtime
@@ -93,7 +93,7 @@ def test_labels_of_a_block_are_those_of_trls_own_collator():
 def test_the_mask_is_causal_inside_a_segment_and_closed_between_segments():
     ids = torch.tensor([[1, 1, 2, 2, 2, 0, 0]])
     slow = [[ids[0, q] == ids[0, k] and k <= q for k in range(7)] for q in range(7)]
-    assert segment_mask(ids)[0, 0].tolist() == slow
+    assert mask_of(ids, "sdpa")[0, 0].tolist() == slow
 
 
 def packed_batch(rows) -> dict[str, torch.Tensor]:

@@ -1,13 +1,12 @@
 """What validation finds: each defect planted on its own, citations from a list, and nothing lost."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from helpers.legal.records import Record, load_records
-from helpers.legal.validation import SET_ASIDE, WARNED, citations, validate
+from helpers.legal.validation import SET_ASIDE, citations, validate
 
 pytestmark = pytest.mark.once
 
@@ -18,6 +17,10 @@ FIRST = CLEAN[0]
 def with_one(**changes: str) -> list[Record]:
     """The clean records, one of them changed in the sixth row."""
     return [*CLEAN[:5], replace(CLEAN[5], **changes), *CLEAN[6:]]
+
+
+def set_aside(report) -> list[str]:
+    return [*dict.fromkeys(finding.id for finding in report.findings if finding.set_aside)]
 
 
 def test_the_sample_has_no_defect():
@@ -40,18 +43,19 @@ def test_the_sample_has_no_defect():
         ({"reasoning": "Step 1: Read the contract. Step 1: Read it a second time, slowly."}, "broken steps", "1, 1"),
         ({"answer": FIRST.answer + "\n### Case Citation:\nnone"}, "markup", "### Case Citation:"),
         ({"question": "What is <|im_end|> in contract law?"}, "markup", "<|im_end|>"),
+        ({"question": "What is <｜end▁of▁sentence｜> in contract law?"}, "markup", "<｜end▁of▁sentence｜>"),
         ({"turns": (("user", "<|im_start|> is what?"), ("assistant", "A token."))}, "markup", "<|im_start|>"),
     ],
 )
 def test_a_bad_row_is_set_aside_with_its_reason(changes, defect, detail):
     records = with_one(**changes)
     report = validate(records)
-    assert report.set_aside == (records[5],)
+    assert set_aside(report) == [records[5].id]
     assert report.kept == tuple(records[:5] + records[6:])
     (finding,) = [finding for finding in report.findings if finding.defect in SET_ASIDE]
     assert (finding.row, finding.id, finding.defect) == (6, records[5].id, defect)
     assert finding.detail.startswith(detail)
-    assert report.as_dict()["set_aside"] == dict.fromkeys(SET_ASIDE, 0) | {defect: 1}
+    assert report.as_dict()["set_aside"] == {defect: 1}
 
 
 @pytest.mark.parametrize(
@@ -64,12 +68,6 @@ def test_a_bad_row_is_set_aside_with_its_reason(changes, defect, detail):
             {"reasoning": "It depends on the facts, and on which of them a court would find."},
             "prose reasoning",
             "It depends",
-        ),
-        ({"answer": "ISSUE: a\nRULE: b\nAPPLICATION: c\nCONCLUSION: d"}, "short text", "answer: 45 characters"),
-        (
-            {"difficulty": "basic", "reasoning": "Step 1: a Step 2: b Step 3: c Step 4: d"},
-            "short text",
-            "reasoning: 39",
         ),
         ({"case_citation": ""}, "no citation", ""),
     ],
@@ -94,7 +92,7 @@ def test_a_near_duplicate_is_listed_with_the_row_it_repeats():
 def test_a_row_set_aside_does_not_hide_the_good_one_that_repeats_it():
     records = [replace(FIRST, reasoning="Step 2: a Step 1: b"), FIRST, *CLEAN[1:]]
     report = validate(records)
-    assert report.set_aside == (records[0],)
+    assert set_aside(report) == [records[0].id]
     assert report.kept == CLEAN
 
 
@@ -102,22 +100,25 @@ def test_every_row_is_either_kept_or_set_aside_whatever_is_wrong_with_it():
     records = [replace(CLEAN[n % 60], **{name: ""}) for n, name in enumerate(("answer", "question", "answer") * 10)]
     records += [*CLEAN, *CLEAN[:7]]
     report = validate(records)
-    assert Counter(report.kept + report.set_aside) == Counter(records)
+    out = {finding.row for finding in report.findings if finding.set_aside}
+    assert report.kept == tuple(record for row, record in enumerate(records, 1) if row not in out)
     assert {finding.row for finding in report.findings if finding.defect in SET_ASIDE} == {
         row for row, record in enumerate(records, 1) if row <= 30 or row > 90
     }
 
 
-def test_the_caller_can_keep_what_is_set_aside_and_set_aside_what_is_kept():
+def test_the_caller_can_keep_what_is_set_aside():
     records = with_one(reasoning="Step 2: Read the contract. Step 1: Sign it, and keep a copy of it.", case_citation="")
-    assert validate(records, excluding=SET_ASIDE.keys() - {"broken steps"}).kept[5] == records[5]
-    assert validate(records, excluding={"no citation"}).set_aside == (records[5],)
+    report = validate(records, keeping={"broken steps"})
+    assert report.kept[5] == records[5]
+    assert report.as_dict()["warned"]["broken steps"] == 1
+    assert "kept, but look at: broken steps" in [row["records"] for row in report.rows()]
 
 
 def test_defects_of_rows_set_aside_are_not_counted_as_warnings():
     report = validate(with_one(answer="", case_citation=""))
-    assert report.as_dict()["warned"]["no citation"] == 0
-    assert [(row["defect"], row["set_aside"]) for row in report.listed() if row["row"] == 6] == [
+    assert "no citation" not in report.as_dict()["warned"]
+    assert [(found.defect, found.set_aside) for found in report.findings if found.row == 6] == [
         ("no answer", True),
         ("no citation", False),
     ]
@@ -137,7 +138,6 @@ def test_the_report_shows_counts_and_examples_and_goes_into_json():
     assert rows["set aside: no answer"]["details"].endswith(f"row 6 {CLEAN[5].id!r}")
     facts = json.loads(json.dumps(report.as_dict()))
     assert facts["kept"] + sum(facts["set_aside"].values()) == facts["records"] == 60
-    assert set(facts["set_aside"]) | set(facts["warned"]) == set(SET_ASIDE | WARNED)
 
 
 def test_gaps_in_the_numbering_are_closed_and_told_and_nothing_else_is_changed():
@@ -159,7 +159,7 @@ def test_a_conversation_is_kept_without_sections_and_may_hold_headings():
     assert not [finding for finding in report.findings if finding.id == "1"]
     again = replace(chat, turns=(("user", "If it rains?"), ("assistant", "Yes.")))
     assert validate([chat, again]).kept == (chat, again), "what was said before is part of the question"
-    assert validate([chat, replace(chat, id="2")]).set_aside == (replace(chat, id="2"),)
+    assert set_aside(validate([chat, replace(chat, id="2")])) == ["2"]
 
 
 # ---- citations

@@ -6,10 +6,13 @@ import torch
 
 from helpers.graphmer.links import predictor as link_prediction
 from helpers.graphmer.links import ranking
+from helpers.graphmer.links.baselines import Frequency
 from helpers.graphmer.links.features import PARTS
+from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.tokenizer import break_tokens, separator_tokens
 
 from .graph_batches import perturbed
@@ -68,7 +71,7 @@ CLOSE = {"rtol": 3e-2, "atol": 5e-2}
 @pytest.fixture
 def alone(monkeypatch):
     """Leaves that a document has beside the one that is asked change its answer a little; here there are none."""
-    monkeypatch.setattr(LinkPredictor, "_may_have", lambda self, entity_type: ())
+    monkeypatch.setattr(Relations, "of_head", lambda self, entity_type: [])
 
 
 def calls(world) -> tuple[list[str], list[str]]:
@@ -76,15 +79,22 @@ def calls(world) -> tuple[list[str], list[str]]:
     return heads, sorted({triple.tail for triple in world.splits.train if triple.relation == "calls"})[:7]
 
 
+def added(predictor, end, direction, given, candidates):
+    """All parts of the score at one end, added up."""
+    scorers = [one for name, one in predictor.ends().items() if name.startswith(end) and not name.endswith("total")]
+    assert len(scorers) == (1 if predictor.model.token_match is None else len(PARTS))
+    return sum(getattr(one, direction)(given, "calls", candidates) for one in scorers)
+
+
 def test_the_given_end_scores_what_its_leaf_asks_for(world, model, alone):
     chains = world.chains()
     predictor, (heads, tails) = LinkPredictor(model, chains, batch_size=3), calls(world)
     relation = RELATIONS.id("calls")
     expected = [[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads]
-    np.testing.assert_allclose(predictor.tails(heads, "calls", tails), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "given end", "tails", heads, tails), expected, **CLOSE)
     inverse = RELATIONS.inverse(relation)
     expected = [[slow_score(model, chains, tail, inverse, head) for head in heads] for tail in tails]
-    np.testing.assert_allclose(predictor.heads(tails, "calls", heads), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "given end", "heads", tails, heads), expected, **CLOSE)
 
 
 def test_a_long_document_is_read_in_windows(world, model, alone):
@@ -94,22 +104,13 @@ def test_a_long_document_is_read_in_windows(world, model, alone):
     heads.append(next(entity.id for entity in world.graph.entities.values() if chains.window_count(entity.id) == 1))
     relation = RELATIONS.id("calls")
     expected = [[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads]
-    np.testing.assert_allclose(predictor.tails(heads, "calls", tails), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "given end", "tails", heads, tails), expected, **CLOSE)
 
 
 def test_parts_are_the_addends_of_a_score(world, model):
     predictor, (heads, tails) = LinkPredictor(model, world.windows()), calls(world)
-    whole, parts = predictor.tails(heads, "calls", tails), predictor.ends()
-    of_given = [scorer.tails(heads, "calls", tails) for name, scorer in parts.items() if name.startswith("given end")]
-    assert len(of_given) == (1 if model.token_match is None else len(PARTS))
-    np.testing.assert_allclose(sum(of_given), whole, rtol=1e-4, atol=1e-4)
-
-
-def other_end(predictor, direction, given, candidates):
-    """All parts of the other end's score, added up."""
-    ends = predictor.ends()
-    of_other = [scorer for name, scorer in ends.items() if name.startswith("other end") and not name.endswith("total")]
-    return sum(getattr(scorer, direction)(given, "calls", candidates) for scorer in of_other)
+    names, queries = predictor._entity_features(tails), predictor.query_features(heads, RELATIONS.id("calls"))
+    np.testing.assert_allclose(names.parts(queries).sum(0), names.scores(queries), rtol=1e-4, atol=1e-4)
 
 
 def test_the_other_end_scores_what_the_candidates_leaves_ask_for(world, model, alone):
@@ -117,10 +118,10 @@ def test_the_other_end_scores_what_the_candidates_leaves_ask_for(world, model, a
     predictor, (heads, tails) = LinkPredictor(model, chains), calls(world)
     inverse = RELATIONS.inverse(RELATIONS.id("calls"))
     expected = np.array([[slow_score(model, chains, tail, inverse, head) for tail in tails] for head in heads])
-    np.testing.assert_allclose(other_end(predictor, "tails", heads, tails), expected, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "other end", "tails", heads, tails), expected, **CLOSE)
     relation = RELATIONS.id("calls")
     expected = np.array([[slow_score(model, chains, head, relation, tail) for tail in tails] for head in heads])
-    np.testing.assert_allclose(other_end(predictor, "heads", tails, heads), expected.T, **CLOSE)
+    np.testing.assert_allclose(added(predictor, "other end", "heads", tails, heads), expected.T, **CLOSE)
 
 
 def test_the_total_of_a_candidate_is_over_all_that_it_could_ask_for(world, model, alone):
@@ -153,7 +154,7 @@ def test_a_document_is_read_once_for_all_its_relations(world, model, monkeypatch
     )
     heads, tails = calls(world)
     for relation in ("calls", "instantiates", "raises"):
-        predictor.tails(heads, relation, tails)
+        predictor.ends()["given end: meaning"].tails(heads, relation, tails)
     assert sorted(read) == sorted(set(heads))
 
 
@@ -169,7 +170,8 @@ def test_what_is_remembered_of_candidates_changes_no_score(world, model):
 
 
 def test_a_model_is_ranked_as_any_scorer(world, model):
-    scorer = LinkPredictor(model, world.chains()).both_ends(world.splits, world.graph, ONTOLOGY)
+    scorers = LinkPredictor(model, world.chains()).ends() | {"counts": Frequency.of(world.splits.train)}
+    scorer = ScoreFusion.fitted(scorers, world.splits, world.graph, ONTOLOGY)
     found = ranking.evaluate(scorer, world.splits, world.graph, ONTOLOGY, max_queries=20)
     assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 20
     parts = ("meaning",) if model.token_match is None else PARTS

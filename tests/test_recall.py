@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
-from helpers.reservoir.recall import HALF_LIVES, KERNELS, MATCHES, Recall, proposals
+from helpers.reservoir.recall import HALF_LIVES, KERNELS, MATCHES, Recall, proposals, read
 from helpers.reservoir.scans import since_begin
 
 B, T, W, V = 3, 17, 6, 5
@@ -42,7 +42,7 @@ def test_kernels_equal_a_slow_loop_over_their_definitions(masked):
     if masked:
         mask[0, :4] = mask[1, 5] = 0
     line = torch.randint(0, V + 1, (B, W), generator=torch.Generator().manual_seed(1)).float()
-    proposed, weights, _ = proposals(line, ids, mask if masked else None)
+    proposed, weights = proposals(line, ids, mask if masked else None)
     for row in range(B):
         history = [int(code) - 1 if code else None for code in line[row]]
         expected = slowly(history, ids[row].tolist(), mask[row].tolist())
@@ -55,7 +55,8 @@ def test_kernels_of_a_text_that_began_within_the_call_are_those_of_the_text_alon
     ids, ends = tokens(), torch.zeros(B, T, dtype=torch.bool)
     ends[0, 4] = ends[0, 12] = ends[1, 16] = True
     line = torch.randint(1, V + 1, (B, W), generator=torch.Generator().manual_seed(1)).float()
-    _, weights, last = proposals(line, ids, since_BU=since_begin(ends))
+    _, weights = proposals(line, ids, since_BU=since_begin(ends))
+    _, last = read(line, ids, since_BU=since_begin(ends))
     for row, begins in enumerate(([0, 5, 13], [0], [0])):
         for begin, end in zip(begins, [*begins[1:], T], strict=True):
             history = [int(code) - 1 for code in line[row]] if begin == 0 else [None] * W
@@ -69,9 +70,10 @@ def test_kernels_of_a_text_that_began_within_the_call_are_those_of_the_text_alon
 
 def test_streaming_sees_what_the_whole_text_sees():
     ids, line = tokens(), torch.zeros(B, W)
-    _, whole, last = proposals(line, ids)
-    _, first, carried = proposals(line, ids[:, :9])
-    _, second, end = proposals(carried, ids[:, 9:])
+    _, last = read(line, ids)
+    _, carried = read(line, ids[:, :9])
+    _, end = read(carried, ids[:, 9:])
+    whole, first, second = (proposals(*each)[1] for each in ((line, ids), (line, ids[:, :9]), (carried, ids[:, 9:])))
     assert end.equal(last)
     assert torch.allclose(first, whole[:, :9, :, : W + 9], atol=1e-6)
     assert torch.allclose(second, whole[:, 9:, :, 9:], atol=1e-6)
@@ -82,14 +84,14 @@ def test_the_boost_is_the_trusted_sum_of_kernels_at_the_proposed_tokens():
     recall, x, logits = Recall(4), torch.randn(B, T, 4), torch.randn(B, T, V)
     torch.nn.init.normal_(recall.weight)
     torch.nn.init.normal_(recall.bias)
-    proposed, weights, _ = proposals(torch.zeros(B, W), tokens())
+    proposed, weights = proposals(torch.zeros(B, W), tokens())
     expected = logits.clone()
     for b in range(B):
         for t in range(T):
             trust = recall.weight @ x[b, t] + recall.bias
             for s in range(W + T):
                 expected[b, t, proposed[b, s]] += trust @ weights[b, t, :, s]
-    assert torch.allclose(recall(logits, x, proposed, weights), expected, atol=1e-5)
+    assert torch.allclose(recall(logits.flatten(0, 1), x, proposed, weights).view(B, T, V), expected, atol=1e-5)
 
 
 def model(**settings):
@@ -188,7 +190,7 @@ def test_a_model_in_16_bits_recalls_the_same_tokens_with_the_logits_of_its_origi
     states = [exact.initial_state(B), cast.initial_state(B)]
     for piece in ids.split(5, dim=1):
         lines = [state[:, -W:] for state in states]
-        (proposed, weights, _), (found, alike, _) = (proposals(line, piece) for line in lines)
+        (proposed, weights), (found, alike) = (proposals(line, piece) for line in lines)
         assert found.equal(proposed) and alike.equal(weights)
         expected, output = (m(piece, state=state) for m, state in zip((exact, cast), states, strict=True))
         assert (output.logits - expected.logits).abs().max() < 0.02 * expected.logits.abs().max()

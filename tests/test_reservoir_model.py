@@ -189,9 +189,9 @@ def test_the_state_is_advanced_without_a_readout_to_where_the_model_has_it(recal
     model, ids = new_model(recall_tokens=recall_tokens), tokens(3, 12)
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
-    before = model.advance(ids, attention_mask=mask)
+    _, before = model.features(ids, attention_mask=mask)
     assert torch.equal(before, model(ids, attention_mask=mask).state)
-    assert torch.equal(model.advance(ids, before), model(ids, state=before).state)
+    assert torch.equal(model.features(ids, before)[1], model(ids, state=before).state)
 
 
 def test_rows_of_a_batch_do_not_touch_each_other():

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.reservoir import states
-from helpers.reservoir.blocks import TokenBlocks
+from helpers.reservoir.blocks import TokenBlocks, states_before
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
-from helpers.reservoir.states import states_before
 
 from .xla_process import answers_on_xla
 
@@ -45,13 +43,13 @@ def read_in_one(model: ReservoirForCausalLM, blocks: TokenBlocks) -> torch.Tenso
 @pytest.mark.parametrize("washout", [64, 100])
 @pytest.mark.parametrize("blocks", [1, 5, 100, 101, 203])
 def test_states_are_those_of_the_whole_text_however_many_rows_read_it(monkeypatch, blocks, washout):
-    monkeypatch.setattr(states, "WASHOUT", washout)  # two to six rows of them; an end of text lies in each washout
+    monkeypatch.setattr("helpers.reservoir.blocks.WASHOUT", washout)  # two to six rows of them; an end of text lies in each washout
     made, cut = model().eval(), TokenBlocks(text(blocks), T)
     torch.testing.assert_close(torch.from_numpy(states_before(made, cut)), read_in_one(made, cut), rtol=1e-5, atol=1e-6)
 
 
 def test_a_text_without_an_end_is_known_as_far_back_as_the_washout(monkeypatch):
-    monkeypatch.setattr(states, "WASHOUT", 400)
+    monkeypatch.setattr("helpers.reservoir.blocks.WASHOUT", 400)
     made, cut = model().eval(), TokenBlocks(text(600, ends=None), T)
     expected, found = read_in_one(made, cut), torch.from_numpy(states_before(made, cut))
     second = 200  # the first block of the second of three rows, which began 400 tokens earlier with nothing
@@ -93,8 +91,7 @@ import json
 import torch
 torch.set_num_threads(1)
 from helpers import xla
-from helpers.reservoir.blocks import TokenBlocks
-from helpers.reservoir.states import states_before
+from helpers.reservoir.blocks import TokenBlocks, states_before
 from tests.test_states import T, model, text
 device, cut = xla.start(), TokenBlocks(text(60), T)
 expected, found = states_before(model(), cut), states_before(model().to(device), cut)

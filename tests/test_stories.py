@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.reservoir.sample import PLOTS, sample_stories
-from helpers.reservoir.stories import _from_splits, batches, load_stories
+from helpers.reservoir.stories import StorySplits, batches, load_stories
 
 pytestmark = pytest.mark.once
 
@@ -239,10 +239,9 @@ def test_hub_layout_keeps_its_validation_split_but_for_stories_trained_on(tmp_pa
     write_parquet(tmp_path / "data" / "train.parquet", text=[*STORIES, "  "])
     write_parquet(tmp_path / "data" / "validation.parquet", text=held_out)
     splits = load_stories(str(tmp_path / "data"), num_stories=0, seed=0)
-    assert list(splits.train) == STORIES
+    assert splits.train == STORIES
     assert splits.validation == ["Never seen before.", "Also never seen."]
     assert splits.duplicates_removed == 2
-    assert not isinstance(splits.train, list)
 
 
 def test_hub_layout_draws_training_stories_by_seed(tmp_path, dataset_cache):
@@ -262,11 +261,8 @@ def test_hub_layout_without_validation_holds_5_percent_out(tmp_path, dataset_cac
     assert {*splits.train, *splits.validation} == set(STORIES)
 
 
-def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision(tmp_path, dataset_cache):
-    from datasets import load_dataset
-
-    write_parquet(tmp_path / "data" / "train.parquet", text=STORIES)
-    splits = _from_splits(load_dataset(str(tmp_path / "data")), "owner/name", "0123abc", 0, 1)
+def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision():
+    splits = StorySplits([], [], "owner/name", "0123abc", num_stories=0, seed=1, sha256="0f" * 32, duplicates_removed=0)
     assert splits.source == f"owner/name@0123abc, all stories, seed 1, sha256 {splits.sha256[:16]}"
     assert splits.provenance == {"source": "owner/name", "revision": "0123abc", "sha256": splits.sha256}
 

@@ -111,7 +111,7 @@ def test_the_state_within_a_text_is_that_of_its_tokens_alone():
     model, rows = new_model("deep"), texts()
     for length in (12, 13, 14, 25, 50):
         ids = stream(rows)[:, :length]
-        state, advanced = model(ids).state, model.advance(ids)
+        state, (_, advanced) = model(ids).state, model.features(ids)
         assert advanced.equal(state)
         for row in range(len(rows)):
             ends = (ids[row] == END).nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""Tokeniser, token file and blocks, held against decoding, plain byte counts and slow loops."""
+"""Tokeniser, tokens and blocks, held against decoding, plain byte counts and slow loops."""
 
 import json
 import math
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.reservoir.blocks import TokenBlocks, bits_per_byte, scored_bytes
+from helpers.reservoir.blocks import TokenBlocks, bits_per_byte
 from helpers.reservoir.sample import sample_stories
 from helpers.reservoir.tokens import (
     END_OF_TEXT,
     load_tokenizer,
     token_bytes,
+    tokens_of,
     trim_vocabulary,
-    write_tokens,
 )
 
 pytestmark = pytest.mark.once
@@ -241,7 +241,7 @@ def test_added_tokens_stay_where_they_are_special_or_used(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["template", "roberta"])
-def test_special_tokens_that_a_tokenizer_adds_have_their_new_ids(tokenizer, kind):
+def test_trimmed_tokenizer_adds_no_special_tokens_which_are_not_trained_on(tokenizer, kind):
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -255,26 +255,17 @@ def test_special_tokens_that_a_tokenizer_adds_have_their_new_ids(tokenizer, kind
     )
     less = trim_vocabulary(adding, STORIES[:1])[0]
     assert less.cls_token_id < adding.cls_token_id
-    assert less(STORIES[0])["input_ids"] == [less.cls_token_id, *encode(less, STORIES[0]), less.eos_token_id]
+    assert adding(STORIES[0])["input_ids"][0] == adding.cls_token_id
+    assert less(STORIES[0])["input_ids"] == encode(less, STORIES[0])
 
 
-def test_trimmed_tokenizer_is_loaded_from_its_path_and_finds_its_token_file(trimmed, tmp_path):
+def test_trimmed_tokenizer_is_loaded_from_its_path_and_gives_the_same_tokens(trimmed, tmp_path):
     from transformers import AutoTokenizer
 
-    trimmed.save_pretrained(tmp_path / "tokenizer")
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    trimmed.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert loaded.get_vocab() == trimmed.get_vocab()
-    first = written(STORIES, trimmed, tmp_path)
-    assert np.array_equal(written([], loaded, tmp_path), first)
-
-
-def test_trimming_for_other_stories_tokenises_again_and_for_the_same_ones_does_not(tokenizer, tmp_path):
-    written(STORIES, tokenizer, tmp_path)
-    for count in (5, 4):
-        trimmed = trim_vocabulary(tokenizer, STORIES[:count])[0]
-        last = written(STORIES[:count], trimmed, tmp_path)
-        assert stories_in(last, trimmed) == count
-    assert np.array_equal(written([], trim_vocabulary(tokenizer, STORIES[:4])[0], tmp_path), last)
+    assert np.array_equal(tokens_of(STORIES, loaded), tokens_of(STORIES, trimmed))
 
 
 def test_padding_before_trimming_leaves_nothing_behind(tokenizer, trimmed):
@@ -291,7 +282,7 @@ def test_tokenizer_of_a_path_is_trimmed_when_asked(tokenizer, trimmed, tmp_path)
     assert len(load_tokenizer("train", STORIES, 500, trim=True)[0]) == 500
 
 
-def test_trimming_what_is_not_byte_level_or_to_nothing_is_refused(tokenizer):
+def test_trimming_what_is_not_byte_level_is_refused():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -307,122 +298,58 @@ def test_trimming_what_is_not_byte_level_or_to_nothing_is_refused(tokenizer):
         backend.decoder = decoder
         with pytest.raises(ValueError, match="byte-level BPE"):
             trim_vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend), STORIES)
-    for stories in ([], [""]):
-        with pytest.raises(ValueError, match="stories: no text"):
-            trim_vocabulary(tokenizer, stories)
 
 
-# ---- token file
+# ---- tokens
 
 
-def stories_in(tokens, tokenizer) -> int:
-    return int((tokens == tokenizer.eos_token_id).sum())
-
-
-def written(stories, tokenizer, folder: Path, source: str = "sample 0"):
-    return write_tokens(stories, tokenizer, folder / "train", source=source)
-
-
-def test_token_file_holds_each_story_then_end_of_text(tokenizer, tmp_path):
+def test_tokens_are_each_story_and_then_end_of_text(tokenizer):
     expected = [token for story in STORIES for token in [*encode(tokenizer, story), tokenizer.eos_token_id]]
-    assert written(STORIES, tokenizer, tmp_path).tolist() == expected
-    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".npy", ".sha256"]
+    tokens = tokens_of(STORIES, tokenizer)
+    assert (tokens.tolist(), tokens.dtype) == (expected, np.uint16)
 
 
-def test_tokens_are_memory_mapped_read_only(tokenizer, tmp_path):
-    tokens = written(STORIES, tokenizer, tmp_path)
-    assert isinstance(tokens, np.memmap)
-    assert (tokens.mode, tokens.dtype) == ("r", np.uint16)
+def test_tokens_are_of_all_of_many_stories(tokenizer):
+    stories = [*sample_stories(20, seed=3), *[STORIES[0]] * 1500, STORIES[1]]
+    expected = np.concatenate([tokens_of([story], tokenizer) for story in stories])
+    assert np.array_equal(tokens_of(stories, tokenizer), expected)
 
 
-def test_large_vocabulary_takes_uint32(tokenizer, tmp_path):
+def test_large_vocabulary_takes_uint32(tokenizer):
     from transformers import PreTrainedTokenizerFast
 
     large = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=END_OF_TEXT)
     large.add_tokens([f"wordnumber{number}" for number in range(65536)])
-    tokens = written(["wordnumber65535"], large, tmp_path)
+    tokens = tokens_of(["wordnumber65535"], large)
     assert tokens.tolist() == [66035, large.eos_token_id]
     assert tokens.dtype == np.uint32
 
 
-def test_end_of_text_inside_a_story_does_not_end_it(tokenizer, tmp_path):
-    tokens = written([ODD_TEXTS[1]], tokenizer, tmp_path)
+def test_end_of_text_inside_a_story_does_not_end_it(tokenizer):
+    tokens = tokens_of([ODD_TEXTS[1]], tokenizer)
     assert np.flatnonzero(tokens == tokenizer.eos_token_id).tolist() == [len(tokens) - 1]
     assert token_bytes(tokenizer)[tokens].sum() == len(ODD_TEXTS[1].encode())
-
-
-def test_writing_leaves_the_tokenizer_reading_end_of_text_as_one_token(tokenizer, tmp_path):
-    written(STORIES[:2], tokenizer, tmp_path)
     assert tokenizer(END_OF_TEXT)["input_ids"] == [tokenizer.eos_token_id]
 
 
-def test_same_stories_are_not_tokenised_again(tokenizer, tmp_path):
-    first = written(STORIES, tokenizer, tmp_path)
-    assert np.array_equal(written([], tokenizer, tmp_path), first)
-
-
-def test_padding_between_two_runs_does_not_tokenise_again(tokenizer, tmp_path):
-    first = written(STORIES, tokenizer, tmp_path)
+def test_padding_of_an_earlier_call_is_no_token(tokenizer):
+    first = tokens_of(STORIES, tokenizer)
     tokenizer(STORIES[:3], padding="max_length", truncation=True, max_length=32)
-    assert np.array_equal(written([], tokenizer, tmp_path), first)
-
-
-def test_other_stories_or_another_tokenizer_are_tokenised_again(tokenizer, tmp_path):
-    written(STORIES, tokenizer, tmp_path)
-    smaller = load_tokenizer("train", STORIES, 300)[0]
-    for count, other in ((5, tokenizer), (6, smaller)):
-        assert stories_in(written(STORIES[:count], other, tmp_path, source="sample 1"), other) == count
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.001, 0.5, 0.999])
-def test_token_file_that_was_cut_off_does_not_count_and_is_written_again(tokenizer, tmp_path, kept):
-    first = written(STORIES, tokenizer, tmp_path).tolist()
-    (path,) = tmp_path.glob("*.npy")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(kept * len(whole))])
-    assert written(STORIES, tokenizer, tmp_path).tolist() == first
-    assert path.read_bytes() == whole
-
-
-def test_token_file_with_one_flipped_bit_is_written_again(tokenizer, tmp_path):
-    first = written(STORIES, tokenizer, tmp_path).tolist()
-    (path,) = tmp_path.glob("*.npy")
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-    assert written(STORIES, tokenizer, tmp_path).tolist() == first
-
-
-def test_writer_killed_half_way_leaves_no_token_file(tmp_path):
-    code = "import os;from helpers.reservoir.sample import sample_stories as s;"
-    code += "from helpers.reservoir.tokens import *;from pathlib import Path\n"
-    code += "class Stories(list):\n  def __getitem__(self, part):\n    if part.start: os._exit(9)\n    return super().__getitem__(part)\n"
-    code += "write_tokens(Stories(s(1500, 0)), load_tokenizer('train', s(50, 0), 300)[0], Path('train'), source='x')"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment).returncode == 9
-    assert [file.suffix for file in tmp_path.iterdir()] == [".partial"]
-
-
-def test_no_story_is_refused_and_leaves_no_token_file(tokenizer, tmp_path):
-    for _ in range(2):
-        with pytest.raises(ValueError, match="stories: none"):
-            written([], tokenizer, tmp_path)
-    assert not list(tmp_path.glob("*.npy"))
+    assert np.array_equal(tokens_of(STORIES, tokenizer), first)
 
 
 # ---- blocks
 
 
 @pytest.fixture(scope="module")
-def tokens(tokenizer, tmp_path_factory):
-    return written(STORIES, tokenizer, tmp_path_factory.mktemp("tokens"))
+def tokens(tokenizer):
+    return tokens_of(STORIES, tokenizer)
 
 
 def test_blocks_are_the_tokens_in_order_without_the_tail(tokens):
     blocks = TokenBlocks(tokens, 32)
     expected = tokens[: len(tokens) // 32 * 32].tolist()
     assert [token for block in blocks for token in block["input_ids"].tolist()] == expected
-    assert np.concatenate(list(blocks.arrays(rows=7))).ravel().tolist() == expected
 
 
 def test_block_has_long_inputs_and_equal_labels_of_its_own(tokens):
@@ -462,7 +389,7 @@ def test_two_workers_read_what_the_process_itself_reads(tokens):
     assert torch.equal(here, there)
 
 
-def test_scored_bytes_are_those_of_all_tokens_but_the_first_of_each_block(tokenizer, tokens):
+def test_bits_per_byte_are_per_byte_of_all_tokens_but_the_first_of_each_block(tokenizer, tokens):
     blocks = TokenBlocks(tokens, 32)
     pieces = tokenizer.backend_tokenizer
     slow = sum(
@@ -471,14 +398,15 @@ def test_scored_bytes_are_those_of_all_tokens_but_the_first_of_each_block(tokeni
         for token in block["input_ids"].tolist()[1:]
     )
     assert all(story.isascii() for story in STORIES)  # so that every token decodes by itself
-    assert scored_bytes(blocks, token_bytes(tokenizer)) == slow
+    expected = 2.0 / math.log(2) * 31 * len(blocks) / slow
+    assert bits_per_byte(2.0, blocks, token_bytes(tokenizer)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_uniform_guess_over_256_bytes_costs_8_bits_per_byte(tmp_path):
+def test_uniform_guess_over_256_bytes_costs_8_bits_per_byte():
     """One token a byte and a loss of ln 256: 8 bits a byte, and the end-of-text tokens on top."""
     tokenizer = load_tokenizer("train", [], 257)[0]
-    blocks = TokenBlocks(written(STORIES, tokenizer, tmp_path), 50)
-    predicted = np.concatenate(list(blocks.arrays()))[:, 1:]
+    blocks = TokenBlocks(tokens_of(STORIES, tokenizer), 50)
+    predicted = blocks.ids_BT[:, 1:]
     texts = int((predicted != tokenizer.eos_token_id).sum())
     expected = 8 * predicted.size / texts
     assert bits_per_byte(math.log(256), blocks, token_bytes(tokenizer)) == pytest.approx(expected, rel=1e-12)

@@ -33,7 +33,7 @@ def compiled(folder: Path, hardware: str, *names: str) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def on_one_chip(tmp_path_factory) -> dict[str, dict]:
-    return compiled(tmp_path_factory.mktemp("steps"), "v5e-1", "huge", *TWINS)
+    return compiled(tmp_path_factory.mktemp("steps"), "v5e-1", "huge", "shrinking", *TWINS)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,24 @@ def test_a_twins_step_compiles_for_a_tpu_and_overwrites_what_it_replaces(on_one_
     assert (
         step["arguments"] >= step["held"] and step["peak"] < step["arguments"] + step["outputs"] + step["temporaries"]
     )
+
+
+@needs_compiler
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_twins_memory_is_within_a_tenth_of_the_planners(on_one_chip, twin):
+    assert on_one_chip[twin]["planned"] == pytest.approx(on_one_chip[twin]["peak"], rel=0.1)
+
+
+@needs_compiler
+def test_a_twin_is_compiled_once_and_a_step_of_changing_shapes_is_seen(on_one_chip):
+    assert all(on_one_chip[twin]["same_again"] for twin in TWINS)
+    assert not on_one_chip["shrinking"]["same_again"]
+
+
+@needs_compiler
+def test_a_chip_draws_for_its_own_examples_alone(on_one_chip, on_eight):
+    """Both slices have as many examples a chip. Without libtpu's flag (xla.OWN_DRAWS) a chip of eight would draw for all of them."""
+    assert 0 < on_eight["tuning"]["drawn"] <= on_one_chip["tuning"]["drawn"]
 
 
 @needs_compiler
@@ -132,6 +150,8 @@ def test_bytes_of_a_program_are_those_that_cross_the_border_of_the_chips_memory(
     assert moved["copy-start"] == wide  # read once; what it becomes lies in the core
     assert moved["fusion aten__mul y/z/model.py:7"] == wide + narrow  # written, and the one operand that lies outside
     assert moved["fusion"] == 2 * narrow  # in place: what is put there is read, and written
+    arrays = dict(found["arrays"])
+    assert arrays["f32[8,128]"] == 4 * wide and arrays["bf16[4,128]"] == 3 * narrow
     assert found["moved"] == wide + (wide + narrow) + 2 * narrow + 2 * wide
 
 
@@ -147,5 +167,5 @@ def test_the_planners_memory_is_within_a_tenth_of_the_compilers(name):
     case = next(each for each in benchmark.CASES if each.name == step["case"])
     chips = machine(step["hardware"])
     _, workload = benchmark.asked_for(case, runtime_of(chips))
-    found = benchmark.by_planner(workload, step, chips.count)
+    found = benchmark.by_planner(workload, step)
     assert found["planned_peak"] == pytest.approx(step["peak"], rel=0.1)

@@ -146,7 +146,7 @@ def test_a_file_that_it_cannot_read_is_refused_before_anything_is_loaded(carried
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 2 and "texts.xls: must end in .csv, .jsonl, .parquet" in done.stderr
     done = subprocess.run([*command[:3], "texts.csv", "--label", "stars"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 1 and "--label stars: no such column in texts.csv; there are text, label" in done.stderr
+    assert done.returncode == 2 and "--label stars: no such column in texts.csv; there are text, label" in done.stderr
 
 
 def test_the_arguments_are_those_of_the_tuned_run(carried, tmp_path):

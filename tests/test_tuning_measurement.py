@@ -122,7 +122,7 @@ def test_a_tpu_is_tried_on_what_it_has_and_told_why_not_the_rest():
     found = by_name(rungs_of(TPU))
     assert found["bf16 autocast"].changes == {"precision": "bf16"}
     assert found["padding length 64"].changes == {"length": 64}
-    for name in ("loader workers", "TF32", "torch.compile", "scan over layers", "8-bit AdamW"):
+    for name in ("loader workers", "TF32", "torch.compile", "8-bit AdamW"):
         assert found[name].why_not, name
     assert "length-grouped batches" not in found
     assert by_name(rungs_of(TPU, enough_length=192))["padding length"].why_not == "the texts fill 192 tokens"

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import f1_score
 
 from helpers import xla
-from helpers.tuning.evaluation import IGNORED, choose_threshold, class_weights, predict, scores
+from helpers.tuning.evaluation import IGNORED, choose_threshold, predict, scores
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.training import encode, whole_batches
@@ -117,14 +117,6 @@ def test_scores_are_sklearns_and_the_threshold_is_the_best_of_all():
     many = draw.normal(size=(60, 4))
     assert choose_threshold(many, labels) is None
     assert scores(many, labels)["accuracy"] == pytest.approx((many.argmax(1) == labels).mean())
-
-
-def test_class_weights_make_every_label_count_the_same():
-    labels = [0] * 6 + [1] * 3 + [2]
-    weights = class_weights(labels, 3)
-    assert np.bincount(labels, weights=weights[labels]).tolist() == pytest.approx([10 / 3] * 3)
-    with pytest.raises(ValueError, match="label 3 has no training row"):
-        class_weights(labels, 4)
 
 
 # ---- the order of texts

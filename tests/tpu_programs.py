@@ -6,6 +6,7 @@ python tests/tpu_programs.py FOLDER HARDWARE NAME ...    prints one line of JSON
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from helpers.planning import tpu_compiler
+from helpers.planning.counting import count
 from helpers.planning.machines import machine, runtime_of
 from helpers.planning.rooms import room
 from helpers.planning.tpu_step import begin, trace
@@ -52,9 +54,17 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
 
 
 def compiled(step: Workload, hardware: str) -> dict:
-    """What the compiler says of it."""
-    traced = trace(step, EXAMPLES * machine(hardware).count)
-    return tpu_compiler.compile_step(traced, hardware).results() | {"held": traced.held}
+    """What the compiler says of it, and beside it: memory as planned, bytes of random numbers, whether a second step is the same."""
+    chips = machine(hardware).count
+    examples = EXAMPLES * chips
+    traced, again = (trace(step, examples, chips=chips) for _ in range(2))
+    found = tpu_compiler.compile_step(traced, hardware)
+    return found.results() | {
+        "held": traced.held,
+        "planned": count(step, EXAMPLES, kind="xla", precision="bf16").peak,
+        "drawn": sum(map(tpu_compiler.size, re.findall(r"= (\S+) rng-bit-generator\(", found.program))),
+        "same_again": traced.fingerprint == again.fingerprint,
+    }
 
 
 def gathering() -> Workload:
@@ -68,6 +78,12 @@ def gathering() -> Workload:
     return replace(step, loss=loss)
 
 
+def shrinking() -> Workload:
+    """A step that is one token shorter each time."""
+    step, left_out = stack(2), iter(range(9))
+    return replace(step, loss=lambda model, ids: step.loss(model, ids[:, next(left_out) :]))
+
+
 def huge() -> Workload:
     """A step whose weights and moments alone are more than a chip holds."""
     with torch.device("meta"):
@@ -77,7 +93,7 @@ def huge() -> Workload:
 def main(folder: Path, hardware: str, names: list[str]) -> None:
     begin()
     runtime = runtime_of(machine(hardware))
-    own = {"stack": lambda: stack(2), "gathering": gathering, "huge": huge}
+    own = {"stack": lambda: stack(2), "gathering": gathering, "shrinking": shrinking, "huge": huge}
     for name, make in own.items():
         if name in names:
             _say(name, make(), hardware)

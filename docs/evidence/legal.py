@@ -15,15 +15,22 @@ def _runs() -> list[dict]:
 def headline() -> str:
     """In a few words, for README.md: right verdicts, seed by seed."""
 
-    def verdicts(part: str) -> tuple[str, str]:
-        ours = [run["eval"]["after"][part]["verdict"]["rate"] for run in _runs()]
-        near = [run["eval"]["baselines"][part]["nearest training record"]["verdict"]["rate"] for run in _runs()]
-        return tuple(" / ".join(f"{100 * rate:.0f}" for rate in rates) for rates in (ours, near))
+    def verdicts(part: str) -> tuple[str, str, int]:
+        """Ours and the nearest record's by seed, and in how many runs ours is ahead with the intervals apart."""
+        pairs = [
+            (
+                run["eval"]["after"][part]["verdict"],
+                run["eval"]["baselines"][part]["nearest training record"]["verdict"],
+            )
+            for run in _runs()
+        ]
+        ours, near = (" / ".join(f"{100 * each['rate']:.0f}" for each in system) for system in zip(*pairs, strict=True))
+        return ours, near, sum(own["low"] > theirs["high"] for own, theirs in pairs)
 
-    (ours, near), (ours_away, near_away) = verdicts("test"), verdicts("areas")
+    (ours, near, _), (ours_away, near_away, ahead) = verdicts("test"), verdicts("areas")
     return (
         f"On invented law with new names and facts **{ours} % right verdicts**, where copying the nearest training record gives {near} %. "
-        f"In areas of law that are not in training no better than that: {ours_away} % against {near_away} %"
+        f"In areas of law that are not in training it is ahead of that in {ahead} of {len(_runs())} runs: {ours_away} % against {near_away} %"
     )
 
 

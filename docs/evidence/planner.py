@@ -47,6 +47,8 @@ def an_hour() -> str:
     found = table()
     said = (
         f"{machine} ${found[name].usd_per_hour:.2f} ({found[name].source}; {found[name].as_of})"
+        if found[name].usd_per_hour
+        else f"{machine} not known ({found[name].remark})"
         for machine, name in wanted.items()
     )
     return f"An hour, where it is paid: {'; '.join(said)}."

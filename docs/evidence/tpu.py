@@ -45,18 +45,46 @@ def moved() -> str:
             "step": step["case"],
             "slice": step["hardware"],
             "of the least": f"{step['moved'] / step['least_moved']:.2f}",
-            "random numbers": f"{_share(step, 'rng-bit-generator'):.0%}",
+            "attention between all tokens": f"{_square(step):.0%}" if "arrays" in step else "",
             "sums over chips": f"{_share(step, 'all-reduce'):.0%}",
-            "softmax and its gradient": f"{_share(step, 'softmax'):.0%}",
+            "most, one array": _most(step),
         }
         for step in more
     ]
     return within + "\n\n" + tables.markdown(rows)
 
 
+def draws() -> str:
+    """Steps on eight chips that draw for all of them, beside the same where each draws for its own examples."""
+    own = result("tpu_compiler_steps.json")["steps"]
+    rows = [
+        {
+            "step on v5e-8": before["case"],
+            "memory of a chip": f"{tables.size(before['peak'])} → {tables.size(own[name]['peak'])}",
+            "moved": f"{tables.size(before['moved'])} → {tables.size(own[name]['moved'])}",
+            "of the least": f"{before['moved'] / before['least_moved']:.2f} → {own[name]['moved'] / own[name]['least_moved']:.2f}",
+        }
+        for name, before in result("tpu_compiler_steps_drawing_for_all.json")["steps"].items()
+        if before["examples"] == own[name]["examples"]
+    ]
+    return tables.markdown(rows)
+
+
 def _share(step: dict, *words: str) -> float:
     """Of the bytes moved, by the parts that are named after one of the words; only the largest parts are known."""
     return sum(size for name, size in step["largest"] if any(word in name for word in words)) / step["moved"]
+
+
+def _square(step: dict) -> float:
+    """Share of the bytes moved of arrays with a number for each pair of tokens of a sequence; of the largest arrays alone."""
+    pair = f",{step['length']},{step['length']}]"
+    return sum(size for array, size in step["arrays"] if array.endswith(pair)) / step["moved"]
+
+
+def _most(step: dict) -> str:
+    """`bf16[28,1024,1024] 35%`."""
+    array, size = step.get("arrays", [("", 0)])[0]
+    return f"`{array}` {size / step['moved']:.0%}" if array else ""
 
 
 def _sent(step: dict) -> str:

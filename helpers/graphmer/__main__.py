@@ -1,4 +1,5 @@
 """python -m helpers.graphmer ask MODEL REPOSITORY NAME RELATION     what a saved model and the resolver say about a repository
+python -m helpers.graphmer search REPOSITORY "QUESTION"              functions whose name and source fit a question best
 python -m helpers.graphmer --config rtx3050 --set optimizer.lr=1e-4  checks a configuration and prints every key of it
 
 `python -m helpers.graphmer ask outputs/graphmer_se/model my/repository package.module.function called_by`
@@ -21,21 +22,21 @@ from helpers.graphmer.parameters import changed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints answers or a configuration; what cannot be asked, and a configuration that cannot be, exit with 2."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    asks = arguments[:1] == ["ask"]
-    parser = _ask_parser() if asks else _config_parser()
-    asked = parser.parse_args(arguments[asks:])
+    commands = {"ask": (_ask_parser, _ask), "search": (_search_parser, _search)}
+    named = bool(arguments) and arguments[0] in commands
+    new_parser, action = commands[arguments[0]] if named else (_config_parser, _config)
+    parser = new_parser()
     try:
-        if asks:
-            _ask(asked)
-        else:
-            print(to_yaml(override(read_configuration(asked.config), changed("; ".join(asked.set)))), end="")
+        action(parser.parse_args(arguments[named:]))
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     return 0
 
 
 def _config_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m helpers.graphmer", epilog="`ask --help`: asks a saved model")
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.graphmer", epilog="`ask --help`, `search --help`: a repository"
+    )
     parser.add_argument("--config", required=True, help=f"YAML file, or a profile: {', '.join(PROFILES)}")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key with another value")
     return parser
@@ -50,6 +51,26 @@ def _ask_parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, default=5, help="answers beyond what the resolver knows")
     parser.add_argument("--cache", help="folder for what is read of repositories; default ~/.cache/graphmer")
     return parser
+
+
+def _search_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m helpers.graphmer search")
+    parser.add_argument("repository", help="folder of Python and Java sources")
+    parser.add_argument("question", help="what the function does, in words")
+    parser.add_argument("--most", type=int, default=5, help="functions that are shown")
+    parser.add_argument("--cache", help="folder for what is read of repositories; default ~/.cache/graphmer")
+    return parser
+
+
+def _config(asked: argparse.Namespace) -> None:
+    print(to_yaml(override(read_configuration(asked.config), changed("; ".join(asked.set)))), end="")
+
+
+def _search(asked: argparse.Namespace) -> None:
+    from helpers.graphmer.searching import search
+
+    found = search(asked.repository, asked.question, most=asked.most, cache=asked.cache)
+    tables.show([each._asdict() for each in found], asked.question)
 
 
 def _ask(asked: argparse.Namespace) -> None:

@@ -6,10 +6,7 @@ GraphMER.load(folder).ask("path/to/repository", "package.module.function", "call
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,11 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import ENTITIES, TRIPLES, UNRESOLVED, Entity, KnowledgeGraph, read_graph
-from helpers.graphmer.graph.ontology import ONTOLOGY, UNKNOWN, read_ontology
-from helpers.graphmer.graph.scip import INDEX
-from helpers.graphmer.graph.sources import find_sources
+from helpers.graphmer.graph.extraction import cached_graph, sources_digest
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, KnowledgeGraph
+from helpers.graphmer.graph.ontology import ONTOLOGY, read_ontology
 from helpers.graphmer.links.baselines import Frequency, lexical_scorers
 from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
 SETTINGS = "graphmer.json"
 SCHEMA = 1
 KNOWN, OPEN, GUESS = "known", "open", "guess"
-DOCUMENTS = 300  # a few seconds on a laptop
+DOCUMENTS = 64  # one to two seconds on a laptop
 
 
 class Answer(NamedTuple):
@@ -94,15 +89,16 @@ class GraphMER:
             raise FileNotFoundError(f"{str(folder)!r}: no {SETTINGS} there; give the folder of a model that was saved")
         self.settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         if self.settings["schema"] != SCHEMA:
-            raise ValueError(f"{folder / SETTINGS}: schema={self.settings['schema']!r}: this code reads {SCHEMA}")
+            raise ValueError(
+                f"{folder / SETTINGS}: schema={self.settings['schema']!r}: this code reads {SCHEMA}; ask with the code that saved it, or train anew"
+            )
         self.model = GraphMERForPreTraining.from_pretrained(folder).eval()
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         self.ontology = read_ontology(folder / ONTOLOGY)
         self.relations = Relations(self.ontology)
         if list(self.relations.names[1:]) != self.settings["relations"]:
             raise ValueError(f"{folder / ONTOLOGY}: its relations are not those that the model was trained with")
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self._cache = home / "graphmer" if cache is None else Path(cache).expanduser()
+        self._cache = cache
         self._read: dict[str, Repository] = {}  # by hash of the sources
 
     @classmethod
@@ -115,11 +111,10 @@ class GraphMER:
 
         Raises what `load_graph` does.
         """
-        folder = Path(repository).expanduser()
-        digest = _digest(folder)
+        digest = sources_digest(repository)
         if digest not in self._read:
-            graph = _graph(folder, self._cache / digest)
-            self._read[digest] = Repository(self, graph, Documents.read(graph, folder))
+            graph = cached_graph(repository, self._cache, digest)
+            self._read[digest] = Repository(self, graph, Documents.read(graph, repository))
         return self._read[digest]
 
     def ask(
@@ -207,22 +202,9 @@ class Repository:
         other = self.graph.entities[one]
         head, tail = (given, other) if forward else (other, given)
         is_open = {(head.id, each, f"?.{tail.name}") for each in (relation, "calls")} & self._stated
-        line = self.documents.mention(head.id, tail.name)
-        return Answer(
-            one,
-            status or (OPEN if is_open else GUESS),
-            probability,
-            self._place(other, other.line),
-            self._place(head, line),
-        )
-
-    def _place(self, entity: Entity, line: int) -> str:
-        path = self._paths.get(entity.module)
-        return f"{path}:{line}" if path and line else ""
-
-    @cached_property
-    def _paths(self) -> dict[str, str]:
-        return {file["module"]: file["path"] for file in self.graph.manifest.get("files", ())}
+        line, place = self.documents.mention(head.id, tail.name), self.graph.place
+        mentioned = place(head, line) if line else ""
+        return Answer(one, status or (OPEN if is_open else GUESS), probability, place(other), mentioned)
 
     @cached_property
     def _stated(self) -> set[tuple[str, str, str]]:
@@ -245,50 +227,12 @@ class Repository:
         raise ValueError(f"name={name!r}: {len(ending) or 'no'} entities of {len(entities):,} are called so{hint}")
 
     def _check(self, given: Entity, relation: str, number: int) -> None:
-        relations = self.of.relations
-        may_have = [
-            relations.names[one]
-            for one in range(1, len(relations) + 1)
-            if given.type == UNKNOWN or given.type in relations.tail_types(relations.inverse(one))
-        ]
-        if relations.names[number] not in may_have:
-            raise ValueError(
-                f"relation={relation!r}: {given.id} is a {given.type}, which has: {', '.join(may_have) or 'none'}"
-            )
+        if number not in (may_have := self.of.relations.of_head(given.type)):
+            names = ", ".join(self.of.relations.names[one] for one in may_have)
+            raise ValueError(f"relation={relation!r}: {given.id} is a {given.type}, which has: {names or 'none'}")
 
 
 _TOKENS = ("leaf_tokens", "head_tokens", "entity_tokens")
-
-
-def _digest(folder: Path) -> str:
-    """Of the paths and contents of all sources, and of a graph or an index that is there instead."""
-    digest = hashlib.sha256()
-    for name in (TRIPLES, ENTITIES, INDEX):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    for suffix in (".py", ".java"):
-        for source in find_sources([folder], suffix, include_tests=True):
-            try:
-                sha256 = source.read()[1]
-            except OSError as error:
-                sha256 = str(error)
-            digest.update(f"{source.relative}\n{sha256}\n".encode())
-    return digest.hexdigest()[:32]
-
-
-def _graph(folder: Path, cache: Path) -> KnowledgeGraph:
-    if (folder / TRIPLES).is_file() or (folder / INDEX).is_file():
-        return load_graph(folder)
-    if not (cache / TRIPLES).is_file():
-        graph = load_graph(folder)
-        unfinished = cache.with_name(f"{cache.name}.{os.getpid()}")
-        graph.write(unfinished)
-        try:
-            unfinished.rename(cache)
-        except OSError:  # another process was faster
-            shutil.rmtree(unfinished)
-        return graph
-    return read_graph(cache)
 
 
 def _by_relation(values: Mapping[tuple[str, str], Mapping]) -> dict[str, dict[str, dict]]:

@@ -1,4 +1,4 @@
-"""What a trained GraphMER encoder is worth: held-out links beside baselines, the other tasks, and tables of both."""
+"""What a trained GraphMER encoder is worth: held-out links beside baselines, masked tokens, and tables of both."""
 
 from __future__ import annotations
 
@@ -7,88 +7,51 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from helpers import tables
 from helpers.cpu_copy import cpu_copy
 from helpers.graphmer import experiment
 from helpers.graphmer.configuration import Configuration, override
 from helpers.graphmer.experiment import Corpus
-from helpers.graphmer.links import ranking, tasks
-from helpers.graphmer.links.baselines import Frequency, lexical_baseline
+from helpers.graphmer.links import ranking
+from helpers.graphmer.links.baselines import Frequency, lexical_scorers
 from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.text.batches import LeafyChainCollator
+from helpers.graphmer.training import LeafyChainCollator
 from helpers.runtime import Runtime
 
 SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
-SEARCHED = 500  # functions
-
-
-def measure(predictor: LinkPredictor, scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
-    """Every metric of the run on held-out triples: links, and `other_tasks`; `scorer` is that of both ends."""
-    return {
-        "links": links(scorer, corpus, configuration),
-        "links_by_given_end": links(predictor, corpus, configuration),
-        **other_tasks(predictor, corpus, configuration),
-    }
-
-
-def other_tasks(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> dict:
-    """Code search and masked tokens."""
-    return {
-        "code_search": _code_search(predictor.model, corpus, configuration),
-        "masked": masked(predictor.model, corpus, configuration),
-    }
 
 
 def both_ends(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:
-    """The encoder's scores of a triple from the documents of both ends, weighed on validation."""
-    return predictor.both_ends(corpus.splits, corpus.graph, corpus.ontology)
+    """The encoder's scores of a triple from the documents of both ends and counts of training, weighed on validation."""
+    return _weighed(predictor.ends(), corpus)
 
 
-def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration, part: str = "test") -> dict:
-    """`ranking.evaluate` of any scorer on the triples that the configuration asks for."""
+def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> ScoreFusion:
+    """The scorer of the encoder and the lexical baseline together, weighed on validation."""
+    return _weighed(_lexical(corpus) | predictor.ends(), corpus, configuration.run.seed)
+
+
+def _lexical(corpus: Corpus) -> dict[str, ranking.Scorer]:
+    return lexical_scorers(corpus.graph, corpus.documents.text)
+
+
+def _weighed(scorers: dict[str, ranking.Scorer], corpus: Corpus, seed: int = 0) -> ScoreFusion:
+    counts = {"counts": Frequency.of(corpus.splits.train)}
+    return ScoreFusion.fitted(scorers | counts, corpus.splits, corpus.graph, corpus.ontology, seed=seed)
+
+
+def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
+    """`ranking.evaluate` of any scorer on the test triples that the configuration asks for."""
     return ranking.evaluate(
         scorer,
         corpus.splits,
         corpus.graph,
         corpus.ontology,
-        part=part,
         max_queries=configuration.evaluation.max_triples,
         seed=0,  # the same triples whatever the run's seed
         chunk=SCORES_AT_ONCE,
     )
-
-
-def _code_search(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
-    from sklearn.metrics.pairwise import cosine_similarity
-
-    heads = {triple.head for triple in corpus.splits.test}
-    functions = tasks.documented_functions(
-        corpus.graph, corpus.documents.text, heads, functions=SEARCHED, seed=configuration.run.seed
-    )
-    if len(functions) < 2:
-        return {}
-    model = cpu_copy(model) if model.device.type == "xla" else model
-    sentences = _text_embeddings(model, corpus, [function.sentence for function in functions])
-    codes = _text_embeddings(model, corpus, [function.code for function in functions])
-    return tasks.code_search(cosine_similarity(sentences, codes))
-
-
-@torch.no_grad()
-def _text_embeddings(model: GraphMERForPreTraining, corpus: Corpus, texts: list[str]) -> np.ndarray:
-    found = []
-    for first in range(0, len(texts), 32):
-        ids = corpus.tokenizer(
-            texts[first : first + 32],
-            truncation=True,
-            max_length=corpus.train.roots,
-            padding=True,
-            add_special_tokens=False,
-            return_tensors="pt",
-        )["input_ids"]
-        found.append(model.eval().entities(ids.to(model.device)).float().cpu().numpy())
-    return np.concatenate(found)
 
 
 @torch.no_grad()
@@ -101,8 +64,8 @@ def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configu
     for first in range(0, min(len(chains), 64 * size), size):
         batch = collate([chains[index] for index in range(first, min(first + size, len(chains)))])
         batch = {name: value.to(model.device) for name, value in batch.items()}
-        counts["mlm"] += tasks.count_right(model.root_logits(**batch), batch["mlm_labels"])
-        counts["mnm"] += tasks.count_right(model.leaf_logits(**batch), batch["mnm_labels"])
+        counts["mlm"] += count_right(model.root_logits(**batch), batch["mlm_labels"])
+        counts["mnm"] += count_right(model.leaf_logits(**batch), batch["mnm_labels"])
     (roots, asked), leaves = counts["mlm"].tolist(), counts["mnm"].tolist()
     return {
         "mlm": {"top1": ranking.rate(roots, asked)},
@@ -110,20 +73,30 @@ def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configu
     }
 
 
-def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> ScoreFusion:
-    """The scorer of the encoder and the lexical baseline together, weighed on validation."""
-    return _lexical(corpus, configuration, predictor.ends())
+def count_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Tokens that are the likeliest, tokens asked for, and where labels are of leaves [B, G, L] leaves that are right, leaves.
+
+    A leaf is right when each of its labelled tokens is. logits [..., V] of labels [...]; -100 counts nowhere. The counts are
+    int64 on the device of the logits.
+    """
+    asked = labels != -100
+    of_labels = logits.gather(-1, labels.clamp_min(0)[..., None])
+    # Equal logits count against the label, and NaN too, so that a constant or a broken model is never right.
+    right = ((logits >= of_labels).sum(-1) == 1) & ~logits.isnan().any(-1)
+    counts = [(right & asked).sum(), asked.sum()]
+    if labels.dim() == 3:
+        there = asked.any(-1)
+        counts += [((right | ~asked).all(-1) & there).sum(), there.sum()]
+    return torch.stack(counts)
 
 
 def baselines(corpus: Corpus, configuration: Configuration) -> dict[str, dict]:
-    """`links` of what any encoder must beat: counts, and names with the sources' words."""
-    scorers = {"frequency": Frequency.of(corpus.splits.train), "lexical baseline": _lexical(corpus, configuration, {})}
+    """`links` of what any encoder must beat: counts, and counts, names and the sources' words (the lexical baseline)."""
+    scorers = {
+        "frequency": Frequency.of(corpus.splits.train),
+        "lexical baseline": _weighed(_lexical(corpus), corpus, configuration.run.seed),
+    }
     return {name: links(scorer, corpus, configuration) for name, scorer in scorers.items()}
-
-
-def _lexical(corpus: Corpus, configuration: Configuration, also: dict[str, ranking.Scorer]) -> ScoreFusion:
-    options = {"text": corpus.documents.text, "frequency": True, "also": also, "seed": configuration.run.seed}
-    return lexical_baseline(corpus.splits, corpus.graph, corpus.ontology, **options)
 
 
 ABLATIONS = {
@@ -137,16 +110,25 @@ ABLATIONS = {
 }
 
 
-def ablations(configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path) -> dict[str, dict]:
-    """`links` of the same encoder with one part left out, trained for as many steps."""
+def variants(
+    changes: dict[str, dict], configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
+) -> dict[str, dict]:
+    """`links` of the same run with other values of some keys, each by its name, for as many steps; the split stays."""
     found = {}
-    for name, changes in ABLATIONS.items():
-        changed = override(configuration, changes)
-        trainer = experiment.train(
-            changed, experiment.with_options(corpus, changed), machine, folder / name.replace(" ", "_")
-        )
-        found[name] = _links_of(trainer.model, corpus, configuration)
+    for name, change in changes.items():
+        changed, place = override(configuration, change), folder / name.replace(" ", "_")
+        trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, place)
+        found[name] = links(both_ends(LinkPredictor(trainer.model, corpus.validation), corpus), corpus, configuration)
     return found
+
+
+def further_seeds(
+    count: int, configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
+) -> dict[str, dict]:
+    """`links` of the same run with the next seeds."""
+    seeds = range(configuration.run.seed + 1, configuration.run.seed + 1 + count)
+    found = variants({f"seed {seed}": {"run.seed": seed} for seed in seeds}, configuration, corpus, machine, folder)
+    return {f"GraphMER-SE, {name}": row for name, row in found.items()}
 
 
 def table(rows: dict[str, dict]) -> list[dict]:
@@ -171,20 +153,12 @@ def by_relation(rows: dict[str, dict]) -> list[dict]:
     ]
 
 
-def tasks_table(before: dict, after: dict) -> list[dict]:
-    """The other tasks, each with its 95 % interval and what costs nothing to reach."""
-    rows = []
-    if found := after.get("code_search"):
-        rows.append(
-            ("code_search", "mrr@10", found["mrr@10"], found["interval"], f"chance {tables.cell(found['chance'])}")
-        )
-    for name in ("mlm", "mnm"):
-        was, now = before[name]["top1"], after["masked"][name]["top1"]
-        beside = f"untrained {tables.cell(was['rate'])}"
-        rows.append((name, f"top1 of {now['of']} tokens", now["rate"], now["interval"], beside))
+def masked_table(before: dict, after: dict) -> list[dict]:
+    """Masked tokens of roots (MLM) and leaves (MNM) that are right at once, by the untrained and the trained model."""
     return [
-        {"task": name, "metric": metric, "value": value, "95 %": "{:.3f} to {:.3f}".format(*interval), "beside": beside}
-        for name, metric, value, interval, beside in rows
+        {"task": name, "tokens": now["of"], "untrained": before[name]["top1"]["rate"], "trained": now["rate"]}
+        | {"95 %": "{:.3f} to {:.3f}".format(*now["interval"])}
+        for name, now in ((name, after[name]["top1"]) for name in ("mlm", "mnm"))
     ]
 
 
@@ -212,19 +186,3 @@ def same_states(one: GraphMERForPreTraining, other: GraphMERForPreTraining, corp
     batch = collate([corpus.validation[index] for index in range(min(2, len(corpus.validation)))])
     first, second = (cpu_copy(model).eval()(**batch).root_states for model in (one, other))
     return float((first - second).abs().max())
-
-
-def further_seeds(
-    count: int, configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
-) -> dict[str, dict]:
-    """`links` of the same run with the next seeds; the split stays."""
-    found = {}
-    for seed in range(configuration.run.seed + 1, configuration.run.seed + 1 + count):
-        changed = override(configuration, {"run.seed": seed})
-        trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, folder / f"seed_{seed}")
-        found[f"GraphMER-SE, seed {seed}"] = _links_of(trainer.model, corpus, configuration)
-    return found
-
-
-def _links_of(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
-    return links(both_ends(LinkPredictor(model, corpus.validation), corpus), corpus, configuration)

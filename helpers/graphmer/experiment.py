@@ -14,17 +14,15 @@ from helpers import plan as planner
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph
-from helpers.graphmer.graph.ontology import ONTOLOGY, Ontology, read_ontology
+from helpers.graphmer.graph.ontology import ONTOLOGY, Ontology, Validation, read_ontology, validate
 from helpers.graphmer.graph.splits import Splits, split_by_module
-from helpers.graphmer.graph.validation import Validation, validate
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.text.batches import phase_steps
 from helpers.graphmer.text.chains import LeafyChains
 from helpers.graphmer.text.documents import Documents
 from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.tokenizer import break_tokens, separator_tokens, train_tokenizer
 from helpers.graphmer.text.windows import EncodedDocuments
-from helpers.graphmer.training import GraphTrainer, new_trainer
+from helpers.graphmer.training import GraphTrainer, new_trainer, phase_steps
 from helpers.graphmer.workload import run_recipe, workload
 from helpers.parameters import SAMPLE
 from helpers.plan import Plan
@@ -200,25 +198,10 @@ def train(
     corpus: Corpus,
     machine: Runtime,
     folder: Path,
-    *,
-    report_to: str = "none",
-    patience: int = 0,
-    max_hours: float = 0.0,
-    resume: bool = True,
 ) -> GraphTrainer:
-    """A new model, trained as configured; the trainer that holds it."""
+    """A new model, trained as configured, from its last checkpoint in `folder`; the trainer that holds it."""
     model = new_model(configuration, corpus)
-    trainer = new_trainer(
-        model,
-        corpus.train,
-        corpus.validation,
-        configuration,
-        make_plan(configuration, model, corpus, machine),
-        machine,
-        folder,
-        report_to=report_to,
-        patience=patience,
-        max_hours=max_hours,
-    )
-    trainer.train(resume_from_checkpoint=resume)
+    plan = make_plan(configuration, model, corpus, machine)
+    trainer = new_trainer(model, corpus.train, corpus.validation, configuration, plan, machine, folder)
+    trainer.train(resume_from_checkpoint=True)
     return trainer

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.text.batches import leaf_texts_of
+from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.negatives import Relations
+from helpers.graphmer.text.tokenizer import MASK, PAD, SEP
 
 MOST = 24  # neighbours that a picture has room for
 ROOTS, LEAVES = 14, 6  # of a chain
 
 
-def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, *, most: int = MOST):
+def plot_neighbourhood(
+    graph: KnowledgeGraph, entity_id: str, path: str | Path, *, most: int = MOST, added: Sequence[tuple[str, str]] = ()
+):
     """Draws an entity in the middle and its neighbours around it, coloured by relation; writes a PNG, returns the figure.
 
     most: neighbours drawn; of each relation in turn one, so that none crowds the others out. The title says how many there are.
+    added: relations and tails that are not in the graph; dashed.
 
     Raises ValueError: no such entity (with near names), or nothing is said about it.
     """
@@ -35,7 +41,7 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    drawn = _in_turn(edges)[:most]
+    drawn = _in_turn(edges)[:most] + [(relation, tail, True) for relation, tail in added]
     relations = sorted({relation for relation, _, _ in drawn})
     colours = dict(zip(relations, colormaps["tab20"].colors, strict=False))
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -45,6 +51,7 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
         x, y = math.cos(angle), math.sin(angle)
         ends = ((0, 0), (x, y)) if outwards else ((x, y), (0, 0))
         style = {"arrowstyle": "-|>", "color": colours[relation], "shrinkA": 14, "shrinkB": 14}
+        style["linestyle"] = "--" if outwards and (relation, other) in added else "-"
         axes.annotate("", xy=ends[1], xytext=ends[0], arrowprops=style)
         short = ".".join(other.split(".")[-2:])
         turned = math.degrees(angle) + (180 if x < 0 else 0)
@@ -55,10 +62,41 @@ def plot_neighbourhood(graph: KnowledgeGraph, entity_id: str, path: str | Path, 
         axes.plot([], [], color=colours[relation], label=relation)
     axes.legend(loc="lower left", fontsize=8, title="relation")
     counts = Counter(relation for relation, _, _ in edges)
-    axes.set_title(f"{len(drawn)} of {len(edges)} triples: " + ", ".join(f"{k} {v}" for k, v in counts.most_common(6)))
+    axes.set_title(
+        f"{len(drawn) - len(added)} of {len(edges)} triples: " + ", ".join(f"{k} {v}" for k, v in counts.most_common(6))
+    )
     axes.set(xlim=(-1.9, 1.9), ylim=(-1.5, 1.5))
     axes.axis("off")
     return _saved(figure, path)
+
+
+class LeafText(NamedTuple):
+    """A leaf of an example, to read; `start` is the root that it hangs at."""
+
+    start: int
+    head: str
+    relation: str
+    tail: str
+    masked: bool
+    truth: str  # "true" or "wrong" where the model is asked for that, else ""
+
+
+def leaf_texts_of(
+    example: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerFast, relations: Relations
+) -> list[LeafText]:
+    """The leaves of an example without a batch axis."""
+    found = []
+    for leaf in np.flatnonzero(example["leaf_segments"]):
+        start, length = int(example["head_start"][leaf]), int(example["head_length"][leaf])
+        head = tokenizer.decode(example["root_ids"][start : start + length].tolist())
+        labels_L = example["mnm_labels"][leaf]
+        masked = bool((labels_L != IGNORED).any())
+        ids_L = labels_L[labels_L != IGNORED] if masked else example["leaf_ids"][leaf]
+        tail = tokenizer.decode([one for one in ids_L.tolist() if one not in (PAD, MASK, SEP)])
+        truth = {1.0: "true", 0.0: "wrong"}.get(float(example["triple_labels"][leaf]), "")
+        relation = relations.names[int(example["relation_ids"][leaf])]
+        found.append(LeafText(start, head, relation, tail, masked, truth))
+    return found
 
 
 def plot_chain(

@@ -7,8 +7,12 @@ trainer.train()
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
@@ -17,13 +21,87 @@ from helpers import ranks, tracking, xla
 from helpers.arguments import training_arguments
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.text.batches import CurriculumChains, LeafyChainCollator
 from helpers.graphmer.text.chains import LeafyChains
+from helpers.graphmer.text.windows import stacked
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
 OPTIMIZERS = {"adamw": None, "adafactor": "adafactor"}  # None: the plan's, fused where that runs
+
+
+# B batch · G leaves · X = B G in-batch tails
+
+
+class LeafyChainCollator:
+    """Stacks examples of `chains` into a batch of int64 tensors (float `triple_labels`, bool `known_BGX`).
+
+    known_BGX [B, G, B·G]: in-batch tail x is also true for the head and relation of this leaf, so it is no wrong answer to
+    it; False for the leaf itself, for what is no true leaf, and in its rows.
+    """
+
+    def __init__(self, chains: LeafyChains):
+        self._known = chains.known
+
+    def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        batch = stacked(examples)
+        batch["known_BGX"] = self._known_tails(batch["head_entities"], batch["relation_ids"], batch["tail_entities"])
+        return batch
+
+    def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
+        heads, relations, tails = (values.flatten().tolist() for values in (heads_BG, relations_BG, tails_BG))
+        places: dict[int, list[int]] = defaultdict(list)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                places[tail].append(x)
+        known_XX = np.zeros((len(tails), len(tails)), dtype=bool)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                for other in places.keys() & self._known.of(heads[x], relations[x]):
+                    known_XX[x, places[other]] = True
+                known_XX[x, x] = False
+        return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
+
+
+def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
+    """Optimizer steps in each phase of a run of `steps`, from the step that each begins with; 0 in one that is not reached.
+
+    A begin below 1 is a share of the run.
+    """
+    begins = [round(begin * steps if begin < 1 else begin) for begin in begins]
+    ends = (*begins[1:], max(steps, begins[-1]))
+    return tuple(max(0, min(end, steps) - min(begin, steps)) for begin, end in zip(begins, ends, strict=True))
+
+
+class CurriculumChains:
+    """All sequences of a run of `steps`, in order: those of the first length, then those of the next.
+
+    Give it to a trainer without shuffling (the order is drawn already) and for one epoch: sequence i is the same after a
+    resume, and no batch has two lengths.
+
+    chains: its documents are encoded for the longest roots at least; what it has is in every phase.
+    begins, roots: optimizer step, or share of the run, that each phase begins with, and S in it.
+    examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
+    """
+
+    def __init__(
+        self, chains: LeafyChains, begins: Sequence[float], roots: Sequence[int], *, steps: int, examples_per_step: int
+    ):
+        self.counts = [count * examples_per_step for count in phase_steps(begins, steps)]
+        by_roots = {each: chains.with_roots(each) for each in set(roots)}
+        self.phases = [by_roots[each] for each in roots]
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        for chains, count in zip(self.phases, self.counts, strict=True):
+            if index < count:
+                return chains[index]
+            index -= count
+        raise AssertionError
 
 
 class GraphTrainer(TrainerMixin, Trainer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from math import ceil
 from typing import Any
 
 from helpers.plan import Recipe
@@ -12,23 +11,39 @@ from helpers.runtime import Runtime
 
 from .configuration import Configuration
 from .parameters import AUTO, GraphParameters
-from .text.batches import AXES
+from .text.masking import mask_slots
 
 NOTEBOOK = "graphmer_se"
 SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
 RELATIONS = 30  # of the ontology, inverse ones counted
+# B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text · X = B G
+AXES = {
+    "root_ids": "BS",
+    "root_segments": "BS",
+    "root_positions": "BS",
+    "leaf_ids": "BGL",
+    "leaf_segments": "BG",
+    "relation_ids": "BG",
+    "head_start": "BG",
+    "head_length": "BG",
+    "mlm_positions": "BM",
+    "mlm_labels": "BM",
+    "mnm_labels": "BGL",
+    "triple_labels": "BG",
+    "tail_text_ids": "BGC",
+    "tail_entities": "BG",
+    "negative_text_ids": "BGUC",
+    "known_BGX": "BGX",
+    "head_text_ids": "BGC",
+    "head_entities": "BG",
+}
 
 
 def workload(configuration: Configuration, model) -> Workload:
     """The step on sequences of `training_data.max_seq_len` tokens, with every field that the collator gives."""
     import torch
 
-    encoding, objectives, longest = (
-        configuration.encoding,
-        configuration.objectives,
-        configuration.training_data.max_seq_len,
-    )
-    mnm = objectives.mnm
+    encoding, objectives, mnm = configuration.encoding, configuration.objectives, configuration.objectives.mnm
 
     def batch(examples: int, length: int) -> dict[str, Any]:
         roots, leaves = configuration.shape(length)
@@ -37,7 +52,7 @@ def workload(configuration: Configuration, model) -> Workload:
             "S": roots,
             "G": leaves,
             "L": encoding.leaf_tokens,
-            "M": max(1, ceil(objectives.mlm.mask_prob * roots)),
+            "M": mask_slots(roots, objectives.mlm.mask_prob),
             "U": mnm.type_consistent_negatives + mnm.hard_negatives,
             "C": encoding.entity_tokens,
             "X": examples * leaves,
@@ -56,7 +71,7 @@ def workload(configuration: Configuration, model) -> Workload:
         model=model,
         batch=batch,
         loss=loss,
-        length=longest,
+        length=configuration.training_data.max_seq_len,
         optimizer=configuration.optimizer.name,
     )
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -199,22 +198,12 @@ def _copied(record: Record) -> Generated:
 
 def nearest(train: Sequence[str], asked: Sequence[str]) -> list[int]:
     """Row of the text of `train` that is most like each of `asked`, by the cosine of their words' TF-IDF."""
-    import numpy as np
-    from scipy import sparse
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
-    counts = [Counter(re.findall(r"\w+", text.lower())) for text in (*train, *asked)]
-    ids = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain(*counts)))}
-    rows = [row for row, words in enumerate(counts) for _ in words]
-    columns = [ids[word] for words in counts for word in words]
-    values = np.array([count for words in counts for count in words.values()], float)
-    weight_W = np.log(
-        (1 + len(train)) / (1 + np.bincount(columns[: sum(map(len, counts[: len(train)]))], minlength=len(ids)))
-    )
-    weighed_W = sparse.csr_matrix((values * weight_W[columns], (rows, columns)), shape=(len(counts), len(ids)))
-    norms = np.sqrt(weighed_W.multiply(weighed_W).sum(1)).A1
-    unit_W = sparse.diags(1 / np.maximum(norms, 1e-12)) @ weighed_W
-    similar_QT = (unit_W[len(train) :] @ unit_W[: len(train)].T).toarray()
-    return similar_QT.argmax(1).tolist()
+    words = TfidfVectorizer(token_pattern=r"\w+").fit(train)
+    words.idf_ = words.idf_ - 1  # a word of every text then weighs nothing
+    similar_QT = words.transform(asked) @ words.transform(train).T
+    return similar_QT.toarray().argmax(1).tolist()
 
 
 def overlap(train: Sequence[Record], asked: Sequence[Record]) -> dict[str, int]:
@@ -241,7 +230,7 @@ def _split(record: Record) -> list[str]:
 
 def left_out(gold: Mapping[str, Any]) -> dict[str, float]:
     """Measures that the records themselves do not pass, which would say nothing about a model."""
-    return {name: found["rate"] for name, found in _rates(gold).items() if found["rate"] < 1}
+    return {name: gold[name]["rate"] for name in MEASURES if name in gold and gold[name]["rate"] < 1}
 
 
 def note(references: Mapping[str, Any]) -> str:
@@ -258,23 +247,16 @@ def table(
     references: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any] | None = None
 ) -> list[dict[str, str | float | None]]:
     """A row for each of `baselines` and for the model; gold is last."""
+    gold = references["gold"]
     systems = {name: found for name, found in references.items() if name != "gold"} | {"base model": before}
-    systems |= ({"trained": after} if after else {}) | {"gold": references["gold"]}
-    out = left_out(references["gold"])
-    return [{"answers": name} | _cells(found, out) for name, found in systems.items()]
-
-
-def _cells(found: Mapping[str, Any], out: Collection[str]) -> dict[str, str | float | None]:
-    cells: dict[str, str | float | None] = {
-        name: "{:.0f} [{:.0f}, {:.0f}]".format(*(100 * each[key] for key in ("rate", "low", "high")))
-        for name, each in _rates(found).items()
-        if name not in out
-    }
-    return cells | {name.replace("_", " "): round(found[name], 1) for name in found if name.startswith("mean_")}
-
-
-def _rates(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {name: found[name] for name in MEASURES if name in found}
+    systems |= ({"trained": after} if after else {}) | {"gold": gold}
+    shown = [name for name in MEASURES if name in gold and name not in left_out(gold)]
+    rows = []
+    for system, found in systems.items():
+        cells = {name: "{rate:.0%} [{low:.0%}, {high:.0%}]".format(**found[name]).replace("%", "") for name in shown}
+        means = {name.replace("_", " "): round(found[name], 1) for name in found if name.startswith("mean_")}
+        rows.append({"answers": system} | cells | means)
+    return rows
 
 
 def beside(before: Sequence[Sample], after: Sequence[Sample], count: int) -> str:

@@ -20,22 +20,20 @@ from helpers.runtime import Runtime, detect
 from . import harness
 from .correctness import Sample, answers, baselines, measure, overlap
 from .generation import Generated, generate
-from .layout import MAX_LENGTH, Fitted, Layout, choose_max_length
+from .layout import MAX_LENGTH, Layout, choose_max_length
 from .model import check_method, load_model
 from .packing import count_blocks
 from .parameters import LegalParameters, recipe
 from .records import Record, Records, RecordSplits, load_records, split_records
 from .training import LegalTrainer, new_trainer
 from .training_step import workload
-from .validation import SET_ASIDE, Report, validate
+from .validation import Report, validate
 
 MEASURED_FILE = "measured.json"  # `LegalTrainer.results` of processes that a notebook started
 
 
 @dataclass(frozen=True)
 class Data:
-    """The records, what was found in them, and those that are kept in three splits."""
-
     records: Records
     report: Report
     splits: RecordSplits
@@ -51,8 +49,7 @@ def check(params: LegalParameters, runtime: Runtime) -> None:
 def load_data(params: LegalParameters) -> Data:
     """The records of `data_source`; steps out of order are kept where `set_aside_broken` says so, other defects never."""
     records = load_records(params.data_source, num_records=params.num_records, seed=params.seed)
-    excluding = set(SET_ASIDE) - (set() if params.set_aside_broken else {"broken steps"})
-    report = validate(records.records, excluding=excluding)
+    report = validate(records.records, keeping=() if params.set_aside_broken else {"broken steps"})
     return Data(records, report, split_records(report.kept, params.seed))
 
 
@@ -62,7 +59,7 @@ class Encoded:
 
     layout: Layout
     splits: RecordSplits
-    fitted: dict[str, Fitted]  # by split: what is used, and what is not
+    too_long: dict[str, tuple[str, ...]]  # ids by split
     max_length: int
     block_length: int  # tokens of a block; several records share one
     why: str  # both lengths
@@ -73,17 +70,12 @@ class Encoded:
         return [self.layout.example(record) for record in getattr(self.splits, split)]
 
     def set_aside(self) -> list[dict[str, Any]]:
-        """A row for each record that is not used, as `Report.listed` has them."""
+        """A row for each record that is not used, beside those of `Report.findings`."""
+        why = {"defect": "too long", "set_aside": True}
         return [
-            {
-                "id": name,
-                "defect": why.replace("_", " "),
-                "detail": f"{split}, max_length={self.max_length}",
-                "set_aside": True,
-            }
-            for split, fitted in self.fitted.items()
-            for why in ("too_long", "spells_stop")
-            for name in getattr(fitted, why)
+            {"id": name, "detail": f"{split}, max_length={self.max_length}"} | why
+            for split, names in self.too_long.items()
+            for name in names
         ]
 
 
@@ -94,9 +86,10 @@ def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
     chosen = params.max_length or params.packing == "padded"
     block_length = max_length if chosen else max(max_length, MAX_LENGTH)  # into short blocks little fits beside another
     fitted = {name: layout.fit(records, max_length) for name, records in vars(splits).items()}
-    used = RecordSplits(**{name: each.records for name, each in fitted.items()})
+    used = RecordSplits(**{name: records for name, (records, _) in fitted.items()})
+    too_long = {name: ids for name, (_, ids) in fitted.items()}
     blocks = count_blocks(layout.lengths(used.train), block_length, params.packing)
-    return Encoded(layout, used, fitted, max_length, block_length, f"{why}; in blocks of {block_length:,}", blocks)
+    return Encoded(layout, used, too_long, max_length, block_length, f"{why}; in blocks of {block_length:,}", blocks)
 
 
 def plan(model, encoded: Encoded, params: LegalParameters, runtime: Runtime) -> tuple[Plan, Workload]:
@@ -239,12 +232,10 @@ def cost(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """What the run took, for `tables.show`: the meter's rows, how much was no padding, and a thousand steps more."""
     train = measured["train"]
     training = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
-    ours = {
-        "packing efficiency": f"{train['fill']:.1%}",
-        "useful tokens a second": train["useful_tokens_per_second"],
-        "time of 1,000 more steps": tables.seconds(
-            1000 * training / max(1, train["steps"])
-        ),  # both are of all sessions of a run
-    }
-    rows = [{"measured": name, "": value} for name, value in ours.items()]
-    return [*Meter.rows(train, measured.get("xla")), *rows]
+    more = 1000 * training / max(1, train["steps"])  # both are of all sessions of a run
+    return [
+        *Meter.rows(train, measured.get("xla")),
+        {"measured": "packing efficiency", "": f"{train['fill']:.1%}"},
+        {"measured": "useful tokens a second", "": train["useful_tokens_per_second"]},
+        {"measured": "time of 1,000 more steps", "": tables.seconds(more)},
+    ]

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from helpers import xla
 from helpers.cpu_copy import cpu_copy
@@ -50,17 +49,14 @@ def generate(
 ) -> list[Generated]:
     """What `model` writes after each prompt, in the order of the prompts: the likeliest token at every step.
 
-    Batches are of prompts of similar length. Sampling, penalties and filters of the model's generation_config do not
-    count: before and after training are compared, and a chat model's own would be part of the difference. The model's
-    train mode stays as it was. Mixed precision is the caller's `torch.autocast`. A `streamer` of transformers sees the tokens
-    of a single prompt as they come, but not on XLA, where no token leaves the device alone.
+    Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
+    The model is in eval mode afterwards. Mixed precision is the caller's `torch.autocast`. A `streamer` of transformers
+    sees the tokens of a single prompt as they come, but not on XLA.
 
-    On XLA the model decodes where it is: all prompts of a call have one padded length, the last batch is filled up,
-    keys and values are a `StaticCache`, and the place of the next token is a tensor. So three graphs are compiled
-    (prompt, step, whether all have stopped), whatever the number of tokens, prompts and calls; longer ones only when
-    they pass another multiple of 128. Under SPMD the batch (rounded up to the devices) is split and the weights are
-    whole on each. A model whose cache has other layers (sliding window, recurrent) has no step of one shape there: a
-    copy of it on the CPU generates.
+    On XLA three graphs are compiled (prompt, step, whether all have stopped), whatever the number of tokens, prompts and
+    calls: lengths are multiples of 128, the last batch is filled up, keys and values are a `StaticCache`, and the place of
+    the next token is a tensor. Under SPMD the batch (rounded up to the devices) is split. A model whose cache has other layers
+    (sliding window, recurrent) has no step of one shape there: a copy of it on the CPU generates.
     """
     stops = list(dict.fromkeys(stop_token_ids))
     pad = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -74,19 +70,16 @@ def generate(
             decode = functools.partial(_generate_on_xla, length=length, batch_size=batch_size)
     longest_first = sorted(range(len(prompts_ids)), key=lambda row: -len(prompts_ids[row]))
     outcomes: dict[int, Generated] = {}
-    with evaluating(model), torch.no_grad():
+    model.eval()  # which a training step undoes
+    with torch.no_grad():
         for start in range(0, len(prompts_ids), batch_size):
             rows = longest_first[start : start + batch_size]
             written = decode(model, [prompts_ids[row] for row in rows], max_new_tokens, stops, pad)
             for row, tokens in zip(rows, written, strict=True):
-                outcomes[row] = _until_stop(tokenizer, tokens, stops)
+                kept = tuple(itertools.takewhile(lambda token: token not in stops, tokens))
+                text = tokenizer.decode(kept, skip_special_tokens=True)
+                outcomes[row] = Generated(text, kept, stopped=len(kept) < len(tokens))
     return [outcomes[row] for row in range(len(prompts_ids))]
-
-
-def _until_stop(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], stops: Collection[int]) -> Generated:
-    end = next((place for place, token in enumerate(tokens) if token in stops), None)
-    kept = tuple(tokens[:end])
-    return Generated(tokenizer.decode(kept, skip_special_tokens=True), kept, stopped=end is not None)
 
 
 def _generate_batch(model, prompts: Rows, max_new_tokens: int, stops: list[int], pad: int, streamer=None) -> Rows:
@@ -95,17 +88,15 @@ def _generate_batch(model, prompts: Rows, max_new_tokens: int, stops: list[int],
 
     ids_BP, first_B = _left_padded(prompts, max(map(len, prompts)), pad)
     real_BP = (torch.arange(ids_BP.shape[1]) >= first_B[:, None]).long()
-    config = GenerationConfig(  # a value that is None here would come from the model's own
-        max_new_tokens=max_new_tokens,
-        min_new_tokens=0,
-        eos_token_id=stops,
-        pad_token_id=pad,
-        num_beams=1,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        use_cache=True,
-        do_sample=False,
-    )
+    ends = {"max_new_tokens": max_new_tokens, "min_new_tokens": 0, "eos_token_id": stops, "pad_token_id": pad}
+    greedy = {
+        "do_sample": False,
+        "num_beams": 1,
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "use_cache": True,
+    }
+    config = GenerationConfig(**ends, **greedy)  # a value that is None here would come from the model's own
     output = model.generate(
         input_ids=ids_BP.to(model.device),
         attention_mask=real_BP.to(model.device),
@@ -190,17 +181,3 @@ def _attention_mask(model, seen_B1TL: torch.Tensor) -> torch.Tensor:
     if model.config._attn_implementation != "eager":
         return seen_B1TL
     return torch.where(seen_B1TL, 0.0, torch.finfo(model.dtype).min).to(model.dtype)  # which eager attention adds
-
-
-# ---- the model as it was
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Train mode off inside, as it was outside."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

@@ -14,8 +14,7 @@ from helpers import provenance
 from helpers.cpu_copy import cpu_copy
 from helpers.parameters import did_you_mean
 
-from .files import as_text, read_rows
-from .generation import evaluating
+from .records import as_text, read_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,16 +24,13 @@ EXAMPLES = "legalbench, legalbench_contract_nli or mmlu_professional_law"
 
 
 def load_tasks(questions: str) -> list[Any]:
-    """What `lm_eval.simple_evaluate` takes as tasks: names as they are, of a file one multiple-choice task for each of its tasks.
+    """What `lm_eval.simple_evaluate` takes as tasks.
 
-    Args:
-        questions: names of the harness's tasks with commas between them, or a .tsv with a header or a .jsonl with the columns
-            `text` and `answer`. The column `task` parts tasks. The options of a task are all answers that occur in it.
+    questions: names of the harness's tasks with commas between them, or a .tsv with a header or a .jsonl with the columns
+        `text` and `answer`. The column `task` parts tasks. The options of a task are all answers that occur in it.
 
-    Raises:
-        ImportError: lm-evaluation-harness is not installed.
-        ValueError: a name that the harness does not know; a row without text or answer, with file and line; a task with a
-            single answer, which leaves nothing to choose.
+    Raises ImportError where lm-evaluation-harness is not installed, and ValueError for a name that it does not know, a row
+    without text or answer, and a task with a single answer, which leaves nothing to choose.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ImportError(
@@ -61,18 +57,17 @@ def read_tasks(path: str) -> dict[str, list[dict[str, str]]]:
     for line, values in read_rows("questions", Path(path).expanduser(), SUFFIXES):
         where = f"questions={path!r}: line {line}"
         row = {column: as_text(where, column, values.get(column)).strip() for column in ("text", "answer")}
-        if missing := [column for column, text in row.items() if not text]:
+        if not all(row.values()):
             raise ValueError(
-                f"{where}: `{missing[0]}` is missing or empty; fields found: {', '.join(map(str, values))}"
+                f"{where}: `text` or `answer` is missing or empty; fields found: {', '.join(map(str, values))}"
             )
         tasks.setdefault(as_text(where, "task", values.get("task")) or Path(path).stem, []).append(row)
-    for name, rows in tasks.items():
-        if len({row["answer"] for row in rows}) < 2:
-            raise ValueError(
-                f"questions={path!r}: all answers of task {name!r} are the same; add rows, or leave it out"
-            )
-    if not tasks:
-        raise ValueError(f"questions={path!r} holds no row; give a row for each question")
+    single = [name for name, rows in tasks.items() if len(_options(rows)) < 2]
+    if single or not tasks:
+        said = (
+            f"all answers of task {single[0]!r} are the same; add rows, or leave it out" if single else "holds no row"
+        )
+        raise ValueError(f"questions={path!r}: {said}")
     return tasks
 
 
@@ -87,9 +82,7 @@ def _task(name: str, rows: list[dict[str, str]]) -> dict[str, Any]:
         "doc_to_text": "{{text}}\nAnswer:",
         "doc_to_target": "answer",
         "doc_to_choice": _options(rows),
-        "metric_list": [
-            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
-        ],
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
     }
 
 
@@ -111,10 +104,9 @@ def evaluate(
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
-    asked = cpu_copy(model) if model.device.type == "xla" else model
-    with evaluating(asked):
-        wrapped = HFLM(pretrained=asked, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size)
-        found = lm_eval.simple_evaluate(model=wrapped, tasks=tasks)
+    asked = (cpu_copy(model) if model.device.type == "xla" else model).eval()
+    wrapped = HFLM(pretrained=asked, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size)
+    found = lm_eval.simple_evaluate(model=wrapped, tasks=tasks)
     results = {name: _numbers(values) for name, values in found["results"].items()}
     if Path(questions).suffix in SUFFIXES:
         for name, rows in read_tasks(questions).items():
@@ -130,15 +122,13 @@ def evaluate(
 
 
 def _hash(samples: list[Mapping[str, Any]]) -> str:
-    """Of all prompts and answers of a task."""
-    asked = "".join(each["prompt_hash"] + each["target_hash"] for each in samples)
-    return hashlib.sha256(asked.encode()).hexdigest()
+    return hashlib.sha256("".join(each["prompt_hash"] + each["target_hash"] for each in samples).encode()).hexdigest()
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics without the filter in their names; a group of tasks has words in the place of numbers."""
     return {
-        name.replace(",none", "").replace(",", " "): value
+        name.removesuffix(",none").replace(",", " "): value
         for name, value in values.items()
         if isinstance(value, int | float)
     }

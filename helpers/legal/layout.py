@@ -20,11 +20,7 @@ MAX_LENGTH = 1024
 MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
 IGNORED = -100  # label of a token without loss
 SECTIONS = {  # in the order in which they are written
-    "topic": "Topic",
-    "difficulty": "Difficulty",
-    "reasoning": "Reasoning",
-    "answer": "Answer",
-    "case_citation": "Case Citation",
+    name: name.replace("_", " ").title() for name in ("topic", "difficulty", "reasoning", "answer", "case_citation")
 }
 REQUIRED = ("topic", "difficulty", "reasoning", "answer")
 HEADING = re.compile(
@@ -64,11 +60,13 @@ def response(record: Record) -> str:
     """The text to be written for `record`: its sections under their headings, or the answer alone of a conversation."""
     if is_conversation(record):
         return record.answer
-    short = [
-        f"### {SECTIONS[name]}: {getattr(record, name)}" for name in ("topic", "difficulty") if getattr(record, name)
-    ]
-    long = [f"### {SECTIONS[name]}:\n{getattr(record, name)}" for name in sections_of(record)[len(short) :]]
-    return "\n\n".join(filter(None, ["\n".join(short), *long]))
+    written = "".join(
+        f"### {SECTIONS[name]}: {getattr(record, name)}\n"
+        if name in ("topic", "difficulty")
+        else f"\n### {SECTIONS[name]}:\n{getattr(record, name)}\n"
+        for name in sections_of(record)
+    )
+    return written.strip()
 
 
 # ---- reading a response back
@@ -96,31 +94,27 @@ class Response:
 
 
 def parse_response(text: str, record: Record | None = None) -> Response:
-    """The sections of a generated text, which may lack any of them or be cut off anywhere. Never raises.
+    """The sections of a generated text, which may lack any of them or be cut off anywhere.
 
     Asked for are topic, difficulty, steps and answer, or what `record` has of these; of a conversation all text is the
-    answer. Of a section that comes twice the first counts. Where the model goes on to a new `### Instruction` or
-    `### Response`, the text ends. Text before the first heading is passed over.
+    answer. Of a section that comes twice the first counts; the text ends where a new `### Instruction` begins.
     """
     if record and is_conversation(record):
         return Response(answer=text.strip())
-    required = [name for name in REQUIRED if not record or getattr(record, name)]
+    names = {title.lower(): name for name, title in SECTIONS.items()}
     found: dict[str, str] = {}
     problems = []
-    text = _without_unfinished_heading(text)
-    headings = list(HEADING.finditer(text))
-    names = {title.lower(): name for name, title in SECTIONS.items()}
-    ends = [*(heading.start() for heading in headings[1:]), len(text)]
-    for heading, end in zip(headings, ends, strict=False):
-        name = names.get(heading[1].lower())
-        if name is None:
-            if found:
-                problems.append(f"goes on with a new {heading[1].lower()}")
-                break
-        elif name in found:
+    _, *parts = HEADING.split(text)
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        name = names.get(title.lower())
+        if name is None and found:
+            problems.append(f"goes on with a new {title.lower()}")
+            break
+        if name in found:
             problems.append(f"{name} twice")
-        else:
-            found[name] = text[heading.end() : end].strip()
+        elif name:
+            found[name] = body.strip()
+    required = [name for name in REQUIRED if not record or getattr(record, name)]
     problems += [f"no {name}" for name in required if not found.get(name)]
     if list(found) != [name for name in SECTIONS if name in found]:
         problems.append("sections out of order")
@@ -130,48 +124,14 @@ def parse_response(text: str, record: Record | None = None) -> Response:
     return Response(**found, problems=tuple(problems))
 
 
-def _without_unfinished_heading(text: str) -> str:
-    before, _, last = text.rpartition("\n")
-    title = last.strip().lstrip("#").lstrip().lower()
-    cut_off = last.startswith("#") and any(name.lower().startswith(title) for name in SECTIONS.values())
-    return before if cut_off and not HEADING.match(last) else text
-
-
 # ---- tokens and labels
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The records that can be learnt as they are, and the ids of the others."""
-
-    max_length: int
-    records: tuple[Record, ...]
-    too_long: tuple[str, ...]  # question and answer have more than max_length tokens
-    spells_stop: tuple[str, ...] = ()  # a text spells out a token that ends a generation
-
-    def __str__(self) -> str:
-        out = [f"{len(self.too_long):,} are longer{_some(self.too_long)}"] if self.too_long else []
-        out += (
-            [f"{len(self.spells_stop):,} spell out a token that stops{_some(self.spells_stop)}"]
-            if self.spells_stop
-            else []
-        )
-        of = len(self.records) + len(self.too_long) + len(self.spells_stop)
-        used = f"max_length={self.max_length:,}: {len(self.records):,} of {of:,} records are used"
-        remedy = (
-            ". None is cut: an answer would stand without its reasoning. A larger max_length takes more"
-            if self.too_long
-            else ""
-        )
-        return "; ".join([used, *out]) + remedy
 
 
 class Layout:
     """How a record becomes a prompt and a completion, in text and in tokens.
 
-    name: "chat" renders the model's own chat template: SYSTEM, the question, and the response as the assistant's turn.
-        "instruction" is plain text for models without one: `### Instruction:`, `### Response:`, then the response and
-        the tokeniser's end-of-text token.
+    name: "chat" renders the model's own chat template; "instruction" is plain text for models without one:
+        `### Instruction:`, `### Response:`, then the response and the tokeniser's end-of-text token.
 
     Raises ValueError for another name, a tokeniser without chat template, one that has no token to stop at, and a template
     whose prompt is not how the same conversation with its answer begins: what is asked would not be what was trained.
@@ -186,12 +146,10 @@ class Layout:
             )
         if name == "instruction" and tokenizer.eos_token_id is None:
             raise ValueError("layout='instruction': the tokenizer has no end-of-text token; set tokenizer.eos_token")
-        self.tokenizer = tokenizer
-        self.name = name
+        self.tokenizer, self.name = tokenizer, name
         self.stop_token_id = tokenizer.eos_token_id if name == "instruction" else self._end_of_turn()
         self._system_role = name == "chat" and self._renders_system()
-        if name == "chat":
-            self._check_prompt()
+        self._check_prompt()
 
     # -- text
 
@@ -222,6 +180,19 @@ class Layout:
         text = response(record)
         completion = text if self.name == "instruction" else [{"role": "assistant", "content": text}]
         return {"prompt": self.prompt(record), "completion": completion}
+
+    def prompt_text(self, prompt: list[dict[str, str]] | str) -> str:
+        """What `prompt` gives as the model reads it, up to where generation starts."""
+        if self.name == "instruction":
+            return prompt
+        return self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+
+    def text(self, example: dict[str, Any]) -> str:
+        """Prompt and completion as the model reads them, with the token that ends them."""
+        whole = example["prompt"] + example["completion"]
+        if self.name == "chat":
+            return self.tokenizer.apply_chat_template(whole, tokenize=False)
+        return whole if whole.endswith(self.tokenizer.eos_token) else whole + self.tokenizer.eos_token
 
     def prompt_ids(self, asked: Iterable[Record | str]) -> list[list[int]]:
         """Token ids of each prompt, up to where generation starts."""
@@ -270,9 +241,9 @@ class Layout:
             return False
 
     def _check_prompt(self) -> None:
-        example = {"prompt": self.prompt("question"), "completion": [{"role": "assistant", "content": "answer"}]}
-        prompt, whole = self.prompt_text(example["prompt"]), self.text(example)
-        if not whole.startswith(prompt):
+        example = self.example(WHOLE)
+        prompt = self.prompt_text(example["prompt"])
+        if not self.text(example).startswith(prompt):
             raise ValueError(
                 f"layout='chat': this chat template asks with {prompt[-40:]!r}, and a conversation with its answer does not "
                 "go on from there, so the model would be asked in another way than it was trained (reasoning models' "
@@ -285,66 +256,41 @@ class Layout:
         """Tokens of each record, nothing cut."""
         return [len(ids) for ids in self._encode([self.text(self.example(record)) for record in records])]
 
-    def fit(self, records: Sequence[Record], max_length: int) -> Fitted:
-        """The records of at most `max_length` tokens that do not spell out a stop token; none is cut.
-
-        Raises ValueError where there is no such record.
-        """
-        stops = self.tokenizer.convert_ids_to_tokens(list(self.stop_token_ids))
-        texts = [f"{record.asked}\n{response(record)}" for record in records]
-        spelled = [any(stop in text for stop in stops) for text in texts]
-        long = [length > max_length for length in self.lengths(records)]
-        ids = [record.id for record in records]
-        fitted = Fitted(
-            max_length,
-            tuple(r for r, out, other in zip(records, spelled, long, strict=True) if not (out or other)),
-            too_long=tuple(name for name, out, other in zip(ids, long, spelled, strict=True) if out and not other),
-            spells_stop=tuple(name for name, out in zip(ids, spelled, strict=True) if out),
+    def fit(self, records: Sequence[Record], max_length: int) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+        """The records of at most `max_length` tokens, and the ids of the others: none is cut. ValueError where all are longer."""
+        fits = [length <= max_length for length in self.lengths(records)]
+        if records and not any(fits):
+            raise ValueError(
+                f"max_length={max_length}: all {len(records):,} records are longer; raise it, or shorten them"
+            )
+        return (
+            tuple(record for record, short in zip(records, fits, strict=True) if short),
+            tuple(record.id for record, short in zip(records, fits, strict=True) if not short),
         )
-        if records and not fitted.records:
-            raise ValueError(f"{fitted}. Raise max_length, or shorten the records")
-        return fitted
-
-    def prompt_text(self, prompt: list[dict[str, str]] | str) -> str:
-        """What `prompt` gives as the model reads it, up to where generation starts."""
-        if self.name == "instruction":
-            return prompt
-        return self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-
-    def text(self, example: dict[str, Any]) -> str:
-        """Prompt and completion as the model reads them, with the token that ends them."""
-        whole = example["prompt"] + example["completion"]
-        if self.name == "chat":
-            return self.tokenizer.apply_chat_template(whole, tokenize=False)
-        return whole if whole.endswith(self.tokenizer.eos_token) else whole + self.tokenizer.eos_token
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
         plain = self.name == "instruction"  # a template writes its own beginning-of-text token
-        return self.tokenizer(texts, add_special_tokens=plain, return_attention_mask=False, verbose=False)["input_ids"]
+        return self.tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"] if texts else []
 
 
 def choose_max_length(lengths: Sequence[int], wanted: int = 0) -> tuple[int, str]:
     """Tokens a training sequence may have, a multiple of 128, and the reason for it.
 
     lengths: tokens of each record (`Layout.lengths`).
-    wanted: rounded up to a multiple of 128 (1,000 gives 1,024); 0 takes the longest, and for the memory's sake no more than
-        MAX_LENGTH.
+    wanted: rounded up; 0 takes the longest, and for the memory's sake no more than MAX_LENGTH.
     """
-    if wanted:
-        return round_up(wanted), f"max_length={wanted:,}, rounded up to a multiple of 128: {round_up(wanted):,}"
-    chosen = min(round_up(max(lengths)), MAX_LENGTH)
+    chosen = round_up(wanted) if wanted else min(round_up(max(lengths)), MAX_LENGTH)
+    why = (
+        f"max_length={wanted:,}"
+        if wanted
+        else f"the longest record has {max(lengths):,} tokens, at most {MAX_LENGTH:,}"
+    )
     longer = sum(length > chosen for length in lengths)
     return chosen, (
-        f"max_length={chosen:,}: the longest of {len(lengths):,} records has {max(lengths):,} tokens, rounded up to a multiple of "
-        f"128{f', at most {MAX_LENGTH:,}; {longer:,} are longer' if longer else ''}"
+        f"max_length={chosen:,} ({why}, in steps of {MULTIPLE}); {longer:,} of {len(lengths):,} training records are longer and set "
+        "aside: cut, they would teach an answer without its reasoning"
     )
 
 
 def round_up(number: int, multiple: int = MULTIPLE) -> int:
     return multiple * math.ceil(number / multiple)
-
-
-def _some(ids: Sequence[str]) -> str:
-    return f" ({', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''})" if ids else ""

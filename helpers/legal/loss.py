@@ -25,12 +25,11 @@ LOGIT_CHANGES = (  # what models do to logits after their head; the plain loss i
 def add_tiled_loss(model, groups: int = 1) -> None:
     """Makes `model(..., labels=labels_BT, tiled_loss=True)` return the summed negative log-likelihood of the labels.
 
-    Without `tiled_loss` the model is as before. The forward of the model itself is extended, not called from outside, so
-    that DistributedDataParallel and autocast see it.
+    Without `tiled_loss` the model is as before.
 
     Args:
         model: a transformers causal language model; of a PEFT model its base model.
-        groups: devices that a batch is split over along its first axis, in this process (SPMD).
+        groups: devices that a batch is split over along its first axis, in this process (SPMD); kept as `model.batch_groups`.
     """
     text_config = model.config.get_text_config()
     changed = [name for name in LOGIT_CHANGES if getattr(text_config, name, None) not in (None, 1, 1.0)]
@@ -49,8 +48,9 @@ def add_tiled_loss(model, groups: int = 1) -> None:
                 logits_BTV.float().flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum"
             )
         hidden_BTD = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
-        return tiled_nll(hidden_BTD, head.weight, target_BT, groups=groups)
+        return tiled_nll(hidden_BTD, head.weight, target_BT, groups=self.batch_groups)
 
+    model.batch_groups = groups
     model.forward = types.MethodType(forward, model)
 
 
@@ -68,9 +68,8 @@ def tiled_nll(
     one tile of logits is alive at a time. Products are in autocast's dtype, softmax and sums in fp32. Tiles cut the
     tokens of all blocks, so that each device works on its own part of every tile.
 
-    Args:
-        tile_tokens: tokens of a tile on one device.
-        groups: devices that share B in this process; each sums its gradient of the weight until the end.
+    tile_tokens: tokens of a tile on one device.
+    groups: devices that share B in this process; each sums its gradient of the weight until the end.
     """
     kind = hidden_BTD.device.type
     if torch.is_autocast_enabled(kind):
@@ -124,7 +123,7 @@ def _forward_and_gradients(hidden_BTD, weight_VD, target_BT, tile, groups, wants
         if wants_hidden:
             grads_hidden.append((grad_GMV @ weight_VD).float().reshape(blocks, stop - start, -1))
         if wants_weight:
-            part_GVD = _product_in_fp32(grad_GMV.transpose(1, 2), hidden_GMD)
+            part_GVD = (grad_GMV.transpose(1, 2) @ hidden_GMD).float()
             grad_weight_GVD = part_GVD if grad_weight_GVD is None else grad_weight_GVD.add_(part_GVD)
     return (
         nll,
@@ -148,10 +147,3 @@ def _minus_one_at_target(p_GMV, target_GM, hit_GMV):
     if hit_GMV is not None:
         return p_GMV - hit_GMV.float()
     return p_GMV.scatter_add_(-1, target_GM[..., None], -torch.ones_like(p_GMV[..., :1]).expand(*target_GM.shape, 1))
-
-
-def _product_in_fp32(left, right):
-    """Batched product with an fp32 result; a half-precision sum over thousands of tokens could overflow."""
-    if left.is_cuda and left.dtype != torch.float32:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return torch.bmm(left, right).float()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from helpers import ranks
+from helpers import hub, ranks
 from helpers.legal.layout import SYSTEM, Layout, response
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import SAMPLE_RECORDS, Record
@@ -47,44 +45,23 @@ def load_model(
     With QLoRA the base is read onto the GPU where there is one, and its projections have 4 bits. The tokeniser and its
     template are checked before any weight is downloaded, and generation stops at what the layout trains.
 
-    Args:
-        params: base model ("sample" is a small random Qwen2 whose tokeniser is trained on the sample), method, layout,
-            rank and alpha of the adapter, seed of the sample model and the adapter.
-        runtime: decides the dtype of frozen weights.
-
-    Raises:
-        ImportError: bitsandbytes, which keeps weights in 4 bits, is not installed.
-        ValueError: 4 bits on a TPU; a tokeniser without chat template for layout="chat"; files that are no model, or bring
-            code.
-        FileNotFoundError: no such hub id, or no model in the folder.
-        PermissionError: a gated model and no token that may read it.
-        ConnectionError: the hub cannot be reached and nothing is cached.
+    Raises as `check_method`, `Layout` and `hub.reading`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     check_method(params.method, runtime)
     name, dtype = params.base_model, frozen_dtype(params.method, runtime.precision)
-    weights = {"dtype": dtype} | (four_bits(dtype, runtime) if params.method == "qlora" else {})
     options = {"revision": pinned_revision(name), "trust_remote_code": False}
-    set_seed(params.seed)
-    if name == SAMPLE:
-        tokenizer = sample_tokenizer()
-    else:
-        with _reading(name):
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    weights = options | {"dtype": dtype} | (four_bits(dtype, runtime) if params.method == "qlora" else {})
+    with hub.reading(name, "base_model"):
+        tokenizer = sample_tokenizer() if name == SAMPLE else AutoTokenizer.from_pretrained(name, **options)
     layout = Layout(tokenizer, params.layout)
-    if name == SAMPLE:
-        model = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
-        for weight in model.parameters():  # not the rotary frequencies, which are not saved and stay fp32 when loaded
-            weight.data = weight.data.to(dtype)
-        if params.method == "qlora":  # which happens where weights are read
-            with tempfile.TemporaryDirectory() as folder:
-                model.save_pretrained(folder)
-                model = AutoModelForCausalLM.from_pretrained(folder, **weights)
-            model.name_or_path = ""
-    else:
-        with _reading(name):
-            model = AutoModelForCausalLM.from_pretrained(name, **weights, **options)
+    with tempfile.TemporaryDirectory() as folder, hub.reading(name, "base_model"):
+        if name == SAMPLE:
+            sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)
+    model.name_or_path = "" if name == SAMPLE else name
+    set_seed(params.seed)  # of the adapter
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):  # bitsandbytes, where an evaluation rounds the scales for good
             layer.support_avx512bf16_for_cpu = False
@@ -164,36 +141,6 @@ def apply_lora(
             trainable_token_indices={name: [*trained_tokens] for name in names} if trained_tokens else None,
         ),
     )
-
-
-@contextlib.contextmanager
-def _reading(base_model: str) -> Iterator[None]:
-    """Turns what transformers raises for a model that cannot be had into what to do about it."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    name = f"base_model={base_model!r}"
-    try:
-        yield
-    except OSError as error:
-        causes: list[BaseException] = [error]
-        while cause := causes[-1].__cause__ or causes[-1].__context__:
-            causes.append(cause)
-        if any(isinstance(cause, GatedRepoError) for cause in causes):
-            raise PermissionError(
-                f"{name}: this model is gated. Accept its licence at https://huggingface.co/{base_model}, then put a "
-                f"token that may read it into the secret or environment variable HF_TOKEN; or use {QWEN}"
-            ) from error
-        if any(isinstance(cause, RepositoryNotFoundError | RevisionNotFoundError) for cause in causes):
-            raise FileNotFoundError(
-                f"{name}: the hub has no such model or revision, or it is private and HF_TOKEN may not read it"
-            ) from error
-        if Path(base_model).is_dir():
-            raise FileNotFoundError(f"{name}: the folder holds no model that can be read ({error})") from error
-        raise ConnectionError(
-            f'{name}: the Hugging Face hub cannot be reached ({error}). Use base_model="sample" or a local path'
-        ) from error
-    except Exception as error:  # of weights, configurations and tokenisers that are none
-        raise ValueError(f"{name}: cannot be loaded ({error})") from error
 
 
 # ---- the sample model

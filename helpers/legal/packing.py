@@ -62,30 +62,24 @@ class FixedBlocks:
 # ---- attention
 
 
-def segment_mask(segment_ids_BT: torch.Tensor) -> torch.Tensor:
-    """Which keys a query sees, bool [B, 1, T, T]: those before it, and itself, in its own segment.
+def mask_of(segment_ids_BT: torch.Tensor, implementation: str) -> torch.Tensor:
+    """Which keys a query sees, [B, 1, T, T]: those before it, and itself, in its own segment; bool, added for "eager".
 
-    Built on the device from static shapes. Padding sees padding, so that no row of a softmax is empty.
+    Built on the device from static shapes. Padding sees padding, so that no row of a softmax is empty. Raises ValueError for
+    an attention of transformers that takes no mask.
     """
     import torch
 
     position_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device)
     same_BTT = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-    return (same_BTT & (position_T[:, None] >= position_T[None, :]))[:, None]
-
-
-def mask_of(segment_ids_BT: torch.Tensor, implementation: str) -> torch.Tensor:
-    """`segment_mask` as an attention of transformers takes it. Raises ValueError for one that takes no mask."""
-    import torch
-
-    mask = segment_mask(segment_ids_BT)
-    if implementation == "eager":  # adds its mask
-        return torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    mask_B1TT = (same_BTT & (position_T[:, None] >= position_T[None, :]))[:, None]
+    if implementation == "eager":
+        return torch.where(mask_B1TT, 0.0, torch.finfo(torch.float32).min)
     if not implementation.startswith("sdpa"):
         raise ValueError(
             f"attn_implementation={implementation!r}: cannot keep packed examples apart; load the model with 'sdpa'"
         )
-    return mask
+    return mask_B1TT
 
 
 def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str]:

@@ -3,24 +3,24 @@
 # R records · S shingles
 """
 
+import csv
 import hashlib
+import itertools
 import json
 import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from helpers import hub
-from helpers.legal.files import as_text, read_rows
+from helpers import hub, row_files
 from helpers.legal.sample import PARTS, Gold, sample_records
 from helpers.parameters import SAMPLE, source_path
-from helpers.row_files import Row
 
 LAW = "rzeraat/law"
-LAW_REVISION: str | None = None  # not pinned: no commit of it is known here; None reads the newest
 SAMPLE_RECORDS = 600
 HELD_OUT_SHARE = 0.1  # to validate, and as many to test
 NEAR_DUPLICATE = 0.5  # Jaccard of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended one
@@ -28,6 +28,7 @@ SHINGLE = 5
 PAIRED_ROWS = 256  # at a time, for the memory's sake
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # how other tools write an empty cell
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _ONE_LINE = ("id", "topic", "difficulty", "case_citation")
 
 
@@ -52,31 +53,25 @@ class Record:
 
 
 COLUMNS = ("id", "question", "answer", "topic", "difficulty", "case_citation", "reasoning")
-FORMS = (
-    ("messages",),
-    ("prompt", "completion"),
-    ("question", "answer"),
-)  # columns that a source needs; the first it has
+FORMS = (("messages",), ("prompt", "completion"), ("question", "answer"))  # columns a source needs; the first it has
 
 
 @dataclass(frozen=True)
 class Records:
     records: tuple[Record, ...]  # in the order of the source
     name: str  # of the source: "sample", a file's name or a hub id
-    revision: str | None  # of a hub id, where it is pinned
     draw: str  # how many records, and the seed that chose them
     sha256: str  # of the texts
 
     @property
     def source(self) -> str:
         """The same string means the same data."""
-        pinned = f"@{self.revision}" if self.revision else ""
-        return f"{self.name}{pinned}, {self.draw}, sha256 {self.sha256[:16]}"
+        return f"{self.name}, {self.draw}, sha256 {self.sha256[:16]}"
 
     @property
-    def provenance(self) -> dict[str, str | None]:
-        """The `data` part of results.json: source, revision and digest."""
-        return {"source": self.name, "revision": self.revision, "sha256": self.sha256}
+    def provenance(self) -> dict[str, str]:
+        """The `data` part of results.json."""
+        return {"source": self.name, "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
@@ -89,15 +84,12 @@ class RecordSplits:
     areas: tuple[Record, ...] = ()  # a second test, of areas of law that are not in training; of the sample alone
 
 
-def load_records(data_source: str, *, num_records: int = 0, seed: int, revision: str | None = LAW_REVISION) -> Records:
+def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Records:
     """Records from `data_source`, as they are: nothing is checked here but that the columns exist and hold text.
 
-    data_source: "sample" (fictional records, 600 when num_records is 0), a local .jsonl, .csv or .parquet, or a hub id such
-        as "rzeraat/law", of which the split `train` is read. A local directory in hub layout is read like a hub id.
-        Columns are `question` and `answer`, with what else of `COLUMNS` there is; or `prompt` and `completion`, each a text or
-        messages; or `messages`, each with role and content, of which the last is the answer. Others are ignored.
+    data_source: "sample" (fictional records, 600 when num_records is 0), a local .jsonl, .csv or .parquet, or a hub id or a
+        folder in its layout, of which the split `train` is read. Columns are one of `FORMS`, with what else of `COLUMNS` there is.
     num_records: 0 takes all, another number a seeded draw of that many, or all where there are fewer.
-    revision: branch, tag or commit of a hub id; None is the newest.
 
     Raises ValueError (a missing column, a value that is no text, a file that cannot be parsed, no record),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
@@ -106,70 +98,55 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int, revision:
     if data_source == SAMPLE:
         records = [Record(**texts) for texts in sample_records(num_records or SAMPLE_RECORDS, seed)]
     elif path is not None and path.is_file():
-        unit = "row" if path.suffix == ".parquet" else "line"
-        records = _records(data_source, unit, read_rows("data_source", path, SUFFIXES))
+        rows = read_rows("data_source", path, SUFFIXES)
+        columns = dict.fromkeys(itertools.chain(*(values for _, values in rows)))
+        records = _records(data_source, "row" if path.suffix == ".parquet" else "line", rows, columns)
     elif path is None and "/" not in data_source:
         raise FileNotFoundError(
             f'data_source={data_source!r}: no such file. Use "sample", a path to a {", ".join(SUFFIXES)} file '
             f'or a hub id "owner/name" such as "{LAW}"'
         )
     else:
-        records = _from_hub(data_source, str(path or data_source), None if path else revision)
+        import datasets
+
+        with hub.reading(data_source):
+            splits = datasets.load_dataset(str(path or data_source))
+        train = hub.train_split(data_source, splits)
+        wanted = {*COLUMNS, *itertools.chain(*FORMS)}.intersection(train.column_names)
+        records = _records(data_source, "row", enumerate(train.select_columns([*wanted]), 1), train.column_names)
     if not records:
         raise ValueError(f"data_source={data_source!r}: holds no record")
     if 0 < num_records < len(records):
         kept = sorted(random.Random(seed).sample(range(len(records)), num_records))
         records = [records[row] for row in kept]
+    texts = [[*(getattr(record, column) for column in COLUMNS), *record.turns] for record in records]
     return Records(
-        records=tuple(records),
-        # The name alone of a local file: results are shared, and the digest says which file it was.
-        name=path.name if path else data_source,
-        revision=None if path or data_source == SAMPLE else revision,
+        tuple(records),
+        name=path.name if path else data_source,  # results are shared, and the digest says which file it was
         draw=f"{num_records or 'all'} records, seed {seed}",
-        sha256=hashlib.sha256(
-            json.dumps(
-                [[*(getattr(record, column) for column in COLUMNS), *record.turns] for record in records]
-            ).encode()
-        ).hexdigest(),
+        sha256=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
     )
 
 
-def _from_hub(data_source: str, name: str, revision: str | None) -> list[Record]:
-    import datasets
-
-    with hub.reading(data_source):
-        splits = datasets.load_dataset(name, revision=revision)
-    train = hub.train_split(data_source, splits)
-    form = _form(data_source, train.column_names)
-    wanted = [column for column in train.column_names if column in COLUMNS or column in form]
-    return _records(data_source, "row", enumerate(train.select_columns(wanted), 1))
-
-
-def _records(data_source: str, unit: str, rows: Iterable[Row]) -> list[Record]:
+def _records(data_source: str, unit: str, rows: Iterable[row_files.Row], columns: Collection[str]) -> list[Record]:
     """A record of each row. A key that some rows leave out is an empty field, one that all leave out a missing column."""
-    rows, seen = list(rows), Counter()
-    records = []
-    form = _form(data_source, dict.fromkeys(key for _, values in rows for key in values)) if rows else ()
+    form = next((form for form in FORMS if {*form} <= {*columns}), None)
+    if columns and not form:
+        raise ValueError(
+            f"data_source={data_source!r}: no columns `question` and `answer`, `prompt` and `completion`, or `messages`; columns "
+            f"found: {', '.join(columns) or 'none'}. Rename a column or add one"
+        )
+    seen, records = Counter(), []
     for number, values in rows:
         where = f"data_source={data_source!r}: {unit} {number}"
-        record = (_fields if "question" in form else _conversation)(where, values, form)
+        record = _fields(where, values) if "question" in form else _conversation(where, values, form)
         name = record["id"] or str(number)
         seen[name] += 1
         records.append(Record(**record | {"id": f"{name}#{seen[name]}" if seen[name] > 1 else name}))
     return records
 
 
-def _form(data_source: str, found: Iterable[str]) -> tuple[str, ...]:
-    for form in FORMS:
-        if {*form} <= {*found}:
-            return form
-    raise ValueError(
-        f"data_source={data_source!r}: no columns `question` and `answer`, `prompt` and `completion`, or `messages`; columns "
-        f"found: {', '.join(found) or 'none'}. Rename a column or add one"
-    )
-
-
-def _fields(where: str, values: Mapping[str, Any], form: tuple[str, ...]) -> dict[str, Any]:
+def _fields(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
     texts = {}
     for column in COLUMNS:
         text = as_text(where, column, values.get(column)).replace("\r\n", "\n").strip()
@@ -197,6 +174,47 @@ def _conversation(where: str, values: Mapping[str, Any], form: tuple[str, ...]) 
         "answer": answer if answers == "assistant" else "",
         "turns": tuple(turns),
     }
+
+
+# ---- files
+
+
+def read_rows(name: str, path: Path, suffixes: Sequence[str]) -> list[row_files.Row]:
+    """All rows of the file; blank lines are none.
+
+    name: the parameter that names the file, for messages.
+    suffixes: what the file may be, of `.jsonl`, `.csv`, `.tsv` and `.parquet`.
+
+    Raises ValueError for another suffix, a file that is not UTF-8, and a row that cannot be parsed.
+    """
+    file = f"{name}={str(path)!r}"
+    if path.suffix not in suffixes:
+        raise ValueError(f"{file}: cannot read {path.suffix or 'no suffix'}; use {', '.join(suffixes)}")
+    if read := {".parquet": row_files.parquet, ".jsonl": row_files.jsonl}.get(path.suffix):
+        return list(read(f"{file}:", path))
+    rows: list[row_files.Row] = []
+    reader = None
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines, delimiter=DELIMITERS[path.suffix], strict=True)
+            for values in reader:
+                if None in values:
+                    raise ValueError(
+                        f"{file}: line {reader.line_num} has more fields than the header; put a field that holds a "
+                        "comma or tab in double quotes"
+                    )
+                rows.append((reader.line_num, values))
+    except (csv.Error, UnicodeDecodeError) as error:
+        where = f"line {reader.line_num}" if reader else "its header"
+        raise ValueError(f"{file}: {where} is not {path.suffix[1:].upper()} in UTF-8 ({error})") from error
+    return rows
+
+
+def as_text(where: str, column: str, value: Any) -> str:
+    """A cell as text, an absent one as "". Raises ValueError, which begins with `where`, for what is no text or number."""
+    if not isinstance(value, str | int | float | None):
+        raise ValueError(f"{where}, column `{column}` holds a {type(value).__name__}, not text")
+    return "" if value is None else str(value)
 
 
 # ---- near-duplicates
@@ -227,17 +245,11 @@ def closest(texts: Sequence[str], others: Sequence[str]) -> list[float]:
 
 def _jaccard(texts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
     """Rows of texts, rows of others and the Jaccard index of each pair that shares a shingle, some rows at a time."""
-    import numpy as np
-    from scipy import sparse
+    from sklearn.feature_extraction.text import CountVectorizer
 
-    ids: dict[str, int] = {}
-    sets = [[ids.setdefault(shingle, len(ids)) for shingle in _shingles(text)] for text in (*texts, *others)]
-    sizes_R = np.array([len(each) for each in sets])
-    columns = np.array([shingle for each in sets for shingle in each], int)
-    member_RS = sparse.csr_matrix(
-        (np.ones(len(columns), np.int32), columns, np.cumsum([0, *sizes_R])), shape=(len(sets), max(1, len(ids)))
-    )
-    others_SR = member_RS[len(texts) :].T
+    member_RS = CountVectorizer(analyzer=_shingles).fit_transform([*texts, *others, "a vocabulary is never empty"])
+    sizes_R = member_RS.sum(1).A1
+    others_SR = member_RS[len(texts) : len(texts) + len(others)].T
     for start in range(0, len(texts), PAIRED_ROWS):
         shared = (member_RS[start : min(start + PAIRED_ROWS, len(texts))] @ others_SR).tocoo()
         i, j = shared.row + start, shared.col
@@ -270,7 +282,7 @@ def split_records(records: Sequence[Record], seed: int) -> RecordSplits:
 
 
 def _by_groups(records: Sequence[Record], seed: int) -> list[tuple[Record, ...]]:
-    groups = list(_groups(records))
+    groups = _groups([record.asked for record in records])
     random.Random(seed).shuffle(groups)
     train: list[int] = []
     validation: list[int] = []
@@ -282,15 +294,11 @@ def _by_groups(records: Sequence[Record], seed: int) -> list[tuple[Record, ...]]
     return [tuple(records[row] for row in sorted(rows)) for rows in (train, validation, test)]
 
 
-def _groups(records: Sequence[Record]) -> Iterator[list[int]]:
-    """Rows of each set of questions linked by near-duplicates, in the order of their first rows."""
-    import numpy as np
-    from scipy import sparse
-
-    pairs = np.array([(i, j) for i, j, _ in near_duplicates([r.asked for r in records])], int).reshape(-1, 2)
-    links = sparse.coo_matrix((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(len(records),) * 2)
-    _, labels = sparse.csgraph.connected_components(links, directed=False)
-    groups: dict[int, list[int]] = {}
-    for row, label in enumerate(labels.tolist()):
-        groups.setdefault(label, []).append(row)
-    yield from groups.values()
+def _groups(texts: Sequence[str]) -> list[list[int]]:
+    """Rows of each set of texts linked by near-duplicates, in the order of their first rows."""
+    group = {row: [row] for row in range(len(texts))}
+    for i, j, _ in near_duplicates(texts):
+        if group[i] is not group[j]:
+            group[i] += group[j]
+            group |= dict.fromkeys(group[j], group[i])
+    return list({id(rows): sorted(rows) for rows in group.values()}.values())

@@ -26,11 +26,6 @@ class Gold(NamedTuple):
     other_citation: str  # and the one that does not
 
 
-class _Element(NamedTuple):
-    name: str
-    acts: list[str]  # infinitives, without "to"
-
-
 class _Area(NamedTuple):
     topic: str
     act: str
@@ -38,7 +33,7 @@ class _Area(NamedTuple):
     reports: list[str]  # where its cases are reported, one that was allowed and one that was not
     event: list[str]  # what happened, before the other party's name
     remedy: str
-    elements: list[_Element]  # five
+    elements: list[tuple[str, list[str]]]  # five names, each with its acts: infinitives without "to"
 
 
 # A block is one area: topic; Act, section; two reports; events; remedy; then a line an element, "name: its acts". " | " parts
@@ -113,12 +108,7 @@ absence of spite: mock the builder | block the path | spoil the mortar
 
 HELD_OUT_AREAS = 2
 HELD_OUT = 5  # one in so many of the names, the facts and the sets of elements
-PARTS = {
-    "train": 7,
-    "validation": 1,
-    "test": 1,
-    "areas": 1,
-}  # of ten records; "areas" are of law that is not in training
+PARTS = {"train": 7, "validation": 1, "test": 1, "areas": 1}  # of ten records; "areas" is law that is not in training
 DIFFICULTIES = {"basic": 1, "intermediate": 2, "advanced": 3, "expert": 4}  # elements asked for; steps are three more
 DONE = ("managed to", "took care to", "remembered to", "did not fail to", "did not forget to", "did not decline to")
 NOT_DONE = ("failed to", "forgot to", "declined to", "did not manage to", "did not take care to", "did not remember to")
@@ -188,11 +178,9 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
             if ((row + column + shift) % HELD_OUT == 0) == held:
                 return starts[row] + ends[column]
 
-    def name(ends: str, starts: str) -> str:
-        return drawn(starts.split(), ends.split())
-
     def case(report: str) -> str:
-        return f"{name(CASE_ENDS, CASE)} v {name(CASE_ENDS, CASE)} {report}"
+        first, second = (drawn(CASE.split(), CASE_ENDS.split()) for _ in range(2))
+        return f"{first} v {second} {report}"
 
     areas = AREAS[-HELD_OUT_AREAS:] if part == "areas" else AREAS[:-HELD_OUT_AREAS]
     area = choice(areas)
@@ -206,20 +194,19 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
     shown = [wins or generator.random() < 0.5 for _ in elements]
     if not wins and all(shown):
         shown[generator.randrange(len(shown))] = False
+    asked = [name for name, _ in elements]
     facts = []
-    for shift, element, met in zip(chosen, elements, shown, strict=True):
-        verb = choice(DONE if met != element.name.startswith("absence") else NOT_DONE)
-        circumstances = [f" {each}" for each in CIRCUMSTANCES.split("|")]
-        facts.append(f"{verb} {drawn(element.acts, circumstances, shift)}")
-    told = [f"on {element.name}: {fact}" for element, fact in zip(elements, facts, strict=True)]
-    who, other = name(FIRST_ENDS, FIRST), name(OTHER_ENDS, OTHER)
+    for shift, (name, acts), met in zip(chosen, elements, shown, strict=True):
+        verb = choice(DONE if met != name.startswith("absence") else NOT_DONE)
+        facts.append(f"{verb} {drawn(acts, [f' {each}' for each in CIRCUMSTANCES.split('|')], shift)}")
+    told = [f"on {name}: {fact}" for name, fact in zip(asked, facts, strict=True)]
+    who, other = drawn(FIRST.split(), FIRST_ENDS.split()), drawn(OTHER.split(), OTHER_ENDS.split())
     form = choice(list(FORMS))
     claimant = "The client" if form == "client interaction" else who
     cases = dict(zip(("allowed", "dismissed"), map(case, generator.sample(area.reports, 2)), strict=True))
     outcome = "allowed" if wins else "dismissed"
-    names = _series([element.name for element in elements])
-    rule = f"Section {area.section} of the {area.act} asks for {names}."
-    missing = [element.name for element, met in zip(elements, shown, strict=True) if not met]
+    rule = f"Section {area.section} of the {area.act} asks for {_series(asked)}."
+    missing = [name for name, met in zip(asked, shown, strict=True) if not met]
     balance = f"Not shown: {_series(missing)}." if missing else "All is shown."
     conclusion = "The claim fails." if missing else "The claim succeeds."
     law = " and ".join(f"{way} in {cases[way]}" for way in generator.sample(list(cases), 2))
@@ -231,7 +218,6 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
         "event": choice(area.event),
         "facts": "; ".join(told),
         "law": f"{rule} A claim was {law}.",
-        "rule": rule,
         "balance": balance,
         "conclusion": conclusion,
         "advice": "Settle if you can." if missing else "Bring the claim.",
@@ -241,8 +227,8 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
         f"{claimant} asks {other} for {area.remedy}.",
         rule,
         *(
-            f"{text}, so {element.name} is {'shown' if met else 'not shown'}."
-            for text, element, met in zip(told, elements, shown, strict=True)
+            f"{text}, so {name} is {'shown' if met else 'not shown'}."
+            for text, name, met in zip(told, asked, shown, strict=True)
         ),
         f"{balance} {conclusion} A claim was {outcome} in {cases[outcome].partition(' [')[0]}.",
     ]
@@ -256,7 +242,7 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
         "gold": Gold(
             part=part,
             verdict="fails" if missing else "succeeds",
-            findings=tuple((element.name, met) for element, met in zip(elements, shown, strict=True)),
+            findings=tuple(zip(asked, shown, strict=True)),
             facts=tuple(facts),
             parties=(other,) if form == "client interaction" else (who, other),
             citation=cases[outcome],
@@ -274,7 +260,7 @@ def _area(block: str) -> _Area:
         reports.split(" | "),
         event.split(" | "),
         remedy,
-        [_Element(name, acts.split(" | ")) for name, acts in parted],
+        [(name, acts.split(" | ")) for name, acts in parted],
     )
 
 

@@ -165,13 +165,12 @@ def new_trainer(
 ) -> LegalTrainer:
     """The trainer of a run.
 
-    Args:
-        train, evaluation: rows of any form that TRL takes: prompt and completion (`Layout.example`), messages, or tokens.
-        max_length: tokens of a block, which TRL cuts longer rows to.
-        params: packing, seed of data order and dropout, when to log, evaluate and save.
-        plan: its examples are blocks.
-        flops_per_token: of a training step, for MFU.
-        overrides: any fields of `SFTConfig`.
+    train, evaluation: rows of any form that TRL takes: prompt and completion (`Layout.example`), messages, or tokens.
+    max_length: tokens of a block, which TRL cuts longer rows to.
+    params: packing, seed of data order and dropout, when to log, evaluate and save.
+    plan: its examples are blocks.
+    flops_per_token: of a training step, for MFU.
+    overrides: any fields of `SFTConfig`.
 
     Raises ValueError where a model's attention cannot keep packed examples apart, and on XLA for a field of `NOT_ON_XLA`.
     """
@@ -202,7 +201,7 @@ def new_trainer(
     )
     # TRL warns that only flash-attn keeps packed examples apart; the attention chosen above does, too.
     logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
-    trainer = LegalTrainer(
+    return LegalTrainer(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_list([*train]),
@@ -215,9 +214,3 @@ def new_trainer(
         patience=params.patience,
         max_hours=params.max_hours,
     )
-    for name, rows in (("training", trainer.train_dataset), ("evaluation", trainer.eval_dataset)):
-        tokens = sum(map(len, rows["input_ids"]))
-        tracking.say(
-            f"{name}: {len(rows):,} rows of at most {max_length:,} tokens; {_labels(rows):,} of {tokens:,} have a label"
-        )
-    return trainer

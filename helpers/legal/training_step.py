@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 from helpers.planning.workloads import Workload
@@ -13,22 +14,14 @@ BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, 
 
 def workload(model, name: str, length: int, method: str) -> Workload:
     """The step of a causal language model on packed blocks, whole or with adapters; it gets the tiled loss of the trainer."""
-    import torch
-
     from .loss import add_tiled_loss
-    from .packing import mask_of
+    from .packing import FixedBlocks, mask_of
 
     add_tiled_loss(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
     def batch(examples: int, length: int) -> dict[str, Any]:
-        ids = torch.randint(5, 1_000, (examples, length))
-        positions = torch.arange(length).expand(examples, length).contiguous()
-        return {
-            "input_ids": ids,
-            "labels": ids.clone(),
-            "position_ids": positions,
-            "segment_ids": torch.ones_like(ids),
-        }
+        ids = random.Random(0).choices(range(5, 1_000), k=length)
+        return FixedBlocks(length, pad_token_id=0)([{"input_ids": ids, "labels": ids}] * examples)
 
     def loss(model, inputs):
         present = model.config._attn_implementation

@@ -4,14 +4,13 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from helpers.legal.layout import HEADING, STEP, is_conversation
 from helpers.legal.records import NEAR_DUPLICATE, Record, near_duplicates
 
-SPECIAL = re.compile(r"<\|[^|<>\s]{1,40}\|>|</?s>|<(?:start|end)_of_turn>")
-MIN_ANSWER, MIN_REASONING = 100, 50  # characters; from the data set's own checklist for curators
+SPECIAL = re.compile(r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?s>|<(?:start|end)_of_turn>|<eos>")  # of the models in use
 SET_ASIDE = {
     "no question": "question has no text, or a conversation does not end with a user and the answer",
     "no answer": "answer has no text, or a conversation does not end with the assistant",
@@ -24,9 +23,9 @@ WARNED = {
     "prose reasoning": "reasoning has no `Step 1:`; prose is asked for",
     "no section": "topic, difficulty or reasoning has no text; that section is not asked for",
     "no citation": "case_citation has no text; no citation is asked for",
-    "short text": f"answer below {MIN_ANSWER} or reasoning below {MIN_REASONING} characters",
     "near-duplicate question": f"an earlier question shares at least {NEAR_DUPLICATE:.0%} of its shingles; kept in the same split",
 }
+MEANINGS = SET_ASIDE | WARNED
 
 
 @dataclass(frozen=True)
@@ -37,86 +36,67 @@ class Finding:
     id: str
     defect: str  # a key of SET_ASIDE or WARNED
     detail: str
+    set_aside: bool  # this defect keeps the row from being used
 
 
 @dataclass(frozen=True)
 class Report:
+    records: int
     kept: tuple[Record, ...]  # with their steps numbered 1, 2, 3
-    set_aside: tuple[Record, ...]
     findings: tuple[Finding, ...]  # of all rows, in their order; a row can have several
-    excluding: frozenset[str]  # defects that set a row aside
 
-    def of(self, defect: str) -> list[Finding]:
-        """Findings of one defect, the first of each row: all where it sets rows aside, else those of rows that are kept."""
-        out = set() if defect in self.excluding else {f.row for f in self.findings if f.defect in self.excluding}
-        first: dict[int, Finding] = {}
-        for finding in self.findings:
-            if finding.defect == defect and finding.row not in out:
-                first.setdefault(finding.row, finding)
-        return [*first.values()]
+    def by_defect(self, set_aside: bool) -> dict[str, list[Finding]]:
+        """The first finding of each row under its defect: of defects that set rows aside, or of rows that are kept."""
+        out = {each.row for each in self.findings if each.set_aside}
+        found: dict[str, dict[int, Finding]] = {}
+        for each in self.findings:
+            if each.set_aside if set_aside else each.row not in out:
+                found.setdefault(each.defect, {}).setdefault(each.row, each)
+        return {defect: [*found[defect].values()] for defect in MEANINGS if defect in found}
 
     def as_dict(self) -> dict[str, Any]:
-        """Counts for results.json: records, and rows by defect. A row set aside for two defects counts under both; `warned`
-        are rows that are kept.
-        """
-        rows = {defect: len(self.of(defect)) for defect in SET_ASIDE | WARNED}
-        return {
-            "records": len(self.kept) + len(self.set_aside),
-            "kept": len(self.kept),
-            "set_aside": {defect: rows[defect] for defect in rows if defect in self.excluding},
-            "warned": {defect: rows[defect] for defect in rows if defect not in self.excluding},
-        }
-
-    def listed(self) -> list[dict[str, Any]]:
-        """Each finding as a row of a table, and whether it sets the record aside."""
-        return [asdict(finding) | {"set_aside": finding.defect in self.excluding} for finding in self.findings]
+        """Counts for results.json: records, and rows by defect. A row set aside for two defects counts under both."""
+        ways = {"set_aside": self.by_defect(True), "warned": self.by_defect(False)}
+        counts = {way: {defect: len(rows) for defect, rows in found.items()} for way, found in ways.items()}
+        return {"records": self.records, "kept": len(self.kept)} | counts
 
     def rows(self, examples: int = 3) -> list[dict[str, Any]]:
         """What there is, what is set aside for which defect, and what is kept, for `tables.show`."""
-        all_records = len(self.kept) + len(self.set_aside)
-        found = [("all", all_records, "", ""), ("kept", len(self.kept), f"{len(self.kept) / all_records:.0%}", "")]
-        for defect, meaning in (SET_ASIDE | WARNED).items():
-            title = "set aside" if defect in self.excluding else "kept, but look at"
-            hits = self.of(defect)
-            details = "; ".join(f"row {f.row} {f.id!r}: {f.detail}".removesuffix(": ") for f in hits[:examples])
-            found += [(f"{title}: {defect}", len(hits), meaning, details)] if hits else []
+        found = [("all", self.records, "", ""), ("kept", len(self.kept), f"{len(self.kept) / self.records:.0%}", "")]
+        for title, way in (("set aside", True), ("kept, but look at", False)):
+            for defect, hits in self.by_defect(way).items():
+                details = "; ".join(f"row {f.row} {f.id!r}: {f.detail}".removesuffix(": ") for f in hits[:examples])
+                found.append((f"{title}: {defect}", len(hits), MEANINGS[defect], details))
         return [dict(zip(("records", "number", "meaning", "details"), each, strict=True)) for each in found]
 
 
-def validate(records: Sequence[Record], excluding: Collection[str] = frozenset(SET_ASIDE)) -> Report:
-    """Checks every record; those with a defect of `excluding` are set aside, all others kept in their order.
+def validate(records: Sequence[Record], keeping: Collection[str] = ()) -> Report:
+    """Checks every record; those with a defect of SET_ASIDE that is not in `keeping` are set aside, the order stays.
 
     Nothing is dropped or changed in silence: each defect of each row is a `Finding`. Near-duplicates are looked for among
-    the records that are kept, so that being one sets no row aside. Raises ValueError where no record is kept.
+    the records that are kept. Raises ValueError where no record is kept.
     """
-    excluding = frozenset(excluding)
     findings: list[Finding] = []
-    texts: dict[tuple[str, str], int] = {}
+    kept: list[tuple[int, Record]] = []
+    rows: dict[tuple[str, str], int] = {}  # of those kept, by their texts: a row set aside hides no good one after it
     for row, record in enumerate(records, 1):
-        defects = _defects(record)
         same = (_plain(record.asked), _plain(record.answer))
-        if same in texts:
-            defects.append(("repeated row", f"as row {texts[same]}"))
-        if excluding.isdisjoint(defect for defect, _ in defects):  # a row that is set aside hides no good one after it
-            texts[same] = row
-        findings += [Finding(row, record.id, *defect) for defect in defects]
-    bad = {finding.row for finding in findings if finding.defect in excluding}
-    kept = [(row, record) for row, record in enumerate(records, 1) if row not in bad]
+        defects = _defects(record) + ([("repeated row", f"as row {rows[same]}")] if same in rows else [])
+        found = [Finding(row, record.id, *each, each[0] in SET_ASIDE and each[0] not in keeping) for each in defects]
+        findings += found
+        if not any(each.set_aside for each in found):
+            rows[same] = row
+            kept.append((row, record))
     if not kept:
-        most = Counter(f.defect for f in findings if f.defect in excluding).most_common(3)
-        raise ValueError(
-            f"records: none of {len(records)} can be used ({', '.join(f'{defect} {rows}' for defect, rows in most)}); "
-            "repair them, or leave these defects out of `excluding`"
-        )
+        most = Counter(each.defect for each in findings if each.set_aside).most_common(3)
+        named = ", ".join(f"{defect} {count}" for defect, count in most)
+        raise ValueError(f"records: none of {len(records)} can be used ({named}); repair them")
     for i, j, jaccard in near_duplicates([record.asked for _, record in kept]):
         (first, _), (row, record) = kept[i], kept[j]
-        findings.append(Finding(row, record.id, "near-duplicate question", f"of row {first}, Jaccard {jaccard:.2f}"))
-    return Report(
-        kept=tuple(_renumbered(record) for _, record in kept),
-        set_aside=tuple(record for row, record in enumerate(records, 1) if row in bad),
-        findings=tuple(sorted(findings, key=lambda finding: finding.row)),
-        excluding=excluding,
-    )
+        told = f"of row {first}, Jaccard {jaccard:.2f}"
+        findings.append(Finding(row, record.id, "near-duplicate question", told, set_aside=False))
+    findings.sort(key=lambda finding: finding.row)
+    return Report(len(records), tuple(_renumbered(record) for _, record in kept), tuple(findings))
 
 
 def _defects(record: Record) -> list[tuple[str, str]]:
@@ -135,9 +115,6 @@ def _defects(record: Record) -> list[tuple[str, str]]:
         found += [("no section", name) for name in ("topic", "difficulty", "reasoning") if not getattr(record, name)]
         found += [("prose reasoning", record.reasoning[:40])] if record.reasoning and not steps else []
         found += [("no citation", "")] if not record.case_citation else []
-    for name, least in (("answer", MIN_ANSWER), ("reasoning", MIN_REASONING)):
-        if 0 < len(getattr(record, name)) < least:
-            found.append(("short text", f"{name}: {len(getattr(record, name))} characters"))
     return found
 
 

@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--out", default=FILE)
     given = parser.parse_args(arguments)
-    from helpers import runtime
+    from helpers import runtime, tables
 
     try:
         chosen = [room(name) for name in given.notebooks or rooms()]
@@ -172,10 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     asked = Asked(model=given.model)
     found = calibrate((each.planned(asked, machine, weights=True)[1] for each in chosen), machine)
-    for each in found.measured:
-        print(
-            f"{each.notebook} {each.model}: {each.flops_per_second / 1e9:,.1f} GFLOP/s + {each.fixed * 1e3:.0f} ms a step"
-        )
+    tables.show(found.rows())
     Path(given.out).write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
     print(f"{given.out}: {found.device}, {os.cpu_count()} cores, {len(found.measured)} workloads")
     return 0

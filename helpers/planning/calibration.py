@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
+
+from helpers import tables
 
 from .workloads import Workload
 
@@ -52,6 +54,20 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     date: str
     versions: dict[str, str | None]
     measured: tuple[Measured, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was reached, for `tables.show`."""
+        return [
+            {
+                "device": self.device,
+                "model": each.model,
+                "precision": each.precision,
+                "GFLOP/s": round(each.flops_per_second / 1e9, 1),
+                "fixed time of a step": tables.seconds(each.fixed),
+                "sizes timed": ", ".join(f"{size.examples} x {size.length}" for size in each.sizes),
+            }
+            for each in self.measured
+        ]
 
     def find(self, workload: Workload, precision: str) -> Measured | None:
         """What was measured for this very model."""

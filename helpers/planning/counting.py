@@ -66,6 +66,7 @@ class Count:
         return max(self.begin_peak, self.end_peak, self.update_peak)
 
 
+@functools.lru_cache(maxsize=256)
 def count(
     workload: Workload,
     examples: int,
@@ -75,7 +76,6 @@ def count(
     length: int = 0,
     checkpointing: bool = False,
     accumulating: bool = False,
-    chips: int = 1,
 ) -> Count:
     """The step of a micro-batch of so many examples on one device.
 
@@ -88,17 +88,12 @@ def count(
         length: tokens of a sequence; 0 = the workload's.
         checkpointing: activations are computed again in backward.
         accumulating: the gradients of an earlier micro-batch are there already.
-        chips: with "xla", that share the batch.
     """
 
-    chips = chips if kind == "xla" else 1
-    return _count(workload, examples, kind, precision, length or workload.length, checkpointing, accumulating, chips)
-
-
-@functools.lru_cache(maxsize=256)
-def _count(workload, examples, kind, precision, length, checkpointing, accumulating, chips) -> Count:
     def step(layers: int | None) -> Count:
-        return _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating, chips)
+        return _step(
+            workload, examples, layers, kind, precision, length or workload.length, checkpointing, accumulating
+        )
 
     layers = len(_equal_layers(workload.model))
     if layers <= FEW_LAYERS:
@@ -110,7 +105,7 @@ def _count(workload, examples, kind, precision, length, checkpointing, accumulat
     return replace(found, parameters=workload.parameters) if workload.parameters else found
 
 
-def _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating, chips=1) -> Count:
+def _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating) -> Count:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     left_out = [] if layers is None else _equal_layers(workload.model)[layers:]
     model = copy_with(workload.model, functools.partial(_without_numbers, fake), left_out)
@@ -126,7 +121,7 @@ def _step(workload, examples, layers, kind, precision, length, checkpointing, ac
         weights = _bytes([*model.parameters(), *model.buffers()])
         there = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained if accumulating)]
         on_xla = kind == "xla"
-        with fusion.FusedBytes(there, precision in HALF, chips) if on_xla else LiveBytes(there) as live:
+        with fusion.FusedBytes(there, precision in HALF) if on_xla else LiveBytes(there) as live:
             ends = _Ends(live, equal)
             with torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF):
                 loss = workload.loss(model, batch)

@@ -137,7 +137,6 @@ def forecast(
             length=length,
             checkpointing=plan.gradient_checkpointing,
             accumulating=plan.gradient_accumulation_steps > 1,
-            chips=machine.count,
         )
         accumulation = plan.gradient_accumulation_steps
         step = step_seconds(workload, counted, machine, plan.precision, accumulation, calibrations)

@@ -30,8 +30,9 @@ LANES, SUBLANES = 128, 8  # of a tile, to which the last two axes of an array ar
 class Written:
     """So many bytes in a chip's memory, for as long as there is a tensor that is computed from them."""
 
-    def __init__(self, live: LiveBytes, size: int, shape=(), *, half: bool = False, softmax: bool = False):
+    def __init__(self, live: LiveBytes, size: int, shape=(), *, half=False, softmax=False, rounded=False, draws=False):
         self.live, self.size, self.shape, self.half, self.softmax = live, size, shape, half, softmax
+        self.rounded, self.draws = rounded, draws
         live.add(size)
 
     def widen(self) -> None:
@@ -52,22 +53,21 @@ class FusedBytes(LiveBytes):
     - A product that a softmax reads, or a batched one that is cast, stays in fp32: XLA leaves out the rounding between the two.
     - A softmax's result is written in half precision.
     - The tanh of GELU's approximation stays in fp32.
-    - Dropout keeps a byte a number, and where the numbers are half precision, those of all chips.
+    - Dropout keeps a byte a number. Of a softmax's fp32 result that is rounded before, both stay.
 
     Args:
         tensors: what is there already.
         half: products are bf16.
-        chips: that share the batch.
     """
 
-    def __init__(self, tensors, half: bool, chips: int):
+    def __init__(self, tensors, half: bool):
         super().__init__(tensors)
-        self.half, self.chips = half, chips
+        self.half = half
         self._from: dict[int, tuple[Written, ...]] = {}  # storage: what its numbers are computed from
 
     def made(self, func, args, kwargs, results) -> None:
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self._write(results[0], 1, times=self.chips if results[0].element_size() == 2 else 1)
+            self._write(results[0], 1, draws=True)
         elif func in SOFTMAXES:
             self._softmax(func, args, results[0])
         elif func is aten.gelu.default and kwargs.get("approximate") == "tanh":
@@ -75,6 +75,8 @@ class FusedBytes(LiveBytes):
         elif func is aten.add.Tensor and self._joins(args, results[0]):
             self._write(results[0])
         elif torch.Tag.pointwise in func.tags or func.overloadpacket.__name__ in FUSED:
+            if func is aten.mul.Tensor and results[0].element_size() == 2:
+                self._dropped(self._origins(args))
             if func is aten._to_copy.default and results[0].dtype == torch.float32 and args[0].dim() > 2:
                 self._not_rounded(args[0], 3)
             self._hold(results[0], self._origins((args, kwargs)))
@@ -96,7 +98,16 @@ class FusedBytes(LiveBytes):
             sums = Written(self, 4 * result.numel() // result.shape[args[1]], softmax=True)
             self._hold(result, (*self._origins(args[0]), sums))
         else:
-            self._write(result, 2 if self.half else None, softmax=True)
+            self._write(
+                result, 2 if self.half else None, softmax=True, rounded=self.half and result.element_size() == 4
+            )
+
+    def _dropped(self, origins) -> None:
+        if any(each.draws for each in origins):
+            for each in origins:
+                if each.rounded:
+                    each.rounded = False
+                    each.widen()
 
     def _not_rounded(self, tensor, axes: int = 2) -> None:
         for each in self._origins(tensor):
@@ -130,8 +141,8 @@ class FusedBytes(LiveBytes):
         if not self._known(tensor):
             self._write(tensor, half=rounded and tensor.element_size() == 2)
 
-    def _write(self, tensor, width: int | None = None, *, times: int = 1, **marks) -> None:
-        size = times * _tiles(tensor.shape, min(width or 8, tensor.element_size()))
+    def _write(self, tensor, width: int | None = None, **marks) -> None:
+        size = _tiles(tensor.shape, min(width or 8, tensor.element_size()))
         self._hold(tensor, (Written(self, size, tensor.shape, **marks),))
 
     def _known(self, tensor) -> bool:

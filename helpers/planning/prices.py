@@ -1,7 +1,7 @@
 """What an hour costs: `prices.json`, over which a person lays a file of the same form, {"T4": 0.40} for short.
 
 Prices change and differ by region: these are list prices on demand, in US dollars, as they were on the date beside each,
-and approximate. What has no public list price has null and no cost is computed.
+and approximate. What has no price that a source gives for a month has null, and no cost is computed.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from helpers import xla
+
 if TYPE_CHECKING:
     from .tpu_step import Traced
 
@@ -81,6 +83,7 @@ class Compiled:
     collectives: dict[str, dict[str, int]]  # kind: how many, and their bytes
     custom_calls: dict[str, int]  # target: how many
     largest: tuple[tuple[str, int], ...]  # of `moved`, by where the model asked for it
+    arrays: tuple[tuple[str, int], ...]  # of `moved`, by the kind and the shape of what is moved
     program: str = field(repr=False)  # optimised HLO in text
 
     @property
@@ -141,6 +144,7 @@ def _devices(hardware: str) -> list:
     # Read by libtpu, which looks for a machine with chips otherwise, and wants it for itself.
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    xla.set_libtpu_arguments()
     import libtpu
     from jax.experimental import topologies
 
@@ -207,10 +211,11 @@ def _in_words(said: str) -> DoesNotFitChip | None:
 
 
 def read(program: str) -> dict[str, Any]:
-    """`moved`, `collectives`, `custom_calls` and `largest` of an optimised HLO module in text."""
+    """`moved`, `collectives`, `custom_calls`, `largest` and `arrays` of an optimised HLO module in text."""
     collectives: dict[str, dict[str, int]] = {}
     calls: collections.Counter = collections.Counter()
     moved: collections.Counter = collections.Counter()
+    arrays: collections.Counter = collections.Counter()
     for line in program.splitlines():
         if found := COLLECTIVE.match(line):
             kind = collectives.setdefault(found[2], {"count": 0, "bytes": 0})
@@ -223,12 +228,15 @@ def read(program: str) -> dict[str, Any]:
         if found := INSTRUCTION.match(line):
             name, shapes[name], kind, rest = found[1], found[2], found[3], found[4]
             operands = [shapes.get(each, "") for each in re.findall(r"%([\w.-]+)", rest.split("), ")[0])]
-            moved[f"{kind} {_asked_by(rest)}".strip()] += _moved(kind, name, shapes[name], operands)
+            crossing = _moved(kind, name, shapes[name], operands)
+            moved[f"{kind} {_asked_by(rest)}".strip()] += crossing.total()
+            arrays += crossing
     return {
         "moved": moved.total(),
         "collectives": collectives,
         "custom_calls": dict(calls),
         "largest": tuple(moved.most_common(MOST)),
+        "arrays": tuple(arrays.most_common(MOST)),
     }
 
 
@@ -240,18 +248,25 @@ def _asked_by(instruction: str) -> str:
     return f"{found[1]} {'/'.join(found[2].split('/')[-3:])}:{found[3]}" if found[2] else found[1]
 
 
-def _moved(kind: str, name: str, result: str, operands: Sequence[str]) -> int:
-    """Bytes that an instruction reads from a chip's memory and writes to it; what lies in the core's own does not count."""
+def _moved(kind: str, name: str, result: str, operands: Sequence[str]) -> collections.Counter:
+    """Bytes that an instruction reads from a chip's memory and writes to it, by array; what lies in the core's own does not count."""
     if kind in MOVES_NOTHING or "ConcatBitcast" in name:
-        return 0
+        return collections.Counter()
     if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
-        ends = [(size(shape), size(shape, far=True)) for shape in re.findall(ARRAY, result)[:2]]
-        bytes_ = min(whole for whole, _ in ends)
-        return sum(bytes_ for _, far in ends if far)
+        ends = re.findall(ARRAY, result)[:2]
+        part = min(size(end) for end in ends)
+        return collections.Counter({_shape(ends[0]): part * sum(size(end, far=True) > 0 for end in ends)})
+    times, ends = 1, [result, *operands]
     if "dynamic-update-slice" in name and result in operands:  # in place
-        operands = [each for each in operands if each != result]
-        return 2 * sum(size(each, far=True) for each in operands)
-    return size(result, far=True) + sum(size(each, far=True) for each in operands)
+        times, ends = 2, [each for each in operands if each != result]
+    crossing: collections.Counter = collections.Counter()
+    for array in re.findall(ARRAY, " ".join(ends)):
+        crossing[_shape(array)] += times * size(array, far=True)
+    return crossing
+
+
+def _shape(array: str) -> str:
+    return array.split("{")[0]
 
 
 def size(shape: str, far: bool = False) -> int:

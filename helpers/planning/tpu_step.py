@@ -28,6 +28,7 @@ class Traced:
     state: frozenset[int]  # arguments that the step overwrites: weights, moments, gradients
     held: int  # bytes of weights, moments and gradients, which a chip holds between two steps
     examples: int  # of a step, over all chips
+    fingerprint: bytes  # under which torch_xla keeps the compiled program: a step that has it is not compiled again
 
 
 def begin() -> None:
@@ -55,6 +56,7 @@ def trace(
     length: int = 0,
     checkpointing: bool = False,
     accumulating: bool = False,
+    chips: int = 1,
 ) -> Traced:
     """The optimizer step after a micro-batch; where a run cuts that into programs, the last and largest of them.
 
@@ -65,6 +67,7 @@ def trace(
         length: tokens of a sequence; 0 = the workload's.
         checkpointing: activations are computed again in backward.
         accumulating: gradients of earlier micro-batches are added to.
+        chips: that will share the micro-batch; modules with `batch_groups` sum over each chip's part by itself.
     """
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
@@ -77,6 +80,9 @@ def trace(
         attention.use_one_dtype(transformer)
         if checkpointing:
             attention.checkpoint_activations(transformer, "xla")
+    for module in model.modules():
+        if hasattr(module, "batch_groups"):
+            module.batch_groups = chips
     batch = tree_map_only(torch.Tensor, _placeholder, workload.batch(examples, length or workload.length))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
@@ -95,7 +101,7 @@ def trace(
         loss.backward()
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
     optimizer.step()
-    module, arguments = _program([loss.detach(), *(each.detach() for each in (*trained, *moments))])
+    module, arguments, fingerprint = _program([loss.detach(), *(each.detach() for each in (*trained, *moments))])
     return Traced(
         name=f"{workload.notebook} {workload.name}",
         module=module,
@@ -103,6 +109,7 @@ def trace(
         state=frozenset(at for at, each in enumerate(arguments) if each in states),
         held=sum(each.numel() * each.element_size() for each in state),
         examples=examples,
+        fingerprint=fingerprint,
     )
 
 
@@ -118,10 +125,14 @@ def _identity(tensor) -> int:
     return bindings._xla_get_tensor_id(tensor)
 
 
-def _program(outputs) -> tuple[bytes, list[int]]:
-    """The HLO module that computes `outputs`, serialised, and the `_identity` of each of its arguments.
+def _program(outputs) -> tuple[bytes, list[int], bytes]:
+    """The HLO module that computes `outputs`, serialised, the `_identity` of each of its arguments, and its fingerprint.
 
     A number that the host computed has one that no tensor has.
     """
     bindings, _ = xla.tracing()
-    return bindings._get_xla_tensors_hlo_proto(outputs), bindings._get_tensors_xla_device_data_node(outputs)[0]
+    module, arguments = (
+        bindings._get_xla_tensors_hlo_proto(outputs),
+        bindings._get_tensors_xla_device_data_node(outputs)[0],
+    )
+    return module, arguments, bindings._get_graph_hash(outputs)

@@ -91,8 +91,7 @@ def _discounts(counts: np.ndarray) -> np.ndarray:
 def kneser_ney_nats(train_tokens: np.ndarray, blocks: TokenBlocks, vocab_size: int, order: int) -> float:
     """Mean nats per predicted token of `blocks` (all but the first of each block) under the n-grams of `train_tokens`."""
     model = KneserNey.fit(np.asarray(train_tokens[:MAX_TRAIN_TOKENS]).astype(np.int64), vocab_size, order)
-    total = sum(-float(np.log(model.of_next(ids_BT)).sum()) for ids_BT in blocks.arrays())
-    return total / (len(blocks) * (blocks.sequence_length - 1))
+    return -float(np.log(model.of_next(blocks.ids_BT.astype(np.int64))).mean())
 
 
 def _look_up(keys: np.ndarray, values: np.ndarray, codes: np.ndarray, absent: float) -> np.ndarray:

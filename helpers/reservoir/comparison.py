@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from helpers.plan import Plan
 from helpers.runtime import Runtime
 
 from .experiment import Corpus, LanguageModelTrainer, evaluate, new_model, new_trainer, tell
-from .model import begin_at_codes
+from .model import ReservoirForCausalLM, begin_at_codes
 from .parameters import TRANSFORMER_RATE, ReservoirParameters, recipe
 from .transformer import equal_transformer
 from .workload import workload
@@ -27,38 +27,32 @@ STYLES = ("--", ":", "-.", (0, (6, 3, 1, 3, 1, 3)))  # of a baseline's line
 
 
 def train_transformer(
+    reservoir: ReservoirForCausalLM,
     params: ReservoirParameters,
     corpus: Corpus,
     plan: Plan,
     runtime: Runtime,
-    *,
-    trainable: int,
-    output_dir: Path,
-    codes_VC: torch.Tensor | None,
+    folder: Path,
 ) -> LanguageModelTrainer:
-    """A transformer of about `trainable` parameters, trained on the reservoir's batches, at its own rate unless one is asked for.
+    """A transformer of as many trained parameters, on the reservoir's batches, at its own rate unless one is asked for.
 
-    codes_VC: where its embedding begins, as the reservoir's does; None: where it is drawn.
+    Its embedding begins at the same codes, where there are any.
     """
-    model = equal_transformer(
-        len(corpus.tokenizer),
-        trainable,
-        plan.sequence_length,
-        seed=params.seed,
-        eos_token_id=corpus.tokenizer.eos_token_id,
-    )
+    end, length = corpus.tokenizer.eos_token_id, plan.sequence_length
+    trainable, codes_VC = reservoir.num_parameters(), reservoir.reservoirs.codes
+    model = equal_transformer(len(corpus.tokenizer), trainable, length, seed=params.seed, eos_token_id=end)
     if codes_VC is not None:
         generator = torch.Generator().manual_seed(params.seed)
         begin_at_codes(model.get_input_embeddings().weight, codes_VC.cpu().float(), generator)
     own = planner.plan(
-        dataclasses.replace(recipe(plan.sequence_length, 0), learning_rate=TRANSFORMER_RATE),
-        workload(model, "llama", plan.sequence_length),
+        dataclasses.replace(recipe(length, 0), learning_rate=TRANSFORMER_RATE),
+        workload(model, "llama", length),
         runtime,
         batch_size=plan.batch_size,
         learning_rate=params.learning_rate,
         max_steps=plan.max_steps,
     )
-    trainer = new_trainer(model, corpus, params, own, runtime, output_dir)
+    trainer = new_trainer(model, corpus, params, own, runtime, folder)
     trainer.train(resume_from_checkpoint=params.resume)
     return trainer
 
@@ -106,15 +100,7 @@ def over_seeds(
             trainer.train(resume_from_checkpoint=params.resume)
         rows[seed] = {RESERVOIR: row(trainer, corpus, params)}
         if params.compare_transformer:
-            other = train_transformer(
-                params,
-                corpus,
-                plan,
-                runtime,
-                trainable=trainer.model.num_parameters(),
-                output_dir=folder / TRANSFORMER,
-                codes_VC=trainer.model.reservoirs.codes,
-            )
+            other = train_transformer(trainer.model, params, corpus, plan, runtime, folder / TRANSFORMER)
             rows[seed][TRANSFORMER] = row(other, corpus, params)
     return rows
 
@@ -180,7 +166,7 @@ def plot(rows: Mapping[str, Mapping], baselines: Mapping[str, float], path: Path
     figure, panels = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
     for axes, key, label in zip(panels, ("tokens", "seconds"), ("training tokens", "seconds of training"), strict=True):
         for name, values in rows.items():
-            points: Sequence[Mapping] = values["curve"]
+            points = values["curve"]
             axes.plot([p[key] for p in points], [p["loss"] for p in points], marker="o", markersize=3, label=name)
         for style, (name, nats) in zip(itertools.cycle(STYLES), baselines.items(), strict=False):
             axes.axhline(nats, linestyle=style, color="0.4", label=f"{name} ({nats:.2f})")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
-from helpers import ranks, tracking
+from helpers import tracking
 from helpers.arguments import training_arguments
 from helpers.cpu_copy import cpu_copy
 from helpers.plan import Plan
@@ -19,23 +19,21 @@ from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
 from .baselines import kneser_ney_nats
-from .blocks import TokenBlocks, bits_per_byte
+from .blocks import TokenBlocks, bits_per_byte, states_before
 from .codes import cooccurrence_codes
-from .diagnostic_plots import plot_diagnostics
-from .diagnostics import memory_capacity, spectrum, washout
+from .diagnostics import memory_capacity, plot_diagnostics, spectrum, washout
 from .model import ReservoirConfig, ReservoirForCausalLM
 from .parameters import ReservoirParameters
 from .reservoirs import DelayReservoir
 from .ridge import fit_readout, readout_nats
-from .states import states_before
 from .stories import StorySplits
-from .tokens import token_bytes, write_tokens
+from .tokens import token_bytes, tokens_of
 
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
 RIDGES = (1.0, 30.0, 1000.0)  # in units of summed squares; features are of order one and tokens many
 RIDGE_TOKENS, RIDGE_ROWS = 400_000, 32  # tokens fitted; blocks at a time
-MEMORY_LAGS = 400  # tokens; at the default radius of 0.98 nothing is left of what was before
+MEMORY_LAGS = 400  # tokens
 
 
 class LanguageModelTrainer(TrainerMixin, Trainer):
@@ -44,7 +42,7 @@ class LanguageModelTrainer(TrainerMixin, Trainer):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens of both splits, memory-mapped, and what made them."""
+    """The tokens of both splits, and what made them."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -64,15 +62,8 @@ class Corpus:
         return train, validation
 
 
-def tokenise(splits: StorySplits, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Corpus:
-    """Both splits as memory-mapped tokens under `folder`; of several processes the first writes them."""
-    folder = ranks.broadcast(folder.absolute())
-    with ranks.main_process_first():
-        train, validation = (
-            write_tokens(getattr(splits, split), tokenizer, folder / split, source=f"{splits.source} {split}")
-            for split in ("train", "validation")
-        )
-    return Corpus(train=train, validation=validation, tokenizer=tokenizer)
+def tokenise(splits: StorySplits, tokenizer: PreTrainedTokenizerFast) -> Corpus:
+    return Corpus(tokens_of(splits.train, tokenizer), tokens_of(splits.validation, tokenizer), tokenizer)
 
 
 def new_model(params: ReservoirParameters, corpus: Corpus) -> ReservoirForCausalLM:
@@ -165,7 +156,7 @@ def tell(
     if model.device.type == "xla":
         model = cpu_copy(model)
     was_training = model.training
-    # As `write_tokens` does: a tokeniser's own special tokens were never trained on.
+    # As `tokens_of` does: a tokeniser's own special tokens were never trained on.
     prompt = tokenizer(params.prompt, return_tensors="pt", add_special_tokens=False)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(params.seed)

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import ModelOutput
 
 from .architecture import DEFAULT, at_least, notation, parse
-from .readout import AttentionProjection, GatedBlock, RidgeReadout, SequenceDropout, StaticProjection
+from .readout import AttentionProjection, GatedBlock, RidgeReadout, StaticProjection
 from .recall import Recall, proposals, read
 from .reservoirs import Reservoirs
 from .scans import since_begin
@@ -95,7 +95,6 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
     """The model; `generate` streams."""
 
     config_class = ReservoirConfig
-    main_input_name = "input_ids"
     _is_stateful = True  # the state cannot be rolled back, so no assisted decoding
     _no_split_modules = ()
     _tied_weights_keys: ClassVar = {"head.weight": "embedding.weight"}
@@ -127,7 +126,9 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             for layer in range(depth)
         )
         self.norm = nn.RMSNorm(D, eps=1e-6)
-        self.dropout = SequenceDropout(config.dropout)
+        # One mask for all tokens of a sequence (variational dropout, Gal and Ghahramani 2016): 1/T of the draws. In place, where
+        # another array would cost as much as the products: what it is given takes no gradient.
+        self.dropout = nn.Dropout1d(config.dropout, inplace=True)
         self.head = nn.Linear(D, V)
         self.recall = Recall(D) if config.recall_tokens else None
 
@@ -203,21 +204,17 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         return torch.zeros(batch, size, dtype=dtype, device=self.device)
 
     def features(self, input_ids, state=None, attention_mask=None) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Features of every layer after each of the tokens [B, T], and the reservoirs' part of the state after the last.
+        """Features of every layer after each of the tokens [B, T], and the whole state [B, S] after the last.
 
         The last T of `attention_mask` [B, >= T] count, as in `Reservoirs.forward`.
         """
-        state_BS, _, mask, since_BU = self._begin(input_ids, state, attention_mask)
+        state_BS, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
+        _, line_BW = read(line_BW, input_ids, mask, since_BU)
         if self.training and self.config.token_dropout:
             seen = torch.rand(input_ids.shape, device=input_ids.device) >= self.config.token_dropout
             mask = seen if mask is None else seen * mask
-        return self.reservoirs(input_ids, state_BS, mask, since_BU)
-
-    def advance(self, input_ids, state=None, attention_mask=None) -> torch.Tensor:
-        """The whole state [B, S] after these tokens, as `forward` gives it, without a readout."""
-        _, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
-        _, state_BS = self.features(input_ids, state, attention_mask)
-        return torch.cat((state_BS, read(line_BW, input_ids, mask, since_BU)[1]), dim=1)
+        features, state_BS = self.reservoirs(input_ids, state_BS, mask, since_BU)
+        return features, torch.cat((state_BS, line_BW), dim=1)
 
     def _begin(self, input_ids, state, attention_mask):
         """State of the reservoirs and line of tokens before these, their mask, and tokens since the text began [B, T + 1]."""
@@ -237,7 +234,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         for features_BTF, projection, blocks in zip(features, self.projections, self.blocks, strict=True):
             # No trained scale: the projection has one, and so nothing of what is as wide as the features takes a gradient.
             normal_BTF = nn.functional.layer_norm(features_BTF.to(x_BTD.dtype), features_BTF.shape[-1:])
-            x_BTD = x_BTD + projection(self.dropout(normal_BTF))
+            x_BTD = x_BTD + projection(self.dropout(normal_BTF.mT).mT)
             for block in blocks:
                 x_BTD = block(x_BTD)
         return self.norm(x_BTD)
@@ -249,15 +246,15 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         _, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
         features, state = self.features(input_ids, state, attention_mask)
         if self.ridge is not None:
-            logits_BTV = self.ridge(features[-1])
+            logits_RV = self.ridge(features[-1].flatten(0, 1))
         else:
             x_BTD = self.readout(input_ids, features)
-            logits_BTV = self.head(x_BTD)
+            # Of rows: with [B, T, V], a view, what recall adds in place would make backward copy its gradient three times.
+            logits_RV = self.head(x_BTD.flatten(0, 1))
         del features  # backward keeps them normalised
         if self.recall is not None:
-            tokens, weights, line_BW = proposals(line_BW, input_ids, mask, since_BU)
-            logits_BTV = self.recall(logits_BTV, x_BTD, tokens, weights)
-            state = torch.cat((state, line_BW), dim=1)
+            logits_RV = self.recall(logits_RV, x_BTD, *proposals(line_BW, input_ids, mask, since_BU))
+        logits_BTV = logits_RV.unflatten(0, input_ids.shape)
         loss = None
         if labels is not None:
             loss = self.loss_function(

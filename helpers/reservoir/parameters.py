@@ -6,16 +6,7 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
-from helpers.parameters import (
-    MACHINE,
-    SAMPLE,
-    Parameters,
-    Source,
-    Text,
-    in_range,
-    parameter,
-    source_path,
-)
+from helpers.parameters import MACHINE, SAMPLE, Parameters, Source, Text, in_range, parameter, source_path
 from helpers.plan import Recipe
 from helpers.reservoir.architecture import DEFAULT, parse
 from helpers.reservoir.stories import MIN_STORIES
@@ -86,18 +77,10 @@ class ReservoirParameters(Parameters):
     dropout: float = parameter(0.1, "Of the features and of each block's update.", group=READOUT, low=0.0, high=0.9)
 
     compare_transformer: bool = parameter(
-        True,
-        "Train a transformer of as many weights beside it.",
-        group=COMPARISON,
-        identity=False,
+        True, "Train a transformer of as many weights beside it.", group=COMPARISON, identity=False
     )
     further_seeds: int = parameter(
-        0,
-        "So many more seeds of both models, for the spread.",
-        group=COMPARISON,
-        low=0,
-        high=4096,
-        identity=False,
+        0, "So many more seeds of both models, for the spread.", group=COMPARISON, low=0, high=4096, identity=False
     )
     patience: int = parameter(
         5, "Evaluations without improvement before the run stops; 0 never stops.", group=COMPARISON, low=0, high=4096

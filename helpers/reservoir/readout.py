@@ -18,22 +18,6 @@ from .reservoirs import KeepsPrecision
 # R rows of features, each with the token that follows · G = F + 1, the features and a one
 
 
-class SequenceDropout(nn.Module):
-    """Dropout with one mask for all tokens of a sequence (variational dropout, Gal and Ghahramani 2016): 1/T of the draws.
-
-    In place, where another array would cost as much as the products: what it is given takes no gradient here.
-    """
-
-    def __init__(self, p: float):
-        super().__init__()
-        self.p = p
-
-    def forward(self, x_BTF):
-        if not self.training or not self.p:
-            return x_BTF
-        return x_BTF.mul_(nn.functional.dropout(torch.ones_like(x_BTF[:, :1]), self.p))
-
-
 class StaticProjection(nn.Module):
     """The classic readout, of low rank: one matrix [D, F] for all states."""
 

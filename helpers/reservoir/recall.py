@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 # B batch · T tokens · U = T + 1 · W tokens of the line · S = W + T tokens that can be proposed · K kernels · D embedding · V vocabulary
+# R = B T rows
 
 HALF_LIVES = (8.0, 64.0)  # tokens
 MATCHES = (1, 2, 3)  # tokens
@@ -44,11 +45,11 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         since_BU: as of `scans.since_begin`: nothing of another text is proposed or compared.
 
     Returns:
-        The proposed tokens [B, S], their weights [B, T, K, S], and the line after the last token.
+        The proposed tokens [B, S] and their weights [B, T, K, S].
     """
     W, T = line_BW.shape[1], input_ids.shape[1]
     dtype = line_BW.dtype
-    ids_BS, last_BW = read(line_BW, input_ids, mask_BT, since_BU)
+    ids_BS, _ = read(line_BW, input_ids, mask_BT, since_BU)
     position_S = torch.arange(W + T, device=ids_BS.device)
     age_TS = position_S[W:, None] - position_S
     in_text_BTS = True if since_BU is None else age_TS <= since_BU[:, :-1, None]
@@ -68,7 +69,7 @@ def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Ten
         match_BTS = match_BTS * same_BTS * in_line_TS
         if n in MATCHES:
             kernels.append(match_BTS / match_BTS.sum(-1, keepdim=True).clamp(min=1))
-    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2), last_BW
+    return (ids_BS - 1).clamp(min=0).long(), torch.stack(kernels, dim=2)
 
 
 class Recall(nn.Module):
@@ -79,15 +80,16 @@ class Recall(nn.Module):
         self.weight = nn.Parameter(torch.zeros(KERNELS, width))
         self.bias = nn.Parameter(torch.zeros(KERNELS))
 
-    def forward(self, logits_BTV, x_BTD, tokens_BS, weights_BTKS):
-        """Logits [B, T, V], at least fp32, with what is recalled added to them; in place where they were that before."""
+    def forward(self, logits_RV, x_BTD, tokens_BS, weights_BTKS):
+        """Logits [R = B T, V], at least fp32, with what is recalled added to them; in place where they were that before."""
         # A scatter of half precision would go there and back; the loss wants fp32 too.
-        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+        logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
         trust_BTK = nn.functional.linear(x_BTD, self.weight, self.bias)
         with torch.autocast(x_BTD.device.type, enabled=False):
             boost_BTS = (trust_BTK.to(weights_BTKS.dtype)[..., None, :] @ weights_BTKS).squeeze(-2)
-        if logits_BTV.device.type == "xla":
+        if logits_RV.device.type == "xla":
             # A scatter along a sharded tensor gathers it on every chip; a product does not.
-            chosen_BSV = tokens_BS[..., None] == torch.arange(logits_BTV.shape[-1], device=logits_BTV.device)
-            return logits_BTV + boost_BTS.to(trust_BTK.dtype) @ chosen_BSV.to(trust_BTK.dtype)
-        return logits_BTV.scatter_add_(2, tokens_BS[:, None].expand_as(boost_BTS), boost_BTS.to(logits_BTV.dtype))
+            chosen_BSV = tokens_BS[..., None] == torch.arange(logits_RV.shape[-1], device=logits_RV.device)
+            return logits_RV + (boost_BTS.to(trust_BTK.dtype) @ chosen_BSV.to(trust_BTK.dtype)).flatten(0, 1)
+        places_RS = tokens_BS[:, None].expand_as(boost_BTS).flatten(0, 1)
+        return logits_RV.scatter_add_(1, places_RS, boost_BTS.flatten(0, 1).to(logits_RV.dtype))

@@ -1,7 +1,6 @@
 """Where the stories come from."""
 
 import hashlib
-import itertools
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,10 +23,10 @@ VALIDATION_SHARE, MAX_VALIDATION_STORIES = 0.05, 2000
 
 @dataclass(frozen=True)
 class StorySplits:
-    """Stories to train and to validate on; no text is in both. `train` of hub data is a memory-mapped `datasets` column."""
+    """Stories to train and to validate on; no text is in both."""
 
-    train: Sequence[str]
-    validation: Sequence[str]
+    train: list[str]
+    validation: list[str]
     name: str  # of the data source; of a local file without its folder, since results are shared
     revision: str | None  # of a hub id
     num_stories: int  # asked for; 0: all
@@ -55,38 +54,39 @@ def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplit
     num_stories: 0 takes all. Local and sample data: how many in all, 5 % of them (1 to 2,000) for validation. Hub data:
         how many training stories; the validation split is kept whole, and where there is none 5 % are split off.
 
-    Local files are read into memory. Raises ValueError (too few stories, no such column, a damaged file), FileNotFoundError
+    Raises ValueError (too few stories, no such column, a damaged file), FileNotFoundError
     and ConnectionError (hub not reachable and nothing cached).
     """
+    path = source_path("data_source", data_source) if data_source != SAMPLE else None
+    name, revision = path.name if path else data_source, None
     if data_source == SAMPLE:
-        return _split(sample_stories(num_stories or SAMPLE_STORIES, seed), data_source, num_stories, seed)
-    path = source_path("data_source", data_source)
-    if path and path.is_file():
-        return _split(_read_file(path), path.name, num_stories, seed)
-    revision = TINYSTORIES_REVISION if data_source == TINYSTORIES and not path else None
-    import datasets
+        found = _split(sample_stories(num_stories or SAMPLE_STORIES, seed), name, num_stories, seed)
+    elif path and path.is_file():
+        found = _split(_read_file(path), name, num_stories, seed)
+    else:
+        import datasets
 
-    with hub.reading(data_source):
-        splits = datasets.load_dataset(str(path or data_source), revision=revision)
-    return _from_splits(splits, path.name if path else data_source, revision, num_stories, seed)
+        revision = TINYSTORIES_REVISION if data_source == TINYSTORIES and not path else None
+        with hub.reading(data_source):
+            splits = datasets.load_dataset(str(path or data_source), revision=revision)
+        found = _from_splits(splits, name, num_stories, seed)
+    train, validation, digests, removed = found
+    sha256 = hashlib.sha256(b"".join(digests)).hexdigest()
+    return StorySplits(train, validation, name, revision, num_stories, seed, sha256, removed)
 
 
-def batches(stories: Sequence[str], size: int = 1000) -> Iterator[list[str]]:
-    """`stories` in lists of `size`: slices, which `datasets` answers ten times faster than it iterates."""
+def batches(stories: Sequence[str], size: int = 1000) -> Iterator[Sequence[str]]:
+    """`stories` in pieces of `size`."""
     for start in range(0, len(stories), size):
-        yield list(stories[start : start + size])
+        yield stories[start : start + size]
 
 
 def _read_file(path: Path) -> Iterable[str]:
     file = f"data_source={str(path)!r}:"
-    if path.suffix == ".txt":
-        return _read_text(file, path)
     if path.suffix in (".jsonl", ".parquet"):
         return _read_rows(file, path)
-    raise ValueError(f"{file} cannot read {path.suffix or 'no suffix'}; use .txt, .jsonl, .parquet")
-
-
-def _read_text(file: str, path: Path) -> list[str]:
+    if path.suffix != ".txt":
+        raise ValueError(f"{file} cannot read {path.suffix or 'no suffix'}; use .txt, .jsonl, .parquet")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -110,28 +110,19 @@ def _text_column(data_source: str, found: Sequence[str]) -> str:
     raise ValueError(f"data_source={data_source!r}: no column `text` or `story`; columns found: {', '.join(found)}")
 
 
-def _split(stories: Iterable[str], name: str, num_stories: int, seed: int) -> StorySplits:
-    """Drop blank stories and repeats, shuffle, take `num_stories`, hold 5 % out."""
+def _split(stories: Iterable[str], name: str, num_stories: int, seed: int):
+    """Stories to train and to validate on, digests and the number of repeats: shuffled, `num_stories` taken, 5 % held out."""
     unique, repeats = _unique(stories)
     kept = list(unique.values())
     random.Random(seed).shuffle(kept)
     kept = kept[: num_stories or None]
     _check_enough(len(kept), name)
-    held_out = min(max(1, int(VALIDATION_SHARE * len(kept))), MAX_VALIDATION_STORIES)
-    return StorySplits(
-        train=kept[held_out:],
-        validation=kept[:held_out],
-        name=name,
-        revision=None,
-        num_stories=num_stories,
-        seed=seed,
-        sha256=hashlib.sha256(b"".join(map(_digest, kept))).hexdigest(),
-        duplicates_removed=repeats,
-    )
+    held_out = _held_out(len(kept))
+    return kept[held_out:], kept[:held_out], map(_digest, kept), repeats
 
 
-def _from_splits(splits: Any, name: str, revision: str | None, num_stories: int, seed: int) -> StorySplits:
-    """Two columns of a `datasets.DatasetDict`; validation stories that are trained on are dropped."""
+def _from_splits(splits: Any, name: str, num_stories: int, seed: int):
+    """The same of a `datasets.DatasetDict`, in which validation stories that are trained on are the repeats."""
     train = hub.train_split(name, splits)
     column = _text_column(name, train.column_names)
     if getattr(train.features[column], "dtype", None) not in ("string", "large_string"):
@@ -140,50 +131,35 @@ def _from_splits(splits: Any, name: str, revision: str | None, num_stories: int,
     if "validation" in splits:
         held_out = splits["validation"]
     else:
-        size = min(max(1, int(VALIDATION_SHARE * len(train))), MAX_VALIDATION_STORIES)
-        parts = train.train_test_split(test_size=size, seed=seed)
-        train, held_out = parts["train"], parts["test"]
+        train, held_out = train.train_test_split(test_size=_held_out(len(train)), seed=seed).values()
     if num_stories:
         train = train.shuffle(seed=seed).select(range(min(num_stories, len(train))))
-
-    validation, repeats = _unique(held_out[_text_column(name, held_out.column_names)])
-    different, kept = len(validation), []
-    texts = hashlib.sha256(b"".join(validation))
-    for row, story in enumerate(itertools.chain.from_iterable(batches(train[column]))):
-        if story and story.strip():
-            kept.append(row)
-            validation.pop(digest := _digest(story), None)
-            texts.update(digest)
-    if len(kept) < len(train):
-        train = train.select(kept)
-    _check_enough(len(kept), name)
+    stories = [story for story in train[column][:] if story and story.strip()]
+    _check_enough(len(stories), name)
+    unique, repeats = _unique(held_out[_text_column(name, held_out.column_names)][:])
+    digests = list(map(_digest, stories))
+    trained = set(digests)
+    validation = [story for digest, story in unique.items() if digest not in trained]
     if not validation:
         raise ValueError(f"data_source={name!r}: every validation story is also a training story")
-    return StorySplits(
-        train=train[column],
-        validation=list(validation.values()),
-        name=name,
-        revision=revision,
-        num_stories=num_stories,
-        seed=seed,
-        sha256=texts.hexdigest(),
-        duplicates_removed=repeats + different - len(validation),
-    )
+    return stories, validation, [*unique, *digests], repeats + len(unique) - len(validation)
 
 
 def _unique(stories: Iterable[str | None]) -> tuple[dict[bytes, str], int]:
     """Stories by digest, blank ones and repeats left out, and how many repeats there were."""
+    told = [story.strip() for story in stories if story and story.strip()]
     unique: dict[bytes, str] = {}
-    told = 0
-    for story in stories:
-        if story and story.strip():
-            unique.setdefault(_digest(story), story.strip())
-            told += 1
-    return unique, told - len(unique)
+    for story in told:
+        unique.setdefault(_digest(story), story)
+    return unique, len(told) - len(unique)
 
 
 def _digest(story: str) -> bytes:
     return hashlib.blake2b(" ".join(story.split()).encode(), digest_size=16).digest()
+
+
+def _held_out(count: int) -> int:
+    return min(max(1, int(VALIDATION_SHARE * count)), MAX_VALIDATION_STORIES)
 
 
 def _check_enough(count: int, data_source: str) -> None:

@@ -1,12 +1,8 @@
-"""Tokeniser, and the tokens of all stories in one memory-mapped file."""
+"""Tokeniser, and the tokens of all stories in one array."""
 
-import hashlib
 import itertools
 import json
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,7 +60,7 @@ def trim_vocabulary(
     Kept are the tokens used, all that they are merged from, the 256 bytes and the special tokens, in the old order under new
     ids. `stories` become the same tokens as before, other text perhaps smaller pieces.
 
-    Raises ValueError where the tokeniser is not byte-level BPE, and where there is no text.
+    Raises ValueError where the tokeniser is not byte-level BPE.
     """
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import ByteLevel
@@ -79,8 +75,6 @@ def trim_vocabulary(
     used_V = np.zeros(len(tokenizer), dtype=bool)
     for batch in batches(stories):
         used_V[list(itertools.chain.from_iterable(_encode(tokenizer, batch)))] = True
-    if not used_V.any():
-        raise ValueError("stories: no text to trim the tokenizer to")
     old_ids = tokenizer.get_vocab()
     kept = {token for token, index in old_ids.items() if used_V[index]}
     kept |= alphabet | {added["content"] for added in definition["added_tokens"] if added["special"]}
@@ -108,13 +102,8 @@ def _restrict(definition: dict[str, Any], ids: dict[str, int]) -> None:
     definition["added_tokens"] = [
         added | {"id": ids[added["content"]]} for added in definition["added_tokens"] if added["content"] in ids
     ]
-    definition["truncation"] = definition["padding"] = None  # of earlier calls; padding holds an old id
-    post_processor = definition["post_processor"] or {}
-    for part in post_processor.get("processors", [post_processor]):
-        for special in part.get("special_tokens", {}).values():
-            special["ids"] = [ids[token] for token in special["tokens"]]
-        for pair in (part[name] for name in ("cls", "sep") if name in part):
-            pair[1] = ids[pair[0]]
+    # Padding and truncation are of earlier calls. A post-processor adds special tokens, on which no model here is trained.
+    definition["truncation"] = definition["padding"] = definition["post_processor"] = None
 
 
 def _encode(tokenizer: "PreTrainedTokenizerFast", stories: list[str]) -> list[list[int]]:
@@ -147,21 +136,10 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
 
 
 def _train(stories: Sequence[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import GPT2TokenizerFast
 
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(
-        itertools.islice(stories, TRAINING_STORIES),
-        vocab_size,
-        min_frequency=0,
-        show_progress=False,
-        special_tokens=[END_OF_TEXT],
-    )
-    tokens = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), END_OF_TEXT)  # GPT-2's habit
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(bpe.to_str()), clean_up_tokenization_spaces=False, **tokens
-    )
+    empty = GPT2TokenizerFast(vocab={}, merges=[], pad_token=END_OF_TEXT)
+    return empty.train_new_from_iterator(stories[:TRAINING_STORIES], vocab_size, show_progress=False)
 
 
 def _pretrained(name: str, revision: str | None, *, local_files_only: bool) -> "PreTrainedTokenizerFast":
@@ -176,44 +154,12 @@ def _pretrained(name: str, revision: str | None, *, local_files_only: bool) -> "
     return tokenizer
 
 
-def write_tokens(stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast", path: Path, *, source: str) -> np.memmap:
-    """The tokens of `stories`, each story and then the end-of-text token, memory-mapped: uint16 or uint32 [tokens].
-
-    They are written to `<path>-<digest>.npy`, whole or not at all, and read again if they have the sha256 noted beside; the
-    digest is of the tokeniser and of `source`, which describes the stories.
-
-    Raises ValueError when there is no story.
-    """
-    path = path.with_name(f"{path.name}-{_origin(tokenizer, source)[:16]}.npy")
-    noted = path.with_suffix(".sha256")
-    if path.exists() and noted.exists() and noted.read_text(encoding="ascii") == _sha256(path):
-        return np.load(path, mmap_mode="r")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    dtype = "uint16" if len(tokenizer) <= 65536 else "uint32"
-    partial = path.with_suffix(".partial")
-    with tempfile.TemporaryFile(dir=path.parent) as tokens, partial.open("wb") as file:
-        for batch in batches(stories):
-            ids = [token for row in _encode(tokenizer, batch) for token in (*row, tokenizer.eos_token_id)]
-            np.asarray(ids, dtype=dtype).tofile(tokens)
-        if not tokens.tell():
-            raise ValueError(f"stories: none to write to {path}")
-        tokens.flush()
-        np.save(file, np.memmap(tokens, dtype, mode="r"))  # the header says how many there are
-        file.flush()
-        os.fsync(file.fileno())
-    noted.write_text(_sha256(partial), encoding="ascii")
-    partial.replace(path)
-    return np.load(path, mmap_mode="r")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _origin(tokenizer: "PreTrainedTokenizerFast", source: str) -> str:
-    definition = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Of earlier calls; they do not change the ids written here.
-    del definition["truncation"], definition["padding"]
-    described = [definition, tokenizer.eos_token_id, source]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+def tokens_of(stories: Sequence[str], tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
+    """The tokens of `stories`, each story and then the end-of-text token: uint16 or uint32 [tokens]."""
+    dtype = np.uint16 if len(tokenizer) <= 65536 else np.uint32
+    return np.concatenate(
+        [
+            np.array([token for row in _encode(tokenizer, batch) for token in (*row, tokenizer.eos_token_id)], dtype)
+            for batch in batches(stories)
+        ]
+    )

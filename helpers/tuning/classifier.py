@@ -30,8 +30,7 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     names = {position: label for position, label in enumerate(labels)}
     config = {"id2label": names, "label2id": {label: position for position, label in names.items()}}
     if base_model == SAMPLE:
-        tokenizer = _sample_tokenizer(texts)
-        return _sample_model(len(tokenizer), tokenizer.pad_token_id, config), tokenizer
+        return _sample(texts, config)
     path = source_path("base_model", base_model)
     unreachable = path is None and not hub.answers()
     revision = None if path else REVISIONS.get(base_model)
@@ -73,28 +72,10 @@ def longest(model: PreTrainedModel, tokenizer) -> int:
     return min(positions, tokenizer.model_max_length)
 
 
-def _sample_model(vocab_size: int, pad_token_id: int, config: dict) -> PreTrainedModel:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=vocab_size,
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=256,
-            max_position_embeddings=SAMPLE_POSITIONS,
-            pad_token_id=pad_token_id,
-            use_cache=False,
-            **config,
-        )
-    )
-
-
-def _sample_tokenizer(texts: Iterable[str]):
-    """Byte-level BPE of at most 2,048 entries, the same each time for the same texts."""
+def _sample(texts: Iterable[str], config: dict):
+    """Two layers, and a byte-level BPE of at most 2,048 entries; the same each time for the same texts and seed."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
-    from transformers import PreTrainedTokenizerFast
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     backend = ByteLevelBPETokenizer(lowercase=True, add_prefix_space=True)
@@ -104,4 +85,8 @@ def _sample_tokenizer(texts: Iterable[str]):
     ends = [(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     trained = Tokenizer.from_str(backend.to_str())
-    return PreTrainedTokenizerFast(tokenizer_object=trained, model_max_length=SAMPLE_POSITIONS, **special)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, model_max_length=SAMPLE_POSITIONS, **special)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    positions = {"max_position_embeddings": SAMPLE_POSITIONS, "pad_token_id": tokenizer.pad_token_id}
+    shape = BertConfig(vocab_size=len(tokenizer), use_cache=False, **sizes, **positions, **config)
+    return BertForSequenceClassification(shape), tokenizer

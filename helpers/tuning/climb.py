@@ -32,7 +32,7 @@ NO_ROOM, NO_TIME = "does not fit into memory", "tuning_minutes is used up"
 
 @dataclass(frozen=True)
 class Rung:
-    """One optimisation on top of everything kept before it."""
+    """One optimisation on top of everything kept before it; what was not timed has a verdict alone."""
 
     name: str
     settings: Settings
@@ -47,20 +47,6 @@ class Rung:
     compile_seconds: float | None = None
     peak_memory_bytes: int | None = None
     loss: float | None = None
-
-    def row(self) -> dict[str, Any]:
-        """For `tables.show`; what was not timed has a verdict alone."""
-        shown = {
-            "optimisation": self.name,
-            "verdict": self.verdict,
-            "speed-up": self.speed_up and round(self.speed_up, 2),
-            "examples/s": self.examples_per_second,
-            "steps/s": self.steps_per_second,
-            "memory": tables.size(self.peak_memory_bytes),
-            "compiling": tables.seconds(self.compile_seconds or None),
-            "loss": self.loss,
-        }
-        return {column: value for column, value in shown.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -79,8 +65,20 @@ class Climb:
     def rows(self) -> list[dict[str, Any]]:
         """For `tables.show`."""
         said = str(self.over_start or "not measured: nothing was kept, or no time was left")
-        last = {"optimisation": "tuned over the start, timed again", "verdict": said}
-        return [*(rung.row() for rung in self.rungs), last]
+        rows = [
+            {
+                "optimisation": rung.name,
+                "verdict": rung.verdict,
+                "speed-up": rung.speed_up and round(rung.speed_up, 2),
+                "examples/s": rung.examples_per_second,
+                "steps/s": rung.steps_per_second,
+                "memory": tables.size(rung.peak_memory_bytes),
+                "compiling": tables.seconds(rung.compile_seconds or None),
+                "loss": rung.loss,
+            }
+            for rung in self.rungs
+        ]
+        return [*rows, {"optimisation": "tuned over the start, timed again", "verdict": said}]
 
     def results(self) -> dict[str, Any]:
         """Parts of results.json."""
@@ -133,14 +131,13 @@ class Climber:
     def expected(self, steps: Ladder) -> str:
         """What to say before it starts, from one step of the start and its warm-up."""
         window, task = self.bench.run(self.start, steps=1), self.bench.task
-        example = (window.seconds + window.warm_up_seconds) / (window.examples * (1 + WARM_UP))
-        each = example * (self.bench.steps(self.start) + WARM_UP) * self.start.batch_size
-        most = len(steps.batch_sizes) + sum(not each.why_not for each in (*steps.changes, *steps.memory_savers))
-        run = task.plan(self.start).max_steps * self.start.batch_size * example
+        step = (window.seconds + window.warm_up_seconds) / (1 + WARM_UP)
+        trials = 2 + len(steps.batch_sizes) + sum(not each.why_not for each in (*steps.changes, *steps.memory_savers))
+        trying = 2 * self.repetitions * trials * (self.bench.steps(self.start) + WARM_UP) * step
         limit = f", of which {self.seconds / 60:.3g} minutes may pass" if self.seconds < math.inf else ""
         return (
-            f"Trials: about {tables.seconds(2 * self.repetitions * (most + 2) * each)} if nothing helps{limit}, in {clock(task.runtime)}. Then "
-            f"whole runs: each about {tables.seconds(run)} at the start's speed, less when tuned."
+            f"Trials: about {tables.seconds(trying)} if nothing helps{limit}, in {clock(task.runtime)}. Then whole runs: each "
+            f"about {tables.seconds(task.plan(self.start).max_steps * step)} at the start's speed, less when tuned."
         )
 
     def climb(self, steps: Ladder) -> Iterator[Rung]:
@@ -164,8 +161,7 @@ class Climber:
         """The settings that were kept over the start: timed in turn again, since what was chosen by a timing is flattered by it."""
         if self.kept == self.start or self._out_of_time(trials=1):
             return None
-        before, after = self._in_turn(self.start, self.kept)
-        return self.noise.interval(_gains(before, after))
+        return self.noise.interval(_gains(*self._in_turn(self.start, self.kept)))
 
     def _first(self) -> Rung:
         start, windows = self.start, []
@@ -184,7 +180,7 @@ class Climber:
         self._start_seconds = 1 / middle
         least = self.noise.around(1.0, self.repetitions)
         verdict = f"{middle:.4g} examples a second; a ratio from {least.low:.2f} to {least.high:.2f} is noise"
-        return Rung("start", start, True, verdict, **self._numbers(start, windows, [x / middle for x in speeds], least))
+        return self._timed("start", start, True, verdict, windows, [x / middle for x in speeds], least)
 
     def _larger_batches(self, sizes: Sequence[int]) -> Iterator[Rung]:
         """Doubles the batch while that helps; returns the size that memory does not hold, or 0."""
@@ -208,7 +204,12 @@ class Climber:
         except (RuntimeError, MemoryError) as error:
             verdict = _why_not(error)
         else:
-            return self._judged(change.name, candidate, before, after)
+            gains = _gains(before, after)
+            kept, verdict, ratio = judge(gains, self.noise, before, after)
+            rung = self._timed(change.name, candidate, kept, verdict, after, gains, ratio)
+            if kept:
+                self.kept, self.base = candidate, self.base * ratio.value
+            return rung
         clear_device_cache(garbage_collection=True)  # after the block, whose traceback keeps the step's tensors
         return Rung(change.name, candidate, False, verdict)
 
@@ -236,34 +237,30 @@ class Climber:
         """Whether so many trials are not expected to end in time: the next one, and the last one over the start."""
         return self.elapsed() + trials * 2 * self.repetitions * self._window_seconds > self.seconds
 
-    def _judged(self, name: str, candidate: Settings, before: Sequence[Window], after: Sequence[Window]) -> Rung:
-        gains = _gains(before, after)
-        kept, verdict, ratio = judge(gains, self.noise, before, after)
-        numbers = self._numbers(candidate, after, gains, ratio)
-        if kept:
-            self.kept, self.base = candidate, self.base * ratio.value
-        return Rung(name, candidate, kept, verdict, **numbers)
-
-    def _numbers(self, settings: Settings, windows: Sequence[Window], gains: Sequence[float], ratio: Ratio) -> dict:
-        """The measured fields of a rung."""
-
-        def median(values) -> float | None:
-            known = [value for value in values if value is not None]
-            return statistics.median(known) if known else None
-
-        first, steady = windows[0], median(w.seconds / w.steps for w in windows)
+    def _timed(self, name: str, settings: Settings, kept: bool, verdict: str, windows, gains, ratio: Ratio) -> Rung:
+        """A rung with the numbers of its windows."""
+        steady = statistics.median(window.seconds / window.steps for window in windows)
+        first = windows[0]
         compiling = first.warm_up_seconds - WARM_UP * steady if settings.compiled else first.compile_seconds
-        return {
-            "gains": tuple(gains),
-            "speed_up": self.base * ratio.value,
-            "speed_up_low": self.base * ratio.low,
-            "speed_up_high": self.base * ratio.high,
-            "steps_per_second": 1 / steady,
-            "examples_per_second": median(w.examples_per_second for w in windows),
-            "compile_seconds": max(0.0, compiling),
-            "peak_memory_bytes": max((w.peak_memory for w in windows if w.peak_memory), default=None),
-            "loss": median(w.loss for w in windows),
-        }
+        return Rung(
+            name,
+            settings,
+            kept,
+            verdict,
+            gains=tuple(gains),
+            speed_up=self.base * ratio.value,
+            speed_up_low=self.base * ratio.low,
+            speed_up_high=self.base * ratio.high,
+            steps_per_second=1 / steady,
+            examples_per_second=statistics.median(window.examples_per_second for window in windows),
+            compile_seconds=max(0.0, compiling),
+            peak_memory_bytes=_peak(windows),
+            loss=statistics.median(window.loss for window in windows),
+        )
+
+
+def _peak(windows: Sequence[Window]) -> int | None:
+    return max((window.peak_memory for window in windows if window.peak_memory), default=None)
 
 
 def _gains(before: Sequence[Window], after: Sequence[Window]) -> list[float]:
@@ -275,16 +272,13 @@ def judge(
 ) -> tuple[bool, str, Ratio]:
     """Whether a gain is one, what to say about it, and its interval; one pair of timings shows no gain."""
     ratio, memory = noise.interval(gains), ""
-    timed = ", timed once" if len(gains) == 1 else ""
-    peaks = [[w.peak_memory for w in windows if w.peak_memory] for windows in (before, after)]
-    if all(peaks):
-        share = max(peaks[1]) / max(peaks[0])
-        memory = f", memory x {share:.2f}" if abs(share - 1) > 0.03 else ""
+    if (peak := _peak(after)) and (peak_before := _peak(before)) and abs(peak / peak_before - 1) > 0.03:
+        memory = f", memory x {peak / peak_before:.2f}"
     if not all(math.isfinite(window.loss) for window in after):
         return False, "the loss is no longer a number", ratio
-    if ratio.low > 1 and not timed:
+    if ratio.low > 1 and len(gains) > 1:
         return True, f"kept: {ratio}{memory}", ratio
-    return False, f"did not help here: {ratio}{memory}{timed}", ratio
+    return False, f"did not help here: {ratio}{memory}{', timed once' if len(gains) == 1 else ''}", ratio
 
 
 def _why_not(error: Exception) -> str:
@@ -302,12 +296,10 @@ def plot(rungs: Sequence[Rung], path: Path, *, title: str):
 
     tried = [rung for rung in rungs if rung.speed_up is not None]
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(tried) + 1.6), layout="constrained")
-    below = [rung.speed_up - rung.speed_up_low for rung in tried]
-    above = [rung.speed_up_high - rung.speed_up for rung in tried]
     axes.barh(
         [rung.name if rung.kept else f"{rung.name} (not kept)" for rung in tried],
         [rung.speed_up for rung in tried],
-        xerr=[below, above],
+        xerr=list(zip(*((r.speed_up - r.speed_up_low, r.speed_up_high - r.speed_up) for r in tried), strict=True)),
         color=["tab:blue" if rung.kept else "lightsteelblue" for rung in tried],
         ecolor="0.3",
         capsize=3,

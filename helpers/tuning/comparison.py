@@ -20,7 +20,6 @@ from .task import Task
 from .training import ClassifierTrainer, new_trainer
 
 START, TUNED = "start", "tuned"
-
 Rows = Mapping[int, Mapping[str, Mapping]]  # seed -> name of the settings -> what `row` found
 
 
@@ -46,15 +45,19 @@ class Comparison:
 
     def table(self) -> list[dict[str, Any]]:
         """Every run, for `tables.show`; evaluation and compilation are left out of the time."""
-        shown = {"steps": "steps", "test F1": "f1", "accuracy": "accuracy", "validation F1": "validation_f1"}
         return [
-            {"settings": name, "seed": seed, **{column: found[key] for column, key in shown.items()}}
-            | {"training": tables.seconds(found["training_seconds"])}
-            | (
-                {"times as fast": models[START]["training_seconds"] / found["training_seconds"]}
+            {
+                "settings": name,
+                "seed": seed,
+                "steps": found["steps"],
+                "test F1": found["f1"],
+                "accuracy": found["accuracy"],
+                "validation F1": found["validation_f1"],
+                "training": tables.seconds(found["training_seconds"]),
+                "times as fast": models[START]["training_seconds"] / found["training_seconds"]
                 if START in models
-                else {}
-            )
+                else None,
+            }
             for seed, models in self.rows.items()
             for name, found in models.items()
         ]
@@ -67,7 +70,6 @@ def compare(
 
     Args:
         trainer: the tuned run of the first seed, trained.
-        task: what is trained.
         folder: in which every further run gets one.
         spent: seconds of `tuning_minutes` that are gone; a run is begun only where it is expected to end within the rest.
         speed_up: of the tuned settings over the start, as they were timed.
@@ -84,28 +86,28 @@ def compare(
         rows.setdefault(seed, {})[name] = row(made, task)
         return made
 
-    def time_for(name: str, *runs: float) -> bool:
+    def time_for(name: str, needed: float) -> bool:
         """Whether runs of so many seconds end in time; says so where they do not."""
         left = seconds - ranks.broadcast(time.monotonic() - began)
-        if sum(runs) > left:
+        if needed > left:
             tracking.say(
-                f"\n{name} is left out: {tables.seconds(sum(runs))} expected, {tables.seconds(max(left, 1))} left"
+                f"\n{name} is left out: {tables.seconds(needed)} expected, {tables.seconds(max(left, 1))} left"
             )
-        return sum(runs) <= left
+        return needed <= left
 
     tuned_seconds = reference[TUNED]["total_seconds"]
     if params.compare_start and time_for(START, tuned_seconds * speed_up):
         run(START, start, params.seed)
         one = reference[START]["total_seconds"]
         for seed in range(params.seed + 1, params.seed + 1 + params.further_seeds):
-            if not time_for(f"seed {seed}", one, tuned_seconds):
+            if not time_for(f"seed {seed}", one + tuned_seconds):
                 break
             run(TUNED, tuned, seed)
             run(START, start, seed)
     chosen = TUNED, tuned
     for name, settings in steps_back(tuned, start) if START in reference else ():
         lost = quality_lost(rows, chosen[0])
-        if not lost or not time_for(name, *[one] * len(rows)):
+        if not lost or not time_for(name, one * len(rows)):
             break
         tracking.say(f"\n{lost}: once more, {name}")
         chosen = name, settings
@@ -120,7 +122,7 @@ def steps_back(tuned: Settings, start: Settings) -> tuple[tuple[str, Settings], 
 
     What is likeliest to cost quality for what it gives goes first.
     """
-    found, settings = [], tuned
+    found = [("", tuned)]
     for name, changes in (
         ("not grouped", {"padding": start.padding} if tuned.padding == "grouped" else {}),
         ("full length", {"length": start.length}),
@@ -128,11 +130,10 @@ def steps_back(tuned: Settings, start: Settings) -> tuple[tuple[str, Settings], 
         ("first batch size", {"batch_size": start.batch_size, "gradient_checkpointing": False}),
         ("first precision", {"precision": start.precision, "tf32": start.tf32}),
     ):
-        back = dataclasses.replace(settings, **changes)
-        if back != settings:
-            settings = back
-            found.append((name, settings))
-    return tuple(found)
+        back = dataclasses.replace(found[-1][1], **changes)
+        if back != found[-1][1]:
+            found.append((name, back))
+    return tuple(found[1:])
 
 
 def quality_lost(rows: Rows, name: str) -> str:

@@ -63,18 +63,16 @@ def load_labelled(
 ) -> LabelledTexts:
     """Labelled texts, of which `num_rows` to train on and `eval_rows` each to validate and test on are drawn; 0: all.
 
-    data_source: one of
-        "sample": docstrings of the installed Python's standard library, the label is the package;
-        a .csv, .jsonl or .parquet with a text and a label column, of which a tenth each is held out to validate and to
-            test on, label by label; or a folder with train.csv and perhaps validation.csv and test.csv (or the others);
-        a hub id with such splits and columns.
+    data_source: "sample" (docstrings of the installed Python's standard library, the label is the package), a .csv, .jsonl
+        or .parquet, a folder with train.csv and perhaps validation.csv and test.csv (or the others), or a hub id. Of each
+        split that is missing a tenth is held out, label by label.
     text_column, label_column: "" takes the first of TEXT_COLUMNS and of LABEL_COLUMNS that is there.
     positive_label: this label against all others; "": as they are.
 
     A text that is in several splits stays in the last of train, validation, test. A text with several labels is left out.
 
-    Raises ValueError (no such column, label or enough rows; labels that are lists or measured numbers), FileNotFoundError (no such path or hub id) and
-    ConnectionError (hub not reachable and nothing cached).
+    Raises ValueError (no such column, label or enough rows; labels that are lists or measured numbers), FileNotFoundError
+    (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
     path, asked = source_path("data_source", data_source), (text_column, label_column)
     if data_source == SAMPLE:
@@ -177,19 +175,17 @@ READERS = {".csv": _csv, ".jsonl": row_files.jsonl, ".parquet": row_files.parque
 
 def _columns(where: str, found: Sequence[str], asked: tuple[str, str]) -> tuple[str, str]:
     """The text and the label column: as asked for, or by their usual names."""
-    chosen = []
-    for parameter, name, usual in zip(
-        ("text_column", "label_column"), asked, (TEXT_COLUMNS, LABEL_COLUMNS), strict=True
-    ):
+
+    def chosen(parameter: str, name: str, usual: Sequence[str]) -> str:
         wanted = (name,) if name else usual
-        column = next((each for each in wanted if each in found), None)
-        if column is None:
-            raise ValueError(
-                f"{where}: no column {', '.join(map(repr, wanted))}; columns found: {', '.join(found) or 'none'}. "
-                f"Set {parameter} to the one to take"
-            )
-        chosen.append(column)
-    return chosen[0], chosen[1]
+        if there := [each for each in wanted if each in found]:
+            return there[0]
+        raise ValueError(
+            f"{where}: no column {', '.join(map(repr, wanted))}; columns found: {', '.join(found) or 'none'}. "
+            f"Set {parameter} to the one to take"
+        )
+
+    return chosen("text_column", asked[0], TEXT_COLUMNS), chosen("label_column", asked[1], LABEL_COLUMNS)
 
 
 def _row(where: str, values: Mapping[str, Any], columns: tuple[str, str]) -> Row:
@@ -212,19 +208,21 @@ def _read_hub(data_source: str, asked: tuple[str, str]) -> dict[str, list[Row]]:
     with hub.reading(data_source):
         loaded = datasets.load_dataset(data_source, SUBSETS.get(data_source), revision=REVISIONS.get(data_source))
     hub.train_split(data_source, loaded)  # or an error
-    named = {split: next((name for name in names if name in loaded), None) for split, names in SPLITS.items()}
-    return {
-        split: _rows_of(f"data_source={data_source!r}", loaded[name], asked) for split, name in named.items() if name
-    }
-
-
-def _rows_of(where: str, part, asked: tuple[str, str]) -> list[Row]:
-    columns = _columns(where, part.column_names, asked)
-    names = getattr(part.features[columns[1]], "names", None)
-    return [
-        _row(f"{where}: row {number}", {columns[0]: text, columns[1]: names[label] if names else label}, columns)
-        for number, (text, label) in enumerate(zip(part[columns[0]], part[columns[1]], strict=True))
-    ]
+    found = {}
+    for split, names in SPLITS.items():
+        if part := next((loaded[name] for name in names if name in loaded), None):
+            text, label = columns = _columns(f"data_source={data_source!r}", part.column_names, asked)
+            named = getattr(part.features[label], "names", None)
+            rows = zip(part[text], part[label], strict=True)
+            found[split] = [
+                _row(
+                    f"data_source={data_source!r}: row {number}",
+                    {text: said, label: named[of] if named else of},
+                    columns,
+                )
+                for number, (said, of) in enumerate(rows)
+            ]
+    return found
 
 
 # ---- splits

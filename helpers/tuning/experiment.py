@@ -6,9 +6,8 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from helpers import run_folder, tables, tracking
+from helpers import run_folder, tracking
 from helpers.plan import Plan
 from helpers.planning import calibration
 from helpers.planning.calibrate import calibrate as time_steps
@@ -24,41 +23,25 @@ from .training import ClassifierTrainer
 SAME_LOGITS = 1e-4  # of the largest, between a model and its reloaded copy
 
 
-def calibrate(task: Task, folder: Path) -> list[dict[str, Any]]:
-    """Times a few steps of this model for the planner and writes them: rows of what was reached, for `tables.show`.
-
-    A second run reads the file.
-    """
+def calibrate(task: Task, folder: Path) -> calibration.Calibration:
+    """Times a few steps of this model for the planner and writes them; a second run reads the file."""
     file = folder / calibration.FILE
     if task.params.resume and file.is_file():
         tracking.say(f"measured before: {file.name}")
-        (found,) = calibration.load([file])
-    else:
-        step = dataclasses.replace(task.step, model=copy.deepcopy(task.model))
-        found = time_steps([step], task.runtime)
-        run_folder.write_json(file, found.model_dump(mode="json"))
-    return [
-        {
-            "device": found.device,
-            "model": each.model,
-            "precision": each.precision,
-            "GFLOP/s": round(each.flops_per_second / 1e9, 1),
-            "fixed time of a step": tables.seconds(each.fixed),
-            "sizes timed": ", ".join(f"{size.examples} x {size.length}" for size in each.sizes),
-        }
-        for each in found.measured
-    ]
+        return calibration.load([file])[0]
+    found = time_steps([dataclasses.replace(task.step, model=copy.deepcopy(task.model))], task.runtime)
+    run_folder.write_json(file, found.model_dump(mode="json"))
+    return found
 
 
 def forecast(climb: Climb, plan: Plan, task: Task) -> Forecast:
     """Time, memory and cost that the tuned run is expected to take, by the timings of its settings in the climb."""
     rung = climb.top
     spread = max(SAME_MODEL, rung.speed_up_high / rung.speed_up, rung.speed_up / rung.speed_up_low)
-    found = here(task.step, plan, task.runtime)
     changes = {"phases": ((plan.max_steps, around(1 / rung.steps_per_second, spread, MEASURED)),)}
     if rung.peak_memory_bytes:
         changes["memory"] = around(rung.peak_memory_bytes, SAME_MODEL, MEASURED)
-    return dataclasses.replace(found, **changes)
+    return dataclasses.replace(here(task.step, plan, task.runtime), **changes)
 
 
 def examine(trainer: ClassifierTrainer, task: Task) -> dict:
@@ -82,27 +65,10 @@ def row(trainer: ClassifierTrainer, task: Task) -> dict:
     }
 
 
-# ---- the model elsewhere
-
-
-def classify(model, tokenizer, text: str, max_length: int, threshold: float | None = None) -> tuple[str, float]:
-    """(label, its probability) of a text, on the CPU; of two labels the second from the threshold on."""
-    from transformers import pipeline
-
-    answer = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
-    found = answer(text, top_k=None, truncation=True, max_length=max_length)
-    probability = {each["label"]: each["score"] for each in found}
-    label = max(probability, key=probability.get)
-    if threshold is not None:
-        label = model.config.id2label[int(probability[model.config.id2label[1]] >= threshold)]
-    return label, probability[label]
-
-
 def save_and_reload(trainer: ClassifierTrainer, task: Task, folder: Path, texts: Sequence[str]):
     """Saves model and tokeniser, loads them as anybody would, and compares logits in fp32 on the CPU.
 
-    Raises:
-        RuntimeError: the reloaded model differs.
+    Returns (model, tokeniser, largest difference). Raises RuntimeError where the reloaded model differs.
     """
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -113,12 +79,23 @@ def save_and_reload(trainer: ClassifierTrainer, task: Task, folder: Path, texts:
     task.tokenizer.save_pretrained(folder)
     reloaded = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(
-        list(texts), padding=True, truncation=True, max_length=trainer.settings.length, return_tensors="pt"
-    )
+    cut = {"padding": True, "truncation": True, "max_length": trainer.settings.length, "return_tensors": "pt"}
+    encoded = tokenizer(list(texts), **cut)
     with torch.no_grad():
         a, b = (model.eval()(**encoded).logits for model in (ours, reloaded))
     difference = float((a - b).abs().max() / a.abs().max())
     if difference > SAME_LOGITS:
         raise RuntimeError(f"the model saved in {folder} differs from the trained one by {difference:.1e}")
     return reloaded, tokenizer, difference
+
+
+def classify(model, tokenizer, text: str, max_length: int, threshold: float | None = None) -> tuple[str, float]:
+    """(label, its probability) of a text, on the CPU; of two labels the second from the threshold on."""
+    from transformers import pipeline
+
+    answer = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+    found = answer(text, top_k=None, truncation=True, max_length=max_length)  # the likeliest first
+    label, probability = found[0]["label"], {each["label"]: each["score"] for each in found}
+    if threshold is not None:
+        label = model.config.id2label[int(probability[model.config.id2label[1]] >= threshold)]
+    return label, probability[label]

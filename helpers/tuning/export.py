@@ -1,12 +1,10 @@
-"""The tuned settings without this suite: fields of `TrainingArguments`, an accelerate configuration, and a script for both.
-
-write(task, settings, folder)        # folder: train.py, training_args.json, model.json, accelerate.yaml
-"""
+"""The tuned settings without this suite: fields of `TrainingArguments`, an accelerate configuration, and a script for both."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from helpers import run_folder, tracking
 from helpers.parameters import SAMPLE, source_path
@@ -14,49 +12,57 @@ from helpers.parameters import SAMPLE, source_path
 from . import stock_script
 from .classifier import REVISIONS
 from .parameters import EPOCHS
-
-if TYPE_CHECKING:
-    from .settings import Settings
-    from .task import Task
+from .settings import Settings
+from .task import Task
 
 
 def write(task: Task, settings: Settings, folder: Path, *, model: str) -> list[Path]:
     """The files that train another run with these settings, where transformers is installed and nothing of this suite.
 
-    Args:
-        task: machine and model that the settings were tuned for.
-        settings: the tuned ones.
-        folder: is made.
-        model: saved one, as a path from `folder`, that takes the place of a sample, which is on no hub.
+    model: saved one, as a path from `folder`, that takes the place of a sample, which is on no hub.
 
     Returns the files; none for a TPU, where the stock trainer would keep the weights themselves in bf16.
     """
+    from accelerate.commands.config.config_args import ClusterConfig
+
     if task.runtime.kind == "xla":
         tracking.say("not written for a TPU: with bf16 the stock trainer would keep the weights themselves in it")
         return []
-    base = task.params.base_model
+    base, devices = task.params.base_model, task.runtime.device_count
     local = source_path("base_model", base)
-    folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_json(folder / "training_args.json", training_arguments(task, settings))
-    run_folder.write_json(
-        folder / "model.json",
-        {
-            "model": model if base == SAMPLE else str(local.resolve()) if local else base,
-            "revision": REVISIONS.get(base, "main"),
+    chosen = {
+        "model": model if base == SAMPLE else str(local.resolve()) if local else base,
+        "revision": REVISIONS.get(base, "main"),
+        "dtype": "float32",  # of the weights, whatever the checkpoint has
+        "attn_implementation": settings.attention,
+        "tokens": {
+            "truncation": True,
             "max_length": settings.length,
-            "fixed_length": settings.padding == "fixed",
-            "attention": settings.attention,
+            "padding": "max_length" if settings.padding == "fixed" else False,
         },
+    }
+    launched = ClusterConfig(
+        compute_environment="LOCAL_MACHINE",
+        distributed_type="MULTI_GPU" if devices > 1 else "NO",
+        mixed_precision="no" if settings.precision == "fp32" else settings.precision,
+        use_cpu=task.runtime.kind == "cpu",
+        num_processes=devices,
+        debug=False,
     )
-    (folder / "train.py").write_text(Path(stock_script.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    _accelerate(task, settings).to_yaml_file(folder / "accelerate.yaml")
-    return [folder / name for name in ("train.py", "training_args.json", "model.json", "accelerate.yaml")]
+    files = [folder / name for name in ("train.py", "training_args.json", "model.json", "accelerate.yaml")]
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(stock_script.__file__, files[0])
+    run_folder.write_json(files[1], training_arguments(task, settings))
+    run_folder.write_json(files[2], chosen)
+    launched.to_yaml_file(files[3])
+    return files
 
 
 def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:
     """Fields of `TrainingArguments`: three passes over whatever the data are; the rest as it was tuned."""
     plan = task.plan(settings)
     fields = {
+        "seed": task.params.seed,
         "num_train_epochs": EPOCHS,
         "per_device_train_batch_size": plan.per_device_batch_size,
         "per_device_eval_batch_size": plan.per_device_batch_size,
@@ -71,7 +77,7 @@ def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:
         "bf16": settings.precision == "bf16",
         "gradient_checkpointing": settings.gradient_checkpointing,
         "torch_compile": settings.compiled,
-        "train_sampling_strategy": "group_by_length" if settings.padding == "grouped" else "random",
+        "train_sampling_strategy": settings.sampling,
         "dataloader_num_workers": settings.dataloader_workers,
         "dataloader_pin_memory": settings.pin_memory,
         "dataloader_drop_last": True,
@@ -82,18 +88,3 @@ def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:
         "report_to": "none",
     }
     return fields | ({"tf32": True} if settings.tf32 else {})
-
-
-def _accelerate(task: Task, settings: Settings):
-    from accelerate.commands.config.config_args import ClusterConfig
-    from accelerate.utils import ComputeEnvironment, DistributedType
-
-    devices = task.runtime.device_count
-    return ClusterConfig(
-        compute_environment=ComputeEnvironment.LOCAL_MACHINE,
-        distributed_type=DistributedType.MULTI_GPU if devices > 1 else DistributedType.NO,
-        mixed_precision="no" if settings.precision == "fp32" else settings.precision,
-        use_cpu=task.runtime.kind == "cpu",
-        num_processes=devices,
-        debug=False,
-    )

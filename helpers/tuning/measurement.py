@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
@@ -54,16 +53,13 @@ class Window:
 
 
 class WindowTrainer(ClassifierTrainer):
-    """Leaves nothing behind, takes examples in the order given, and says nothing."""
+    """Leaves nothing behind and says nothing."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.remove_callback(Progress)
         self.clock = Clock(self)
         self.add_callback(self.clock)
-
-    def _get_train_sampler(self, train_dataset=None):
-        return SequentialSampler(self.train_dataset)
 
     def _save_checkpoint(self, model, trial) -> None:
         """A window is not resumed."""
@@ -85,18 +81,17 @@ class Clock(TrainerCallback):
         self.start_seconds, self.begun = 0.0, 0  # `begun` counts steps
         self.peak_before: int | None = 0  # bytes
         self.first = self.began = self.ended = 0.0  # begin of the warm-up, begin and end of the window
-        self.warm_up = 0.0
-        self._open = contextlib.ExitStack()
-        self.close = self._open.close
+        self.warm_up = 0.0  # wall time
+        self._hook = contextlib.ExitStack()
+        self.close = self._hook.close
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 0:
-            self.first = self._now()
-            self.warm_up = -self.trainer.meter.training_seconds()
+            self.first, self.warm_up = self._now(), -self.trainer.meter.training_seconds()
             if self.start_seconds:
-                self._open.callback(register_module_forward_pre_hook(self._stop_if_hopeless).remove)
+                self._hook.callback(register_module_forward_pre_hook(self._stop_if_hopeless).remove)
         if state.global_step == WARM_UP:
-            self.runtime.wait()
+            self._now()
             self.warm_up += self.trainer.meter.training_seconds()
             self._stop_if_hopeless()
             self.close()
@@ -130,14 +125,7 @@ class Bench:
         self.runtime, self._rows = task.runtime, list(task.texts.train)
         random.Random(task.params.seed).shuffle(self._rows)
 
-    def run(
-        self,
-        settings: Settings,
-        *,
-        steps: int,
-        rows: Encoded | None = None,
-        start_seconds: float = 0.0,
-    ) -> Window:
+    def run(self, settings: Settings, *, steps: int, rows: Encoded | None = None, start_seconds: float = 0.0) -> Window:
         """One window of so many steps after the warm-up, on `rows` or else the task's.
 
         Raises TooSlow where `start_seconds`, those of an example at the start, are given, and what the trainer raises.
@@ -154,6 +142,7 @@ class Bench:
                 eval_strategy="no",
                 save_strategy="no",
                 logging_first_step=False,
+                train_sampling_strategy="sequential",
             )
             # Compilers may take their time, and one of several processes cannot give up alone.
             trainer.clock.start_seconds = 0.0 if settings.compiled or ranks.count() > 1 else start_seconds

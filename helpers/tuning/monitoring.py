@@ -18,12 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from helpers.runtime import Runtime
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")  # Linux: 5 written here resets the process's peak (man 5 proc)
-DUTY_CYCLE = "duty_cycle_pct"  # libtpu's own metric
-
-Reader = tuple[Callable[[], tuple[float | None, int | None]], str]  # of utilisation and bytes, and what they are
 
 
 class Sample(NamedTuple):
@@ -38,14 +37,13 @@ class Monitor:
     """Samples from `with` to its end, every `interval` seconds; `why` says what the numbers are and why some are missing."""
 
     def __init__(self, runtime: Runtime, interval: float = 1.0):
-        self.interval, self.samples, self._began = interval, [], 0.0
-        self._read, self.why = {"cuda": _cuda, "xla": _xla, "cpu": _cpu}[runtime.kind]()
+        self.interval, self.samples, self._began = interval, [], time.perf_counter()
+        self._read, self.why = _reader(runtime)
+        self._read()  # what is counted since the last reading begins here
         self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def __enter__(self) -> Monitor:
-        self._began = time.perf_counter()
-        self._read()  # what is counted since the last reading begins here
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
         return self
 
@@ -86,53 +84,30 @@ class Monitor:
         return figure
 
 
-def _cuda() -> Reader:
+def _reader(runtime: Runtime) -> tuple[Callable[[], tuple[float | None, int | None]], str]:
+    """What reads utilisation and bytes, and what they are."""
+    process = psutil.Process()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    busy, why = lambda: min(1.0, process.cpu_percent() / 100 / cores), f"this process's share of {cores} cores"
+    if runtime.kind == "cpu":
+        return lambda: (busy(), process.memory_info().rss), f"{why} and its resident memory"
+    if runtime.kind == "xla":
+        from helpers import xla
+
+        memory = lambda: (xla.memory_info() or {}).get("bytes_used")  # noqa: E731
+        return lambda: (busy(), memory()), f"{why} (no duty cycle is told here); memory of the first chip"
     import pynvml
     import torch
 
-    memory = "PyTorch's reserved memory"
     try:
         torch.cuda.utilization()
     except (RuntimeError, pynvml.NVMLError) as error:  # a slice of a board, or a driver that does not tell
-        return lambda: (None, torch.cuda.memory_reserved()), f"no utilisation (NVML: {error}); {memory}"
-    return (
-        lambda: (torch.cuda.utilization() / 100, torch.cuda.memory_reserved()),
-        f"NVML: share of the time in which a kernel ran; {memory}",
-    )
-
-
-def _xla() -> Reader:
-    from helpers import xla
-
-    def memory() -> int | None:
-        return (xla.memory_info() or {}).get("bytes_used")
-
-    def duty() -> float | None:
-        chips = [float(value) for value in tpumonitoring.get_metric(DUTY_CYCLE).data()]
-        return statistics.mean(chips) / 100 if chips else None
-
-    try:
-        from libtpu.sdk import tpumonitoring
-
-        told = DUTY_CYCLE in tpumonitoring.list_supported_metrics()
-    except (ImportError, AttributeError):  # another libtpu, or none
-        told = False
-    if told:
-        return lambda: (duty(), memory()), "TPU duty cycle, mean over chips; memory of the first chip"
-    host, _ = _cpu()
-    return lambda: (host()[0], memory()), "the host's cores by this process (no duty cycle is told here); device memory"
-
-
-def _cpu() -> Reader:
-    import psutil
-
-    process = psutil.Process()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-    def read() -> tuple[float, int]:
-        return min(1.0, process.cpu_percent() / 100 / cores), process.memory_info().rss
-
-    return read, f"this process's share of {cores} cores and its resident memory"
+        return lambda: (
+            None,
+            torch.cuda.memory_reserved(),
+        ), f"no utilisation (NVML: {error}); PyTorch's reserved memory"
+    why = "NVML: share of the time in which a kernel ran; PyTorch's reserved memory"
+    return lambda: (torch.cuda.utilization() / 100, torch.cuda.memory_reserved()), why
 
 
 def reset_peak(runtime: Runtime) -> bool:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-PADDINGS = ("fixed", "dynamic", "grouped")
+PADDINGS = (
+    "fixed",
+    "dynamic",
+    "grouped",
+)  # to `length`; to the longest of a batch; so with texts of like length together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +24,7 @@ class Settings:
     pin_memory: bool = True
     tf32: bool = False
     gradient_checkpointing: bool = False
-    padding: str = (
-        "dynamic"  # to the longest of a batch; "grouped": and texts of like length together; "fixed": to `length`
-    )
+    padding: str = "dynamic"
     attention: str = "sdpa"  # or "eager": written out
     compiled: bool = False
     start_batch_size: int = 0  # what the learning rate is for; 0 = batch_size
@@ -35,6 +37,11 @@ class Settings:
     def learning_rate_factor(self) -> float:
         """Square root of how many times the batch has grown, which suits Adam (Malladi et al. 2022)."""
         return math.sqrt(self.batch_size / (self.start_batch_size or self.batch_size))
+
+    @property
+    def sampling(self) -> str:
+        """`train_sampling_strategy` of `TrainingArguments`."""
+        return "group_by_length" if self.padding == "grouped" else "random"
 
     def differences(self, other: Settings) -> dict[str, tuple]:
         """Field -> (here, there)."""

@@ -16,13 +16,12 @@ from helpers.runtime import Runtime
 
 from .classifier import load_classifier, longest
 from .data import LabelledTexts
-from .evaluation import class_weights
 from .parameters import TuningParameters, recipe
 from .settings import Settings
 from .training import Encoded, encode
 from .workload import workload
 
-ENOUGH = 0.99  # share of the texts that a shorter padding length must hold
+TUNED = ("batch_size", "per_device_batch_size", "gradient_checkpointing")
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ class Task:
     def lengths(self) -> dict[str, int]:
         """Tokens of the training texts, cut to `max_length`: median, 95th and 99th percentile, longest."""
         found = [len(row["input_ids"]) for row in self.encoded("train", self.params.max_length)]
-        percentiles = np.percentile(found, (50, 95, 100 * ENOUGH, 100)).astype(int).tolist()
-        return dict(zip(("median", "95 %", "99 %", "longest"), percentiles, strict=True))
+        shares = {"median": 50, "95 %": 95, "99 %": 99, "longest": 100}
+        return {name: int(np.percentile(found, share)) for name, share in shares.items()}
 
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
@@ -99,8 +98,7 @@ class Task:
             max_steps=steps,
         )
         own = {name: getattr(settings, name) for name in ("precision", "optimizer", "dataloader_workers", "pin_memory")}
-        tuned = (*own, "batch_size", "per_device_batch_size", "gradient_checkpointing")
-        why = dict.fromkeys(tuned, "a setting that is tuned") | {
+        why = dict.fromkeys((*own, *TUNED), "a setting that is tuned") | {
             "max_steps": f"as many examples as {asked.max_steps:,} steps of {asked.batch_size}",
             "learning_rate": f"{learning_rate:.3g} for a batch of {asked.batch_size}, x {factor:.3g}: the square root of its growth",
         }
@@ -108,11 +106,9 @@ class Task:
 
 
 def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) -> Task:
-    """The model for these labels.
+    """The model for these labels. Raises ValueError for more tokens than it has positions for."""
+    from sklearn.utils.class_weight import compute_class_weight
 
-    Raises:
-        ValueError: more tokens than the model has positions for, or a label without a training row.
-    """
     train = (text for text, _ in texts.train)
     model, tokenizer = load_classifier(params.base_model, texts.labels, texts=train, seed=params.seed)
     if params.max_length > longest(model, tokenizer):
@@ -120,5 +116,5 @@ def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) 
             f"max_length={params.max_length}: {params.base_model!r} reads {longest(model, tokenizer)} tokens at most"
         )
     labels = [label for _, label in texts.train]
-    weights = class_weights(labels, len(texts.labels)) if params.class_weights else None
+    weights = compute_class_weight("balanced", classes=np.unique(labels), y=labels) if params.class_weights else None
     return Task(texts, model, tokenizer, weights, params, runtime)

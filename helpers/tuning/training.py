@@ -51,8 +51,7 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         super().__init__(*args, **kwargs)
         self.settings = settings
         self.model_accepts_loss_kwargs = False  # the mean is taken here, and transformers averages over micro-batches
-        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
-        self._weights = None if weights is None else weights.to(self.args.device)
+        self._weights = None if class_weights is None else torch.tensor(class_weights).float().to(self.args.device)
         if settings.compiled:
             torch.compiler.reset()  # each trainer wraps the model anew, and after eight variants PyTorch stops compiling
             self.model.compile(dynamic=settings.padding != "fixed")
@@ -113,8 +112,6 @@ def new_trainer(
     """The trainer of a run, from the first weights.
 
     Args:
-        task, settings: what is trained, and how.
-        output_dir: the run's folder.
         seed: of the new head, data order and dropout.
         steps: exactly so many; 0: as many as see the examples that the recipe or `max_steps` asks for.
         train: rows instead of the task's, none longer than `settings.length`.
@@ -149,7 +146,7 @@ def new_trainer(
             "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // plan.device_count,
             "tf32": settings.tf32 if has_tf32 else None,
             "lr_scheduler_type": "linear",
-            "train_sampling_strategy": "group_by_length" if settings.padding == "grouped" else "random",
+            "train_sampling_strategy": settings.sampling,
             "eval_steps": every,
             "save_steps": every,
             "logging_steps": params.logging_steps,
@@ -170,9 +167,7 @@ def new_trainer(
         train_dataset=train,
         eval_dataset=validation,
         data_collator=DataCollatorWithPadding(
-            task.tokenizer,
-            padding="max_length" if fixed else "longest",
-            max_length=settings.length if fixed else None,
+            task.tokenizer, "max_length" if fixed else "longest", settings.length if fixed else None
         ),
         processing_class=task.tokenizer,
         compute_metrics=_metrics,

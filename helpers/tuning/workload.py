@@ -23,15 +23,11 @@ def workload(model, name: str, length: int) -> Workload:
         ids = torch.randint(5, model.config.vocab_size, (examples, length))
         mask = torch.ones_like(ids)
         mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "labels": torch.zeros(examples, dtype=torch.long),
-        }
+        return {"input_ids": ids, "attention_mask": mask}, torch.zeros(examples, dtype=torch.long)
 
-    def loss(model, inputs):
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-        return torch.nn.functional.cross_entropy(logits.float(), inputs["labels"])
+    def loss(model, batch):
+        inputs, labels = batch
+        return torch.nn.functional.cross_entropy(model(**inputs).logits.float(), labels)
 
     return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length)
 
@@ -50,12 +46,10 @@ def _made(name: str, length: int, attention: str, weights: bool = True) -> Workl
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
-    # bert-base-uncased has the values that BertConfig has by default.
-    config = (
-        BertConfig()
-        if name == TuningParameters.defaults().base_model
-        else AutoConfig.from_pretrained(name, trust_remote_code=False)
-    )
+    if name == TuningParameters.defaults().base_model:
+        config = BertConfig()  # whose values are those of bert-base-uncased
+    else:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     config.num_labels = LABELS
     with torch.device("cpu" if weights else "meta"):
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)

@@ -14,6 +14,9 @@
 # on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
 # safetensors that answers questions about any repository.
 #
+# **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
+# search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
 # **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`; it has the same cells.
 #
@@ -28,6 +31,9 @@
 # leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
 # on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
 # safetensors that answers questions about any repository.
+#
+# **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
+# search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
@@ -92,6 +98,7 @@ left_out = {f"left out, {reason}": count for reason, count in splits.dropped.ite
 tables.show([parts | left_out], f"Triples of {corpus.source}")
 tables.show(graph.manifest["failed"][:5], f"files that could not be read: {len(graph.manifest['failed'])}")
 print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the triples between known types")
+tables.show([corpus.validity.counts], "triples that the ontology forbids")
 
 # %% [markdown]
 # One neighbourhood, as the graph has it.
@@ -109,17 +116,15 @@ figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.pn
 # head's name. Masked are whole identifiers among the roots and whole leaves.
 
 # %%
-from helpers.graphmer.text.batches import chain_text
+from helpers.graphmer.pictures import leaf_texts_of, plot_chain
 
 used = [f"{share:.0%}" for share in corpus.train.fill()]
 sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": corpus.train.leaves}
 tables.show([sizes | {"roots in use": used[0], "leaves in use": used[1]}])
 print(corpus.documents.text(query, 600)[:600], "\n")
-print(chain_text(corpus.train[0], corpus.tokenizer, corpus.relations))
+tables.show([leaf._asdict() for leaf in leaf_texts_of(corpus.train[0], corpus.tokenizer, corpus.relations)])
 
 # %%
-from helpers.graphmer.pictures import plot_chain
-
 plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder / "figures" / "chain.png")
 
 # %% [markdown]
@@ -219,14 +224,13 @@ tables.show(forecast.beside(measured["train"]))
 from helpers.graphmer.links.predictor import LinkPredictor
 
 predictor = LinkPredictor(trainer.model, corpus.validation)
-after = evaluation.measure(predictor, evaluation.both_ends(predictor, corpus), corpus, configuration)
-rows = {"GraphMER-SE": after["links"], "GraphMER-SE, given end alone": after["links_by_given_end"]}
+rows = {"GraphMER-SE": evaluation.links(evaluation.both_ends(predictor, corpus), corpus, configuration)}
 together = evaluation.with_lexical_baseline(predictor, corpus, configuration)
 rows["GraphMER-SE with the lexical baseline"] = evaluation.links(together, corpus, configuration)
 if params.compare_baselines:
     rows |= evaluation.baselines(corpus, configuration)
 if params.ablations:
-    rows |= evaluation.ablations(configuration, corpus, machine, folder / "ablations")
+    rows |= evaluation.variants(evaluation.ABLATIONS, configuration, corpus, machine, folder / "ablations")
 rows |= evaluation.further_seeds(params.further_seeds, configuration, corpus, machine, folder / "seeds")
 tables.show(evaluation.table(rows))
 
@@ -234,21 +238,25 @@ tables.show(evaluation.table(rows))
 tables.show(evaluation.by_relation(rows))
 
 # %% [markdown]
-# ## What else it is good for
+# ## Masked tokens
 #
-# Code search from a docstring's first sentence without any training for it, and masked tokens before and after.
+# What training itself asks for, before and after: the share of masked tokens whose first answer is right.
 
 # %%
-tables.show(evaluation.tasks_table(before, after))
+after = evaluation.masked(trainer.model, corpus, configuration)
+tables.show(evaluation.masked_table(before, after))
 
 # %% [markdown]
 # ## Ask it
 #
 # The three likeliest tails of each relation, by encoder and lexical baseline together as in the table; * marks what the
-# graph says.
+# graph says. In the picture, first answers that it does not have are dashed.
 
 # %%
-tables.show(evaluation.answers(together, corpus, query), query)
+answers = evaluation.answers(together, corpus, query)
+tables.show(answers, query)
+added = [(row["relation"], row["1"]) for row in answers if "1" in row and row["1"][-1] != "*"]
+figure = plot_neighbourhood(graph, query, folder / "figures" / "answers.png", added=added)
 
 # %% [markdown]
 # ## Save and reload
@@ -282,7 +290,7 @@ results_file = run_folder.write_results(
         "triples": parts,
     },
     model={"weights": model.num_parameters(), "configuration": configuration.model_dump()},
-    eval={"before": {"masked": before}, "after": after, "baselines": rows},
+    eval={"before": {"masked": before}, "after": {"links": rows["GraphMER-SE"], "masked": after}, "baselines": rows},
     artifacts={"model": "model", "figures": "figures"},
 )
 print(results_file.resolve())

@@ -253,7 +253,7 @@ for file in export.write(task, compared.settings, folder / "stock", model="../mo
 
 # %%
 if params.calibrate:
-    tables.show(experiment.calibrate(task, folder))
+    tables.show(experiment.calibrate(task, folder).rows())
     file = (folder / "calibration.json").resolve()
     print(f"Put {file} into the working directory of the other notebooks: their forecasts then rest on it.")
 

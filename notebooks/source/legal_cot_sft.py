@@ -111,9 +111,8 @@ print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
 # %%
 encoded = experiment.encode(data.splits, tokenizer, params)
 splits = encoded.splits
-run_folder.write_json(folder / "set_aside.json", data.report.listed() + encoded.set_aside())
+run_folder.write_json(folder / "set_aside.json", [*map(vars, data.report.findings), *encoded.set_aside()])
 print(encoded.why)
-print(*encoded.fitted.values(), sep="\n")
 overlap = experiment.overlaps(encoded, params)
 tables.show(overlap, "Reasoning steps of the test questions that are in training, too")
 example = encoded.layout.example(splits.train[0])

@@ -85,9 +85,8 @@ from helpers.reservoir import experiment
 from helpers.reservoir.tokens import load_tokenizer
 
 story_tokenizer, reason = load_tokenizer(params.tokenizer, splits.train, params.vocab_size, params.trim_vocabulary)
-corpus = experiment.tokenise(splits, story_tokenizer, folder / "data")
-counts = {"training tokens": len(corpus.train), "validation tokens": len(corpus.validation)}
-tables.show([counts], reason)
+corpus = experiment.tokenise(splits, story_tokenizer)
+tables.show([{"training tokens": len(corpus.train), "validation tokens": len(corpus.validation)}], reason)
 print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["input_ids"][:24]))
 
 # %% [markdown]

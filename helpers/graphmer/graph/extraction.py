@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+import shutil
 from pathlib import Path
 
 from helpers.graphmer.graph.java_source import java_graph
-from helpers.graphmer.graph.knowledge_graph import DEFINED, STATUSES, TRIPLES, KnowledgeGraph, build_graph, read_graph
+from helpers.graphmer.graph.knowledge_graph import (
+    DEFINED,
+    ENTITIES,
+    STATUSES,
+    TRIPLES,
+    KnowledgeGraph,
+    build_graph,
+    read_graph,
+)
 from helpers.graphmer.graph.python_source import python_graph
 from helpers.graphmer.graph.scip import INDEX, scip_graph
-from helpers.graphmer.graph.sources import standard_library
+from helpers.graphmer.graph.sources import find_sources, standard_library
 
 
-def load_graph(data_source: str | Path | Sequence[str | Path], *, include_tests: bool | None = None) -> KnowledgeGraph:
+def load_graph(data_source: str | Path, *, include_tests: bool | None = None) -> KnowledgeGraph:
     """The graph of `data_source`.
 
     data_source: "sample" (the standard library of the running Python), a folder with triples.jsonl and entities.jsonl
-        or with index.scip, or one or several folders of Python and Java sources.
+        or with index.scip, or a folder of Python and Java sources.
     include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
 
     Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (Java without its parser).
     """
     if data_source == "sample":
-        return python_graph([standard_library()], include_tests=bool(include_tests))
-    folders = [data_source] if isinstance(data_source, str | Path) else list(data_source)
-    if len(folders) == 1 and (Path(folders[0]).expanduser() / TRIPLES).is_file():
-        return read_graph(folders[0])
-    if len(folders) == 1 and (Path(folders[0]).expanduser() / INDEX).is_file():
-        return scip_graph(folders[0])
+        return python_graph(standard_library(), include_tests=bool(include_tests))
+    folder = Path(data_source).expanduser()
+    if (folder / TRIPLES).is_file():
+        return read_graph(folder)
+    if (folder / INDEX).is_file():
+        return scip_graph(folder)
     include_tests = include_tests is not False
-    graphs = [read(folders, include_tests=include_tests) for read in (python_graph, java_graph)]
+    graphs = [read(data_source, include_tests=include_tests) for read in (python_graph, java_graph)]
     graphs = [graph for graph in graphs if graph.manifest["files"] or graph.manifest["failed"]]
     if not graphs:
         raise ValueError(f'data_source={data_source!r}: no .py and no .java file; use "sample" or another folder')
@@ -46,9 +56,44 @@ def _merged(python: KnowledgeGraph, java: KnowledgeGraph) -> KnowledgeGraph:
     """One graph of both languages; a name that both define would be two things under one id."""
     for name in python.entities.keys() & java.entities.keys():
         if python.entities[name].status == java.entities[name].status == DEFINED:
-            raise ValueError(f"{name}: defined in Python and in Java; give the two as folders of different names")
+            raise ValueError(f"{name}: defined in Python and in Java; rename one, or give one language alone")
     both = sorted(
         (*python.entities.values(), *java.entities.values()), key=lambda entity: STATUSES.index(entity.status)
     )
     manifest = python.manifest | {key: python.manifest[key] + java.manifest[key] for key in ("files", "failed")}
     return build_graph(both, (*python.triples, *java.triples), manifest)
+
+
+def cached_graph(repository: str | Path, cache: str | Path | None = None, digest: str = "") -> KnowledgeGraph:
+    """`load_graph`, kept in `cache` (default ~/.cache/graphmer) under the hash of the files, and found there the next time."""
+    folder = Path(repository).expanduser()
+    if (folder / TRIPLES).is_file() or (folder / INDEX).is_file():
+        return load_graph(folder)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphmer"
+    kept = (home if cache is None else Path(cache).expanduser()) / (digest or sources_digest(folder))
+    if (kept / TRIPLES).is_file():
+        return read_graph(kept)
+    graph = load_graph(folder)
+    unfinished = kept.with_name(f"{kept.name}.{os.getpid()}")
+    graph.write(unfinished)
+    try:
+        unfinished.rename(kept)
+    except OSError:  # another process was faster
+        shutil.rmtree(unfinished)
+    return graph
+
+
+def sources_digest(repository: str | Path) -> str:
+    """Of the paths and contents of all sources, and of a graph or an index that is there instead."""
+    folder, digest = Path(repository).expanduser(), hashlib.sha256()
+    for name in (TRIPLES, ENTITIES, INDEX):
+        if (folder / name).is_file():
+            digest.update((folder / name).read_bytes())
+    for suffix in (".py", ".java"):
+        for source in find_sources(folder, suffix, include_tests=True):
+            try:
+                sha256 = source.read()[1]
+            except OSError as error:
+                sha256 = str(error)
+            digest.update(f"{source.relative}\n{sha256}\n".encode())
+    return digest.hexdigest()[:32]

@@ -44,20 +44,18 @@ class Place:
 
 class JavaNames:
     def __init__(self, files: list[File]):
-        self.by_name: dict[str, list[Type]] = {}
+        self.by_name: dict[str, Type] = {}
         self.packages = {file.package for file in files}
         for file in files:
             for found in all_types(file):
-                self.by_name.setdefault(found.full_name, []).append(found)
+                self.by_name.setdefault(found.id, found)
         self._resolved: dict[tuple[str, str], Reference | None] = {}
 
     # ---- types
 
-    def known(self, full_name: str, file: File) -> Type | None:
-        """A type of the sources: the file's own repository first, then the only other one."""
-        candidates = self.by_name.get(full_name, [])
-        own = [found for found in candidates if found.file.repository == file.repository]
-        return own[0] if own else candidates[0] if len(candidates) == 1 else None
+    def known(self, full_name: str) -> Type | None:
+        """A type of the sources."""
+        return self.by_name.get(full_name)
 
     def resolve(self, name: str, within: Type, variables: set[str] = frozenset()) -> Reference | None:
         """The type that `name` means in a body of `within`; None for a type parameter and for what is not certain."""
@@ -88,18 +86,18 @@ class JavaNames:
         first, *rest = name.split(".")
         found = self._imported(first, file)
         if found is None and rest:  # nothing but a package is left for the first word
-            return self.known(name, file) or name
+            return self.known(name) or name
         return self._nested(found, rest)
 
     def _imported(self, name: str, file: File) -> Reference | None:
         for full_name, static, on_demand in file.imports:
             if not static and not on_demand and full_name.rpartition(".")[2] == name:
-                return self.known(full_name, file) or full_name
-        if found := self.known(f"{file.package}.{name}" if file.package else name, file):
+                return self.known(full_name) or full_name
+        if found := self.known(f"{file.package}.{name}" if file.package else name):
             return found
         origins = [full_name for full_name, static, on_demand in file.imports if on_demand and not static]
         for origin in origins:
-            if found := self.known(f"{origin}.{name}", file):
+            if found := self.known(f"{origin}.{name}"):
                 return found
         return f"java.lang.{name}" if name in _LANG or name in LANG_EXCEPTIONS else None
 
@@ -188,9 +186,9 @@ class JavaNames:
         for full_name, static, on_demand in file.imports:
             owner, _, last = full_name.rpartition(".")
             if static and not on_demand and last == name:
-                known = self.known(owner, file)
+                known = self.known(owner)
                 return self.method(known, name, count) if known else full_name
-            if static and on_demand and (known := self.known(full_name, file)) and name in known.methods:
+            if static and on_demand and (known := self.known(full_name)) and name in known.methods:
                 return self.method(known, name, count)
         return None
 
@@ -218,7 +216,7 @@ class JavaNames:
             owner = self.type_of(node.child_by_field_name("object"), place)
             name = text(node.child_by_field_name("field"))
             if owner is None:
-                return self.known(text(node), place.type.file)
+                return self.known(text(node))
             nested = self._nested(owner, [name]) if isinstance(owner, Type) else None
             return self.field_type(owner, name) or nested
         if kind == "method_invocation":

@@ -7,7 +7,6 @@ only an import on demand from outside can bring, and what an anonymous class may
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +25,12 @@ TOO_DEEP = "nested too deep"
 _CERTAINTY = ("class", "interface", "exception", "annotation")  # what a use tells of a type outside, least first
 
 
-def java_graph(folders: Sequence[str | Path], *, include_tests: bool = True) -> KnowledgeGraph:
-    """The graph of every .java file in these folders; one that cannot be read or parsed is listed in the manifest.
+def java_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGraph:
+    """The graph of every .java file in a folder; one that cannot be read or parsed is listed in the manifest.
 
     Raises ImportError where there is such a file and no tree-sitter; else like `python_graph`.
     """
-    sources = find_sources(folders, ".java", include_tests)
+    sources = find_sources(folder, ".java", include_tests)
     parser = _parser() if sources else None
     files, listed, failed = [], [], []
     for source in sources:
@@ -41,11 +40,11 @@ def java_graph(folders: Sequence[str | Path], *, include_tests: bool = True) -> 
             reason = f"OSError: {error.strerror}" if isinstance(error, OSError) else TOO_DEEP
             if isinstance(error, SyntaxError):
                 reason = f"line {error.lineno}: {error.msg}"
-            failed.append({"path": source.listed, "error": reason})
+            failed.append({"path": source.relative, "error": reason})
             continue
         files.append(file)
-        module = file.types[0].id if file.types else file.prefixed(file.package)
-        listed.append({"path": source.listed, "module": module, "language": "java", "sha256": sha256})
+        module = file.types[0].id if file.types else file.package
+        listed.append({"path": source.relative, "module": module, "language": "java", "sha256": sha256})
     graph = _Graph(files)
     failed += [{"path": listed.pop(at)["path"], "error": TOO_DEEP} for at in reversed(graph.too_deep)]
     return build_graph(graph.entities(), graph.triples, {"schema": 1, "files": listed, "failed": failed})
@@ -62,7 +61,7 @@ def _parser():
 
 def _read(source: SourceFile, parser) -> tuple[File, str]:
     content, sha256 = source.read()
-    return java_tree.read_file(parser.parse(content), source.repository), sha256
+    return java_tree.read_file(parser.parse(content)), sha256
 
 
 class _Graph:
@@ -94,10 +93,10 @@ class _Graph:
 
     def _declare(self, found: Type) -> None:
         file = found.file
-        package = file.prefixed(file.package)
-        if file.package and package not in self.defined:
-            self.defined[package] = Entity(package, "package", file.package.rpartition(".")[2], DEFINED, package)
-        if found.outer or file.package:
+        package = file.package
+        if package and package not in self.defined:
+            self.defined[package] = Entity(package, "package", package.rpartition(".")[2], DEFINED, package)
+        if found.outer or package:
             self.triples.append((found.outer.id if found.outer else package, "contains", found.id))
         self._define(found.id, found.kind, found.name, found, found.node)
         for name, (_, node) in found.fields.items():
@@ -139,10 +138,9 @@ class _Graph:
         head = file.types[0].id
         for name, static, on_demand in file.imports:
             owner, _, member = name.rpartition(".") if static and not on_demand else (name, "", "")
-            known = self.names.known(owner, file)
+            known = self.names.known(owner)
             if on_demand and not static and not known:
-                package = file.prefixed(name)
-                self._say(head, "imports", package if package in self.defined else name, name, "package")
+                self._say(head, "imports", name, name, "package")
                 continue
             self._say(head, "imports", known or owner, owner, "class")
             if known and member in known.fields:

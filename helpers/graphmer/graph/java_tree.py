@@ -21,14 +21,10 @@ _PARAMETERS = ("formal_parameter", "spread_parameter")
 
 @dataclass(eq=False)
 class File:
-    repository: str
     package: str
     tree: object = field(repr=False)  # keeps the nodes alive
     types: list[Type] = field(default_factory=list)
     imports: list[tuple[str, bool, bool]] = field(default_factory=list)  # name, static, on demand
-
-    def prefixed(self, name: str) -> str:
-        return f"{self.repository}/{name}" if self.repository else name
 
 
 @dataclass(eq=False)
@@ -36,7 +32,6 @@ class Type:
     id: str
     kind: str
     name: str
-    full_name: str
     file: File
     outer: Type | None
     node: Node
@@ -74,7 +69,7 @@ class Method:
         return "constructor" in self.node.type
 
 
-def read_file(tree, repository: str) -> File:
+def read_file(tree) -> File:
     """Declarations of a parsed file. Raises SyntaxError with the line of the first error."""
     root = tree.root_node
     if root.has_error:
@@ -83,7 +78,7 @@ def read_file(tree, repository: str) -> File:
     package = next(
         (text(node.named_children[-1]) for node in root.named_children if node.type == "package_declaration"), ""
     )
-    file = File(repository, package, tree)
+    file = File(package, tree)
     for node in root.named_children:
         if node.type == "import_declaration":
             words = {child.type for child in node.children}
@@ -96,13 +91,11 @@ def read_file(tree, repository: str) -> File:
 
 def _type(node: Node, file: File, outer: Type | None) -> Type:
     name = text(node.child_by_field_name("name"))
-    above = outer.full_name if outer else file.package
-    full_name = f"{above}.{name}" if above else name
+    above = outer.id if outer else file.package
     found = Type(
-        id=file.prefixed(full_name),
+        id=f"{above}.{name}" if above else name,
         kind=KINDS[node.type],
         name=name,
-        full_name=full_name,
         file=file,
         outer=outer,
         node=node,

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ ENTITIES, TRIPLES, MANIFEST = "entities.jsonl", "triples.jsonl", "manifest.json"
 
 
 class Entity(NamedTuple):
-    """`id` is the qualified name, `module.Class.method(parameter)`; after `repository/` where there are several.
+    """`id` is the qualified name, `module.Class.method(parameter)`.
 
     An unresolved one has the id `?.name` and stands for every mention of that name that nothing resolves.
     """
@@ -49,6 +50,15 @@ class KnowledgeGraph:
     triples: tuple[Triple, ...] = field(repr=False)
     # files: path, module, language, sha256 of each source · failed: path and error of each that could not be read
     manifest: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def place(self, entity: Entity, line: int = 0) -> str:
+        """`file:line` of an entity's definition, or of another line of its module; "" where that is not known."""
+        path, line = self._paths.get(entity.module), line or entity.line
+        return f"{path}:{line}" if path and line else ""
+
+    @cached_property
+    def _paths(self) -> dict[str, str]:
+        return {file["module"]: file["path"] for file in self.manifest.get("files", ())}
 
     def resolved(self) -> Iterator[Triple]:
         """Triples whose both ends are known; an unresolved one says that there is a relation, not with what."""

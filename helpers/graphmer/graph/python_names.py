@@ -33,9 +33,6 @@ class Resolver:
 
     def __init__(self, modules: dict[str, Module]):
         self.modules = modules
-        self.by_name: dict[str, list[str]] = {}
-        for module in modules.values():
-            self.by_name.setdefault(module.name, []).append(module.id)
         self.classes = {name: scope for module in modules.values() for name, scope in module.classes.items()}
         self.results = {name: result for module in modules.values() for name, result in module.results.items()}
         self.properties = set().union(*(module.properties for module in modules.values()))
@@ -89,7 +86,7 @@ class Resolver:
         if kind == "chain":
             return self.value(meaning[2], meaning[1])
         if kind == "module":
-            return self.module(meaning[1], module)
+            return self.module(meaning[1])
         if kind == "member":
             return self.imported(meaning[1], meaning[2], module)
         if kind == "any":
@@ -105,25 +102,19 @@ class Resolver:
                 return next(iter(found))
         return next(iter(found)) if len(found) == 1 else None
 
-    def module(self, name: str, importer: Module) -> Value | None:
-        """A module by the name that an import uses: the importer's own repository first, then the only other one."""
+    def module(self, name: str) -> Value | None:
+        """A module by the name that an import uses."""
         if not name:
             return None
-        own = f"{importer.repository}/{name}" if importer.repository else name
-        if own in self.modules:
-            return Value(own, False)
-        others = self.by_name.get(name, ())
-        if len(others) == 1:
-            return Value(others[0], False)
-        if others:
-            return None
+        if name in self.modules:
+            return Value(name, False)
         package, _, last = name.rpartition(".")
-        if package and (parent := self.module(package, importer)) and not self._is_external(parent.entity):
+        if package and (parent := self.module(package)) and not self._is_external(parent.entity):
             return self._attribute(parent, last) or self._outside(name, "module")  # os.path is an attribute of os
         return self._outside(name, "module")
 
     def imported(self, origin: str, name: str, importer: Module) -> Value | None:
-        module = self.module(origin, importer)
+        module = self.module(origin)
         if module and module.entity == importer.id and (sub := f"{module.entity}.{name}") in self.modules:
             return Value(sub, False)  # `from . import sub` in a package binds what it asks for
         return module and self._attribute(module, name)
@@ -141,7 +132,7 @@ class Resolver:
         """`name` through `from x import *`; several that have it must mean the same."""
         found = set()
         for origin in module.stars:
-            starred = self.module(origin, module)
+            starred = self.module(origin)
             if starred and starred.entity in self.modules and starred.entity != module.id:
                 inside = self.modules[starred.entity]
                 if name in inside.exports if inside.exports is not None else name[0] != "_":

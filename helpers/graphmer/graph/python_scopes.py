@@ -92,9 +92,8 @@ class Scope:
 
 
 class Module:
-    def __init__(self, repository: str, name: str, is_package: bool):
-        self.repository, self.name, self.is_package = repository, name, is_package
-        self.id = f"{repository}/{name}" if repository else name
+    def __init__(self, name: str, is_package: bool):
+        self.id, self.is_package = name, is_package
         self.scopes: list[Scope] = []
         self.scope = Scope("module", self.id, f"{self.id}.", None, self)
         self.todo: list[tuple[Scope, list]] = []  # while it is read
@@ -117,7 +116,7 @@ class Module:
         """The module that a relative import means; "" where it leaves the outermost package."""
         if not level:
             return name
-        parts = self.name.split(".")
+        parts = self.id.split(".")
         package = parts[: len(parts) - level + self.is_package]
         return ".".join([*package, name] if name else package) if package else ""
 

@@ -6,7 +6,6 @@ import ast
 import gc
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, KnowledgeGraph, build_graph
@@ -22,10 +21,10 @@ _CALLABLE = ("function", "method", "constructor", UNKNOWN)
 _TEST_CASE = ("unittest.case.TestCase", "unittest.TestCase")
 
 
-def python_graph(folders: Sequence[str | Path], *, include_tests: bool = True) -> KnowledgeGraph:
-    """The graph of every .py file in these folders; one that cannot be read or parsed is listed in the manifest.
+def python_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGraph:
+    """The graph of every .py file in a folder; one that cannot be read or parsed is listed in the manifest.
 
-    Raises FileNotFoundError (no such folder) and ValueError (two folders of one name).
+    Raises FileNotFoundError: no such folder.
     """
     modules: dict[str, Module] = {}
     files, failed = [], []
@@ -36,14 +35,14 @@ def python_graph(folders: Sequence[str | Path], *, include_tests: bool = True) -
     try:
         with warnings.catch_warnings():  # of invalid escapes, in code that is not ours
             warnings.simplefilter("ignore")
-            for source in find_sources(folders, ".py", include_tests):
+            for source in find_sources(folder, ".py", include_tests):
                 try:
                     module, sha256 = _read(source, modules, packages)
                 except _UNREADABLE as error:
-                    failed.append({"path": source.listed, "error": _reason(error)})
+                    failed.append({"path": source.relative, "error": _reason(error)})
                     continue
                 modules[module.id] = module
-                files.append({"path": source.listed, "module": module.id, "language": "python", "sha256": sha256})
+                files.append({"path": source.relative, "module": module.id, "language": "python", "sha256": sha256})
         manifest = {"schema": 1, "files": files, "failed": failed, "python": "{}.{}".format(*sys.version_info)}
         return build_graph(*_Triples(modules).all(), manifest)
     finally:
@@ -54,9 +53,9 @@ def python_graph(folders: Sequence[str | Path], *, include_tests: bool = True) -
 def _read(source: SourceFile, known: dict[str, Module], packages: dict[Path, tuple[str, ...]]) -> tuple[Module, str]:
     content, sha256 = source.read()
     tree = ast.parse(content)
-    module = Module(source.repository, _module_name(source, packages), source.path.name == "__init__.py")
+    module = Module(_module_name(source, packages), source.path.name == "__init__.py")
     if module.id in known:  # two files that an import could mean
-        module = Module(source.repository, _dotted(source.relative), module.is_package)
+        module = Module(_dotted(source.relative), module.is_package)
     read_tree(tree, module, content.count(b"\n") + 1)
     return module, sha256
 
@@ -135,7 +134,7 @@ class _Triples:
             self.triples.append((package, "contains", module.id))
 
     def _import(self, module: Module, origin: str, name: str | None) -> None:
-        source = self.names.module(origin, module)
+        source = self.names.module(origin)
         if name is None or name == "*" or source is None:
             self._add(module.id, "imports", source, origin)
             return
@@ -207,7 +206,7 @@ class _Triples:
                 if scope.kind == "function" and scope.owner.rpartition(".")[2].startswith("test"):
                     outer = scope.parent
                     order = self.names.order(outer.owner) if outer.kind == "class" else ()
-                    case = any(base.rpartition("/")[2] in _TEST_CASE for base in order)
+                    case = any(base in _TEST_CASE for base in order)
                     if case or (module.id in files and outer.kind != "function"):
                         found[scope.owner] = module.id
         files |= set(found.values())
@@ -222,5 +221,5 @@ class _Triples:
 
 
 def _is_test_file(module: Module) -> bool:
-    last = module.name.rpartition(".")[2]
+    last = module.id.rpartition(".")[2]
     return last.startswith("test_") or last.endswith("_test") or last == "tests"

@@ -9,15 +9,15 @@ from helpers.graphmer.graph.python_scopes import NOTHING, OPAQUE, Module, Scope,
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
 _LEAVES = ("ctx", "op", "ops", "arg", "attr", "kwd_attrs", "conversion", "type_params")  # fields with nothing to read
-_CHILDREN: dict[type, tuple[str, ...]] = {}  # the other fields, by kind of node; none of what is no node
+_CHILDREN: dict[type, list[str]] = {}  # the other fields, the last first, by kind of node; none of what is no node
 
 
 def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
     """Fills `module`; `lines` is the length of the file."""
     kind = "package" if module.is_package else "module"
-    module.entities.append((module.id, kind, module.name.rpartition(".")[2], DEFINED, module.id, 1, lines))
+    module.entities.append((module.id, kind, module.id.rpartition(".")[2], DEFINED, module.id, 1, lines))
     todo = module.todo
-    todo.append((module.scope, tree.body[::-1]))
+    todo.append((module.scope, [tree.body]))
     for scope, stack in todo:  # grows: functions and classes are read after what surrounds them
         calls = scope.calls
         while stack:
@@ -40,10 +40,10 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
             elif kind in _HANDLERS:
                 _HANDLERS[kind](node, scope, stack)
             elif kind is list:
-                stack += node
+                stack += node[::-1]
             else:
                 if kind not in _CHILDREN:
-                    _CHILDREN[kind] = tuple(name for name in getattr(kind, "_fields", ()) if name not in _LEAVES)
+                    _CHILDREN[kind] = [name for name in getattr(kind, "_fields", ())[::-1] if name not in _LEAVES]
                 for name in _CHILDREN[kind]:
                     stack.append(getattr(node, name))
     todo.clear()
@@ -137,7 +137,7 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
         scope.uses += [(entity, "returns", chain) for chain in returned]
         if len(returned) == 1 and type(node) is ast.FunctionDef:  # calling a coroutine function returns no such thing
             scope.module.results[entity] = (scope, f"{returned[0]}()")
-    scope.module.todo.append((inner, node.body[::-1]))
+    scope.module.todo.append((inner, [node.body]))
 
 
 def _lambda(node: ast.Lambda, scope: Scope, stack: list) -> None:
@@ -180,7 +180,7 @@ def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
     if inner is None:
         inner = scope.module.classes[entity] = Scope("class", entity, f"{entity}.", scope, scope.module)
         inner.bases = [chain_of(base.value if type(base) is ast.Subscript else base) for base in node.bases]
-    scope.module.todo.append((inner, node.body[::-1]))
+    scope.module.todo.append((inner, [node.body]))
 
 
 def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
@@ -234,24 +234,16 @@ def _walrus(node: ast.NamedExpr, scope: Scope, stack: list) -> None:
 
 
 def _for(node: ast.For, scope: Scope, stack: list) -> None:
-    stack += (*node.orelse[::-1], *node.body[::-1], node.iter)
+    stack += (node.orelse, node.body, node.iter)
     _bind_target(node.target, scope, stack)
 
 
 def _with(node: ast.With, scope: Scope, stack: list) -> None:
-    stack += node.body[::-1]
+    stack.append(node.body)
     for item in node.items:
         stack.append(item.context_expr)
         if item.optional_vars:
             _bind_target(item.optional_vars, scope, stack)
-
-
-def _branches(node: ast.If, scope: Scope, stack: list) -> None:
-    stack += (*node.orelse[::-1], *node.body[::-1], node.test)
-
-
-def _try(node: ast.Try, scope: Scope, stack: list) -> None:
-    stack += (*node.finalbody[::-1], *node.orelse[::-1], *node.handlers[::-1], *node.body[::-1])
 
 
 def _except(node: ast.ExceptHandler, scope: Scope, stack: list) -> None:
@@ -262,7 +254,7 @@ def _except(node: ast.ExceptHandler, scope: Scope, stack: list) -> None:
         bind(
             scope.binder(node.name).names, node.name, ("chain", f"{chains[0]}()", scope) if len(chains) == 1 else OPAQUE
         )
-    stack += node.body[::-1]
+    stack.append(node.body)
 
 
 def _raise(node: ast.Raise, scope: Scope, stack: list) -> None:
@@ -323,10 +315,6 @@ def _capture(node: ast.MatchAs, scope: Scope, stack: list) -> None:
     stack += [getattr(node, field, None) for field in ("pattern", "patterns", "keys")]
 
 
-def _skip(node: ast.AST, scope: Scope, stack: list) -> None:
-    pass
-
-
 _HANDLERS = {
     ast.FunctionDef: _function,
     ast.AsyncFunctionDef: _function,
@@ -344,10 +332,6 @@ _HANDLERS = {
     ast.AsyncFor: _for,
     ast.With: _with,
     ast.AsyncWith: _with,
-    ast.If: _branches,
-    ast.While: _branches,
-    ast.Try: _try,
-    ast.TryStar: _try,
     ast.ExceptHandler: _except,
     ast.Raise: _raise,
     ast.Return: _return,
@@ -358,7 +342,6 @@ _HANDLERS = {
     ast.MatchAs: _capture,
     ast.MatchStar: _capture,
     ast.MatchMapping: _capture,
-    ast.Pass: _skip,
 }
 if hasattr(ast, "TypeAlias"):  # Python 3.12
     _HANDLERS[ast.TypeAlias] = _type_alias

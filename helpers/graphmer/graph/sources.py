@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +21,6 @@ _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_mod
 class SourceFile:
     path: Path
     relative: str  # to its folder, with forward slashes
-    repository: str  # name of its folder where there are several, "" where there is one
-
-    @property
-    def listed(self) -> str:
-        """The path that a manifest shows."""
-        return f"{self.repository}/{self.relative}" if self.repository else self.relative
 
     def read(self) -> tuple[bytes, str]:
         """Content and its sha256. Raises OSError, also for a pipe, a device, or what nobody wrote by hand."""
@@ -42,24 +36,17 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def find_sources(folders: Sequence[str | Path], suffix: str, include_tests: bool) -> list[SourceFile]:
-    """Files that end in `suffix` in these folders, by repository and path.
+def find_sources(folder: str | Path, suffix: str, include_tests: bool) -> list[SourceFile]:
+    """Files that end in `suffix` in a folder, by path.
 
     Installed packages, caches, virtual environments and hidden folders are left out, links to folders are not followed.
-    Raises FileNotFoundError (no such folder) and ValueError (two folders of one name).
+    Raises FileNotFoundError: no such folder.
     """
-    paths = [Path(folder).expanduser().resolve() for folder in folders]
-    for folder, path in zip(folders, paths, strict=True):
-        if not path.is_dir():
-            raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds {suffix} files")
-    names = [path.name for path in paths]
-    if len(set(names)) < len(names):
-        raise ValueError(f"folders={names}: every folder needs a name of its own, it tells the repositories apart")
-    return [
-        SourceFile(file, file.relative_to(path).as_posix(), path.name if len(paths) > 1 else "")
-        for path in sorted(paths, key=lambda path: path.name)
-        for file in sorted(_files(path, suffix, include_tests), key=lambda file: file.relative_to(path).as_posix())
-    ]
+    path = Path(folder).expanduser().resolve()
+    if not path.is_dir():
+        raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds {suffix} files")
+    found = [SourceFile(file, file.relative_to(path).as_posix()) for file in _files(path, suffix, include_tests)]
+    return sorted(found, key=lambda file: file.relative)
 
 
 def _files(root: Path, suffix: str, include_tests: bool) -> Iterator[Path]:

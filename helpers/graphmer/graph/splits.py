@@ -39,7 +39,7 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", 
     validation.
 
     unit: "definition" (a function or class of a module's outermost level), "module", "package" (the outermost that contains
-        the module) or "repository" (with several folders of sources). Where units are too few or too large for three
+        the module) or "repository" (of a graph whose ids begin with one, `repository/module`). Where units are too few or too large for three
         parts the next smaller one is taken; the splits say which. Modules of the same content are one unit.
     held_out: share of the triples, in (0, 0.5), for validation and for test each; a little less, as units stay whole.
 

@@ -1,6 +1,6 @@
 """What links can be told without a trained encoder: from counts, from names, from words of the source, from all of them.
 
-Each is a scorer of `ranking.evaluate`. `lexical_baseline` is the strongest of what reads names and sources only.
+Each is a scorer of `ranking.evaluate`. The lexical baseline is all of `lexical_scorers` and counts, weighed on validation.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
-from helpers.graphmer.graph.ontology import Ontology
-from helpers.graphmer.graph.splits import Splits
-from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer
 
 # Q queries · X candidates · F features (n-grams or words) · S scorers
@@ -63,8 +60,39 @@ class Frequency:
         return np.broadcast_to(scores_X, (queries, len(candidates)))
 
 
+class Names:
+    """TF-IDF vectors of the character 2- to 4-grams of a field of every name; for several `NameSimilarity`, made once."""
+
+    def __init__(self, graph: KnowledgeGraph):
+        self._ids = list(graph.entities)
+        self._of_field: dict[str, tuple] = {}
+
+    @cached_property
+    def _vectoriser(self):
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        # n-grams of more than a tenth of all names say little and cost most of the product's time.
+        vectoriser = TfidfVectorizer(
+            analyzer="char_wb", ngram_range=(2, 4), max_df=0.1, sublinear_tf=True, lowercase=False, dtype=np.float32
+        )
+        return vectoriser.fit(self._ids)
+
+    def vectors(self, names: Sequence[str], field: str) -> tuple:
+        """[U, F] of the different texts that these names have in a field, and which of them each name has."""
+        if field not in self._of_field:
+            texts = [
+                entity_id if field == "id" else owner_and_name(entity_id)[field == "name"] for entity_id in self._ids
+            ]
+            texts, numbers = np.unique(texts, return_inverse=True)
+            number = dict(zip(self._ids, numbers.tolist(), strict=True))
+            self._of_field[field] = (self._vectoriser.transform(texts), number)
+        vectors_TF, number = self._of_field[field]
+        different_U, place = np.unique([number[name] for name in names], return_inverse=True)
+        return vectors_TF[different_U], place
+
+
 class NameSimilarity:
-    """Cosine of TF-IDF vectors of character 2- to 4-grams, between a field of what is given and one of the candidate.
+    """Cosine of the vectors of two fields, one of what is given and one of the candidate.
 
     given, candidate: one of `FIELDS`. Whole ids are plain string similarity; the owner of the candidate against what is
     given finds members, name against name finds overriding methods.
@@ -72,41 +100,18 @@ class NameSimilarity:
     Raises ValueError: another field.
     """
 
-    def __init__(self, graph: KnowledgeGraph, *, given: str = "id", candidate: str = "id"):
+    def __init__(self, names: Names, *, given: str = "id", candidate: str = "id"):
         for what, field in (("given", given), ("candidate", candidate)):
             if field not in FIELDS:
                 raise ValueError(f"{what}={field!r}: must be one of {', '.join(FIELDS)}")
-        self._given, self._candidate = given, candidate
-        self._vectoriser = _character_vectoriser(graph)
-        self._cache: tuple[list[str] | None, tuple] = (None, ())
+        self._names, self._given, self._candidate = names, given, candidate
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(heads, candidates)
+        given_VF, place_Q = self._names.vectors(heads, self._given)
+        candidate_UF, place_X = self._names.vectors(candidates, self._candidate)
+        return (given_VF @ candidate_UF.T).toarray()[:, place_X][place_Q]
 
     heads = tails  # a likeness has no direction, but what is given has another field than what is looked for
-
-    def _scores(self, queries: list[str], candidates: list[str]) -> np.ndarray:
-        if self._cache[0] is not candidates:
-            texts, columns_X = np.unique([_field(name, self._candidate) for name in candidates], return_inverse=True)
-            self._cache = (candidates, (self._vectoriser.transform(texts).T.tocsr(), columns_X))
-        vectors_FU, columns_X = self._cache[1]
-        texts, rows_Q = np.unique([_field(name, self._given) for name in queries], return_inverse=True)
-        similar = (self._vectoriser.transform(texts) @ vectors_FU).toarray()
-        return similar[:, columns_X][rows_Q]
-
-
-def _character_vectoriser(graph: KnowledgeGraph):
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    # n-grams of more than a tenth of all names say little and cost most of the product's time.
-    vectoriser = TfidfVectorizer(
-        analyzer="char_wb", ngram_range=(2, 4), max_df=0.1, sublinear_tf=True, lowercase=False, dtype=np.float32
-    )
-    return vectoriser.fit(graph.entities)
-
-
-def _field(entity_id: str, field: str) -> str:
-    return entity_id if field == "id" else owner_and_name(entity_id)[field == "name"]
 
 
 class SourceWords:
@@ -143,18 +148,12 @@ class Mentions:
         if what not in MENTIONS:
             raise ValueError(f"what={what!r}: must be one of {', '.join(MENTIONS)}")
         self._words, self._what = words, what
-        self._cache: tuple = (None, None, None)  # candidates, which vectors, those
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return (self._sources(heads) @ self._transposed(self._names, candidates)).toarray()
+        return (self._sources(heads) @ self._names(candidates).T).toarray()
 
     def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return (self._names(tails) @ self._transposed(self._sources, candidates)).toarray()
-
-    def _transposed(self, vectors: Callable, candidates: list[str]):
-        if self._cache[0] is not candidates or self._cache[1] != vectors:
-            self._cache = (candidates, vectors, vectors(candidates).T.tocsr())
-        return self._cache[2]
+        return (self._names(tails) @ self._sources(candidates).T).toarray()
 
     def _sources(self, names: list[str]):
         rows, weights, _ = self._words.matrix
@@ -189,29 +188,11 @@ class SameModule:
     heads = tails
 
 
-def lexical_baseline(
-    splits: Splits,
-    graph: KnowledgeGraph,
-    ontology: Ontology,
-    *,
-    text: Callable[[str], str] | None = None,
-    frequency: bool = False,
-    also: dict[str, Scorer] | None = None,
-    seed: int = 0,
-) -> ScoreFusion:
-    """The strong lexical baseline: likenesses of names, modules, with `text` also words of sources; weighed on validation.
-
-    frequency: counts of the training triples among the scorers too, which then have everything but a trained encoder.
-    also: further scorers by name, such as a trained encoder: what it adds.
-    """
-    counts = {"counts": Frequency.of(splits.train)} if frequency else {}
-    return ScoreFusion.fitted(lexical_scorers(graph, text) | counts | (also or {}), splits, graph, ontology, seed=seed)
-
-
 def lexical_scorers(graph: KnowledgeGraph, text: Callable[[str], str] | None) -> dict[str, Scorer]:
     """The parts of the lexical baseline that read names and, with `text`, sources."""
+    names = Names(graph)
     scorers: dict[str, Scorer] = {
-        f"{one} like {other}": NameSimilarity(graph, given=one, candidate=other)
+        f"{one} like {other}": NameSimilarity(names, given=one, candidate=other)
         for one, other in (("id", "id"), ("id", "owner"), ("owner", "id"), ("owner", "owner"), ("name", "name"))
     }
     scorers["same module"] = SameModule(graph)

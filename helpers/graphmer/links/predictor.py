@@ -1,7 +1,7 @@
 """Scores of triples by a trained model: what masked leaves ask for at the documents of both ends.
 
-predictor = LinkPredictor(model, chains)                      # of one end alone
-scorer = predictor.both_ends(splits, graph, ontology)         # weighed on validation
+scorers = LinkPredictor(model, chains).ends()
+scorer = ScoreFusion.fitted(scorers, splits, graph, ontology)  # weighed on validation
 ranking.evaluate(scorer, splits, graph, ontology)
 
 A leaf sees the source of its document and a name does not: who calls `f` is answered by the code of each caller, not by f's.
@@ -10,19 +10,15 @@ A leaf sees the source of its document and a name does not: who calls `f` is ans
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
-from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
-from helpers.graphmer.graph.splits import Splits
-from helpers.graphmer.links.baselines import Frequency
+from helpers.graphmer.graph.ontology import UNKNOWN
 from helpers.graphmer.links.features import PARTS, CandidateFeatures, QueryFeatures
-from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.windows import Windows
 
@@ -34,7 +30,7 @@ SCORES_AT_ONCE = 2**24
 
 
 class LinkPredictor:
-    """`ranking.Scorer` by the given end alone: what the leaf of a relation at its document asks for against each name.
+    """What the masked leaf of a relation asks for at a document, against each name; `ends` are scorers of both ends of a triple.
 
     A document is read once, with a masked leaf of each relation that its type may have, and what they ask for is remembered: of
     a long one in windows; of what these copy the most counts, and their features are averaged.
@@ -54,30 +50,24 @@ class LinkPredictor:
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
         self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """[Q, X] of (head, relation, candidate)."""
-        return self.against(self.query_features(heads, self.relations.id(relation)), candidates)
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """[Q, X] of (candidate, relation, tail)."""
-        return self.against(self.query_features(tails, self.relations.inverse(self.relations.id(relation))), candidates)
-
-    def both_ends(self, splits: Splits, graph: KnowledgeGraph, ontology: Ontology, *, seed: int = 0) -> ScoreFusion:
-        """The parts of the score at either end, the other end's total, and counts of training, weighed on validation.
-
-        For each relation and direction on its own: how much a name tells that was never seen is another thing for each.
-        """
-        return ScoreFusion.fitted(
-            self.ends() | {"counts": Frequency.of(splits.train)}, splits, graph, ontology, seed=seed
-        )
-
     def ends(self) -> dict[str, _End]:
         """Scorers by name, for a score fusion."""
-        parts = PARTS if self.model.token_match is not None else PARTS[:1]
+        parts, inverse = PARTS if self.model.token_match is not None else PARTS[:1], self.relations.inverse
+
+        def at_given(part: int) -> _End:
+            return _End(self, lambda given, relation, names: self.parts(given, relation, names)[part])
+
+        def at_other(part: int) -> _End:
+            """What the candidates' own documents say of what is given."""
+            return _End(self, lambda given, relation, names: self.parts(names, inverse(relation), given)[part].T)
+
+        def total(given: list[str], relation: int, names: list[str]) -> np.ndarray:
+            return np.broadcast_to(-self.totals(names, inverse(relation)), (len(given), len(names)))
+
         return {
-            **{f"given end: {part}": _GivenEnd(self, place) for place, part in enumerate(parts)},
-            **{f"other end: {part}": _OtherEnd(self, place) for place, part in enumerate(parts)},
-            "other end: total": _OtherTotal(self),
+            **{f"given end: {name}": at_given(place) for place, name in enumerate(parts)},
+            **{f"other end: {name}": at_other(place) for place, name in enumerate(parts)},
+            "other end: total": _End(self, total),
         }
 
     # ---- queries
@@ -94,10 +84,9 @@ class LinkPredictor:
         """Documents with as many leaves and of like length go together."""
         encoded, number = self.chains.encoded, self._number
         wanted = {}
-        for (
-            name
-        ) in names:  # leaves of one document see each other: the same ones stand together whatever is asked first
-            usual = sorted(self._may_have(encoded.entities[number[name]].type))
+        # Leaves of one document see each other: the same ones stand together whatever is asked first.
+        for name in names:
+            usual = self.relations.of_head(encoded.entities[number[name]].type)
             wanted[name] = usual if relation in usual else [relation]
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
         windows = {name: self.chains.window_count(name) for name in names}
@@ -124,12 +113,6 @@ class LinkPredictor:
             before = [self._queries[one]] if one in self._queries else []
             self._queries[one] = QueryFeatures.joined(before + parts)
 
-    def _may_have(self, entity_type: str) -> Iterable[int]:
-        """Relations, inverses too, whose head an entity of this type may be; of an unknown type, all."""
-        for relation in range(1, len(self.relations) + 1):
-            if entity_type == UNKNOWN or entity_type in self.relations.tail_types(self.relations.inverse(relation)):
-                yield relation
-
     def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
         """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].
 
@@ -141,7 +124,7 @@ class LinkPredictor:
             queries, rows = self.query_features(new, relation), max(1, SCORES_AT_ONCE // len(answers))
             for first in range(0, len(new), rows):
                 part = new[first : first + rows]
-                scores_QX = self.against(queries[first : first + rows], answers)
+                scores_QX = self._entity_features(answers).scores(queries[first : first + rows])
                 known |= zip(part, (logsumexp(scores_QX, axis=1) + scale).tolist(), strict=True)
         return np.array([known[name] for name in names], np.float32)
 
@@ -156,19 +139,12 @@ class LinkPredictor:
 
     # ---- entities
 
-    def against(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
-        """[Q, X] of queries and these names."""
-        return self._entity_features(names).scores(queries)
-
-    def parts(self, queries: QueryFeatures, names: Sequence[str]) -> np.ndarray:
-        """[P, Q, X]: the addends of `against`, in the order of `PARTS`."""
-        return self._entity_features(names).parts(queries)
-
-    def remembered_parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
-        """`parts`, the last remembered: a score fusion asks for one after the other."""
+    def parts(self, askers: list[str], relation: int, names: list[str]) -> np.ndarray:
+        """[P, Q, X]: the addends of a score, in the order of `PARTS`; the last are kept, as a fusion asks for one after the other."""
         last = self._last
         if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
-            self._last = last = (askers, relation, names, self.parts(self.query_features(askers, relation), names))
+            found = self._entity_features(names).parts(self.query_features(askers, relation))
+            self._last = last = (askers, relation, names, found)
         return last[3]
 
     @torch.no_grad()
@@ -192,37 +168,16 @@ class LinkPredictor:
 
 
 class _End:
-    """A scorer of one part of the score, at one end of the triples."""
+    """A scorer of one part of the score: scores [Q, X] of what is given, a relation's id and candidates."""
 
-    def __init__(self, predictor: LinkPredictor, part: int = 0):
-        self._predictor, self._relations, self._part = predictor, predictor.relations, part
+    def __init__(self, predictor: LinkPredictor, scores: Callable[[list[str], int, list[str]], np.ndarray]):
+        self._relations, self._scores = predictor.relations, scores
 
     def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         return self._scores(heads, self._relations.id(relation), candidates)
 
     def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
         return self._scores(tails, self._relations.inverse(self._relations.id(relation)), candidates)
-
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        raise NotImplementedError
-
-
-class _GivenEnd(_End):
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        return self._predictor.remembered_parts(given, relation, candidates)[self._part]
-
-
-class _OtherEnd(_End):
-    """What the candidates' own documents say of what is given; relation and inverse change places."""
-
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        return self._predictor.remembered_parts(candidates, self._relations.inverse(relation), given)[self._part].T
-
-
-class _OtherTotal(_End):
-    def _scores(self, given: list[str], relation: int, candidates: list[str]) -> np.ndarray:
-        totals_X = self._predictor.totals(candidates, self._relations.inverse(relation))
-        return np.broadcast_to(-totals_X, (len(given), len(candidates)))
 
 
 def _by_relation(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,33 +41,15 @@ class Scorer(Protocol):
         """Of (candidate, relation, tail), [Q, X]."""
 
 
-def filtered_ranks(
-    scores_QX: np.ndarray,
-    answers_N: Sequence[int] | np.ndarray,
-    known: Sequence[Collection[int]],
-    rows_N: Sequence[int] | np.ndarray | None = None,
-) -> np.ndarray:
-    """Realistic ranks [N] from 1 of the candidates `answers_N`, in fp64.
+def filtered_ranks(scores_X: np.ndarray, answers_N: Sequence[int], known: Collection[int]) -> np.ndarray:
+    """Realistic ranks [N] from 1 of the candidates `answers_N` of one query, in fp64.
 
-    known: a query's true answers (columns), all of them; those that are not asked for are not ranked.
-    rows_N: query of each answer, where one has several. Default: one answer a query.
-
-    Raises ValueError: scores that are NaN, or counts that do not fit.
+    known: the query's true answers (columns), all of them; those that are not asked for are not ranked.
     """
-    scores_QX, answers_N = np.asarray(scores_QX), np.asarray(answers_N, np.int64)
-    rows_N = np.arange(len(answers_N)) if rows_N is None else np.asarray(rows_N, np.int64)
-    if scores_QX.ndim != 2 or len(known) != len(scores_QX) or len(rows_N) != len(answers_N):
-        raise ValueError(
-            f"scores {list(scores_QX.shape)}, {len(known)} known, {len(answers_N)} answers of {len(rows_N)} queries: "
-            "give scores [Q, X], the known answers of each query and the query of each answer"
-        )
-    if np.isnan(scores_QX).any():
-        raise ValueError("scores: some are NaN, which has no rank; look at the model or give -inf")
+    known = np.unique(np.fromiter(known, np.int64))
     ranks_N = np.empty(len(answers_N))
-    known = [np.unique(np.fromiter(columns, np.int64)) for columns in known]
-    for place, (row, answer) in enumerate(zip(rows_N, answers_N, strict=True)):
-        scores_X, score = scores_QX[row], scores_QX[row, answer]
-        others = scores_X[known[row][known[row] != answer]]
+    for place, answer in enumerate(answers_N):
+        score, others = scores_X[answer], scores_X[known[known != answer]]
         above = np.count_nonzero(scores_X > score) - np.count_nonzero(others > score)
         equal = np.count_nonzero(scores_X == score) - np.count_nonzero(others == score)  # the answer's own included
         ranks_N[place] = above + (equal + 1) / 2
@@ -250,25 +232,20 @@ def rank(
             for place in places[relation]:
                 asked_by[given(triples[place], direction)].append(place)
             queries += len(asked_by)
-            every = scores_of(scorer, sorted(asked_by), relation, candidates[direction], direction, chunk)
-            for query, scores_X in every:
+            size = max(1, chunk // max(1, len(column)))
+            for query, scores_X in _scores(scorer, sorted(asked_by), relation, candidates[direction], direction, size):
                 true_columns = [column[name] for name in known[direction, relation, query] if name in column]
                 places_N = asked_by[query]
                 answers_N = [column[answer(triples[place], direction)] for place in places_N]
-                rows_N = np.zeros(len(answers_N), np.int64)
-                ranks[direction][places_N] = filtered_ranks(scores_X[None], answers_N, [true_columns], rows_N)
+                ranks[direction][places_N] = filtered_ranks(scores_X, answers_N, true_columns)
                 confidence[direction][places_N] = [_first_share(scores_X, true_columns, one) for one in answers_N]
     counts = {name: {d: len(found) for d, found in candidates.items()} for name, candidates in all_candidates.items()}
     return Ranking(triples, ranks, counts, queries, confidence)
 
 
-def scores_of(
-    scorer: Scorer, queries: Sequence[str], relation: str, candidates: list[str], direction: str, chunk: int
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Each query with its scores [X]; so many are computed at a time that `chunk` holds them."""
-    size = max(1, chunk // max(1, len(candidates)))
-    for first in range(0, len(queries), size):
-        part = list(queries[first : first + size])
+def _scores(scorer: Scorer, queries: list[str], relation: str, candidates: list[str], direction: str, size: int):
+    """Each query with its scores [X]; `size` of them are computed at a time."""
+    for part in (queries[first : first + size] for first in range(0, len(queries), size)):
         yield from zip(part, score(scorer, part, relation, candidates, direction), strict=True)
 
 

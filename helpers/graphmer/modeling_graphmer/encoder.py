@@ -173,7 +173,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         head_length: torch.Tensor,
         return_dict: bool | None = None,
     ) -> GraphMEROutput:
-        """States of roots [B, S, D] and leaves [B, G, L, D]; 0 at padding. `batches.py` says what the inputs must be."""
+        """States of roots [B, S, D] and leaves [B, G, L, D]; 0 at padding. `workload.AXES` has their axes."""
         B, S = root_ids.shape
         G, L = leaf_ids.shape[1:]
         leaf_there_BGL = (leaf_segments > 0)[..., None] & (leaf_ids != self.config.pad_token_id)

@@ -81,6 +81,8 @@ class TripleScorer(nn.Module):
 class GraphMERForPreTraining(GraphMERPreTrainedModel):
     """The encoder with a head for masked tokens, for triples, for queries and for entities."""
 
+    _keys_to_ignore_on_load_unexpected = ("ranges_RY",)  # a former version's, of a term that left the loss
+
     def __init__(self, config: GraphMERConfig):
         super().__init__(config)
         D, E, R = config.hidden_size, config.embedding_size, config.num_relations
@@ -118,37 +120,26 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
 
     def forward(
         self,
-        root_ids: torch.Tensor,
-        root_segments: torch.Tensor,
-        root_positions: torch.Tensor,
-        leaf_ids: torch.Tensor,
-        leaf_segments: torch.Tensor,
-        relation_ids: torch.Tensor,
-        head_start: torch.Tensor,
-        head_length: torch.Tensor,
-        mlm_positions: torch.Tensor | None = None,
         mlm_labels: torch.Tensor | None = None,
         mnm_labels: torch.Tensor | None = None,
         triple_labels: torch.Tensor | None = None,
-        tail_text_ids: torch.Tensor | None = None,
-        tail_entities: torch.Tensor | None = None,
-        negative_text_ids: torch.Tensor | None = None,
-        known_BGX: torch.Tensor | None = None,
-        head_text_ids: torch.Tensor | None = None,
-        head_entities: torch.Tensor | None = None,
         return_dict: bool | None = None,
+        **fields: torch.Tensor,
     ) -> GraphMEROutput:
         """States, and with labels the weighted sum of every term whose weight is not 0.
 
-        mlm_positions, mlm_labels [B, M] · mnm_labels [B, G, L] · triple_labels [B, G].
+        fields: those of `INPUTS`, as the encoder takes them, and those of `LABELS`; transformers' trainer reads in the signature
+        which are labels. mlm_positions, mlm_labels [B, M] · mnm_labels [B, G, L] · triple_labels [B, G].
         tail_text_ids, head_text_ids [B, G, C], tail_entities, head_entities [B, G], negative_text_ids [B, G, U, C] (may be
         missing) and known_BGX [B, G, B G]: for the terms over entities.
 
-        Raises ValueError: a term has a weight and its field is missing.
+        Raises ValueError: a term has a weight and its field is missing; TypeError: a field that nothing reads.
         """
-        fields = dict(locals())
+        fields |= {"mlm_labels": mlm_labels, "mnm_labels": mnm_labels, "triple_labels": triple_labels}
+        if unknown := fields.keys() - {*INPUTS, *LABELS}:
+            raise TypeError(f"{', '.join(sorted(unknown))}: unknown; the fields are {', '.join((*INPUTS, *LABELS))}")
         inputs = {name: fields[name] for name in INPUTS}
-        labels = {name: fields[name] for name in LABELS if fields[name] is not None}
+        labels = {name: fields[name] for name in LABELS if fields.get(name) is not None}
         states = self.encoder(**inputs)
         terms = self._terms(inputs, labels, states) if labels else None
         loss = None

@@ -17,7 +17,7 @@ import torch
 
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
 from helpers.graphmer.text.masking import IGNORED, mask_leaves, mask_roots
-from helpers.graphmer.text.negatives import KnownTails, NegativeSampler, Relations, numbered
+from helpers.graphmer.text.negatives import KnownTails, NegativeSampler, NumberedTriple, Relations
 from helpers.graphmer.text.tokenizer import MASK, PAD, identifier_tokens
 from helpers.graphmer.text.windows import EncodedDocuments, Window, Windows
 
@@ -296,18 +296,23 @@ class LeafyChains(Windows, torch.utils.data.Dataset):
                     wrong_texts[place, u] = self.encoded.text_ids_EC[tail]
         return made | {"negative_text_ids": wrong_texts}
 
-    # ---- checks
-
-    def _numbered(self, triples: Iterable[tuple[str, str, str]]) -> list[tuple[int, int, int]]:
-        found = numbered(triples, self.encoded.number, self.relations)
-        for head, relation, tail in found:
+    def _numbered(self, triples: Iterable[tuple[str, str, str]]) -> list[NumberedTriple]:
+        """Triples in numbers, each in the direction of the ontology's table, sorted, none twice."""
+        number, relations, found = self.encoded.number, self.relations, set()
+        for head, relation, tail in triples:
             for end in (head, tail):
-                if self.encoded.entities[end].status == UNRESOLVED:
+                if end not in number:
+                    raise ValueError(f"triples: {end!r} is no entity of the graph")
+                if self.encoded.entities[number[end]].status == UNRESOLVED:
                     raise ValueError(
-                        f"triples: {self.encoded.entities[end].id!r} ({self.relations.names[relation]}) is unresolved; "
-                        "give those of `graph.resolved()` or of a split"
+                        f"triples: {end!r} ({relation}) is unresolved; give those of `graph.resolved()` or of a split"
                     )
-        return found
+            one = relations.id(relation)
+            if one <= relations.forward:
+                found.add((number[head], one, number[tail]))
+            else:
+                found.add((number[tail], relations.inverse(one), number[head]))
+        return sorted(found)
 
 
 def _first(room: list) -> int:

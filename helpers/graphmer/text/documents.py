@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,15 +30,6 @@ class Anchor(NamedTuple):
 def shown_name(entity_id: str) -> str:
     """`a.f.g` of `a.f.<locals>.g`: what is inside a function is owned by it."""
     return entity_id.replace(".<locals>", "")
-
-
-def header_and_source(entity_id: str, text: Callable[[str], str]) -> tuple[str, str]:
-    """The line with the entity's shown name where its text begins with it, else "", and the source.
-
-    text: entity id -> its source, with that line before it, as `Documents.text` gives it, or without.
-    """
-    found, header = text(entity_id), f"{shown_name(entity_id)}\n"
-    return (header, found.removeprefix(header)) if found.startswith(header) else ("", found)
 
 
 def entity_text(entity: Entity) -> str:
@@ -72,31 +63,20 @@ class Documents:
             found.sort()
 
     @classmethod
-    def read(
-        cls,
-        graph: KnowledgeGraph,
-        data_source: str | Path | Sequence[str | Path] | None = None,
-    ) -> Documents:
+    def read(cls, graph: KnowledgeGraph, data_source: str | Path | None = None) -> Documents:
         """Documents of the sources that the graph was built from.
 
-        data_source: what `load_graph` was given: "sample", a folder or several. A folder with a written graph, or None,
-            has no sources: every document is a name.
+        data_source: what `load_graph` was given. A folder with a written graph, or None, has no sources: every document is a
+            name.
 
         Raises FileNotFoundError (a source is not there), ValueError (a source changed since the graph was built).
         """
-        if data_source is None:
+        folder = standard_library() if data_source == "sample" else Path(data_source or "").expanduser().resolve()
+        if data_source is None or (folder / TRIPLES).is_file():
             return cls(graph, {})
-        given = [data_source] if isinstance(data_source, str | Path) else list(data_source)
-        folders = [standard_library() if one == "sample" else Path(one).expanduser().resolve() for one in given]
-        if len(folders) == 1 and (folders[0] / TRIPLES).is_file():
-            return cls(graph, {})
-        by_name = {folder.name: folder for folder in folders}
-        sources = {}
-        for file in graph.manifest.get("files", ()):
-            repository, _, rest = file["path"].partition("/")
-            path = folders[0] / file["path"] if len(folders) == 1 else by_name.get(repository, Path()) / rest
-            sources[file["module"]] = _text(path, file)
-        return cls(graph, sources)
+        return cls(
+            graph, {file["module"]: _text(folder / file["path"], file) for file in graph.manifest.get("files", ())}
+        )
 
     def sources(self, modules: Collection[str] | None = None) -> Iterator[str]:
         """Whole texts of all modules, or of these: what a tokenizer is trained on."""
@@ -192,7 +172,7 @@ class Documents:
 
 def _text(path: Path, file: dict) -> str:
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r}: no such file; give the folders that the graph was built from")
+        raise FileNotFoundError(f"{str(path)!r}: no such file; give the folder that the graph was built from")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != file["sha256"]:
         raise ValueError(f"{file['path']}: changed since the graph was built; build the graph again")

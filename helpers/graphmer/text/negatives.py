@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity
-from helpers.graphmer.graph.ontology import Ontology
+from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
 
 _TRIES = 12  # draws before a wrong tail of a kind is taken for not to be had
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
@@ -65,29 +65,14 @@ class Relations:
             "acyclic_relations": [number for number, one in both if one.acyclic],
         }
 
+    def of_head(self, entity_type: str) -> list[int]:
+        """Ids, of inverses too, whose head an entity of this type may be; of an unknown type, all."""
+        every = range(1, len(self) + 1)
+        return [one for one in every if entity_type == UNKNOWN or entity_type in self._tails[self.inverse(one)]]
+
     def tail_types(self, relation: int) -> frozenset[str]:
         """Types that a tail may have; of an inverse, those that a head may have."""
         return self._tails[relation]
-
-
-def numbered(
-    triples: Iterable[tuple[str, str, str]], number: dict[str, int], relations: Relations
-) -> list[NumberedTriple]:
-    """Triples in numbers, each in the direction of the ontology's table, sorted, none twice.
-
-    Raises ValueError for an unknown relation or entity.
-    """
-    found = set()
-    for head, relation, tail in triples:
-        for end in (head, tail):
-            if end not in number:
-                raise ValueError(f"triples: {end!r} is no entity of the graph")
-        one = relations.id(relation)
-        if one <= relations.forward:
-            found.add((number[head], one, number[tail]))
-        else:
-            found.add((number[tail], relations.inverse(one), number[head]))
-    return sorted(found)
 
 
 class KnownTails:

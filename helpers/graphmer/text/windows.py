@@ -50,15 +50,6 @@ class EncodedDocuments:
         entity_tokens: int = 32,
         windows: int = 1,
     ):
-        for name, value in {
-            "roots": roots,
-            "windows": windows,
-            "leaf_tokens": leaf_tokens,
-            "head_tokens": head_tokens,
-            "entity_tokens": entity_tokens,
-        }.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
         self.documents, self.tokenizer = documents, tokenizer
         self.roots, self.head_tokens, self.windows = roots, head_tokens, windows
         self.entities = list(documents.graph.entities.values())
@@ -158,16 +149,15 @@ class EncodedDocuments:
     def _cut(self, entities: list[Entity]) -> tuple[list[list[int]], list[str]]:
         """Ids, all that windows show or more where the source has so many, and the text that they are the beginning of."""
         limits = [self.roots * self.windows * _CHARACTERS] * len(entities)
-        texts = [self.documents.text(entity.id, limit) for entity, limit in zip(entities, limits, strict=True)]
-        ids = encode(self.tokenizer, texts)
-        short = [n for n, entity in enumerate(entities) if self._more(entity, ids[n], limits[n])]
+        ids, texts, short = [[] for _ in entities], ["" for _ in entities], range(len(entities))
         while short:
             for n in short:
-                limits[n] *= 2
                 texts[n] = self.documents.text(entities[n].id, limits[n])
-            for n, longer in zip(short, encode(self.tokenizer, [texts[n] for n in short]), strict=True):
-                ids[n] = longer
+            for n, found in zip(short, encode(self.tokenizer, [texts[n] for n in short]), strict=True):
+                ids[n] = found
             short = [n for n in short if self._more(entities[n], ids[n], limits[n])]
+            for n in short:
+                limits[n] *= 2
         return ids, texts
 
     def _more(self, entity: Entity, ids: list[int], limit: int) -> bool:
@@ -185,16 +175,9 @@ class EncodedDocuments:
         found = [(self.number[entity.id], *self._own_anchor(shown_name(entity.id), ends_S[:name_end]))]
         if name_end == len(ids):
             return found
-        encoded = None if text.isascii() else text.encode()
-        if encoded is not None:
-            shown = encoded[: ends_S[-1]].decode(errors="ignore")
-            bytes_before = np.concatenate([[0], np.cumsum([len(character.encode()) for character in shown])])
-        else:
-            shown = text[: ends_S[-1]]
+        shown = text.encode()[: ends_S[-1]].decode(errors="ignore")
         for anchor in self.documents.anchors(entity.id, shown)[1:]:
-            start, end = anchor.start, anchor.end
-            if encoded is not None:
-                start, end = bytes_before[start], bytes_before[end]
+            start, end = (len(shown[:place].encode()) for place in (anchor.start, anchor.end))
             first = int(np.searchsorted(ends_S, start, side="right"))
             last = int(np.searchsorted(ends_S, end, side="left"))
             if last < len(ids):
