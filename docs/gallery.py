@@ -48,7 +48,8 @@ PARAMETERS = {
     "graphmer_se": {
         "data_source": str(Path(asyncio.__file__).parent),  # of the standard library's packages one of the larger
         "config": "cpu",
-        "max_steps": 300,
+        "changes": "optimizer.scheduler.warmup_steps=20; run.eval_interval_steps=60; run.log_interval=10",
+        "max_steps": 120,
         "evaluate_triples": 200,
     },
     "hardware_tuning": {

@@ -120,7 +120,7 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
         else:
             text = text.replace(OWN_DATA, WHERE_OWN_DATA_ARE)
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-        cells.append(new_cell(text, id=f"cell-{position:02d}", metadata=metadata))
+        cells.append(new_cell(text, id=f"{position:02d}", metadata=metadata))
     setup = next(cell for cell in cells if "setup" in _tags(cell))
     files = reachable((cell.source for cell in cells if cell.cell_type == "code" and cell is not setup), ROOT)
     setup.source = setup_cell(setup.source, twin, files, where=f"{source}: setup cell")
@@ -202,8 +202,8 @@ def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str 
     header = [
         # With the space that `ruff format` wants; Colab reads `# @title` and `#@title` alike.
         '# @title Setup: unpack helpers, install what is missing {display-mode: "form"}',
-        f"# PAYLOAD holds {len(files)} files of the package helpers {version}: what this notebook can reach, and nothing else.",
-        "# It is this project's own; `pip install helpers` would install a stranger's.",
+        f"# PAYLOAD holds {len(files)} files of this project's package helpers {version}: what the notebook can reach, and no more.",
+        "# `pip install helpers` would install a stranger's.",
     ]
     constants = {
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
