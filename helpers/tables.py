@@ -58,7 +58,7 @@ def cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return str(value)
+    return str(value).replace("\n", " ")  # a table has one line a row
 
 
 def size(value: float | None) -> str | None:
