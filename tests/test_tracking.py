@@ -189,7 +189,15 @@ def test_a_markdown_table_has_a_line_a_row():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0123456, "0.01235"), (123456.7, "123,457"), (3, "3"), (None, ""), (False, "no"), ("x\ny", "x y"), (1e-9, "1e-09")],
+    [
+        (0.0123456, "0.01235"),
+        (123456.7, "123,457"),
+        (3, "3"),
+        (None, ""),
+        (False, "no"),
+        ("x\ny", "x y"),
+        (1e-9, "1e-09"),
+    ],
 )
 def test_a_cell_has_sensible_digits(value, shown):
     assert tables.cell(value) == shown
