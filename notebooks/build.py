@@ -47,8 +47,8 @@ FORECASTS = ROOT / "docs/results/forecasts.json"
 PLAN = "{planned}"  # in a markdown cell
 OWN_DATA = "{own data}"
 WHERE_OWN_DATA_ARE = (
-    '**Your own data**: `data_source="upload"` asks for a file in Colab, where a mounted Drive is `/content/drive/MyDrive`; '
-    "*Add Input* on Kaggle gives `/kaggle/input/...`."
+    '**Your own data**: `data_source="upload"` asks for a file in Colab; a mounted Drive is `/content/drive/MyDrive`, an input '
+    "on Kaggle `/kaggle/input/...`."
 )
 ONLY = re.compile(r"\s*# (gpu|tpu) only$")
 
@@ -110,7 +110,8 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
             continue
         if cell.cell_type == "raw":
             raise ValueError(f"{source}: cell {position} is raw; write markdown or code (or check the file's header)")
-        text, metadata = cell.source, {"tags": tags} if tags else {}
+        shown = [tag for tag in tags if tag not in SUFFIX]
+        text, metadata = cell.source, {"tags": shown} if shown else {}
         if "parameters" in tags:
             text = parameters_cell(text, twin, where=f"{source}: parameters cell")
         elif cell.cell_type == "code" and "setup" not in tags:

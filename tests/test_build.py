@@ -132,14 +132,14 @@ def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
     assert lines == {f'use_tpu: bool = {value}  # @param {{type:"boolean"}}' for value in (False, True)}
 
 
-def test_tags_stay_and_only_the_setup_cell_is_folded_on_every_platform(tiny):
+def test_tags_but_the_twins_stay_and_only_the_setup_cell_is_folded_on_every_platform(tiny):
     metadata = {cell.id: cell.metadata for cell in build.twin_cells(tiny, "gpu")}
     folded = {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     assert metadata == {
         "00": {},
         "02": {"tags": ["setup"], **folded},
         "03": {"tags": ["parameters"]},
-        "04": {"tags": ["gpu"]},
+        "04": {},
         "05": {},
     }
 
