@@ -58,7 +58,7 @@ def cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return str(value)
+    return str(value).replace("\n", " ")  # a table has one line a row
 
 
 def size(value: float | None) -> str | None:
@@ -92,7 +92,9 @@ class Table:
 
         frame = pandas.DataFrame([{name: cell(row.get(name)) for name in _columns(self.rows)} for row in self.rows])
         caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
-        return caption + frame.to_html(index=False, border=0, justify="left")
+        return caption + frame.to_html(index=False, border=0, justify="left").replace(
+            "<td>", '<td style="text-align:left">'
+        )
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:

@@ -47,8 +47,8 @@ FORECASTS = ROOT / "docs/results/forecasts.json"
 PLAN = "{planned}"  # in a markdown cell
 OWN_DATA = "{own data}"
 WHERE_OWN_DATA_ARE = (
-    '**Your own data**: `data_source="upload"` asks for a file in Colab, where a mounted Drive is `/content/drive/MyDrive`; '
-    "*Add Input* on Kaggle gives `/kaggle/input/...`."
+    '**Your own data**: `data_source="upload"` asks for a file in Colab; a mounted Drive is `/content/drive/MyDrive`, an input '
+    "on Kaggle `/kaggle/input/...`."
 )
 ONLY = re.compile(r"\s*# (gpu|tpu) only$")
 
@@ -110,7 +110,8 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
             continue
         if cell.cell_type == "raw":
             raise ValueError(f"{source}: cell {position} is raw; write markdown or code (or check the file's header)")
-        text, metadata = cell.source, {"tags": tags} if tags else {}
+        shown = [tag for tag in tags if tag not in SUFFIX]
+        text, metadata = cell.source, {"tags": shown} if shown else {}
         if "parameters" in tags:
             text = parameters_cell(text, twin, where=f"{source}: parameters cell")
         elif cell.cell_type == "code" and "setup" not in tags:
@@ -120,7 +121,7 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
         else:
             text = text.replace(OWN_DATA, WHERE_OWN_DATA_ARE)
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-        cells.append(new_cell(text, id=f"cell-{position:02d}", metadata=metadata))
+        cells.append(new_cell(text, id=f"{position:02d}", metadata=metadata))
     setup = next(cell for cell in cells if "setup" in _tags(cell))
     files = reachable((cell.source for cell in cells if cell.cell_type == "code" and cell is not setup), ROOT)
     setup.source = setup_cell(setup.source, twin, files, where=f"{source}: setup cell")
@@ -202,8 +203,8 @@ def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str 
     header = [
         # With the space that `ruff format` wants; Colab reads `# @title` and `#@title` alike.
         '# @title Setup: unpack helpers, install what is missing {display-mode: "form"}',
-        f"# PAYLOAD holds {len(files)} files of the package helpers {version}: what this notebook can reach, and nothing else.",
-        "# It is this project's own; `pip install helpers` would install a stranger's.",
+        f"# PAYLOAD holds {len(files)} files of this project's package helpers {version}: what the notebook can reach, and no more.",
+        "# `pip install helpers` would install a stranger's.",
     ]
     constants = {
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',

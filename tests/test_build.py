@@ -121,26 +121,26 @@ def test_metadata_names_the_kernel_and_the_colab_runtime_and_nothing_else(tiny):
 
 def test_twins_differ_in_tagged_cells_and_marked_lines_alone(tiny):
     gpu, tpu = ({cell.id: cell for cell in build.twin_cells(tiny, twin)} for twin in ("gpu", "tpu"))
-    assert list(gpu) == ["cell-00", "cell-02", "cell-03", "cell-04", "cell-05"]
-    assert list(tpu) == ["cell-00", "cell-01", "cell-02", "cell-03", "cell-05"]
-    assert gpu["cell-04"].source == 'device = "cuda"'
-    assert tpu["cell-01"].source == "For a TPU."
-    assert {cell_id for cell_id in gpu.keys() & tpu.keys() if gpu[cell_id] != tpu[cell_id]} == {"cell-03", "cell-05"}
-    assert gpu["cell-05"].source.startswith('where = "a GPU"\nimport')
-    assert tpu["cell-05"].source.startswith('where = "a TPU"\nimport')
-    lines = set(gpu["cell-03"].source.splitlines()) ^ set(tpu["cell-03"].source.splitlines())
+    assert list(gpu) == ["00", "02", "03", "04", "05"]
+    assert list(tpu) == ["00", "01", "02", "03", "05"]
+    assert gpu["04"].source == 'device = "cuda"'
+    assert tpu["01"].source == "For a TPU."
+    assert {cell_id for cell_id in gpu.keys() & tpu.keys() if gpu[cell_id] != tpu[cell_id]} == {"03", "05"}
+    assert gpu["05"].source.startswith('where = "a GPU"\nimport')
+    assert tpu["05"].source.startswith('where = "a TPU"\nimport')
+    lines = set(gpu["03"].source.splitlines()) ^ set(tpu["03"].source.splitlines())
     assert lines == {f'use_tpu: bool = {value}  # @param {{type:"boolean"}}' for value in (False, True)}
 
 
-def test_tags_stay_and_only_the_setup_cell_is_folded_on_every_platform(tiny):
+def test_tags_but_the_twins_stay_and_only_the_setup_cell_is_folded_on_every_platform(tiny):
     metadata = {cell.id: cell.metadata for cell in build.twin_cells(tiny, "gpu")}
     folded = {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     assert metadata == {
-        "cell-00": {},
-        "cell-02": {"tags": ["setup"], **folded},
-        "cell-03": {"tags": ["parameters"]},
-        "cell-04": {"tags": ["gpu"]},
-        "cell-05": {},
+        "00": {},
+        "02": {"tags": ["setup"], **folded},
+        "03": {"tags": ["parameters"]},
+        "04": {},
+        "05": {},
     }
 
 
@@ -239,7 +239,7 @@ def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
 def test_setup_cell_says_what_it_carries_before_the_payload(tiny):
     header = build.twin_cells(tiny, "gpu")[1].source.partition("PAYLOAD = ")[0]
     assert header.startswith("# @title Setup: unpack helpers, install what is missing")
-    assert "# PAYLOAD holds 6 files of the package helpers" in header
+    assert "# PAYLOAD holds 6 files of this project's package helpers" in header
     assert "`pip install helpers` would install a stranger's" in header
 
 

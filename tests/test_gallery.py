@@ -10,6 +10,8 @@ import nbformat
 import papermill
 import pytest
 
+from helpers import grid
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,3 +66,12 @@ def test_the_last_figure_is_a_picture_of_its_own_and_is_described(published):
     assert (published / "probe.png").read_bytes() == base64.b64decode(figure.data["image/png"])
     assert 'alt="Figure: What it drew"' in (published / "probe.html").read_text()
     assert "[probe](probe.ipynb)" in (published / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", gallery.PARAMETERS)
+def test_a_notebook_has_the_parameters_that_it_is_run_with_and_each_has_one_value(name):
+    values = {"data_source": "sample"} | gallery.PARAMETERS[name]
+    varied, fixed = grid.parse(
+        grid.inspect(ROOT / f"notebooks/{name}.ipynb"), [f"{key}={value}" for key, value in values.items()]
+    )
+    assert not varied and fixed.keys() == values.keys()

@@ -136,7 +136,7 @@ def test_the_live_table_escapes_and_holds_every_column(monkeypatch):
     monkeypatch.setattr(display, "display", lambda table, display_id: shown.append(table._repr_html_()))
     progress(True, HISTORY[0])
     assert all(f"<th>{column}</th>" in shown[0] for column in ("step", "loss", "learning_rate", "steps/s", "left"))
-    assert "<td>4.0000</td>" in shown[0]
+    assert ">4.0000</td>" in shown[0]
 
 
 def test_progress_says_how_long_the_rest_will_take(capsys):
@@ -172,7 +172,11 @@ def test_a_table_is_html_in_a_notebook_and_text_in_its_plain_form(tmp_path):
     (output,) = nbformat.read(tmp_path / "done.ipynb", 4).cells[0].outputs
     assert output.data["text/plain"] == tables.text(ROWS, "Two")
     html = output.data["text/html"]
-    assert "<th>perplexity</th>" in html and "&lt;b&gt;ours&lt;/b&gt;" in html and "<td>4,835,696</td>" in html
+    assert (
+        "<th>perplexity</th>" in html
+        and "&lt;b&gt;ours&lt;/b&gt;" in html
+        and '<td style="text-align:left">4,835,696</td>' in html
+    )
 
 
 def test_a_markdown_table_has_a_line_a_row():
@@ -185,7 +189,15 @@ def test_a_markdown_table_has_a_line_a_row():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0123456, "0.01235"), (123456.7, "123,457"), (3, "3"), (None, ""), (False, "no"), ("x", "x"), (1e-9, "1e-09")],
+    [
+        (0.0123456, "0.01235"),
+        (123456.7, "123,457"),
+        (3, "3"),
+        (None, ""),
+        (False, "no"),
+        ("x\ny", "x y"),
+        (1e-9, "1e-09"),
+    ],
 )
 def test_a_cell_has_sensible_digits(value, shown):
     assert tables.cell(value) == shown

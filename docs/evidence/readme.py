@@ -76,7 +76,7 @@ def results() -> str:
 
 
 def pictures() -> str:
-    """A row of the executed notebooks, each with its last figure where it draws one."""
+    """A row of the executed notebooks that draw, each with a figure."""
     gallery = RESULTS.parent / "gallery"
     shown = {}
     for notebook in NOTEBOOKS.values():
