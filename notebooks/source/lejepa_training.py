@@ -206,8 +206,8 @@ tables.show(evaluation.table(untrained, {}))
 # ## Train
 #
 # The best weights by nDCG@10 on the validation rows are kept and are the ones loaded at the end, and that may be step 0;
-# `patience` evaluations without improvement end the run. In our own study (`docs/lejepa.md`) training gained nothing beyond the
-# head in closed form, so expect little here: the paragraph below says what it gained on your texts.
+# `patience` evaluations without improvement end the run. In the study of `docs/lejepa.md` training gained beyond the head with word
+# vectors from nothing, and not with a random encoder; from a retrieval model it was not measured. Below is what it gained on your texts.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
