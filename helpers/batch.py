@@ -29,6 +29,7 @@ from helpers.parameters import one_of, source_path
 from helpers.ray_runs import RayRuns
 
 PRINTED = ("train.loss_last", "train.examples_per_second", "eval.after.")
+COLUMNS = 9  # of the printed table
 GRACE = 60.0  # seconds between SIGTERM and SIGKILL: a long step and a checkpoint
 POLL = 0.5  # seconds
 
@@ -199,9 +200,9 @@ def _write_csv(path: Path, rows: Sequence[Mapping]) -> None:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Run, status and seconds, with loss, throughput and `eval.after` of the results."""
+    """Run, status and seconds, with loss, throughput and the first of `eval.after` in the results; the CSV file has all."""
     names = ("run", "status", "seconds", *(name for row in rows for name in row if name.startswith(PRINTED)))
-    return tables.text([{name: row.get(name) for name in dict.fromkeys(names)} for row in rows])
+    return tables.text([{name: row.get(name) for name in [*dict.fromkeys(names)][:COLUMNS]} for row in rows])
 
 
 def places(row: Mapping[str, Any]) -> list[str]:

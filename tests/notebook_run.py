@@ -29,6 +29,8 @@ def run(name: str, folder: Path, parameters: dict, notebooks: Path = NOTEBOOKS) 
     # What the run was bound to before training, so that a changed file is not trained on from these checkpoints.
     assert results["data"]["sha256"][:16] in json.loads((output / "run.json").read_text())["data"]
     assert {"source", "revision"} <= results["data"].keys()
+    shown = [part for cell in executed.cells for part in cell.get("outputs", []) if "image/png" in part.get("data", {})]
+    assert len(shown) >= len([*output.glob("figures/*.png")])  # what is drawn is also seen
     assert results["schema"] == 2 and results["sessions"][-1]["last_step"] == results["train"]["steps"]
     return executed, results
 

@@ -250,3 +250,5 @@ def test_text_table_is_aligned():
         "seed=1  done          2           0.1235",
         "r       failed",
     ]
+    many = {"run": "r"} | {f"eval.after.{number}": number for number in range(50)}
+    assert len(batch.text_table([many]).splitlines()[0].split()) == batch.COLUMNS

@@ -38,13 +38,13 @@ def plot_neighbourhood(
     edges += [(t.relation, t.head, False) for t in graph.triples if t.tail == entity_id and t.head != entity_id]
     if not edges:
         raise ValueError(f"query={entity_id!r}: no triple mentions it; give another entity")
+    import matplotlib.pyplot as plt
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
 
     drawn = _in_turn(edges)[:most] + [(relation, tail, True) for relation, tail in added]
     relations = sorted({relation for relation, _, _ in drawn})
     colours = dict(zip(relations, colormaps["tab20"].colors, strict=False))
-    figure = Figure(figsize=(9, 7), layout="constrained")
+    figure = plt.figure(figsize=(9, 7), layout="constrained")
     axes = figure.subplots()
     for place, (relation, other, outwards) in enumerate(sorted(drawn)):
         angle = 2 * math.pi * place / len(drawn)
@@ -106,13 +106,13 @@ def plot_chain(
 
     The roots are those where most leaves hang, a leaf that is masked is grey.
     """
-    from matplotlib.figure import Figure
+    import matplotlib.pyplot as plt
 
     leaves = sorted(leaf_texts_of(example, tokenizer, relations), reverse=True)
     near = {one.start: sum(0 <= other.start - one.start < ROOTS for other in leaves) for one in leaves}
     first = max(near, key=near.get, default=0)
     shown = [leaf for leaf in leaves if first <= leaf.start < first + ROOTS][:LEAVES]
-    figure = Figure(figsize=(13, 1.6 + 0.5 * len(shown)), layout="constrained")
+    figure = plt.figure(figsize=(13, 1.6 + 0.5 * len(shown)), layout="constrained")
     axes = figure.subplots()
     box = {"boxstyle": "round", "fc": "white"}
     for place, token in enumerate(example["root_ids"][first : first + ROOTS].tolist()):

@@ -125,7 +125,7 @@ print(corpus.documents.text(query, 600)[:600], "\n")
 tables.show([leaf._asdict() for leaf in leaf_texts_of(corpus.train[0], corpus.tokenizer, corpus.relations)])
 
 # %%
-plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder / "figures" / "chain.png")
+figure = plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder / "figures" / "chain.png")
 
 # %% [markdown]
 # ## Attention decay in five lines
