@@ -56,11 +56,11 @@ import helpers.parameters
 print(helpers.__file__, use_tpu)
 """
 MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not raised; 130,000 for a new one
-    "graphmer_se": 188_900,
-    "hardware_tuning": 115_500,
-    "legal_cot_sft": 128_000,
-    "lejepa_training": 130_000,
-    "tinystories_reservoir": 130_000,
+    "graphmer_se": 188_000,
+    "hardware_tuning": 115_400,
+    "legal_cot_sft": 127_600,
+    "lejepa_training": 129_800,
+    "tinystories_reservoir": 129_900,
 }
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"
 

@@ -46,14 +46,8 @@ class Written:
 class FusedBytes(LiveBytes):
     """Bytes that XLA holds for the tensors that are alive.
 
-    - A result of cheap arithmetic is not written: it holds what it is computed from. A sum of two branches is written.
-    - Products are written. What a batched one multiplies is, too, each array in tiles; what another one multiplies only if
-      dropout made it in fp32, or a softmax has to be computed for it.
-    - A product that a softmax reads, or a batched one that is cast, stays in fp32: XLA leaves out the rounding between the two.
-      Not where nothing is kept for backward: then scores stay in half precision, and their gradient is part of a product.
-    - A softmax's result is written in half precision.
-    - The tanh of GELU's approximation stays in fp32.
-    - Dropout keeps a byte a number. Of a softmax's fp32 result that is rounded before, both stay.
+    A result of cheap arithmetic is not written: it holds what it is computed from. Products are written. docs/tpu-tried.md has
+    all rules.
 
     Args:
         tensors: what is there already.

@@ -19,8 +19,6 @@
 #
 # {planned}
 #
-# No table of speed-ups that somebody else measured is in here. What helps depends on the machine, the model and the texts.
-#
 # Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
 # checkpoint.
 
@@ -136,7 +134,7 @@ tables.show(task.plan(start).rows())
 # from the same weights. The start is timed more often, which says what noise is here. Kept is a change whose 95 % interval
 # lies above 1. The batch is doubled last, while that helps; what saves memory has to earn its place with the batch that did
 # not fit without it. A setting that is more than five times as slow as the start is given up while it warms up (bf16 on
-# a CPU that only emulates it). How long all of it may take is said first. One thread of a CPU is timed in processor time, which other
+# a CPU that only emulates it). One thread of a CPU is timed in processor time, which other
 # programs do not stretch; all else by the wall clock.
 
 # %%

@@ -285,5 +285,4 @@ print(experiment.tell(ridge_model, story_tokenizer, params))
 # ## Next steps
 #
 # - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
-# - **Train on your own text**: set `data_source` to a `.txt` with `<|endoftext|>` between the pieces.
 # - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs` and give a new `output_dir`.
