@@ -91,7 +91,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
     assert list(results["comparison"]) == ["0", "1"]
     assert_compared(results["comparison"]["1"], results)
     first = text_of(executed)
-    unpacked = r"helpers \d+\.\d+\.\d+, payload [0-9a-f]{12}, in /\S*helpers-"
+    unpacked = r"helpers \d+\.\d+\.\d+, payload [0-9a-f]{12}: the code of the cells is in /\S*helpers-"
     assert re.search(unpacked, first), "did not unpack its own helpers"
     assert re.search(r"^transformer +\S+ ± \S+ \(2 seeds\)", first, re.MULTILINE)
 

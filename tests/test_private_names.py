@@ -70,6 +70,8 @@ OPERATIONS = (
 )
 ELSEWHERE = {  # tested below, or of the standard library
     "_XLAC",
+    "_get_graph_hash",
+    "_xla",
     "_get_xla_sharding_spec",
     "_get_xla_tensors_hlo_proto",
     "_get_tensors_xla_device_data_node",

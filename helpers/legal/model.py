@@ -58,7 +58,8 @@ def load_model(
     layout = Layout(tokenizer, params.layout)
     with tempfile.TemporaryDirectory() as folder, hub.reading(name, "base_model"):
         if name == SAMPLE:
-            sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
+            sample = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
+            sample.save_pretrained(folder, is_main_process=True)  # each process reads its own
         model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)
     model.name_or_path = "" if name == SAMPLE else name
     set_seed(params.seed)  # of the adapter

@@ -69,9 +69,9 @@ class Records:
         return f"{self.name}, {self.draw}, sha256 {self.sha256[:16]}"
 
     @property
-    def provenance(self) -> dict[str, str]:
+    def provenance(self) -> dict[str, str | None]:
         """The `data` part of results.json."""
-        return {"source": self.name, "sha256": self.sha256}
+        return {"source": self.name, "revision": None, "sha256": self.sha256}  # the newest: no commit is pinned
 
 
 @dataclass(frozen=True)

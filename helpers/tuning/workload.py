@@ -23,11 +23,11 @@ def workload(model, name: str, length: int) -> Workload:
         ids = torch.randint(5, model.config.vocab_size, (examples, length))
         mask = torch.ones_like(ids)
         mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        return {"input_ids": ids, "attention_mask": mask}, torch.zeros(examples, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": mask, "labels": torch.zeros(examples, dtype=torch.long)}
 
     def loss(model, batch):
-        inputs, labels = batch
-        return torch.nn.functional.cross_entropy(model(**inputs).logits.float(), labels)
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        return torch.nn.functional.cross_entropy(model(**inputs).logits.float(), batch["labels"])
 
     return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length)
 

@@ -50,6 +50,10 @@ class EncodedDocuments:
         entity_tokens: int = 32,
         windows: int = 1,
     ):
+        sizes = {"roots": roots, "windows": windows, "leaf_tokens": leaf_tokens}
+        for name, value in (sizes | {"head_tokens": head_tokens, "entity_tokens": entity_tokens}).items():
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
         self.documents, self.tokenizer = documents, tokenizer
         self.roots, self.head_tokens, self.windows = roots, head_tokens, windows
         self.entities = list(documents.graph.entities.values())
