@@ -177,7 +177,7 @@ def test_a_notebook_of_which_one_process_is_killed_goes_on_to_its_end_and_only_t
     assert said.count("tells the same story: True") == said.count("resuming from checkpoint-") == 1
     results = json.loads((output / "results.json").read_text())
     assert (results["plan"]["device_count"], results["plan"]["per_device_batch_size"]) == (2, 8)
-    assert {path.name for path in output.iterdir()} >= {"checkpoint-8", "data", "figures", "model", "run.json"}
+    assert {path.name for path in output.iterdir()} >= {"checkpoint-8", "figures", "model", "run.json"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
