@@ -256,8 +256,8 @@ def test_provenance_names_the_source_and_digests_the_texts(tmp_path):
     file = load_records(str(write_jsonl(tmp_path / "law.jsonl", ROWS)), seed=3)
     texts = json.dumps([list(row[column] for column in COLUMNS) for row in ROWS])
     digest = hashlib.sha256(texts.encode()).hexdigest()
-    assert sample.provenance == {"source": "sample", "sha256": digest}
-    assert file.provenance == {"source": "law.jsonl", "sha256": digest}
+    assert sample.provenance == {"source": "sample", "revision": None, "sha256": digest}
+    assert file.provenance == {"source": "law.jsonl", "revision": None, "sha256": digest}
     assert file.source == f"law.jsonl, all records, seed 3, sha256 {digest[:16]}"
 
 
