@@ -239,6 +239,50 @@ def test_llama_cpps_converter_keeps_the_greedy_tokens_and_the_tokenizer(tmp_path
     assert again(RECORDS[0].question)["input_ids"] == tokenizer(RECORDS[0].question)["input_ids"]
 
 
+# ---- whose folder it is
+
+
+def test_an_earlier_export_is_replaced_whole(tokenizer, tmp_path):
+    folder = exported(lora_model(tokenizer), tokenizer, tmp_path / "model")
+    model = whole_model(tokenizer)
+    exported(model, tokenizer, folder)
+    assert "adapter_model.safetensors" not in names(folder)
+    assert check_written(folder, model.state_dict())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_files_that_no_export_wrote_are_never_overwritten(tokenizer, tmp_path):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "README.md").write_text("mine")
+    model = whole_model(tokenizer)
+    with pytest.raises(ValueError, match=r"holds files that no export wrote \(README.md\); nothing was touched"):
+        exported(model, tokenizer, folder)
+    assert (folder / "README.md").read_text() == "mine"
+    ours = exported(model, tokenizer, tmp_path / "ours")
+    (ours / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"notes.txt"):
+        exported(model, tokenizer, ours)
+    assert (ours / "notes.txt").read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="is a file"):
+        exported(model, tokenizer, tmp_path / "file")
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tokenizer, tmp_path):
+    model = whole_model(tokenizer)
+    folder = exported(model, tokenizer, tmp_path / "model")
+
+    class Unwritable(dict):
+        def items(self):
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        exported(whole_model(tokenizer), tokenizer, folder, card=Unwritable(CARD))
+    assert check_written(folder, model.state_dict())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 # ---- where disk or memory are short
 
 

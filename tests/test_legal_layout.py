@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from helpers.legal.layout import (
+    SPELLS_STOP,
     SYSTEM,
+    TOO_LONG,
     Layout,
     Response,
     choose_max_length,
@@ -373,11 +375,22 @@ def test_a_record_that_is_too_long_is_set_aside_whole_and_no_other_is_changed(lo
     layout = Layout(instruct)
     long = replace(RECORDS[0], **{longer: getattr(RECORDS[0], longer) * 40})
     lengths = layout.lengths([RECORDS[1], long])
-    assert layout.fit([long, RECORDS[1]], max_length=lengths[1] - 1) == ((RECORDS[1],), (long.id,))
-    assert layout.fit([long, RECORDS[1]], max_length=lengths[1]) == ((long, RECORDS[1]), ())
-    with pytest.raises(ValueError, match="max_length=128: all 1 records are longer; raise it"):
+    assert layout.fit([long, RECORDS[1]], max_length=lengths[1] - 1) == (
+        (RECORDS[1],),
+        {TOO_LONG: (long.id,), SPELLS_STOP: ()},
+    )
+    assert layout.fit([long, RECORDS[1]], max_length=lengths[1])[0] == (long, RECORDS[1])
+    with pytest.raises(ValueError, match=r"max_length=128: none of 1 records can be used \(too long 1\); raise it"):
         layout.fit([long], max_length=128)
     assert [len(row["input_ids"]) for row in taught(layout, (RECORDS[1], long))] == lengths
+
+
+def test_a_record_that_spells_out_the_stop_token_is_set_aside_by_id(instruct):
+    records = [RECORDS[0], replace(RECORDS[1], question="What does <|im_end|> mean?")]
+    assert Layout(instruct).fit(records, max_length=1024) == (
+        (RECORDS[0],),
+        {TOO_LONG: (), SPELLS_STOP: (RECORDS[1].id,)},
+    )
 
 
 def test_a_template_whose_prompt_is_not_how_a_training_row_begins_is_refused():
@@ -438,8 +451,8 @@ def test_a_response_cut_off_anywhere_is_read_as_far_as_it_goes():
     for end in range(len(text)):
         read = parse_response(text[:end])
         assert read.well_formed == (end > answer)
-        assert record.answer.startswith(read.answer.partition("\n\n#")[0])
-        assert record.topic.startswith(read.topic.partition("\n#")[0])
+        assert record.answer.startswith(read.answer)
+        assert record.topic.startswith(read.topic)
 
 
 @pytest.mark.parametrize(

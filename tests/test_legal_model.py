@@ -54,7 +54,7 @@ def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
     assert len(tokenizer) == model.config.vocab_size == SAMPLE_VOCABULARY
     layout = Layout(tokenizer, "chat")
     rows = taught(layout, RECORDS)
-    assert layout.fit(RECORDS, 1024) == (RECORDS, ())
+    assert layout.fit(RECORDS, 1024)[0] == RECORDS
     assert all(row["labels"][-2] == layout.stop_token_id == tokenizer.eos_token_id for row in rows)
     # A text of 1,500 characters is a few hundred tokens, as with a real tokeniser.
     characters = sum(len(tokenizer.decode(row["input_ids"])) for row in rows)

@@ -69,6 +69,12 @@ def test_a_bad_row_is_set_aside_with_its_reason(changes, defect, detail):
             "prose reasoning",
             "It depends",
         ),
+        ({"answer": "ISSUE: a\nRULE: b\nAPPLICATION: c\nCONCLUSION: d"}, "short text", "answer: 45 characters"),
+        (
+            {"difficulty": "basic", "reasoning": "Step 1: a Step 2: b Step 3: c Step 4: d"},
+            "short text",
+            "reasoning: 39",
+        ),
         ({"case_citation": ""}, "no citation", ""),
     ],
 )

@@ -59,7 +59,7 @@ class Encoded:
 
     layout: Layout
     splits: RecordSplits
-    too_long: dict[str, tuple[str, ...]]  # ids by split
+    not_used: dict[str, dict[str, tuple[str, ...]]]  # ids by split and reason
     max_length: int
     block_length: int  # tokens of a block; several records share one
     why: str  # both lengths
@@ -71,10 +71,10 @@ class Encoded:
 
     def set_aside(self) -> list[dict[str, Any]]:
         """A row for each record that is not used, beside those of `Report.findings`."""
-        why = {"defect": "too long", "set_aside": True}
         return [
-            {"id": name, "detail": f"{split}, max_length={self.max_length}"} | why
-            for split, names in self.too_long.items()
+            {"id": name, "detail": f"{split}, max_length={self.max_length}", "defect": reason, "set_aside": True}
+            for split, reasons in self.not_used.items()
+            for reason, names in reasons.items()
             for name in names
         ]
 
@@ -87,9 +87,9 @@ def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
     block_length = max_length if chosen else max(max_length, MAX_LENGTH)  # into short blocks little fits beside another
     fitted = {name: layout.fit(records, max_length) for name, records in vars(splits).items()}
     used = RecordSplits(**{name: records for name, (records, _) in fitted.items()})
-    too_long = {name: ids for name, (_, ids) in fitted.items()}
+    not_used = {name: out for name, (_, out) in fitted.items()}
     blocks = count_blocks(layout.lengths(used.train), block_length, params.packing)
-    return Encoded(layout, used, too_long, max_length, block_length, f"{why}; in blocks of {block_length:,}", blocks)
+    return Encoded(layout, used, not_used, max_length, block_length, f"{why}; in blocks of {block_length:,}", blocks)
 
 
 def plan(model, encoded: Encoded, params: LegalParameters, runtime: Runtime) -> tuple[Plan, Workload]:

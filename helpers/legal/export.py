@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+MANIFEST = "export.json"  # names of all files of an export
 MERGED = "merged"  # LoRA: adapter in the folder itself, the whole model in here
 FILES, LEAST = 8, 2**26  # of weights, and the bytes of one; one file at a time is copied in memory
 LICENCES = {"Qwen/Qwen2.5-0.5B": "apache-2.0", "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0"}  # as their cards state
@@ -38,7 +40,7 @@ ELSEWHERE = f"""\
 def export(
     model: PreTrainedModel, layout: Layout, folder: Path, *, base_model: str, card: Mapping[str, Sequence[tables.Row]]
 ) -> Path:
-    """Writes `model` to `folder` and returns it; files of an earlier export are replaced.
+    """Writes `model` to `folder`, whole or not at all, and returns it; an earlier export there is replaced.
 
     A PEFT model gives its adapter, and in `merged/`, where `merges` allows it, the whole model: merged where it is, so that
     no second one is in memory and `model` cannot be trained on (on XLA a copy on the CPU is). Weights keep their dtype. What
@@ -46,20 +48,31 @@ def export(
 
     card: sections of the README by title, as rows of a table.
 
-    Raises ValueError where a tensor that is read is not bit for bit what was trained.
+    Raises ValueError where the folder holds anything that is not an export's, or a tensor that is read is not bit for bit what
+    was trained.
     """
+    _check_own(folder)
     layout.set_stop_tokens(model.generation_config)
     if model.device.type == "xla":
         model = cpu_copy(model)
     adapter = hasattr(model, "peft_config")
     whole, reason = merges(model, folder) if adapter else (True, "")
-    if adapter:
-        tracking.say(reason)
-        _save_adapter(model, layout, folder, base_model)
-    if whole:
-        model = model.merge_and_unload() if adapter else model
-        _save_whole(model, layout, folder / MERGED if adapter else folder)
-    (folder / "README.md").write_text(_readme(card, adapter, whole, base_model), encoding="utf-8")
+    staging = folder.with_name(f".staging-{folder.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        if adapter:
+            tracking.say(reason)
+            _save_adapter(model, layout, staging, base_model)
+        if whole:
+            model = model.merge_and_unload() if adapter else model
+            _save_whole(model, layout, staging / MERGED if adapter else staging)
+        (staging / "README.md").write_text(_readme(card, adapter, whole, base_model), encoding="utf-8")
+        (staging / MANIFEST).write_text(json.dumps({"files": _files(staging)}, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 
@@ -134,6 +147,24 @@ def modelfile(layout: Layout) -> str:
         "PARAMETER temperature 0",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _files(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _check_own(folder: Path) -> None:
+    """Raises ValueError where the folder holds something that no export wrote."""
+    if folder.is_file():
+        raise ValueError(f"folder={str(folder)!r} is a file; nothing was touched: choose another folder")
+    manifest = folder / MANIFEST
+    own = {MANIFEST, *json.loads(manifest.read_text(encoding="utf-8"))["files"]} if manifest.is_file() else ()
+    own = {*own, f"{MERGED}/{GGUF}", GGUF}  # which a person made of it
+    if foreign := [name for name in _files(folder) if name not in own]:
+        raise ValueError(
+            f"folder={str(folder)!r} holds files that no export wrote ({', '.join(foreign[:4])}"
+            f"{', ...' if len(foreign) > 4 else ''}); nothing was touched: choose another folder, or move them away"
+        )
 
 
 def _readme(card: Mapping[str, Sequence[tables.Row]], adapter: bool, whole: bool, base_model: str) -> str:

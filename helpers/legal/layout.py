@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("chat", "instruction")
 MAX_LENGTH = 1024
+TOO_LONG, SPELLS_STOP = "too long", "spells out a stop token"
 MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
 IGNORED = -100  # label of a token without loss
 SECTIONS = {  # in the order in which they are written
@@ -104,7 +105,7 @@ def parse_response(text: str, record: Record | None = None) -> Response:
     names = {title.lower(): name for name, title in SECTIONS.items()}
     found: dict[str, str] = {}
     problems = []
-    _, *parts = HEADING.split(text)
+    _, *parts = HEADING.split(_without_unfinished_heading(text))
     for title, body in zip(parts[::2], parts[1::2], strict=True):
         name = names.get(title.lower())
         if name is None and found:
@@ -122,6 +123,16 @@ def parse_response(text: str, record: Record | None = None) -> Response:
     if stepped and found.get("reasoning") and not STEP.search(found["reasoning"]):
         problems.append("reasoning without steps")
     return Response(**found, problems=tuple(problems))
+
+
+def _without_unfinished_heading(text: str) -> str:
+    before, _, last = text.rpartition("\n")
+    title = last.strip().lstrip("#").lstrip().lower()
+    cut_off = last.startswith("#") and any(name.lower().startswith(title) for name in SECTIONS.values())
+    return before if cut_off and not HEADING.match(last) else text
+
+
+# ---- tokens and labels
 
 
 # ---- tokens and labels
@@ -256,17 +267,23 @@ class Layout:
         """Tokens of each record, nothing cut."""
         return [len(ids) for ids in self._encode([self.text(self.example(record)) for record in records])]
 
-    def fit(self, records: Sequence[Record], max_length: int) -> tuple[tuple[Record, ...], tuple[str, ...]]:
-        """The records of at most `max_length` tokens, and the ids of the others: none is cut. ValueError where all are longer."""
-        fits = [length <= max_length for length in self.lengths(records)]
-        if records and not any(fits):
+    def fit(self, records: Sequence[Record], max_length: int) -> tuple[tuple[Record, ...], dict[str, tuple[str, ...]]]:
+        """The records of at most `max_length` tokens that do not spell out a stop token, and the ids of the others by reason.
+
+        None is cut. Raises ValueError where no record is left.
+        """
+        stops = self.tokenizer.convert_ids_to_tokens(list(self.stop_token_ids))
+        used, out = [], {TOO_LONG: [], SPELLS_STOP: []}
+        for record, length in zip(records, self.lengths(records), strict=True):
+            spelled = any(stop in text for stop in stops for text in (record.asked, response(record)))
+            where = out[SPELLS_STOP] if spelled else out[TOO_LONG] if length > max_length else None
+            used.append(record) if where is None else where.append(record.id)
+        if records and not used:
+            counts = ", ".join(f"{reason} {len(ids):,}" for reason, ids in out.items() if ids)
             raise ValueError(
-                f"max_length={max_length}: all {len(records):,} records are longer; raise it, or shorten them"
+                f"max_length={max_length}: none of {len(records):,} records can be used ({counts}); raise it, or repair the records"
             )
-        return (
-            tuple(record for record, short in zip(records, fits, strict=True) if short),
-            tuple(record.id for record, short in zip(records, fits, strict=True) if not short),
-        )
+        return tuple(used), {reason: tuple(ids) for reason, ids in out.items()}
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         plain = self.name == "instruction"  # a template writes its own beginning-of-text token

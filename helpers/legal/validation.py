@@ -11,6 +11,7 @@ from helpers.legal.layout import HEADING, STEP, is_conversation
 from helpers.legal.records import NEAR_DUPLICATE, Record, near_duplicates
 
 SPECIAL = re.compile(r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?s>|<(?:start|end)_of_turn>|<eos>")  # of the models in use
+MIN_ANSWER, MIN_REASONING = 100, 50  # characters; from the data set's own checklist for curators
 SET_ASIDE = {
     "no question": "question has no text, or a conversation does not end with a user and the answer",
     "no answer": "answer has no text, or a conversation does not end with the assistant",
@@ -23,6 +24,7 @@ WARNED = {
     "prose reasoning": "reasoning has no `Step 1:`; prose is asked for",
     "no section": "topic, difficulty or reasoning has no text; that section is not asked for",
     "no citation": "case_citation has no text; no citation is asked for",
+    "short text": f"answer below {MIN_ANSWER} or reasoning below {MIN_REASONING} characters",
     "near-duplicate question": f"an earlier question shares at least {NEAR_DUPLICATE:.0%} of its shingles; kept in the same split",
 }
 MEANINGS = SET_ASIDE | WARNED
@@ -115,6 +117,9 @@ def _defects(record: Record) -> list[tuple[str, str]]:
         found += [("no section", name) for name in ("topic", "difficulty", "reasoning") if not getattr(record, name)]
         found += [("prose reasoning", record.reasoning[:40])] if record.reasoning and not steps else []
         found += [("no citation", "")] if not record.case_citation else []
+    for name, least in (("answer", MIN_ANSWER), ("reasoning", MIN_REASONING)):
+        if 0 < len(getattr(record, name)) < least:
+            found.append(("short text", f"{name}: {len(getattr(record, name))} characters"))
     return found
 
 
