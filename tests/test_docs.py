@@ -30,7 +30,6 @@ APPENDICES = {  # pages of generated rows, or of what did not work, that nobody 
     "fault-table": "one row for every fault that was tried",
     "forecasts": "one row for every notebook and machine",
     "graphmer-tried": "further tables, and what was tried without success",
-    "legal-tried": "further tables, and what was tried without success",
     "reservoir-tried": "one row for every row of the study and every speed",
     "tpu-tried": "one row for every step that was compiled",
 }
