@@ -11,7 +11,6 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,7 @@ HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 1000  # rows, of validation and as many of t
 MIN_ROWS, MIN_PART = 6, 2  # LeJEPA compares at least two texts, in every split
 
 Row = tuple[str, ...]
+_PARAGRAPH_END = re.compile(r"[ \t]*\n[ \t]*\n")
 
 
 @dataclass(frozen=True)
@@ -303,8 +303,19 @@ def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[lis
 
 
 def passages(text: str, words: int = PASSAGE_WORDS) -> list[str]:
-    """`text` in the fewest passages of at most `words` words and of nearly equal length, white space as it was."""
+    """`text` in the fewest passages of at most `words` words and of nearly equal length, white space as it was.
+
+    A cut is moved back to the end of a paragraph, or else of a sentence, where one is in the quarter before it.
+    """
     ends = [match.end() for match in re.finditer(r"\S+", text)]
-    parts = max(1, -(-len(ends) // words))
-    cuts = [0, *(ends[len(ends) * part // parts - 1] for part in range(1, parts)), len(text)]
-    return [text[begin:end].strip() for begin, end in pairwise(cuts)]
+    parts: list[str] = []
+    begin, done = 0, 0
+    while len(ends) - done > words:
+        count = -(-(len(ends) - done) // -(-(len(ends) - done) // words))
+        candidates = range(done + count, done + count - count // 4, -1)
+        cut = next((i for i in candidates if _PARAGRAPH_END.match(text, ends[i - 1])), None) or next(
+            (i for i in candidates if text[ends[i - 1] - 1] in ".!?"), done + count
+        )
+        parts.append(text[begin : ends[cut - 1]].strip())
+        begin, done = ends[cut - 1], cut
+    return [*parts, text[begin:].strip()]

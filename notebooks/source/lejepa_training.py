@@ -339,4 +339,3 @@ print(results_file.resolve())
 #   `truncate_dim=256` for shorter embeddings.
 #   `faiss.read_index("<output_dir>/index/index.faiss")` holds the texts in the order of `index.json`.
 # - **Slow**: shorten `train_length`, or leave more of the first layers as they are (`freeze_layers`).
-# - **Another device**: change `use_tpu` alone, restart the kernel, Run all.
