@@ -21,6 +21,8 @@ import psutil
 
 from helpers.runtime import Runtime
 
+DUTY_CYCLE = "duty_cycle_pct"  # libtpu's own metric
+
 
 class Sample(NamedTuple):
     """One reading."""
@@ -92,7 +94,20 @@ def _reader(runtime: Runtime) -> tuple[Callable[[], tuple[float | None, int | No
         from helpers import xla
 
         memory = lambda: (xla.memory_info() or {}).get("bytes_used")  # noqa: E731
-        return lambda: (busy(), memory()), f"{why} (no duty cycle is told here); memory of the first chip"
+        try:
+            from libtpu.sdk import tpumonitoring
+
+            told = DUTY_CYCLE in tpumonitoring.list_supported_metrics()
+        except (ImportError, AttributeError):  # another libtpu, or none
+            told = False
+        if not told:
+            return lambda: (busy(), memory()), f"{why} (no duty cycle is told here); memory of the first chip"
+
+        def duty() -> float | None:
+            chips = [float(value) for value in tpumonitoring.get_metric(DUTY_CYCLE).data()]
+            return statistics.mean(chips) / 100 if chips else None
+
+        return lambda: (duty(), memory()), "TPU duty cycle, mean over chips; memory of the first chip"
     import pynvml
     import torch
 
