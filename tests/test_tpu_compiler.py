@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 benchmark = importlib.import_module("tpu_compiler")
 TWINS = ("reservoir", "lejepa", "legal", "tuning")  # GraphMER's takes two minutes: make tpu
+QUICKEST = "reservoir/v5e-8"  # of the steps at real size
 needs_compiler = pytest.mark.skipif(bool(tpu_compiler.available()), reason=tpu_compiler.available())
 
 
@@ -165,6 +166,20 @@ def test_bytes_of_a_program_are_those_that_cross_the_border_of_the_chips_memory(
     arrays = dict(found["arrays"])
     assert arrays["f32[8,128]"] == 4 * wide and arrays["bf16[4,128]"] == 3 * narrow
     assert found["moved"] == wide + (wide + narrow) + 2 * narrow + 2 * wide
+
+
+@needs_compiler
+def test_a_step_at_real_size_compiled_anew_is_within_a_tenth_of_the_planners_memory(tmp_path):
+    """And it is what the results file says of it: program, memory, traffic."""
+    command = [sys.executable, ROOT / "benchmarks/tpu_compiler.py", QUICKEST, "--output", tmp_path / "steps.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "XLA_FLAGS": ""})
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "steps.json").read_text(encoding="utf-8"))["steps"][QUICKEST]
+    assert found["planned_peak"] == pytest.approx(found["peak"], rel=0.1)
+    assert set(found["collectives"]) == {"all-reduce"}
+    kept = steps_of_the_file()[QUICKEST]
+    for figure in ("peak", "flops", "moved", "arguments", "aliased"):
+        assert found[figure] == pytest.approx(kept[figure], rel=0.01), figure
 
 
 def steps_of_the_file() -> dict[str, dict]:
