@@ -216,7 +216,7 @@ tables.show(forecast.beside(measured["train"]))
 # without them. The encoder scores a pair from both ends, with the given one and with each candidate as the query, weighed
 # on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
 # as well. Both together are the scorer that is asked below and saved. Calibration error: how far the probability of a first
-# answer is from how often it is right (softmax over all candidates; 0 is best).
+# answer is from how often it is right (0 is best).
 
 # %%
 from helpers.graphmer.links.predictor import LinkPredictor
@@ -238,7 +238,7 @@ tables.show(evaluation.by_relation(rows))
 # %% [markdown]
 # ## Masked tokens
 #
-# What training itself asks for, before and after: the share of masked tokens whose first answer is right.
+# Before and after training: the share of masked tokens whose first answer is right.
 
 # %%
 after = evaluation.masked(trainer.model, corpus, configuration)
@@ -311,7 +311,7 @@ tables.show([answer._asdict() for answer in answers], "helpers.run_folder.same_d
 # ## Next steps
 #
 # - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages and virtual environments are not.
-# - **Ask about it**: `saved.ask("my/repository", "package.module.function", "called_by")`, or from the shell
+# - **Ask about it** as above, or from the shell
 #   `python -m helpers.graphmer ask outputs/graphmer_se/model my/repository package.module.function called_by`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`; in-batch negatives become fewer with the micro-batch.

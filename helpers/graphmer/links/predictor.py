@@ -51,7 +51,7 @@ class LinkPredictor:
         self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
 
     def ends(self) -> dict[str, _End]:
-        """Scorers by name, for a score fusion."""
+        """Scorers for a score fusion: of each part at each end, by names such as "given end: path" and "other end: total"."""
         parts, inverse = PARTS if self.model.token_match is not None else PARTS[:1], self.relations.inverse
 
         def at_given(part: int) -> _End:

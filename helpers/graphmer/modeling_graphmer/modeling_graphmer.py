@@ -114,7 +114,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             super()._init_weights(module)
 
     def save_pretrained(self, *args, **kwargs):
-        """As transformers does, with the code; `AutoModel` finds the encoder in it, `AutoModelForPreTraining` all of it."""
+        """As transformers does, with the code: from the folder `AutoModel` loads the encoder, `AutoModelForPreTraining` the whole."""
         self.config.auto_map = {"AutoModel": "encoder.GraphMERModel"}
         super().save_pretrained(*args, **kwargs)
 
