@@ -192,6 +192,8 @@ def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there
 def test_the_page_of_a_model_has_the_sections_of_the_book_in_order(page):
     text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     assert [found for found in re.findall(r"^## (.+)$", text, re.MULTILINE) if found in SECTIONS] == [*SECTIONS]
+    how = text.partition("\n## How it works\n")[2].partition("\n## ")[0]
+    assert how.count("```mermaid\n") == text.count("```mermaid\n") == 1
 
 
 def test_every_part_of_a_results_file_is_described():
