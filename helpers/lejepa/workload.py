@@ -33,8 +33,8 @@ GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after poolin
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner: `planned(Asked(method="pairs", examples=500), machine)`.
 
-    asked: `model` is a hub id or a path, `method` one of KINDS of data, `examples` are rows, `length` is in tokens of a view; what is "" or
-        0 has the notebook's default, and in the place of the model "auto" stands the largest that it may choose.
+    asked: `model` is a hub id or a path, `method` one of KINDS of data, `examples` are rows, `length` is in tokens of a view; what is
+        "" or 0 has the notebook's default, and in the place of the model "auto" stands the largest that it may choose.
     machine: has no effect here.
     weights: the step has random weights and can be run; without them its model is on torch's device "meta", which takes no
         memory, so that a step of any size can be counted.
@@ -43,9 +43,8 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length
     kind = asked.method if asked.method in KINDS else DEFAULT_KIND  # other notebooks have other methods
     views = default.columns(kind)
-    return recipe(asked.examples or default.num_samples, views, length), (_step if weights else _step_without_weights)(
-        name, length, views, kind
-    )
+    make_step = _step if weights else _step_without_weights
+    return recipe(asked.examples or default.num_samples, views, length), make_step(name, length, views, kind)
 
 
 def _step(name: str, length: int, views: int, kind: str, weights: bool = True) -> Workload:
