@@ -36,7 +36,7 @@
 # search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
+# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
 # length of the curriculum. The GPU twin is `graphmer_se.ipynb`.
 #
 # {planned}
@@ -131,7 +131,7 @@ figure = plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder 
 # Two tokens see each other the less, the farther they are apart in the chain: each logit is multiplied by
 # `base ** GELU(sqrt(distance + 1) - p)`, where every head learns its own p. Here is a chain of six roots, with a leaf of three
 # tokens at the third. Distances by shortest paths, and the factors that follow; then the form that the model uses, which needs
-# no search. Both must be equal.
+# no search.
 
 # %%
 import networkx

@@ -31,7 +31,7 @@
 # at equal quality. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
+# Without one it goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
 # twin is `hardware_tuning.ipynb`.
 #
 # {planned}
