@@ -57,7 +57,7 @@ def main() -> None:
         folder = given.folder / f"{encoder}-{seed}".replace(", ", "-").replace(" ", "-")
         trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, folder)
         predictor = LinkPredictor(trainer.model, corpus.validation)
-        scorer = evaluation.both_ends(predictor, corpus)
+        scorer = evaluation.encoder_scorer(predictor, corpus)
         name = f"{encoder}, seed {seed}"
         if given.tasks:
             _write(found, {name: {"masked": evaluation.masked(trainer.model, corpus, configuration)}}, given.output)

@@ -152,6 +152,7 @@ class BatchSharding:
         return xs.ShardingSpec(xs.get_global_mesh(), (BATCH_AXIS,) + (None,) * (tensor.dim() - 1))
 
     def can_apply(self, tensor) -> bool:
+        """Whether the batch, dimension 0, divides by the devices; else the tensor is replicated."""
         return tensor.dim() > 0 and tensor.shape[0] % device_count() == 0
 
     def xla_spec(self, tensor):

@@ -30,6 +30,7 @@ APPENDICES = {  # pages of generated rows, or of what did not work, that nobody 
     "fault-table": "one row for every fault that was tried",
     "forecasts": "one row for every notebook and machine",
     "graphmer-tried": "further tables, and what was tried without success",
+    "lejepa-tried": "one row for every trial of the study, and lessons of earlier runs",
     "reservoir-tried": "one row for every row of the study and every speed",
     "tpu-tried": "one row for every step that was compiled",
 }
@@ -187,10 +188,12 @@ def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there
     assert all((ROOT / script).is_file() for script in scripts if "/" in script)
 
 
-@pytest.mark.parametrize("page", ["legal", "reservoir"])
+@pytest.mark.parametrize("page", ["graphmer", "legal", "lejepa", "reservoir", "tuning"])
 def test_the_page_of_a_model_has_the_sections_of_the_book_in_order(page):
     text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     assert [found for found in re.findall(r"^## (.+)$", text, re.MULTILINE) if found in SECTIONS] == [*SECTIONS]
+    how = text.partition("\n## How it works\n")[2].partition("\n## ")[0]
+    assert how.count("```mermaid\n") == text.count("```mermaid\n") == 1
 
 
 def test_every_part_of_a_results_file_is_described():

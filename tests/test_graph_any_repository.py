@@ -100,7 +100,7 @@ def test_a_repository_of_any_shape_is_split_by_what_fits_trained_on_and_measured
     here = runtime.detect(False, precision="fp32")
     trainer = experiment.train(configuration, corpus, here, tmp_path / "run")
     predictor = LinkPredictor(trainer.model, corpus.validation)
-    found = evaluation.links(evaluation.both_ends(predictor, corpus), corpus, configuration)
+    found = evaluation.links(evaluation.encoder_scorer(predictor, corpus), corpus, configuration)
     assert 0 < found["both"]["mrr"] <= 1
     masked = evaluation.masked(trainer.model, corpus, configuration)
     assert evaluation.masked_table(masked, masked)

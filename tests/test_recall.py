@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
-from helpers.reservoir.recall import HALF_LIVES, KERNELS, MATCHES, Recall, proposals, read
+from helpers.reservoir.recall import HALF_LIVES, KERNELS, MATCHES, Recall, extend_line, proposals
 from helpers.reservoir.scans import since_begin
 
 B, T, W, V = 3, 17, 6, 5
@@ -56,7 +56,7 @@ def test_kernels_of_a_text_that_began_within_the_call_are_those_of_the_text_alon
     ends[0, 4] = ends[0, 12] = ends[1, 16] = True
     line = torch.randint(1, V + 1, (B, W), generator=torch.Generator().manual_seed(1)).float()
     _, weights = proposals(line, ids, since_BU=since_begin(ends))
-    _, last = read(line, ids, since_BU=since_begin(ends))
+    _, last = extend_line(line, ids, since_BU=since_begin(ends))
     for row, begins in enumerate(([0, 5, 13], [0], [0])):
         for begin, end in zip(begins, [*begins[1:], T], strict=True):
             history = [int(code) - 1 for code in line[row]] if begin == 0 else [None] * W
@@ -70,9 +70,9 @@ def test_kernels_of_a_text_that_began_within_the_call_are_those_of_the_text_alon
 
 def test_streaming_sees_what_the_whole_text_sees():
     ids, line = tokens(), torch.zeros(B, W)
-    _, last = read(line, ids)
-    _, carried = read(line, ids[:, :9])
-    _, end = read(carried, ids[:, 9:])
+    _, last = extend_line(line, ids)
+    _, carried = extend_line(line, ids[:, :9])
+    _, end = extend_line(carried, ids[:, 9:])
     whole, first, second = (proposals(*each)[1] for each in ((line, ids), (line, ids[:, :9]), (carried, ids[:, 9:])))
     assert end.equal(last)
     assert torch.allclose(first, whole[:, :9, :, : W + 9], atol=1e-6)

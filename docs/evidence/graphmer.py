@@ -4,8 +4,10 @@ from collections.abc import Callable
 from statistics import fmean
 
 from build import ratio, result, spread
+from evidence import declarations
 
 from helpers import tables
+from helpers.graphmer.parameters import GraphParameters
 
 LINKS = "graphmer_se_links_second_split_cpu.json"
 ABLATIONS = "graphmer_se_ablations_second_split_cpu.json"
@@ -313,3 +315,9 @@ def speed() -> str:
         f"{ratio(parsing, 2)} times as long as parsing it with `ast`, {ratio(without_collector, 2)} times where Python's garbage collector "
         "is off for the parser."
     )
+
+
+def parameters() -> str:
+    """Which configuration, what of it is changed, and what is compared, from the declarations."""
+    names = ("config", "changes", "compare_baselines", "ablations", "further_seeds", "query")
+    return declarations.table(GraphParameters, names=names)

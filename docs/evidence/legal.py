@@ -1,11 +1,11 @@
 """What was measured of legal chain-of-thought fine-tuning."""
 
 from build import RESULTS, result
+from evidence import declarations
 
 from helpers import tables
 from helpers.legal import correctness
 from helpers.legal.parameters import LegalParameters
-from helpers.parameters import MACHINE, Parameters, extra
 
 
 def _runs() -> list[dict]:
@@ -147,11 +147,5 @@ def throughput() -> str:
 
 def parameters() -> str:
     """Of data, model and questions, from the declarations."""
-    own = {name: field for name, field in LegalParameters.model_fields.items() if name not in Parameters.model_fields}
-    fields = {name: field for name, field in own.items() if extra(field)["group"] != MACHINE}
-    rows = [
-        {"parameter": f"`{name}`", "default": f"`{field.default!r}`", "what it is": field.description}
-        for name, field in fields.items()
-        if name in ("set_aside_broken", "layout", "max_length", "packing", "test_records", "max_new_tokens")
-    ]
-    return tables.markdown(rows)
+    names = ("set_aside_broken", "layout", "max_length", "packing", "test_records", "max_new_tokens")
+    return declarations.table(LegalParameters, names=names)

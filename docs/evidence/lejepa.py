@@ -3,8 +3,10 @@
 from statistics import fmean
 
 from build import ratio, result, spread
+from evidence import declarations
 
 from helpers import tables
+from helpers.lejepa.parameters import EmbeddingParameters
 
 STUDY = "lejepa_study_cpu.json"
 STARTS = {
@@ -47,11 +49,6 @@ def comparison() -> str:
     table = [
         {"start": _named(start, batch), "method": method}
         | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
-        | (
-            {"SIGReg excess": f"{fmean(row['unseen']['sigreg_excess'] for row in rows):.0f}"}
-            if rows[0]["unseen"]
-            else {}
-        )
         for batch in _batches()
         for (start, method), rows in _rows("test", batch).items()
     ]
@@ -191,3 +188,9 @@ def settings() -> str:
         f"{machine['device']}, {machine['threads']} thread beside other work, median of {found['repetitions']} turns and their range:\n\n"
         + tables.markdown(rows)
     )
+
+
+def parameters() -> str:
+    """Of views, head and loss, from the declarations."""
+    names = ("crops", "freeze_layers", "output_dim", "head_power", "sigreg_weight", "contrastive_weight")
+    return declarations.table(EmbeddingParameters, names=names)

@@ -4,9 +4,9 @@ import itertools
 from pathlib import Path
 
 from build import ratio, result, spread
+from evidence import declarations
 
 from helpers import tables
-from helpers.parameters import extra
 from helpers.reservoir.parameters import READOUT, RESERVOIRS, ReservoirParameters
 
 
@@ -133,12 +133,7 @@ def _study(names: tuple[str, ...], file: str = STUDY) -> str:
 
 def parameters() -> str:
     """What is declared of the reservoirs and the readout."""
-    rows = [
-        {"parameter": f"`{name}`", "default": f"`{field.default}`", "meaning": field.description.replace("|", "\\|")}
-        for name, field in ReservoirParameters.model_fields.items()
-        if extra(field)["group"] in (RESERVOIRS, READOUT)
-    ]
-    return tables.markdown(rows)
+    return declarations.table(ReservoirParameters, groups=(RESERVOIRS, READOUT))
 
 
 def headline() -> str:

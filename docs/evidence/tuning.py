@@ -3,9 +3,11 @@
 import statistics
 
 from build import ratio, result, spread
+from evidence import declarations
 
 from helpers import tables
 from helpers.tuning.decision import half_width
+from helpers.tuning.parameters import TuningParameters
 
 FILE, SCRIPT = "hardware_tuning_cpu.json", "tuned_script_cpu.json"
 
@@ -113,3 +115,12 @@ def _quality(runs: list[dict], name: str) -> str:
     half = half_width(statistics.variance(differences), len(differences) - 1, len(differences))
     said = "not told apart" if abs(mean) <= half else "better" if mean > 0 else "**worse**"
     return f"{said}, {mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def parameters() -> str:
+    """Of what is tuned, and of the runs that compare, from the declarations."""
+    names = (
+        *("batch_size", "max_length", "start_batch_size", "largest_batch_size", "window_examples", "repetitions"),
+        *("tuning_minutes", "try_compile", "compare_start", "further_seeds"),
+    )
+    return declarations.table(TuningParameters, names=names)

@@ -22,8 +22,11 @@ from helpers.runtime import Runtime
 SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
 
 
-def both_ends(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:
-    """The encoder's scores of a triple from the documents of both ends and counts of training, weighed on validation."""
+def encoder_scorer(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:
+    """Scores triples by the encoder and by how often training has their parts, each weighed on the validation triples.
+
+    Whether g calls f is asked at both ends: does a masked leaf `calls` of g's source expect `f`, and `called_by` of f's source `g`?
+    """
     return _weighed(predictor.ends(), corpus)
 
 
@@ -118,7 +121,9 @@ def variants(
     for name, change in changes.items():
         changed, place = override(configuration, change), folder / name.replace(" ", "_")
         trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, place)
-        found[name] = links(both_ends(LinkPredictor(trainer.model, corpus.validation), corpus), corpus, configuration)
+        found[name] = links(
+            encoder_scorer(LinkPredictor(trainer.model, corpus.validation), corpus), corpus, configuration
+        )
     return found
 
 

@@ -97,14 +97,18 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and step of the machine's profile, or of the configuration that `asked.model` names."""
+    """Recipe and training step of a run, for the planner.
+
+    asked: `model` is a configuration ("": the machine's profile), `examples` are sequences (0: the sample's).
+    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
+    """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)
-    step = (_made if weights else _weightless)(configuration)
+    step = (_step if weights else _step_without_weights)(configuration)
     return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), step
 
 
-def _made(configuration: Configuration, weights: bool = True) -> Workload:
+def _step(configuration: Configuration, weights: bool = True) -> Workload:
     import torch
 
     from .modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
@@ -115,5 +119,5 @@ def _made(configuration: Configuration, weights: bool = True) -> Workload:
 
 
 @functools.lru_cache(maxsize=8)
-def _weightless(configuration: Configuration) -> Workload:
-    return _made(configuration, weights=False)
+def _step_without_weights(configuration: Configuration) -> Workload:
+    return _step(configuration, weights=False)

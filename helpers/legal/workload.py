@@ -29,7 +29,13 @@ QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated.
+    """Recipe and training step of a run, for the planner: `planned(Asked(method="qlora", examples=500), machine)`.
+
+    asked: `model` is a hub id or a path, `method` one of METHODS, `examples` are records, `length` is in tokens of a block; what is
+        "" or 0 has the notebook's default.
+    machine: its precision is that of the frozen weights, and its devices share the batch.
+    weights: the step has random weights and can be run; without them its model is on torch's device "meta", which takes no
+        memory, so that a step of any size can be counted.
 
     Raises ValueError for an unknown method, and DoesNotFit for 4 bits on a TPU.
     """
@@ -39,12 +45,12 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
         raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
     if method == "qlora" and machine.kind == "xla":
         raise DoesNotFit(NO_TPU, "no: 4 bits need a GPU")
-    step = (_made if weights else _weightless)(name, method, machine.precision, length)
+    step = (_step if weights else _step_without_weights)(name, method, machine.precision, length)
     blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
     return recipe(blocks, length, method, machine.device_count), step
 
 
-def _made(name: str, method: str, precision: str, length: int, weights: bool = True) -> Workload:
+def _step(name: str, method: str, precision: str, length: int, weights: bool = True) -> Workload:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
@@ -58,5 +64,5 @@ def _made(name: str, method: str, precision: str, length: int, weights: bool = T
 
 
 @functools.lru_cache(maxsize=4)
-def _weightless(name: str, method: str, precision: str, length: int) -> Workload:
-    return _made(name, method, precision, length, weights=False)
+def _step_without_weights(name: str, method: str, precision: str, length: int) -> Workload:
+    return _step(name, method, precision, length, weights=False)

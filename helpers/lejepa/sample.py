@@ -59,17 +59,17 @@ def _of_node(node: ast.AST, name: str) -> Iterator[Docstring]:
 
 
 def pairs(found: list[Docstring]) -> list[tuple[str, str]]:
-    """(anchor, positive) of each docstring: name, signature and first sentence, and what follows, or else the docstring."""
+    """(anchor, positive) of each docstring: `name(signature): first sentence` and the rest, or where that is short the name and all."""
     rows = []
     for docstring in found:
         first, *rest = _SENTENCE.split(docstring.text, maxsplit=1)
         if rest and len(rest[0].split()) >= MIN_WORDS:
             rows.append((f"{docstring.name}: {' '.join(first.split())}", rest[0].strip()))
         elif len(docstring.text.split()) >= MIN_WORDS:
-            rows.append(docstring)
+            rows.append((docstring.name, docstring.text))
     return rows
 
 
 def documents(found: list[Docstring]) -> list[str]:
-    """Name, signature and docstring as one text."""
-    return [f"{d.name}\n{d.text}" for d in found if len(d.text.split()) >= MIN_WORDS]
+    """A text of each docstring that is not too short: a line `name(signature)`, then the docstring."""
+    return [f"{each.name}\n{each.text}" for each in found if len(each.text.split()) >= MIN_WORDS]

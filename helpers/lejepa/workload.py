@@ -31,20 +31,23 @@ GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after poolin
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated.
+    """Recipe and training step of a run, for the planner: `planned(Asked(method="pairs", examples=500), machine)`.
 
-    In the place of "auto" it is the largest of those that may be chosen. The method is a kind of data, such as "pairs".
+    asked: `model` is a hub id or a path, `method` one of KINDS of data, `examples` are rows, `length` is in tokens of a view; what is
+        "" or 0 has the notebook's default, and in the place of the model "auto" stands the largest that it may choose.
+    machine: has no effect here.
+    weights: the step has random weights and can be run; without them its model is on torch's device "meta", which takes no
+        memory, so that a step of any size can be counted.
     """
     default = EmbeddingParameters.defaults()
     name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length
     kind = asked.method if asked.method in KINDS else DEFAULT_KIND  # other notebooks have other methods
     views = default.columns(kind)
-    return recipe(asked.examples or default.num_samples, views, length), (_made if weights else _weightless)(
-        name, length, views, kind
-    )
+    make_step = _step if weights else _step_without_weights
+    return recipe(asked.examples or default.num_samples, views, length), make_step(name, length, views, kind)
 
 
-def _made(name: str, length: int, views: int, kind: str, weights: bool = True) -> Workload:
+def _step(name: str, length: int, views: int, kind: str, weights: bool = True) -> Workload:
     import torch
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling
     from torch import nn
@@ -79,8 +82,8 @@ def _last_chunk(loss_module, columns):
 
 
 @functools.lru_cache(maxsize=4)
-def _weightless(name: str, length: int, views: int, kind: str) -> Workload:
-    return _made(name, length, views, kind, weights=False)
+def _step_without_weights(name: str, length: int, views: int, kind: str) -> Workload:
+    return _step(name, length, views, kind, weights=False)
 
 
 def _encoder(*modules):

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from .architecture import DEFAULT, at_least, notation, parse
 from .readout import AttentionProjection, GatedBlock, RidgeReadout, StaticProjection
-from .recall import Recall, proposals, read
+from .recall import Recall, extend_line, proposals
 from .reservoirs import Reservoirs
 from .scans import since_begin
 
@@ -36,7 +36,7 @@ class ReservoirConfig(PretrainedConfig):
         reset_at_end: the token after it is read as the first of all: a text in a stream is read as it is alone.
         ridge_readout: in place of the trained parts, which are not there then (`with_ridge_readout`).
 
-    Raises ValueError, which names what is wrong.
+    Raises ValueError.
     """
 
     model_type = "reservoir_lm"
@@ -209,7 +209,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         The last T of `attention_mask` [B, >= T] count, as in `Reservoirs.forward`.
         """
         state_BS, line_BW, mask, since_BU = self._begin(input_ids, state, attention_mask)
-        _, line_BW = read(line_BW, input_ids, mask, since_BU)
+        _, line_BW = extend_line(line_BW, input_ids, mask, since_BU)
         if self.training and self.config.token_dropout:
             seen = torch.rand(input_ids.shape, device=input_ids.device) >= self.config.token_dropout
             mask = seen if mask is None else seen * mask
@@ -263,7 +263,7 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return ReservoirOutput(loss=loss, logits=logits_BTV, state=state)
 
-    # -- generation: one token a step, the state carried in place of a key-value cache, which is never made --
+    # Generation: one token a step; the state is carried in place of a key-value cache.
 
     def prepare_inputs_for_generation(
         self, input_ids, state=None, attention_mask=None, is_first_iteration=False, **kwargs

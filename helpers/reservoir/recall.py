@@ -24,36 +24,43 @@ NOTHING, UNLIKE_ANY = 0, -1  # in a line of ids + 1: before the text began, or m
 
 
 @torch.no_grad()
-def read(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None, since_BU=None):
-    """The line and the tokens behind it [B, S], and the line after the last token [B, W]."""
-    ids_BT = (input_ids + 1).to(line_BW.dtype)
-    ids_BS = torch.cat((line_BW, ids_BT if mask_BT is None else ids_BT * mask_BT.to(ids_BT.dtype)), dim=1)
-    last_BW = ids_BS[:, input_ids.shape[1] :]
+def extend_line(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None, since_BU=None):
+    """Puts new tokens behind the line of the last W; with W = 3, [0, 5, 9] and ids [2, 6] give [0, 5, 9, 3, 7] and [9, 3, 7].
+
+    Args:
+        line_BW: the W tokens before these as floats, id + 1, 0 where there was none.
+        input_ids: [B, T].
+        mask_BT: 0 where a token counts as none.
+        since_BU: tokens since the text began (`scans.since_begin`), if texts end among these.
+
+    Returns:
+        All tokens [B, S], and the next line [B, W], in which those of another text are 0.
+    """
+    new_BT = (input_ids + 1).to(line_BW.dtype)
+    ids_BS = torch.cat((line_BW, new_BT if mask_BT is None else new_BT * mask_BT.to(new_BT.dtype)), dim=1)
+    next_BW = ids_BS[:, input_ids.shape[1] :]
     if since_BU is not None:
-        last_BW = last_BW * (since_BU[:, -1:] >= torch.arange(last_BW.shape[1], 0, -1, device=last_BW.device))
-    return ids_BS, last_BW
+        age_W = torch.arange(next_BW.shape[1], 0, -1, device=next_BW.device)
+        next_BW = next_BW * (since_BU[:, -1:] >= age_W)
+    return ids_BS, next_BW
 
 
 @torch.no_grad()
 def proposals(line_BW: torch.Tensor, input_ids: torch.Tensor, mask_BT: torch.Tensor | None = None, since_BU=None):
     """Frozen kernels of every position over the last W tokens, its own included.
 
-    Args:
-        line_BW: the W tokens before these as floats, id + 1, 0 where there was none.
-        input_ids: [B, T].
-        mask_BT: 0 where a token counts as none.
-        since_BU: as of `scans.since_begin`: nothing of another text is proposed or compared.
+    Args as of `extend_line`; nothing of another text is proposed or compared.
 
     Returns:
         The proposed tokens [B, S] and their weights [B, T, K, S].
     """
     W, T = line_BW.shape[1], input_ids.shape[1]
     dtype = line_BW.dtype
-    ids_BS, _ = read(line_BW, input_ids, mask_BT, since_BU)
+    ids_BS, _ = extend_line(line_BW, input_ids, mask_BT, since_BU)
     position_S = torch.arange(W + T, device=ids_BS.device)
     age_TS = position_S[W:, None] - position_S
     in_text_BTS = True if since_BU is None else age_TS <= since_BU[:, :-1, None]
-    # Products of 0 and 1 in floats: half the time of logic on booleans, which every kernel would turn into floats anyway.
+    # Products of 0 and 1 in floats take half the time of logic on booleans.
     valid_BTS = ((age_TS >= 0) & (age_TS < W) & in_text_BTS).to(dtype) * (ids_BS != NOTHING)[:, None].to(dtype)
     # Not `exp2`, which torch_xla computes on the host.
     kernels = [valid_BTS * torch.exp(age_TS.to(dtype) * (-math.log(2) / half)) for half in HALF_LIVES]
@@ -81,7 +88,7 @@ class Recall(nn.Module):
         self.bias = nn.Parameter(torch.zeros(KERNELS))
 
     def forward(self, logits_RV, x_BTD, tokens_BS, weights_BTKS):
-        """Logits [R = B T, V], or [B, T, V] on XLA, at least fp32, with what is recalled added to them; in place where they were that before."""
+        """Logits [R = B T, V], on XLA [B, T, V], with what is recalled added, in fp32 at least; in place where they are that."""
         # A scatter of half precision would go there and back; the loss wants fp32 too.
         logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
         trust_BTK = nn.functional.linear(x_BTD, self.weight, self.bias)

@@ -31,18 +31,19 @@ def workload(model, name: str, length: int) -> Workload:
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and step of the notebook's defaults with what is asked; its weights are always made, they are few.
+    """Recipe and training step of a run, for the planner.
 
-    `asked.model` is the notation of its reservoirs.
+    asked: `model` is the notation of its reservoirs, `examples` are stories; what is "" or 0 has the notebook's default.
+    machine, weights: have no effect here: the weights are few, and always made.
     """
     default = ReservoirParameters.defaults()
     length, reservoirs = asked.length or default.sequence_length, asked.model or default.reservoirs
     tokens = (asked.examples or HUB_STORIES) * TOKENS_A_STORY
-    return recipe(length, tokens), _made(reservoirs, length)
+    return recipe(length, tokens), _step(reservoirs, length)
 
 
 @functools.lru_cache(maxsize=4)
-def _made(reservoirs: str, length: int) -> Workload:
+def _step(reservoirs: str, length: int) -> Workload:
     from .model import ReservoirConfig, ReservoirForCausalLM
 
     taken = ReservoirParameters.defaults().architecture | {"reservoirs": reservoirs}

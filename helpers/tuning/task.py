@@ -78,19 +78,21 @@ class Task:
         return load_classifier(self.params.base_model, self.texts.labels, texts=texts, seed=seed)[0]
 
     def plan(self, settings: Settings, steps: int = 0) -> Plan:
-        """The plan of a run with these settings: as many examples whatever the batch, or exactly so many steps.
+        """The plan of a run with these settings.
 
-        A step is one forward pass: which batch the memory holds is found out by trying.
+        steps: 0 for as many as see the examples that the start would see, whatever the batch.
+
+        Nothing is accumulated: which batch the memory holds is found out by trying.
         """
         params = self.params
-        asked = dataclasses.replace(
+        wanted = dataclasses.replace(
             recipe(len(self.texts.train), self.start.batch_size, params.max_length, params.max_steps),
             micro_batch_size=settings.batch_size // self.runtime.device_count,
             gradient_checkpointing=settings.gradient_checkpointing,
         )
-        factor, learning_rate = settings.learning_rate_factor, params.learning_rate or asked.learning_rate
+        factor, learning_rate = settings.learning_rate_factor, params.learning_rate or wanted.learning_rate
         planned = planner.plan(
-            asked,
+            wanted,
             self.step,
             dataclasses.replace(self.runtime, precision=settings.precision),
             batch_size=settings.batch_size,
@@ -99,8 +101,8 @@ class Task:
         )
         own = {name: getattr(settings, name) for name in ("precision", "optimizer", "dataloader_workers", "pin_memory")}
         why = dict.fromkeys((*own, *TUNED), "a setting that is tuned") | {
-            "max_steps": f"as many examples as {asked.max_steps:,} steps of {asked.batch_size}",
-            "learning_rate": f"{learning_rate:.3g} for a batch of {asked.batch_size}, x {factor:.3g}: the square root of its growth",
+            "max_steps": f"as many examples as {wanted.max_steps:,} steps of {wanted.batch_size}",
+            "learning_rate": f"{learning_rate:.3g} for a batch of {wanted.batch_size}, x {factor:.3g}: the square root of its growth",
         }
         return dataclasses.replace(planned, sequence_length=settings.length, reasons=planned.reasons | why, **own)
 

@@ -33,16 +33,20 @@ def workload(model, name: str, length: int) -> Workload:
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and step of the notebook's defaults with what is asked; without `weights` nothing is allocated."""
+    """Recipe and training step of a run, for the planner: `planned(Asked(length=128), machine)`.
+
+    asked: `model` is a hub id or a path, `examples` are rows, `length` is in tokens; what is "" or 0 has the notebook's default.
+    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
+    """
     default = TuningParameters.defaults()
     name, length = asked.model or default.base_model, asked.length or default.max_length
     # What XLA makes of attention is what it makes of products and a softmax that are written out.
     attention = "eager" if machine.kind == "xla" else "sdpa"
-    step = (_made if weights else _weightless)(name, length, attention)
+    step = (_step if weights else _step_without_weights)(name, length, attention)
     return recipe(asked.examples or ROWS, default.start_batch_size, length), step
 
 
-def _made(name: str, length: int, attention: str, weights: bool = True) -> Workload:
+def _step(name: str, length: int, attention: str, weights: bool = True) -> Workload:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
@@ -57,5 +61,5 @@ def _made(name: str, length: int, attention: str, weights: bool = True) -> Workl
 
 
 @functools.lru_cache(maxsize=4)
-def _weightless(name: str, length: int, attention: str) -> Workload:
-    return _made(name, length, attention, weights=False)
+def _step_without_weights(name: str, length: int, attention: str) -> Workload:
+    return _step(name, length, attention, weights=False)

@@ -31,10 +31,11 @@ class QueryFeatures:
         return QueryFeatures(self.dense_QF[rows], self.copied_QV[rows])
 
     @staticmethod
-    def joined(parts: Sequence[QueryFeatures]) -> QueryFeatures:
+    def concatenated(batches: Sequence[QueryFeatures]) -> QueryFeatures:
+        """All queries of these in one, in their order; 3 and 2 queries give 5."""
         return QueryFeatures(
-            np.concatenate([part.dense_QF for part in parts]),
-            vstack([part.copied_QV for part in parts], format="csr"),
+            np.concatenate([batch.dense_QF for batch in batches]),
+            vstack([batch.copied_QV for batch in batches], format="csr"),
         )
 
     @classmethod
@@ -74,12 +75,13 @@ class CandidateFeatures:
         return CandidateFeatures(self.dense_XF[rows], self.bias_X[rows], self.bags_XV[rows], self.match)
 
     @staticmethod
-    def joined(parts: Sequence[CandidateFeatures]) -> CandidateFeatures:
+    def concatenated(batches: Sequence[CandidateFeatures]) -> CandidateFeatures:
+        """All names of these in one, in their order; 3 and 2 names give 5. All are of one model."""
         return CandidateFeatures(
-            np.concatenate([part.dense_XF for part in parts]),
-            np.concatenate([part.bias_X for part in parts]),
-            vstack([part.bags_XV for part in parts], format="csr"),
-            parts[0].match,
+            np.concatenate([batch.dense_XF for batch in batches]),
+            np.concatenate([batch.bias_X for batch in batches]),
+            vstack([batch.bags_XV for batch in batches], format="csr"),
+            batches[0].match,
         )
 
     @classmethod

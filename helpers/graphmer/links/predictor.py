@@ -51,7 +51,7 @@ class LinkPredictor:
         self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
 
     def ends(self) -> dict[str, _End]:
-        """Scorers by name, for a score fusion."""
+        """Scorers for a score fusion: of each part at each end, by names such as "given end: path" and "other end: total"."""
         parts, inverse = PARTS if self.model.token_match is not None else PARTS[:1], self.relations.inverse
 
         def at_given(part: int) -> _End:
@@ -111,7 +111,7 @@ class LinkPredictor:
                 self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
         for one, parts in found.items():
             before = [self._queries[one]] if one in self._queries else []
-            self._queries[one] = QueryFeatures.joined(before + parts)
+            self._queries[one] = QueryFeatures.concatenated(before + parts)
 
     def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
         """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].
@@ -159,7 +159,7 @@ class LinkPredictor:
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
                 features = self.model.entity_features(ids_XC.to(self.model.device))
                 found.append(CandidateFeatures.of_texts(*features, match=self.model.token_match))
-            self._entities = CandidateFeatures.joined(found)[np.argsort(order.numpy(), kind="stable")]
+            self._entities = CandidateFeatures.concatenated(found)[np.argsort(order.numpy(), kind="stable")]
         return self._entities[[self._number[name] for name in names]]
 
     @property

@@ -106,7 +106,7 @@ class CopyHead(nn.Module):
         """Number behind those of tokens and pairs."""
         return FIELDS * self.vocab_size + MATCH_PAIRS
 
-    def leaves(
+    def leaf_tokens(
         self,
         leaves_BGD: torch.Tensor,
         roots_BSD: torch.Tensor,
@@ -114,26 +114,37 @@ class CopyHead(nn.Module):
         leaf_segments_BG: torch.Tensor,
         root_segments_BS: torch.Tensor,
     ) -> LeafTokens:
-        """Of leaves that may copy from the roots of their own document."""
-        query_BFGK = self.copy_query(leaves_BGD).unflatten(-1, (COPIED, -1)).transpose(1, 2)
-        key_BFSK = self.copy_key(roots_BSD).unflatten(-1, (COPIED, -1)).transpose(1, 2)
-        scores_BFGS = (query_BFGK @ key_BFSK.transpose(2, 3) / MATCH_KEY**0.5).float()
+        """What each leaf expects of the name that it asks for, and how much it copies of each root of its own document.
+
+        Of `return json.loads(text)` it can copy the token `loads`, the pair `.loads` and the path `json.loads`. There are N = COPIED
+        kinds of copies, since tokens and paths weigh otherwise in each field of a name.
+
+        Args:
+            leaves_BGD, roots_BSD: states.
+            root_ids_BS: tokens of the roots.
+            leaf_segments_BG, root_segments_BS: number of the document that each belongs to, 0 for padding.
+        """
+        query_BNGK = self.copy_query(leaves_BGD).unflatten(-1, (COPIED, -1)).transpose(1, 2)
+        key_BNSK = self.copy_key(roots_BSD).unflatten(-1, (COPIED, -1)).transpose(1, 2)
+        scores_BNGS = (query_BNGK @ key_BNSK.transpose(2, 3) / MATCH_KEY**0.5).float()
         own_BGS = (leaf_segments_BG[..., None] == root_segments_BS[:, None]) & (root_segments_BS > 0)[:, None]
-        copied_BFGS = nn.functional.softplus(scores_BFGS + self.copy_offset[:, None, None]) * own_BGS[:, None]
-        next_segment_BS = nn.functional.pad(root_segments_BS[:, 1:], (0, 1))
-        after_BS = nn.functional.pad(root_ids_BS[:, 1:], (0, 1)) * (next_segment_BS == root_segments_BS)
+        copied_BNGS = nn.functional.softplus(scores_BNGS + self.copy_offset[:, None, None]) * own_BGS[:, None]
+        goes_on_BS = nn.functional.pad(root_segments_BS[:, 1:], (0, 1)) == root_segments_BS
+        next_ids_BS = nn.functional.pad(root_ids_BS[:, 1:], (0, 1)) * goes_on_BS
         ids_BT = torch.cat(
-            [*(root_ids_BS + field * self.vocab_size for field in range(FIELDS)), self._pairs(root_ids_BS, after_BS)],
+            [
+                *(root_ids_BS + field * self.vocab_size for field in range(FIELDS)),
+                self._pairs(root_ids_BS, next_ids_BS),
+            ],
             dim=1,
         )
-        words_BS = self._words(root_ids_BS)
-        ends_BS = words_BS & ~(self._words(after_BS) & (next_segment_BS == root_segments_BS))
-        paths_BS = torch.where(ends_BS, self._paths(root_ids_BS, root_segments_BS), -1)
-        tokens, paths = copied_BFGS.split((FIELDS + 1, FIELDS), dim=1)
-        return LeafTokens(self.expected(leaves_BGD), ids_BT, tokens.transpose(1, 2).flatten(2), paths_BS, paths)
+        ends_path_BS = self._words(root_ids_BS) & ~(self._words(next_ids_BS) & goes_on_BS)
+        paths_BS = torch.where(ends_path_BS, self._paths(root_ids_BS, root_segments_BS), -1)
+        of_tokens, of_paths = copied_BNGS.split((FIELDS + 1, FIELDS), dim=1)
+        return LeafTokens(self.expected(leaves_BGD), ids_BT, of_tokens.transpose(1, 2).flatten(2), paths_BS, of_paths)
 
-    def names(self, text_ids: torch.Tensor, embedding_VD: torch.Tensor, pad: int) -> NameTokens:
-        """Of texts [..., C]; an empty one offers nothing."""
+    def name_tokens(self, text_ids: torch.Tensor, embedding_VD: torch.Tensor, pad: int) -> NameTokens:
+        """What names offer to be met, from their texts [..., C]; an empty one offers nothing."""
         field = self._field(text_ids)
         fields = torch.stack([field == one for one in range(FIELDS)], dim=-2) & (text_ids != pad)[..., None, :]
         weights = nn.functional.softplus(_of_tokens(text_ids, self.token_weight)).float()[..., None, :] * fields

@@ -134,16 +134,19 @@ class HGAT(nn.Module):
         head_mask_BGH: torch.Tensor,
         relation_BG: torch.Tensor,
     ) -> torch.Tensor:
-        """What is added to the leaf tokens [B, G, L, D]: 0 where `relation_BG` is 0 or a leaf has no head token."""
+        """What is added to the leaf tokens [B, G, L, D]: 0 where `relation_BG` is 0 or a leaf has no head token.
+
+        leaf_BGLD: tail tokens t. head_BGHD: head tokens h; head_mask_BGH: where there is one. relation_BG: r, from 1; 0 is no leaf.
+        """
         B, G, L, D = leaf_BGLD.shape
         drop = nn.functional.dropout
         weight_RDD = drop(self.weight, self.dropout, self.training)
         attention_R2D = drop(self.attention, self.dropout, self.training)
         index_BG = (relation_BG - 1).clamp(min=0)
-        through_R2D = (attention_R2D @ weight_RDD).flatten(1)
-        through_BG2D = nn.functional.embedding(index_BG, through_R2D).view(B, G, 2, D)
-        tail_BGL = (leaf_BGLD * through_BG2D[:, :, :1]).sum(-1)
-        head_BGH = (head_BGHD * through_BG2D[:, :, 1:]).sum(-1)
+        query_R2D = (attention_R2D @ weight_RDD).flatten(1)  # W_r^T a_r
+        query_BG2D = nn.functional.embedding(index_BG, query_R2D).view(B, G, 2, D)
+        tail_BGL = (leaf_BGLD * query_BG2D[:, :, :1]).sum(-1)
+        head_BGH = (head_BGHD * query_BG2D[:, :, 1:]).sum(-1)
         score_BGLH = nn.functional.leaky_relu(tail_BGL[..., None] + head_BGH[:, :, None], SLOPE)
         score_BGLH = score_BGLH.masked_fill(~head_mask_BGH[:, :, None], torch.finfo(score_BGLH.dtype).min)
         alpha_BGLH = torch.softmax(score_BGLH, dim=-1).to(head_BGHD.dtype)

@@ -114,7 +114,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             super()._init_weights(module)
 
     def save_pretrained(self, *args, **kwargs):
-        """As transformers does, with the code; `AutoModel` finds the encoder in it, `AutoModelForPreTraining` all of it."""
+        """As transformers does, with the code: from the folder `AutoModel` loads the encoder, `AutoModelForPreTraining` the whole."""
         self.config.auto_map = {"AutoModel": "encoder.GraphMERModel"}
         super().save_pretrained(*args, **kwargs)
 
@@ -192,7 +192,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         return torch.cat((entity_XE, names.mean.float()), dim=-1), names.bias_X, *self.token_match.all_of_names(names)
 
     def _leaf_tokens(self, batch: dict[str, torch.Tensor], states: GraphMEROutput) -> LeafTokens:
-        return self.token_match.leaves(
+        return self.token_match.leaf_tokens(
             states.leaf_states[:, :, 0],
             states.root_states,
             batch["root_ids"],
@@ -201,7 +201,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         )
 
     def _name_tokens(self, text_ids: torch.Tensor) -> NameTokens:
-        return self.token_match.names(text_ids, self.encoder.embedding.weight, self.config.pad_token_id)
+        return self.token_match.name_tokens(text_ids, self.encoder.embedding.weight, self.config.pad_token_id)
 
     def _states(self, batch: dict[str, torch.Tensor]) -> GraphMEROutput:
         return self.encoder(**{name: batch[name] for name in INPUTS})
