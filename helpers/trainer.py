@@ -118,6 +118,8 @@ class TrainerMixin:
         """The transformers model whose attention and checkpointing are set: the model or a part of it."""
         return self.model
 
+    # -- the run --
+
     def train(self, resume_from_checkpoint: bool | str | Path | None = True, **kwargs):
         """Trains to `max_steps`, from the newest whole checkpoint if there is one.
 
@@ -253,6 +255,8 @@ class TrainerMixin:
         metric = self.args.metric_for_best_model.removeprefix("eval_")
         self._say(f"loaded {best.name}, the best evaluation ({metric} {self.state.best_metric:.4f})")
 
+    # -- one step --
+
     def training_step(self, model, inputs, num_items_in_batch=None):
         if self.runtime.kind == "xla" and not self._batches_checked:
             self._assert_sharded(inputs)
@@ -307,6 +311,8 @@ class TrainerMixin:
         torch.manual_seed(value)  # of all devices
         if self.runtime.kind == "xla":
             xla.seed(value)
+
+    # -- logging, evaluation, saving --
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
         fp16 = self.plan.precision == "fp16"  # whose infinite gradient norms only lower the loss scale
@@ -448,6 +454,8 @@ class TrainerMixin:
             "and start in a new output_dir."
         )
 
+    # -- out of memory --
+
     def _shrink_micro_batch(self, error: Exception) -> None:
         args, devices = self.args, self.runtime.device_count if self.runtime.kind == "xla" else 1
         smaller = smaller_micro_batch(args.per_device_train_batch_size, args.gradient_accumulation_steps, devices)
@@ -489,6 +497,8 @@ class TrainerMixin:
         self.model.zero_grad(set_to_none=True)
         self._finite = None
         self.accelerator.free_memory()
+
+    # -- measuring --
 
     def results(self) -> dict:
         """The `plan`, `train` and, on XLA, `xla` parts of results.json."""

@@ -75,6 +75,8 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         """Stock counts the tokens of a thousand texts and prints some of them on the card."""
         self.model.model_card_data.add_tags("generated_from_trainer")
 
+    # -- batches --
+
     def get_train_dataloader(self):
         return self._sharded(super().get_train_dataloader())
 
@@ -99,6 +101,8 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
         _embed_in_chunks(self.loss, self.args)
         self._train_batch_size = self.args.per_device_train_batch_size
 
+    # -- logs --
+
     def log(self, logs: dict, start_time: float | None = None) -> None:
         if "loss" in logs:
             logs = logs | self._terms()
@@ -113,6 +117,8 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
             everywhere = gather_object([terms])
             terms = {name: sum(their[name] for their in everywhere) / len(everywhere) for name in terms}
         return {name: round(value, 6) for name, value in terms.items()}
+
+    # -- saving --
 
     def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
         if self.runtime.kind == "xla":

@@ -87,7 +87,7 @@ Layers = tuple[tuple[Tanh | Linear | Delay, ...], ...]
 def parse(text: str) -> Layers:
     """Layers of reservoirs `kind:size name:value ...`, with `+` between those of a layer and `|` between layers.
 
-    Raises ValueError.
+    Raises ValueError, which names the reservoir and what is wrong with it.
     """
     return tuple(tuple(_parse_one(part.strip()) for part in layer.split("+")) for layer in text.split("|"))
 

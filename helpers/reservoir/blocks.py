@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # V vocabulary · B blocks · T tokens of a block · R rows that are read at once · S state floats
 
-ROWS = 64
+ROWS = 64  # at most
 WASHOUT = 1024  # tokens at least, that a row reads before its first block
 
 
@@ -76,7 +76,7 @@ def states_before(model: ReservoirForCausalLM, blocks: TokenBlocks) -> np.ndarra
     rows = max(1, min(ROWS, len(ids_BT) // (4 * warm)))
     own = -(-len(ids_BT) // rows)
     state_RS = model.initial_state(rows)
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile() as file:  # it is on the disk until the array is gone
         states_BS = np.memmap(file, np.float32, "w+", shape=(len(ids_BT), state_RS.shape[1]))
     was_training = model.training
     model.eval()

@@ -46,7 +46,7 @@ class MemoryCapacity:
     """How well a linear readout recalls a token, by how many tokens ago it was."""
 
     r2_K: np.ndarray  # squared correlation on held-out sequences, of the lags 1, 2, ... max_lag
-    total: float
+    total: float  # their sum
     floor: float  # expected r^2 of a token that has left no trace
 
 
@@ -143,11 +143,11 @@ def plot_diagnostics(
     figure, (plane, forgetting, recall) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     figure.suptitle(title)
     names = dict.fromkeys([*spectra, *washouts, *memories])
-    colors = {name: f"C{index}" for index, name in enumerate(names)}
+    colors = {name: f"C{index}" for index, name in enumerate(names)}  # one a name, in all panels
     _draw_spectra(plane, spectra, colors)
     for name, washout in washouts.items():
         after = f"not within {len(washout.distance_T) - 1}" if washout.tokens is None else f"{washout.tokens} tokens"
-        # Zero has no logarithm.
+        # Below what fp32 resolves there is only rounding, and zero has no logarithm.
         forgetting.semilogy(np.maximum(washout.distance_T, 1e-8), color=colors[name], label=f"{name} ({after})")
     forgetting.axhline(FORGOTTEN, linestyle="--", color="0.4", label=f"forgotten ({FORGOTTEN:.0e})")
     forgetting.set(title="Washout", xlabel="tokens seen", ylabel="distance / initial distance", ylim=(1e-8, None))
@@ -177,4 +177,4 @@ def _draw_spectra(axes, spectra: Mapping[str, Spectrum], colors: Mapping[str, st
         axes.plot(ring.real, ring.imag, linestyle="--", linewidth=1, color=colors[name])
     axes.set(title="Eigenvalues (dashed: spectral radius)", xlabel="real part", ylabel="imaginary part")
     axes.set_aspect("equal", adjustable="datalim")
-    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.17))
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.17))  # below: the points fill the panel

@@ -31,7 +31,7 @@ from .tokens import token_bytes, tokens_of
 
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
-RIDGES = (1.0, 30.0, 1000.0)
+RIDGES = (1.0, 30.0, 1000.0)  # in units of summed squares; features are of order one and tokens many
 RIDGE_TOKENS, RIDGE_ROWS = 400_000, 32  # tokens fitted; blocks at a time
 MEMORY_LAGS = 400  # tokens
 

@@ -112,7 +112,7 @@ class TanhReservoir(Reservoir):
         if inputs.device.type == "xla":
             drive_BTN = self._masked(self.drive(inputs) + self.bias, mask_BT)
             return leaky_tanh(drive_BTN, self.weight, self.spec.leak, state_BS, since_BT=since_BT)
-        # In place: a second array costs as much as the arithmetic, in page faults.
+        # Piece by piece into one array: another one as large would cost as much, in page faults, as the arithmetic.
         dtype, shape = compute_dtype(self.bias), (*inputs.shape[:2], self.features)
         states_BTN = torch.empty(shape, dtype=dtype, device=self.bias.device)
         for begin in range(0, inputs.shape[1], DRIVEN_TOKENS):

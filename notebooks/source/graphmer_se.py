@@ -18,7 +18,7 @@
 # search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
-# **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`.
+# **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`; it has the same cells.
 #
 # {planned}
 #
@@ -36,8 +36,8 @@
 # search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
-# length of the curriculum. The GPU twin is `graphmer_se.ipynb`.
+# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
+# length of the curriculum. The GPU twin is `graphmer_se.ipynb`; it has the same cells.
 #
 # {planned}
 #
@@ -50,8 +50,8 @@
 # ## Parameters
 #
 # `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), a folder
-# with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: the standard library of the Python that runs this.
-# `config` is a YAML file or a profile (`cpu`, `t4`, `rtx3050`, `a100`, `tpu_v5e_8`); `changes`
+# with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: the standard library of the Python that runs this,
+# real code on every machine. `config` is a YAML file or a profile (`cpu`, `t4`, `rtx3050`, `a100`, `tpu_v5e_8`); `changes`
 # sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the configuration's value. {own data}
 
 # %% tags=["parameters"]
@@ -60,7 +60,8 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter and every key of the configuration is checked before anything slow starts.
+# Every parameter and every key of the configuration is checked before anything slow starts, and the machine is reported
+# with the reason for each choice.
 
 # %%
 from helpers import parameters, run_folder, runtime, tables
@@ -80,6 +81,7 @@ print(to_yaml(configuration))
 # Names are resolved through imports and scopes, not guessed; what nothing resolves is marked and never trained on. The
 # ontology says which types a relation connects and what it forbids; violations are counted. Held out are whole packages, or
 # modules or definitions where there are too few, and no pair of entities is on both sides, in whichever order and relation.
+# The output folder is claimed for this run once its data are read.
 
 # %%
 from helpers.graphmer import experiment
@@ -131,7 +133,7 @@ figure = plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder 
 # Two tokens see each other the less, the farther they are apart in the chain: each logit is multiplied by
 # `base ** GELU(sqrt(distance + 1) - p)`, where every head learns its own p. Here is a chain of six roots, with a leaf of three
 # tokens at the third. Distances by shortest paths, and the factors that follow; then the form that the model uses, which needs
-# no search.
+# no search. Both must be equal.
 
 # %%
 import networkx
@@ -153,7 +155,7 @@ if float((slow - fast).abs().max()) > 1e-6:
 # ## Model and plan
 #
 # What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
-# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time rests on what others published, on a CPU it is not known.
+# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time rests on what others published, on a CPU it is not known. The same table with what was measured comes after training.
 
 # %%
 from helpers.graphmer.workload import workload
@@ -216,7 +218,7 @@ tables.show(forecast.beside(measured["train"]))
 # without them. The encoder scores a pair from both ends, with the given one and with each candidate as the query, weighed
 # on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
 # as well. Both together are the scorer that is asked below and saved. Calibration error: how far the probability of a first
-# answer is from how often it is right (0 is best).
+# answer is from how often it is right (softmax over all candidates; 0 is best).
 
 # %%
 from helpers.graphmer.links.predictor import LinkPredictor
@@ -238,7 +240,7 @@ tables.show(evaluation.by_relation(rows))
 # %% [markdown]
 # ## Masked tokens
 #
-# Before and after training: the share of masked tokens whose first answer is right.
+# What training itself asks for, before and after: the share of masked tokens whose first answer is right.
 
 # %%
 after = evaluation.masked(trainer.model, corpus, configuration)
@@ -311,7 +313,7 @@ tables.show([answer._asdict() for answer in answers], "helpers.run_folder.same_d
 # ## Next steps
 #
 # - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages and virtual environments are not.
-# - **Ask about it** as above, or from the shell
+# - **Ask about it**: `saved.ask("my/repository", "package.module.function", "called_by")`, or from the shell
 #   `python -m helpers.graphmer ask outputs/graphmer_se/model my/repository package.module.function called_by`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`; in-batch negatives become fewer with the micro-batch.

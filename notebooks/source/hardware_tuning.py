@@ -15,7 +15,7 @@
 # the end the tuned run is held against the stock one at equal quality.
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other things help.
-# **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`.
+# **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`; it has the same cells.
 #
 # {planned}
 #
@@ -31,8 +31,8 @@
 # at equal quality. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
-# twin is `hardware_tuning.ipynb`.
+# Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
+# twin is `hardware_tuning.ipynb`; it has the same cells.
 #
 # {planned}
 #
@@ -56,7 +56,8 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter is checked before anything is downloaded, and the machine is reported with the reason for each choice.
+# Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
+# reported with the reason for each choice.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables

@@ -31,7 +31,7 @@
 # intervals; and you have the adapter and the merged model, both loaded back and compared.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Examples are
+# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Examples are
 # packed into blocks of one length and kept apart by a mask. The GPU twin is `legal_cot_sft.ipynb`; it has the same cells.
 #
 # {planned}

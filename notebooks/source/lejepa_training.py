@@ -33,7 +33,7 @@
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin
+# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin
 # is `lejepa_training.ipynb`; it has the same cells.
 #
 # {planned}
@@ -60,7 +60,7 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter is checked before anything is downloaded.
+# Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables

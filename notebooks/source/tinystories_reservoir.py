@@ -28,7 +28,7 @@
 # equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
+# Without one it warns and goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
 # `tinystories_reservoir.ipynb`.
 #
 # {planned}
@@ -50,7 +50,7 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter is checked before anything is downloaded.
+# Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
@@ -203,7 +203,7 @@ rows = comparison.over_seeds(trainer, corpus, params, plan, machine, folder)
 # %% [markdown]
 # ## After training
 #
-# The same measure, a story of each, and the loss against tokens and seconds.
+# The same measure on the same tokens, a story of each, and the loss against tokens and seconds.
 
 # %%
 tables.show(comparison.table({"untrained": before, **baselines}, rows))
@@ -285,4 +285,4 @@ print(experiment.tell(ridge_model, story_tokenizer, params))
 # ## Next steps
 #
 # - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
-# - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs`, in a new `output_dir`.
+# - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs` and give a new `output_dir`.

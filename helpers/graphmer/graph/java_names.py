@@ -50,6 +50,8 @@ class JavaNames:
                 self.known.setdefault(found.id, found)
         self._resolved: dict[tuple[str, str], Reference | None] = {}
 
+    # ---- types
+
     def resolve(self, name: str, within: Type, variables: set[str] = frozenset()) -> Reference | None:
         """The type that `name` means in a body of `within`; None for a type parameter and for what is not certain."""
         if not name or name.partition(".")[0] in variables:
@@ -127,6 +129,8 @@ class JavaNames:
                 yield one
                 queue += self.bases(one) if isinstance(one, Type) else []
 
+    # ---- members
+
     def method(self, owner: Reference, name: str, count: int) -> Method | str | None:
         """The method that a call with so many arguments reaches; the id of one outside of the sources."""
         if isinstance(owner, str):
@@ -182,6 +186,8 @@ class JavaNames:
             if static and on_demand and (known := self.known.get(full_name)) and name in known.methods:
                 return self.method(known, name, count)
         return None
+
+    # ---- expressions
 
     def type_of(self, node: Node, place: Place) -> Reference | None:
         """Static type of an expression, or the type that it names; None where that is not certain."""
