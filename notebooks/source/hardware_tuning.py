@@ -14,6 +14,8 @@
 # is timed **on this machine**, in turn with what was kept before it, and stays only if it is faster by more than noise. At
 # the end the tuned run is held against the stock one at equal quality.
 #
+# {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other things help.
 # **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`; it has the same cells.
 #
@@ -29,6 +31,8 @@
 # gradient checkpointing for a larger one. Each is timed **on this machine**, in turn with what was kept before it, and stays
 # only if it is faster by more than noise; compilation is reported apart. At the end the tuned run is held against the start
 # at equal quality. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
+#
+# {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU

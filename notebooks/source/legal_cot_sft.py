@@ -13,6 +13,8 @@
 # end you have the adapter and the merged model, and know how many held-out questions it answers rightly, before and after and
 # beside copied training records, with 95 % intervals.
 #
+# {picture: Right verdicts on held-out questions, of the trained model and of answers that cost nothing, with 95 % intervals}
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling; Kaggle: *GPU T4
 # x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait. The TPU twin is
 # `legal_cot_sft_tpu.ipynb`; it has the same cells.
@@ -29,6 +31,8 @@
 # Fine-tunes a small chat model to answer legal questions in steps: reasoning, answer, case citation, and then to stop. At the
 # end you have the adapter and the merged model, and know how many held-out questions it answers rightly, before and after and
 # beside copied training records, with 95 % intervals.
+#
+# {picture: Right verdicts on held-out questions, of the trained model and of answers that cost nothing, with 95 % intervals}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
