@@ -80,8 +80,8 @@ print(f"output     {folder.resolve()}")
 # %% [markdown]
 # ## Data
 #
-# Every record is checked. Records with reasoning in prose, or without reasoning or citation, are used: the model is asked for
-# the sections that are there. Near-duplicate questions are on one side of the split. Names, facts and sets of elements of the
+# Every record is checked. Records with reasoning in prose, or without reasoning or citation, are used: what is asked for is
+# what they have. Near-duplicate questions are on one side of the split. Names, facts and sets of elements of the
 # sample's test questions are not in training; `areas` is a second test, on other areas of law.
 
 # %%
@@ -96,7 +96,7 @@ print(data.splits)
 # %% [markdown]
 # ## Model
 #
-# With LoRA small fp32 matrices are trained beside the base model's projections, which stay as they are. With QLoRA these are kept in
+# With LoRA small fp32 matrices are trained beside the base model's projections, which stay as they are. With QLoRA these have
 # 4 bits: a model of 7 billion weights can be trained on a T4.
 
 # %%
@@ -116,7 +116,7 @@ encoded = experiment.encode(data.splits, tokenizer, params)
 run_folder.write_json(folder / "set_aside.json", [*map(vars, data.report.findings), *encoded.set_aside()])
 print(encoded.why)
 overlap = experiment.overlaps(encoded, params)
-tables.show(overlap, "Reasoning steps of the test questions that are in training, too")
+tables.show(overlap, "Reasoning steps of the test questions that training has, too")
 print(encoded.layout.shown(encoded.splits.train[0]))
 
 # %% [markdown]
@@ -138,14 +138,14 @@ tables.show(forecast.rows())
 # ## The loss in six lines
 #
 # The loss is on the completion only, and on the token at which the model must stop. Two records one by one in plain code, and packed
-# by the trainer into one block, where neither sees the other: both losses must be equal but for rounding.
+# by the trainer into a block, where neither sees the other: both losses must be equal but for rounding.
 
 # %%
 import torch
 
 trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
 pair, nats = sorted(encoded.splits.train, key=lambda each: len(str(each)))[:2], []
-packed = trainer.completion_loss([*map(encoded.layout.example, pair)])["loss"]  # no dropout from here on
+packed = trainer.completion_loss([*map(encoded.layout.example, pair)])["loss"]  # no dropout from here
 with torch.no_grad(), experiment.autocast(machine):
     for prompt, ids in encoded.layout.tokens(pair):
         ids = torch.tensor(ids, device=trainer.model.device)
@@ -171,7 +171,7 @@ correctness.show(references, before)
 # %% [markdown]
 # ## Train
 #
-# With several processes each has a GPU and its share of every batch; the weights come back into `trainer`.
+# Several processes have a GPU and a share of every batch each; the weights come back into `trainer`.
 
 # %%
 measured = experiment.train(trainer, params)
@@ -180,7 +180,7 @@ measured = experiment.train(trainer, params)
 # What the run cost, measured. `useful tokens` are no padding; model FLOPs utilisation leaves recomputation out.
 
 # %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: otherwise
+# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: else
 # shapes change, or values leave the chip at every step.
 
 # %%
@@ -190,12 +190,14 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## After training
 #
-# The same questions. A model that has learnt something is ahead of `nearest training record` by more than the intervals.
+# The same questions. A model that has learnt is ahead of `nearest training record` by more than the intervals.
 
 # %%
 after, samples_after = experiment.examine(trainer, encoded, params)
 correctness.show(references, before, after)
 figure = correctness.plot(references, before, after, folder / "figures" / "answers.png")
+
+# %%
 print(correctness.beside(samples_before, samples_after, 2))
 
 # %%
@@ -212,7 +214,7 @@ results_file = run_folder.write_results("legal_cot_sft", params, machine, **resu
 # %% [markdown]
 # ## Ask it
 #
-# The base model's answer, then the trained model's: no legal advice, and often wrong. Change `question` and run the cell again.
+# The base model's answer, then the trained model's: no legal advice, and often wrong. Change `question` and run it again.
 
 # %%
 question = params.prompt
@@ -222,9 +224,9 @@ answer = experiment.ask(trainer, encoded, question, params, stream=True)
 # %% [markdown]
 # ## Export
 #
-# The results are written already. With LoRA: the adapter, and in `merged/` the whole model where disk and memory have room for it;
-# with QLoRA the adapter alone. Every tensor is read again and must be what was trained. The model is merged in memory, so this is the
-# last cell that needs it.
+# The results are written already. With LoRA: the adapter, and in `merged/` the whole model where disk and memory have room; with
+# QLoRA the adapter alone. Every tensor is read again and must be what was trained. The model is merged in memory: this is the last
+# cell that can use it.
 
 # %%
 print(*experiment.export(trainer, encoded, data, params, folder, references, before, after), sep="\n")
