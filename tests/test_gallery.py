@@ -90,7 +90,7 @@ def test_the_small_picture_has_the_figures_shape_and_few_colours_and_bytes(publi
     noise = np.random.default_rng(0).integers(0, 256, (300, 600, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
     picture = gallery.small((tmp_path / "noise.png").read_bytes())
-    assert len(picture) <= 9_000 and Image.open(io.BytesIO(picture)).width < 200
+    assert len(picture) <= 9_000 and Image.open(io.BytesIO(picture)).width < 300
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/gallery").glob("*.ipynb")), ids=lambda path: path.stem)
