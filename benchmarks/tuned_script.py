@@ -29,7 +29,7 @@ from transformers import Trainer
 
 from helpers import runtime
 from helpers.tuning import export
-from helpers.tuning.data import load_labelled
+from helpers.tuning.experiment import load_texts
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.task import Task, load_task
@@ -70,11 +70,7 @@ def main() -> None:
     found = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))
     params = TuningParameters(**found["parameters"] | {"patience": 0})  # which would need evaluations
     settings = Settings(**found["settings"]["chosen"])
-    texts = load_labelled(
-        params.data_source,
-        **params.model_dump(include={"text_column", "label_column", "num_rows", "eval_rows", "positive_label", "seed"}),
-    )
-    task = load_task(params, texts, runtime.detect(False, params.precision))
+    task = load_task(params, load_texts(params), runtime.detect(False, params.precision))
     described = report.machine(arguments.device, ("torch", "transformers", "accelerate"))
     timed = clock(task.runtime)
     watch = WATCH.format(clock="process_time" if timed == PROCESSOR else "perf_counter")

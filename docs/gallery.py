@@ -6,18 +6,20 @@
 
 Each GPU notebook runs with the parameters below, on data that need no network. What was cut off goes on where it stopped.
 `docs/gallery/` then holds it without its packed `helpers`, as .ipynb, which code hosts show, as a page in HTML, and one of its
-figures as .png, which README shows.
+figures twice: as .png, which README shows, and small as _small.png, which `make notebooks` puts into the notebook's first cell.
 """
 
 import argparse
 import asyncio
 import base64
+import io
 import re
 import sys
 from pathlib import Path
 
 import nbformat
 from nbconvert import HTMLExporter
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -65,6 +67,11 @@ PARAMETERS = {
     },
 }
 FIRST_FIGURE = ("hardware_tuning",)  # README shows it; of the other notebooks the last
+MOST_WIDTH, MOST_BYTES = 480, 9_000  # of a small picture
+COLORS = (  # of matplotlib's figures: white to black, and its own, full and pale
+    "ffffff c8c8c8 909090 505050 000000 1f77b4 ff7f0e 2ca02c d62728 9467bd 8c564b aec7e8 ffbb78 98df8a ff9896 b0c4de"
+)
+EARLIER = re.compile(r'<img [^>]*src="data:[^>]*>\n\n\*.+\*\n\n')  # the picture of an earlier copy, in the first cell
 LEFT_OUT = "# The packed files of `helpers` and their setup stand here in the notebook itself."
 
 
@@ -83,7 +90,7 @@ def main() -> None:
 
 
 def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
-    """Writes `name`.ipynb, `name`.html and, where the notebook draws, one figure as `name`.png into the gallery.
+    """Writes `name`.ipynb, `name`.html and, where the notebook draws, one figure as `name`.png and `name`_small.png.
 
     replaced: folders of this machine, and what stands for each in what the notebook printed.
     """
@@ -92,6 +99,7 @@ def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
     if drawn := figures(notebook):
         figure = drawn[0 if name in FIRST_FIGURE else -1]
         (GALLERY / f"{name}.png").write_bytes(base64.b64decode(figure.data["image/png"]))
+        (GALLERY / f"{name}_small.png").write_bytes(small(base64.b64decode(figure.data["image/png"])))
     nbformat.write(notebook, GALLERY / f"{name}.ipynb")
     page, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
     frame = PAGE.replace("TITLE", name).replace("NOTEBOOK", f"{name}.ipynb").replace("BODY", page)
@@ -100,6 +108,20 @@ def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
         f"- [{path.stem}]({path.name}) ([as a web page]({path.stem}.html))" for path in sorted(GALLERY.glob("*.ipynb"))
     )
     (GALLERY / "README.md").write_text(INDEX.replace("LINKS", links), encoding="utf-8")
+
+
+def small(figure: bytes) -> bytes:
+    """The figure as a PNG of MOST_WIDTH pixels in COLORS, or narrower, so that it has no more than MOST_BYTES."""
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(bytes.fromhex(COLORS))
+    whole = Image.open(io.BytesIO(figure)).convert("RGB")
+    for width in range(min(MOST_WIDTH, whole.width), 0, -10):
+        resized = whole.resize((width, max(1, round(whole.height * width / whole.width))), Image.Resampling.LANCZOS)
+        written = io.BytesIO()
+        resized.quantize(palette=palette, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
+        if written.tell() <= MOST_BYTES:
+            break
+    return written.getvalue()
 
 
 def figures(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
@@ -116,12 +138,12 @@ def figures(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def shown(notebook: nbformat.NotebookNode, replaced: dict[str, str]) -> nbformat.NotebookNode:
-    """The notebook without its setup cell, folders of this machine, widgets, what libraries warned of on this machine, and what
+    """The notebook without its setup cell, the picture of an earlier copy, folders of this machine, widgets, what libraries warned of on this machine, and what
     papermill and Jupyter noted in it."""
     for cell in notebook.cells:
         if "setup" in cell.metadata.get("tags", []):
             cell |= {"source": LEFT_OUT, "outputs": []}
-        cell.source = without(cell.source, replaced)
+        cell.source = without(EARLIER.sub("", cell.source), replaced)
         cell.metadata = nbformat.NotebookNode(
             {key: value for key, value in cell.metadata.items() if key in ("tags", "jupyter")}
         )

@@ -10,14 +10,17 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Two cells ar
   requirements-gpu.txt or requirements-tpu.txt, and with what the notebook can reach of the `helpers` package (closure.py);
 - tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class.
 
-In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/forecasts.json), and
-`{own data}` for how a file of one's own gets into the runtime.
+In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/forecasts.json),
+`{own data}` for how a file of one's own gets into the runtime, and a paragraph `{picture: what it shows}` for the small picture of
+the executed copy (docs/gallery), with a caption; without one there the paragraph is left out.
 """
 
 import argparse
 import base64
 import bz2
+import functools
 import hashlib
+import html
 import importlib
 import json
 import re
@@ -44,7 +47,9 @@ SUFFIX = {"gpu": "", "tpu": "_tpu"}
 COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
 DEVICES = {"gpu": ("T4", "A100 40GB"), "tpu": ("v5e-1", "v5e-8")}
 FORECASTS = ROOT / "docs/results/forecasts.json"
+GALLERY = ROOT / "docs/gallery"
 PLAN = "{planned}"  # in a markdown cell
+PICTURE = re.compile(r"\{picture: (.+)\}\n\n")
 OWN_DATA = "{own data}"
 WHERE_OWN_DATA_ARE = (
     '**Your own data**: `data_source="upload"` asks for a file in Colab; a mounted Drive is `/content/drive/MyDrive`, an input '
@@ -116,10 +121,10 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
             text = parameters_cell(text, twin, where=f"{source}: parameters cell")
         elif cell.cell_type == "code" and "setup" not in tags:
             text = _twin_lines(text, twin, where=f"{source}: cell {position}")
-        elif PLAN in text:
-            text = text.replace(PLAN, planned(source.stem, twin))
         else:
             text = text.replace(OWN_DATA, WHERE_OWN_DATA_ARE)
+            text = PICTURE.sub(lambda found: picture(source.stem, found[1]), text)
+            text = text.replace(PLAN, planned(source.stem, twin)) if PLAN in text else text
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         cells.append(new_cell(text, id=f"{position:02d}", metadata=metadata))
     setup = next(cell for cell in cells if "setup" in _tags(cell))
@@ -128,6 +133,16 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
     # Folded: in Colab, in Jupyter and VS Code, on Kaggle.
     setup.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     return cells
+
+
+def picture(notebook: str, shows: str) -> str:
+    """The gallery's small picture inside the text, so that it needs no network, and its caption; "" where there is none."""
+    file = GALLERY / f"{notebook}_small.png"
+    if not file.is_file():
+        return ""
+    data = base64.b64encode(file.read_bytes()).decode()
+    image = f'<img alt="{html.escape(shows)}" src="data:image/png;base64,{data}">'
+    return f"{image}\n\n*{shows}: from an executed copy on a CPU, no promise.*\n\n"
 
 
 def planned(notebook: str, twin: str) -> str:
@@ -203,7 +218,7 @@ def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str 
     header = [
         # With the space that `ruff format` wants; Colab reads `# @title` and `#@title` alike.
         '# @title Setup: unpack helpers, install what is missing {display-mode: "form"}',
-        f"# PAYLOAD holds {len(files)} files of this project's package helpers {version}: what the notebook can reach, and no more.",
+        f"# PAYLOAD holds {len(files)} files of this project's package helpers {version}: what the notebook can reach.",
         "# `pip install helpers` would install a stranger's.",
     ]
     constants = {
@@ -233,10 +248,26 @@ def requirement_lines(names: list[str], twin: str, where: str = "setup cell") ->
 
 
 def packed(files: dict[str, bytes]) -> bytes:
-    """The files, shared ones first, with a zero byte between: path, line break, content. JSON would escape every line break."""
+    """The files with a zero byte between: path, line break, content. JSON would escape every line break.
+
+    Of a few orders it is the one that bz2 makes smallest.
+    """
     assert not any(b"\0" in content for content in files.values())
-    names = sorted(files, key=lambda name: (name.count("/"), name))
-    return b"\0".join(name.encode() + b"\n" + files[name] for name in names)
+    return _smallest(tuple(sorted(files.items())))
+
+
+@functools.cache
+def _smallest(files: tuple[tuple[str, bytes], ...]) -> bytes:
+    keys = (  # of a path and its content
+        lambda file: file[0],
+        lambda file: file[0].count("/"),
+        lambda file: -file[0].count("/"),
+        lambda file: file[0].rpartition("/")[2],
+        lambda file: len(file[1]),
+    )
+    orders = [sorted(files, key=key)[::step] for key in keys for step in (1, -1)]
+    texts = [b"\0".join(name.encode() + b"\n" + content for name, content in order) for order in orders]
+    return min(texts, key=lambda text: len(bz2.compress(text, 9)))
 
 
 def payload(files: dict[str, bytes]) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import html
 import json
 import modulefinder
 import os
@@ -9,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from base64 import b85decode
+from base64 import b64decode, b64encode, b85decode
 from bz2 import decompress
 from pathlib import Path
 
@@ -62,6 +63,7 @@ MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not ra
     "lejepa_training": 129_800,
     "tinystories_reservoir": 129_900,
 }
+MOST_BYTES_OF_A_PICTURE = 12_600  # with its caption; 9,000 in base64 are 12,000
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"
 
 
@@ -289,13 +291,35 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_a_notebook_carries_no_room_but_its_own_and_stays_small(source):
+def test_a_notebook_carries_no_room_but_its_own_and_stays_small(source, tmp_path, monkeypatch):
     rooms = {path.parent.name for path in (ROOT / "helpers").glob("*/workload.py")}
+    with_picture = {twin: len(build.written(build.notebook(source, twin))) for twin in build.SUFFIX}
+    monkeypatch.setattr(build, "GALLERY", tmp_path)  # a picture is no code
     for twin in build.SUFFIX:
         notebook = build.notebook(source, twin)
         folders = {Path(name).parts[1] for name in carried(notebook) if len(Path(name).parts) > 2}
         assert len(folders & rooms) == 1
         assert len(build.written(notebook)) <= MOST_BYTES.get(source.stem, 130_000)
+        assert with_picture[twin] - len(build.written(notebook)) <= MOST_BYTES_OF_A_PICTURE
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_the_first_cell_has_the_gallerys_picture_and_what_it_shows_or_neither(source, tmp_path, monkeypatch):
+    picture = (ROOT / f"docs/gallery/{source.stem}.png").with_name(f"{source.stem}_small.png")
+    for twin in build.SUFFIX:
+        title, *others = build.twin_cells(source, twin)
+        found = re.findall(r'\n\n<img alt="([^"]+)" src="data:image/png;base64,([^"]+)">\n\n\*(.+)\*\n\n', title.source)
+        assert len(found) == picture.is_file()
+        for alt, data, caption in found:
+            assert b64decode(data) == picture.read_bytes()
+            assert caption == f"{html.unescape(alt)}: from an executed copy on a CPU, no promise."
+        assert not any("{picture" in cell.source or "<img" in cell.source for cell in others)
+    monkeypatch.setattr(build, "GALLERY", tmp_path)
+    without, *_ = build.twin_cells(source, "gpu")
+    assert "picture" not in without.source and "<img" not in without.source and "\n\n\n" not in without.source
+    (tmp_path / picture.name).write_bytes(b"any")
+    (again, *_), shown = build.twin_cells(source, "gpu"), b64encode(b"any").decode()
+    assert f'src="data:image/png;base64,{shown}"' in again.source
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

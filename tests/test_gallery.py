@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import sys
 from pathlib import Path
 
 import nbformat
 import papermill
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 from helpers import grid
 
@@ -20,7 +22,9 @@ import gallery  # noqa: E402
 
 CELLS = [
     nbformat.v4.new_code_cell("PAYLOAD = 'c0ffee'\nprint('unpacked')", metadata={"tags": ["setup"]}),
-    nbformat.v4.new_markdown_cell("# Title\n\n## What it drew"),
+    nbformat.v4.new_markdown_cell(
+        '# Title\n\n<img alt="Loss" src="data:image/png;base64,b2xk">\n\n*Loss: of an earlier copy.*\n\n## What it drew'
+    ),
     nbformat.v4.new_code_cell(
         "import os, sys, time\nprint(os.getcwd() + '/result', flush=True)\ntime.sleep(0.5)\nprint('a later line')\nprint('a library', 'warns', file=sys.stderr)"
     ),
@@ -47,6 +51,7 @@ def published(tmp_path, monkeypatch) -> Path:
 def test_a_copy_shows_what_was_printed_and_nothing_of_this_machine(published):
     text = (published / "probe.ipynb").read_text()
     assert "outputs/result" in text
+    assert "earlier copy" not in text and "b2xk" not in text and "Title" in text
     assert "c0ffee" not in text and "unpacked" not in text and gallery.LEFT_OUT in text
     for page in ("probe.ipynb", "probe.html"):
         shown = (published / page).read_text()
@@ -66,6 +71,40 @@ def test_the_last_figure_is_a_picture_of_its_own_and_is_described(published):
     assert (published / "probe.png").read_bytes() == base64.b64decode(figure.data["image/png"])
     assert 'alt="Figure: What it drew"' in (published / "probe.html").read_text()
     assert "[probe](probe.ipynb)" in (published / "README.md").read_text()
+
+
+def test_the_small_picture_has_the_figures_shape_and_few_colours_and_bytes(published, tmp_path):
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    assert Image.open(published / "probe_small.png").size == (1, 1)
+    figure, axes = plt.subplots(figsize=(12, 4))
+    axes.barh(["start", "tuned"], [1, 2])
+    figure.savefig(tmp_path / "figure.png", dpi=100)
+    plt.close(figure)
+    picture = gallery.small((tmp_path / "figure.png").read_bytes())
+    read = Image.open(io.BytesIO(picture))
+    assert (read.size, read.mode) == ((480, 160), "P")
+    assert len(read.getcolors()) <= 16 and len(picture) < 3_000
+    assert (0x1F, 0x77, 0xB4) in {color for _, color in read.convert("RGB").getcolors()}, "the bars' own blue"
+    noise = np.random.default_rng(0).integers(0, 256, (300, 600, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    picture = gallery.small((tmp_path / "noise.png").read_bytes())
+    assert len(picture) <= 9_000 and Image.open(io.BytesIO(picture)).width < 300
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/gallery").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_small_pictures_are_of_the_large_ones(path):
+    large, little = (path.with_name(f"{path.stem}{end}.png") for end in ("", "_small"))
+    assert large.is_file() == little.is_file()
+    if large.is_file():
+        assert little.stat().st_size <= 9_000
+        tiny = Image.open(little).convert("RGB")
+        assert tiny.width <= 480
+        again = Image.open(io.BytesIO(gallery.small(large.read_bytes()))).convert("RGB")
+        assert again.size == tiny.size
+        difference = ImageChops.difference(again, tiny).convert("L")
+        assert ImageStat.Stat(difference).mean[0] < 3, "another figure; run docs/gallery.py"
 
 
 @pytest.mark.parametrize("name", gallery.PARAMETERS)

@@ -82,6 +82,9 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert results["eval"]["after"]["log_loss"] < results["eval"]["before"]["log_loss"]
     assert len(results["verdict"]["speed_up"]) == 1 and results["verdict"]["quality_kept"] is None
     assert results["monitoring"]["samples"] >= 1
+    timed = [rung for rung in (results["start"], *results["optimisations"]) if len(rung["gains"]) > 1][-1]
+    (interval,) = re.findall(rf"^{re.escape(timed['name'])} in plain code: (.+)$", text_of(executed), re.MULTILINE)
+    assert interval in timed["verdict"] or timed["name"] == "start"
     for figure in ("optimisations.png", "utilisation.png"):
         assert (output / "figures" / figure).read_bytes().startswith(b"\x89PNG")
     assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt")]

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from statistics import fmean
 
+import matplotlib.pyplot as plt
 import pytest
 
 from helpers.legal import correctness
@@ -18,8 +19,10 @@ from helpers.legal.correctness import (
     nearest,
     note,
     overlap,
+    plot,
     rate,
     read,
+    show,
     table,
 )
 from helpers.legal.generation import Generated
@@ -257,6 +260,73 @@ def test_the_table_after_training_has_the_trained_model_before_gold():
     assert [row["answers"] for row in rows][-3:] == ["base model", "trained", "gold"]
     assert rows[-2] == rows[-1] | {"answers": "trained"}
     assert rows[-1].keys() == {"answers", *KNOWN, "mean steps", "mean reasoning words", "mean words"}
+
+
+def asked_of(*sets):
+    """References, an untrained model that writes noise and a trained one that writes the records, by set of questions."""
+    names = ("test", "areas")[: len(sets)]
+    references = {name: baselines(SAMPLE.train[:200], each) for name, each in zip(names, sets, strict=True)}
+    before, after = (
+        {name: measure([sample(r, text(r)) for r in each]) for name, each in zip(names, sets, strict=True)}
+        for text in (lambda record: "noise", response)
+    )
+    return references, before, after
+
+
+def bars(axes) -> dict[str, tuple[float, float, float]]:
+    """Rate and ends of the interval of each bar, as they are drawn."""
+    names = [label.get_text() for label in axes.figure.axes[0].get_yticklabels()]
+    found = {}
+    for name, bar, lines in zip(names, axes.patches, axes.collections, strict=True):
+        (((low, _), (high, _)),) = lines.get_segments()
+        found[name] = bar.get_width(), low, high
+    return found
+
+
+SYSTEMS = ["constant", "nearest training record", "base model", "trained", "gold"]
+
+
+def test_the_figure_has_a_bar_of_right_verdicts_with_its_interval_for_each_row_of_the_tables(tmp_path):
+    references, before, after = asked_of(SAMPLE.test[:20], SAMPLE.areas[:20])
+    figure = plot(references, before, after, tmp_path / "new" / "answers.png")
+    assert (tmp_path / "new" / "answers.png").read_bytes().startswith(b"\x89PNG")
+    for axes, name in zip(figure.axes, ("test", "areas"), strict=True):
+        rows = table(references[name], before[name], after[name])
+        drawn = bars(axes)
+        assert [*drawn] == [row["answers"] for row in rows] == SYSTEMS
+        for row in rows:
+            assert row["verdict"] == "{:.0f} [{:.0f}, {:.0f}]".format(*(round(x) for x in drawn[row["answers"]]))
+        assert axes.get_title() == f"{name}: verdict" and "of 20 questions" in axes.get_xlabel()
+        colors = [bar.get_facecolor() for bar in axes.patches]
+        assert colors.count(colors[3]) == 1, "the trained model stands out"
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("changes", "measure"),
+    [({}, "cited"), ({"case_citation": ""}, "steps"), ({"case_citation": "", "reasoning": "In prose."}, "format")],
+)
+def test_the_figure_of_records_without_verdicts_has_the_first_measure_that_they_pass(changes, measure, tmp_path):
+    real = [replace(record, gold=None, **changes) for record in SAMPLE.test[:6]]
+    figure = plot(*asked_of(real), tmp_path / "answers.png")
+    (axes,) = figure.axes
+    assert axes.get_title() == f"test: {measure}"
+    assert [*bars(axes)] == SYSTEMS
+    assert bars(axes)["gold"][0] == bars(axes)["trained"][0] == 100
+    plt.close(figure)
+
+
+def test_each_set_of_questions_is_shown_and_labelled_ones_after_training(capsys):
+    references, before, after = asked_of(SAMPLE.test[:5], SAMPLE.areas[:5])
+    asked = {"tasks": {"contracts": {"acc": 0.25}}}
+    before["test"]["questions"], after["test"]["questions"] = asked, asked
+    show(references, before)
+    said = capsys.readouterr().out
+    assert said.count("Percent of 5 questions") == 2 and "test: " in said and "areas: " in said
+    assert "trained" not in said.replace("training", "") and "contracts" not in said
+    show(references, before, after)
+    said = capsys.readouterr().out
+    assert said.count("\ntrained ") == 2 and "Labelled questions" in said and "contracts" in said
 
 
 def test_texts_stand_beside_each_other_under_their_question():

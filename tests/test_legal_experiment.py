@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jupytext
 import pytest
+import torch
+from datasets import Dataset
 from trl.trainer.utils import compute_flops_per_token
 
 from helpers import plan as planner
 from helpers.legal import experiment
+from helpers.legal.layout import IGNORED
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.records import split_records
 from helpers.legal.training_step import workload
 
 from .launched import LEGAL
+from .notebook_run import NOTEBOOKS
 from .test_legal_model import loaded, runtime
+from .xla_process import cpu_here
 
 pytestmark = pytest.mark.once
 
@@ -100,3 +106,43 @@ def test_cost_counts_the_steps_and_seconds_of_all_sessions():
 def test_the_recipes_batch_is_a_multiple_of_the_devices():
     assert [recipe(blocks, 512, "lora", 2).batch_size for blocks in (1, 24, 40, 1000)] == [2, 2, 4, 16]
     assert [recipe(blocks, 512, "lora").batch_size for blocks in (1, 24, 40, 1000)] == [1, 3, 5, 16]
+
+
+# ---- the loss in plain code
+
+
+PLAIN = next(
+    cell.source
+    for cell in jupytext.read(NOTEBOOKS / "source/legal_cot_sft.py").cells
+    if "completion_loss" in cell.source and cell.cell_type == "code"
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"method": "lora"}, {"method": "full", "layout": "instruction"}, {"method": "full", "packing": "padded"}],
+    ids=lambda each: "-".join(each.values()),
+)
+def test_the_notebooks_plain_loss_of_each_record_alone_is_the_trainers_of_packed_ones(changes, tmp_path):
+    params = LegalParameters(**LEGAL | {"max_length": 1024} | changes, output_dir=str(tmp_path))
+    machine = cpu_here()
+    model, tokenizer = load_model(params, machine)
+    encoded = experiment.encode(experiment.load_data(params).splits, tokenizer, params)
+    plan, step = experiment.plan(model, encoded, params, machine)
+    names = {"experiment": experiment, "model": model, "encoded": encoded, "params": params, "folder": tmp_path}
+    names |= {"plan": plan, "step": step, "machine": machine}
+    exec(PLAIN, names)
+    assert names["plain"] == pytest.approx(names["packed"], rel=1e-6)
+    trainer, pair = names["trainer"], [encoded.layout.example(record) for record in names["pair"]]
+    rows = trainer._prepare_dataset(
+        Dataset.from_list(pair), tokenizer, trainer.args, trainer.args.packing, None, "eval"
+    )
+    blocks = [row for row in rows["labels"] if {*row} != {IGNORED}]
+    assert len(blocks) == (2 if params.packing == "padded" else 1)
+    assert len(names["nats"]) == sum(label != IGNORED for row in blocks for label in row)
+    # Blind to the border, or to the prompt, it would be another number.
+    whole = torch.tensor([[token for _, ids in encoded.layout.tokens(names["pair"]) for token in ids]])
+    with torch.no_grad():
+        blind = trainer.model(whole, labels=whole).loss.item()
+    assert blind != pytest.approx(names["packed"], rel=1e-3)
+    assert not trainer.model.training

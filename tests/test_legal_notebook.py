@@ -45,6 +45,9 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert 0 < results["train"]["fill"] <= 1
     assert results["artifacts"]["model"] == "model"
     assert "no legal advice" in text_of(executed)
+    plain, packed = re.search(r"^plain ([\d.]+), packed ([\d.]+), difference", text_of(executed), re.MULTILINE).groups()
+    assert float(plain) == pytest.approx(float(packed), rel=1e-5)
+    assert (output / results["artifacts"]["figures"] / "answers.png").read_bytes().startswith(b"\x89PNG")
     assert (output / "model" / "merged" / "Modelfile").is_file()
     model = AutoModelForCausalLM.from_pretrained(output / "model" / "merged")
     assert model.generation_config.eos_token_id is not None

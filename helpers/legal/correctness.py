@@ -9,9 +9,13 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from helpers import tables
+
+from . import harness
 from .generation import Generated, generate
 from .layout import STEP, Layout, Response, is_conversation, parse_response, response
 from .records import NEAR_DUPLICATE, Record, closest
@@ -247,16 +251,49 @@ def table(
     references: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any] | None = None
 ) -> list[dict[str, str | float | None]]:
     """A row for each of `baselines` and for the model; gold is last."""
-    gold = references["gold"]
-    systems = {name: found for name, found in references.items() if name != "gold"} | {"base model": before}
-    systems |= ({"trained": after} if after else {}) | {"gold": gold}
-    shown = [name for name in MEASURES if name in gold and name not in left_out(gold)]
+    systems, shown = _compared(references, before, after)
     rows = []
     for system, found in systems.items():
         cells = {name: "{rate:.0%} [{low:.0%}, {high:.0%}]".format(**found[name]).replace("%", "") for name in shown}
         means = {name.replace("_", " "): round(found[name], 1) for name in found if name.startswith("mean_")}
         rows.append({"answers": system} | cells | means)
     return rows
+
+
+def show(references, before, after=None) -> None:
+    """Shows `table` of each set of questions, after training that of labelled ones too; arguments as `table`'s, by set."""
+    for name, own in references.items():
+        tables.show(table(own, before[name], after and after[name]), f"{name}: {note(own)}")
+    if after and "questions" in after["test"]:
+        asked = harness.table(before=before["test"]["questions"], after=after["test"]["questions"])
+        tables.show(asked, "Labelled questions, by lm-evaluation-harness")
+
+
+def plot(references, before, after, path: Path):
+    """The first measure of each table that is shown as bars with 95 % intervals, written as PNG: the matplotlib figure."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(before), figsize=(9, 2.8), sharey=True, squeeze=False, layout="constrained")
+    for axes, (name, own) in zip(panels[0], references.items(), strict=True):
+        systems, (measure, *_) = _compared(own, before[name], after[name])
+        for system, found in systems.items():
+            rate, low, high = (100 * found[measure][key] for key in ("rate", "low", "high"))
+            color = "tab:blue" if system == "trained" else "lightsteelblue"
+            axes.barh(system, rate, xerr=[[abs(rate - low)], [abs(high - rate)]], color=color, ecolor="0.3", capsize=3)
+        questions = f"percent right of {found[measure]['of']} questions, with 95 % intervals"
+        axes.set(title=f"{name}: {measure}", xlabel=questions, xlim=(0, 105))
+    axes.invert_yaxis()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return figure
+
+
+def _compared(references, before, after) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """What is compared, gold last, and by which measures."""
+    systems, gold = {**references, "base model": before, "trained": after}, references["gold"]
+    systems["gold"] = systems.pop("gold")
+    shown = [name for name in MEASURES if name in gold and name not in left_out(gold)]
+    return {name: found for name, found in systems.items() if found}, shown
 
 
 def beside(before: Sequence[Sample], after: Sequence[Sample], count: int) -> str:

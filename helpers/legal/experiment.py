@@ -18,7 +18,8 @@ from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime, detect
 
 from . import harness
-from .correctness import Sample, answers, baselines, measure, overlap
+from .correctness import Sample, answers, baselines, measure, overlap, table
+from .export import export as export_model
 from .generation import Generated, generate
 from .layout import MAX_LENGTH, Layout, choose_max_length
 from .model import check_method, load_model
@@ -77,6 +78,18 @@ class Encoded:
             for reason, names in reasons.items()
             for name in names
         ]
+
+    def results(self, data: Data) -> dict[str, Any]:
+        """The `data` part of results.json."""
+        return {
+            **data.records.provenance,
+            **{f"{name}_examples": len(records) for name, records in vars(self.splits).items()},
+            "max_length": self.max_length,
+            "block_length": self.block_length,
+            "blocks": self.blocks,
+            "report": data.report.as_dict(),
+            "not_used": self.set_aside(),
+        }
 
 
 def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
@@ -208,24 +221,42 @@ def autocast(runtime: Runtime) -> contextlib.AbstractContextManager:
 
 
 def ask(
-    model, encoded: Encoded, question: str, params: LegalParameters, runtime: Runtime, *, stream: bool = False
+    trainer: LegalTrainer, encoded: Encoded, question: str, params: LegalParameters, *, stream: bool = False
 ) -> Generated:
     """The model's answer to one question, the likeliest token at every step; printed as it is written where it streams."""
     from transformers import TextStreamer
 
     shown = TextStreamer(encoded.layout.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    with autocast(runtime):
+    on_xla = trainer.runtime.kind == "xla"
+    with autocast(trainer.runtime):
         (answer,) = generate(
-            model,
+            trainer.model,
             encoded.layout.tokenizer,
             encoded.layout.prompt_ids([question]),
             max_new_tokens=params.max_new_tokens,
             stop_token_ids=encoded.layout.stop_token_ids,
-            streamer=shown if stream and runtime.kind != "xla" else None,
+            streamer=shown if stream and not on_xla else None,
         )
-    if stream and runtime.kind == "xla":
+    if stream and on_xla:
         print(answer)
     return answer
+
+
+def export(
+    trainer: LegalTrainer, encoded: Encoded, data: Data, params: LegalParameters, folder: Path, *found
+) -> list[Path]:
+    """Writes the model into `model`, and a card with `correctness.table` of the test: the files, relative to `folder`.
+
+    found: references, before, after.
+    """
+    card = {
+        "Data": [data.records.provenance],
+        "Records": data.report.rows(examples=0),
+        "Plan": trainer.plan.rows(),
+        "Results": table(*(each["test"] for each in found)),
+    }
+    written = export_model(trainer.model, encoded.layout, folder / "model", base_model=params.base_model, card=card)
+    return sorted(path.relative_to(folder) for path in written.rglob("*") if path.is_file())
 
 
 def cost(measured: dict[str, Any]) -> list[dict[str, Any]]:

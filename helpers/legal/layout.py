@@ -135,9 +135,6 @@ def _without_unfinished_heading(text: str) -> str:
 # ---- tokens and labels
 
 
-# ---- tokens and labels
-
-
 class Layout:
     """How a record becomes a prompt and a completion, in text and in tokens.
 
@@ -205,9 +202,20 @@ class Layout:
             return self.tokenizer.apply_chat_template(whole, tokenize=False)
         return whole if whole.endswith(self.tokenizer.eos_token) else whole + self.tokenizer.eos_token
 
+    def shown(self, record: Record) -> str:
+        """To read: the prompt, and what is learned."""
+        example = self.example(record)
+        prompt = self.prompt_text(example["prompt"])
+        return f"\n--- read only\n{prompt}\n--- learned\n{self.text(example).removeprefix(prompt)}"
+
     def prompt_ids(self, asked: Iterable[Record | str]) -> list[list[int]]:
         """Token ids of each prompt, up to where generation starts."""
         return self._encode([self.prompt_text(self.prompt(each)) for each in asked])
+
+    def tokens(self, records: Sequence[Record]) -> list[tuple[list[int], list[int]]]:
+        """Token ids of each record's prompt, and of prompt and completion, nothing cut."""
+        whole = self._encode([self.text(self.example(record)) for record in records])
+        return [*zip(self.prompt_ids(records), whole, strict=True)]
 
     # -- stopping
 
@@ -265,7 +273,7 @@ class Layout:
 
     def lengths(self, records: Sequence[Record]) -> list[int]:
         """Tokens of each record, nothing cut."""
-        return [len(ids) for ids in self._encode([self.text(self.example(record)) for record in records])]
+        return [*map(len, self._encode([self.text(self.example(record)) for record in records]))]
 
     def fit(self, records: Sequence[Record], max_length: int) -> tuple[tuple[Record, ...], dict[str, tuple[str, ...]]]:
         """The records of at most `max_length` tokens that do not spell out a stop token, and the ids of the others by reason.

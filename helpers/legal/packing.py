@@ -16,7 +16,6 @@ from helpers.runtime import Runtime
 if TYPE_CHECKING:
     import torch
 
-STRATEGIES = ("bfd", "padded")
 SEGMENTWISE = "packed_segments"  # name under which transformers finds the attention below
 
 

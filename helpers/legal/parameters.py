@@ -77,8 +77,8 @@ class LegalParameters(Parameters):
 
     questions: str = parameter(
         "",
-        "Labelled questions, asked before and after by lm-evaluation-harness: its tasks (legalbench,mmlu_professional_law), "
-        "or your own .tsv or .jsonl with text and answer; empty for none.",
+        "Labelled questions for lm-evaluation-harness, before and after: its tasks (legalbench,mmlu_professional_law), or "
+        "your own .tsv or .jsonl with text and answer; empty for none.",
         group=EXAMINATION,
         identity=False,
     )

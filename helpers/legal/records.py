@@ -83,6 +83,9 @@ class RecordSplits:
     test: tuple[Record, ...]
     areas: tuple[Record, ...] = ()  # a second test, of areas of law that are not in training; of the sample alone
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {len(records):,}" for name, records in vars(self).items())
+
 
 def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Records:
     """Records from `data_source`, as they are: nothing is checked here but that the columns exist and hold text.

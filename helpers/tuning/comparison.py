@@ -43,6 +43,10 @@ class Comparison:
     trainer: ClassifierTrainer  # of the first seed, trained with them
     verdict: Verdict
 
+    def results(self) -> dict[str, Any]:
+        """Parts of results.json."""
+        return {"comparison": self.rows, "chosen": self.chosen, "verdict": vars(self.verdict)}
+
     def table(self) -> list[dict[str, Any]]:
         """Every run, for `tables.show`; evaluation and compilation are left out of the time."""
         return [

@@ -44,6 +44,17 @@ class LabelledTexts:
     provenance: dict[str, str | None]  # the `data` part of results.json: source, revision and sha256 of the texts
     removed: dict[str, int]  # rows, by why they were removed
 
+    def results(self) -> dict[str, Any]:
+        """The `data` part of results.json."""
+        return {
+            **self.provenance,
+            "train_examples": len(self.train),
+            "eval_examples": len(self.validation),
+            "test_examples": len(self.test),
+            "labels": len(self.labels),
+            "removed": self.removed,
+        }
+
     def __str__(self) -> str:
         return (
             f"{len(self.train)} training, {len(self.validation)} validation and {len(self.test)} test rows of "

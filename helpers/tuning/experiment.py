@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,19 @@ from helpers.planning.range import around
 from helpers.planning.speed import MEASURED, SAME_MODEL
 
 from .climb import Climb
+from .data import LabelledTexts, load_labelled
 from .evaluation import choose_threshold, scores
+from .parameters import TuningParameters
 from .task import Task
 from .training import ClassifierTrainer
 
 SAME_LOGITS = 1e-4  # of the largest, between a model and its reloaded copy
+
+
+def load_texts(params: TuningParameters) -> LabelledTexts:
+    """The texts of `data_source`; arguments and errors as of `load_labelled`."""
+    named = ("text_column", "label_column", "num_rows", "eval_rows", "positive_label", "seed")
+    return load_labelled(params.data_source, **params.model_dump(include={*named}))
 
 
 def calibrate(task: Task, folder: Path) -> list[dict[str, Any]]:
@@ -33,6 +40,8 @@ def calibrate(task: Task, folder: Path) -> list[dict[str, Any]]:
     else:
         found = time_steps([dataclasses.replace(task.step, model=copy.deepcopy(task.model))], task.runtime)
         run_folder.write_json(file, found.model_dump(mode="json"))
+    place = "into the working directory of the other notebooks: their forecasts then rest on it."
+    tracking.say(f"Put {file.resolve()} {place}")
     return [
         {
             "device": found.device,
@@ -76,8 +85,8 @@ def row(trainer: ClassifierTrainer, task: Task) -> dict:
     }
 
 
-def save_and_reload(trainer: ClassifierTrainer, task: Task, folder: Path, texts: Sequence[str]):
-    """Saves model and tokeniser, loads them as anybody would, and compares logits in fp32 on the CPU.
+def save_and_reload(trainer: ClassifierTrainer, task: Task, folder: Path):
+    """Saves model and tokeniser, loads them as anybody would, and compares logits of eight test texts in fp32 on the CPU.
 
     Returns (model, tokeniser, largest difference). Raises RuntimeError where the reloaded model differs.
     """
@@ -91,7 +100,7 @@ def save_and_reload(trainer: ClassifierTrainer, task: Task, folder: Path, texts:
     reloaded = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     cut = {"padding": True, "truncation": True, "max_length": trainer.settings.length, "return_tensors": "pt"}
-    encoded = tokenizer(list(texts), **cut)
+    encoded = tokenizer([text for text, _ in task.texts.test[:8]], **cut)
     with torch.no_grad():
         a, b = (model.eval()(**encoded).logits for model in (ours, reloaded))
     difference = float((a - b).abs().max() / a.abs().max())

@@ -34,3 +34,9 @@ class Settings:
         """Field -> (here, there)."""
         there = asdict(other)
         return {name: (value, there[name]) for name, value in asdict(self).items() if value != there[name]}
+
+    def changes(self, start: Settings) -> list[dict]:
+        """`differences`, for `tables.show`."""
+        found = self.differences(start).items()
+        rows = [{"changed": name, "from": there, "to": here} for name, (here, there) in found]
+        return rows or [{"changed": "nothing"}]

@@ -70,6 +70,11 @@ class Task:
         shares = {"median": 50, "95 %": 95, "99 %": 99, "longest": 100}
         return {name: int(np.percentile(found, share)) for name, share in shares.items()}
 
+    def weight_rows(self) -> list[dict[str, str | float]]:
+        """For `tables.show`, of labels that do not weigh the same."""
+        weights = zip(self.texts.labels, self.weights.tolist(), strict=True)
+        return [{"label": name, "weight in the loss": weight} for name, weight in weights]
+
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
         if seed == self.params.seed:

@@ -17,6 +17,8 @@
 # **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
 # search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
 #
+# {picture: What the graph says of one package, and dashed the first answers of the model that it does not have}
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
 # **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`; it has the same cells.
 #
@@ -34,6 +36,8 @@
 #
 # **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
 # search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
+#
+# {picture: What the graph says of one package, and dashed the first answers of the model that it does not have}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each

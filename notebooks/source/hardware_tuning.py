@@ -14,6 +14,8 @@
 # is timed **on this machine**, in turn with what was kept before it, and stays only if it is faster by more than noise. At
 # the end the tuned run is held against the stock one at equal quality.
 #
+# {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other things help.
 # **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`; it has the same cells.
 #
@@ -30,6 +32,8 @@
 # only if it is faster by more than noise; compilation is reported apart. At the end the tuned run is held against the start
 # at equal quality. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
 #
+# {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
+#
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
 # twin is `hardware_tuning.ipynb`; it has the same cells.
@@ -45,9 +49,7 @@
 # %% [markdown]
 # ## Parameters
 #
-# `data_source` is a Hub data set, a path to your own `.csv` or `.jsonl` with `text` and `label` (or a folder with `train.csv`,
-# `validation.csv`, `test.csv`), or `"sample"`: documentation strings of Python by package, which need no network.
-# {own data} A zero takes the recipe's value; `batch_size=0` finds the batch by trying. Trials and comparing runs end within
+# {own data} The sample needs no network. A zero takes the recipe's value. Trials and comparing runs end within
 # `tuning_minutes`; what no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
@@ -84,17 +86,9 @@ print(f"output     {folder.resolve()}")
 # with `data_source="reviews.csv"`, `text_column="review"` and `label_column="stars"`.
 
 # %%
-from helpers.tuning.data import load_labelled
+from helpers.tuning import experiment
 
-texts = load_labelled(
-    params.data_source,
-    text_column=params.text_column,
-    label_column=params.label_column,
-    num_rows=params.num_rows,
-    eval_rows=params.eval_rows,
-    positive_label=params.positive_label,
-    seed=params.seed,
-)
+texts = experiment.load_texts(params)
 run_folder.same_data(folder, texts.source)
 print(texts)
 tables.show([{"rows removed": why, "": count} for why, count in texts.removed.items()])
@@ -114,8 +108,7 @@ trained = sum(weight.numel() for weight in task.model.parameters() if weight.req
 print(f"{type(task.model).__name__}, {trained:,} parameters, {len(texts.labels)} labels")
 tables.show([task.lengths()], "Tokens of a training text")
 if task.weights is not None:
-    weights = zip(texts.labels, task.weights.tolist(), strict=True)
-    tables.show([{"label": name, "weight in the loss": weight} for name, weight in weights])
+    tables.show(task.weight_rows())
 
 # %% [markdown]
 # ## Plan
@@ -155,6 +148,25 @@ figure = climb.plot(
 )
 
 # %% [markdown]
+# The verdict in plain code, on the last change that was timed more than once: of the logarithms of its ratios the mean, and
+# Student's 95 % interval with the larger noise, that of the start or their own.
+
+# %%
+import numpy as np
+from scipy.stats import t
+
+from helpers.tuning.decision import Noise
+
+timed = [rung for rung in climbed.rungs if len(rung.gains) > 1]
+first, last = np.log(timed[0].gains), np.log(timed[-1].gains)
+variance = max(2 * first.var(ddof=1), last.var(ddof=1))
+half = t.ppf(0.975, len(first) + len(last) - 2) * np.sqrt(variance / len(last))
+plain = np.exp(last.mean() + half * np.array([0, -1, 1]))
+print(timed[-1].name, "in plain code: {:.2f} x ({:.2f} to {:.2f})".format(*plain))
+ladder = Noise.of(timed[0].gains).interval(timed[-1].gains)
+np.testing.assert_allclose(plain, [ladder.value, ladder.low, ladder.high])
+
+# %% [markdown]
 # ## The tuned run
 #
 # As many examples as the start would see; a larger batch takes fewer steps, at a learning rate that grows with the square
@@ -165,13 +177,10 @@ figure = climb.plot(
 from helpers.tuning.training import clock, new_trainer
 
 trainer = new_trainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
-changed = [{"changed": name, "from": there, "to": here} for name, (here, there) in tuned.differences(start).items()]
-tables.show(changed or [{"changed": "nothing"}])
+tables.show(tuned.changes(start))
 tables.show(trainer.plan.rows())
 
 # %%
-from helpers.tuning import experiment
-
 forecast = experiment.forecast(climbed, trainer.plan, task)
 tables.show(forecast.rows())
 before = experiment.examine(trainer, task)
@@ -225,9 +234,7 @@ print(f"{compared.verdict.why}\nkept: {compared.chosen}")
 # %%
 from transformers import pipeline
 
-reloaded, tokenizer, difference = experiment.save_and_reload(
-    compared.trainer, task, folder / "model", [text for text, _ in texts.test[:8]]
-)
+reloaded, tokenizer, difference = experiment.save_and_reload(compared.trainer, task, folder / "model")
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
 classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
 tables.show(classify(params.text, top_k=3, truncation=True, max_length=compared.settings.length), params.text)
@@ -256,8 +263,6 @@ for file in export.write(task, compared.settings, folder / "stock", model="../mo
 # %%
 if params.calibrate:
     tables.show(experiment.calibrate(task, folder))
-    file = (folder / "calibration.json").resolve()
-    print(f"Put {file} into the working directory of the other notebooks: their forecasts then rest on it.")
 
 # %%
 results_file = run_folder.write_results(
@@ -266,24 +271,15 @@ results_file = run_folder.write_results(
     machine,
     **measured,
     **climbed.results(),
+    **compared.results(),
     clock=clock(machine),
     sessions=run_folder.sessions(trainer.args.output_dir),
     forecast=forecast.results(),
-    data={
-        **texts.provenance,
-        "train_examples": len(texts.train),
-        "eval_examples": len(texts.validation),
-        "test_examples": len(texts.test),
-        "labels": len(texts.labels),
-        "removed": texts.removed,
-    },
+    data=texts.results(),
     model={"base_model": params.base_model, "trainable": trained},
     settings={"start": vars(start), "tuned": vars(tuned), "chosen": vars(compared.settings)},
     monitoring=monitor.results(),
     eval={"before": before, "after": after, "baselines": {"start": compared.rows[params.seed].get("start")}},
-    comparison=compared.rows,
-    chosen=compared.chosen,
-    verdict=vars(compared.verdict),
     artifacts={"model": "model", "figures": "figures"},
 )
 print(results_file.resolve())

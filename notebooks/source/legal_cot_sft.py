@@ -10,8 +10,10 @@
 # # Legal chain-of-thought fine-tuning (GPU)
 #
 # Fine-tunes a small chat model to answer legal questions in steps: reasoning, answer, case citation, and then to stop. At the
-# end you know how many held-out questions it answers rightly, before and after and beside copied training records, with 95 %
-# intervals; and you have the adapter and the merged model, both loaded back and compared.
+# end you have the adapter and the merged model, and know how many held-out questions it answers rightly, before and after and
+# beside copied training records, with 95 % intervals.
+#
+# {picture: Right verdicts on held-out questions, of the trained model and of answers that cost nothing, with 95 % intervals}
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling; Kaggle: *GPU T4
 # x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait. The TPU twin is
@@ -27,12 +29,14 @@
 # # Legal chain-of-thought fine-tuning (TPU)
 #
 # Fine-tunes a small chat model to answer legal questions in steps: reasoning, answer, case citation, and then to stop. At the
-# end you know how many held-out questions it answers rightly, before and after and beside copied training records, with 95 %
-# intervals; and you have the adapter and the merged model, both loaded back and compared.
+# end you have the adapter and the merged model, and know how many held-out questions it answers rightly, before and after and
+# beside copied training records, with 95 % intervals.
+#
+# {picture: Right verdicts on held-out questions, of the trained model and of answers that cost nothing, with 95 % intervals}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. Examples are
-# packed into blocks of one length and kept apart by a mask. The GPU twin is `legal_cot_sft.ipynb`; it has the same cells.
+# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
+# twin is `legal_cot_sft.ipynb`; it has the same cells.
 #
 # {planned}
 #
@@ -41,7 +45,7 @@
 # Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock peft trl wandb
+# requirements: torch transformers accelerate datasets pydantic filelock peft trl wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
@@ -76,24 +80,24 @@ print(f"output     {folder.resolve()}")
 # %% [markdown]
 # ## Data
 #
-# Every record is checked. Records with reasoning in prose, or without reasoning or citation, are used: the model is asked for
-# the sections that are there. Near-duplicate questions are on one side of the split. Names, facts and sets of elements of the
-# sample's test questions are not in training; `areas` is a second test, on areas of law that are not.
+# Every record is checked. Records with reasoning in prose, or without reasoning or citation, are used: what is asked for is
+# what they have. Near-duplicate questions are on one side of the split. Names, facts and sets of elements of the
+# sample's test questions are not in training; `areas` is a second test, on other areas of law.
 
 # %%
-from helpers.legal import experiment
+from helpers.legal import correctness, experiment
 
 experiment.check(params, machine)
 data = experiment.load_data(params)
 run_folder.same_data(folder, data.records.source)
 tables.show(data.report.rows())
-print(", ".join(f"{name} {len(records):,}" for name, records in vars(data.splits).items()))
+print(data.splits)
 
 # %% [markdown]
 # ## Model
 #
-# With LoRA the base model stays as it is and small matrices beside its projections are trained; their weights are fp32. With
-# QLoRA these projections are kept in 4 bits: a model of 7 billion weights can be trained on a T4.
+# With LoRA small fp32 matrices are trained beside the base model's projections, which stay as they are. With QLoRA these have
+# 4 bits: a model of 7 billion weights can be trained on a T4.
 
 # %%
 from helpers.legal.model import load_model
@@ -105,62 +109,69 @@ print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
 # %% [markdown]
 # ## One example before and after
 #
-# The loss is on the completion only, and the token at which the model must stop carries a label. A record that is too long is set
-# aside, not cut; `set_aside.json` lists by reason what is not used.
+# A record that is too long is set aside, not cut; `set_aside.json` lists by reason what is not used.
 
 # %%
 encoded = experiment.encode(data.splits, tokenizer, params)
-splits = encoded.splits
 run_folder.write_json(folder / "set_aside.json", [*map(vars, data.report.findings), *encoded.set_aside()])
 print(encoded.why)
 overlap = experiment.overlaps(encoded, params)
-tables.show(overlap, "Reasoning steps of the test questions that are in training, too")
-example = encoded.layout.example(splits.train[0])
-prompt = encoded.layout.prompt_text(example["prompt"])
-print(f"\n--- read only\n{prompt}")
-print(f"--- learned\n{encoded.layout.text(example).removeprefix(prompt)}")
+tables.show(overlap, "Reasoning steps of the test questions that training has, too")
+print(encoded.layout.shown(encoded.splits.train[0]))
 
 # %% [markdown]
 # ## Plan
 #
 # What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step runs
-# once on tensors without numbers. Without a `calibration.json` (`hardware_tuning` writes one) time rests on what
-# others published, on a CPU it is unknown.
+# once on tensors without numbers. Without a `calibration.json` (`hardware_tuning` writes one) time rests on what others published;
+# a CPU's is unknown.
 
 # %%
-from helpers.planning import forecast as forecasts
+from helpers.planning.forecast import here
 
 plan, step = experiment.plan(model, encoded, params, machine)
 tables.show(plan.rows())
+forecast = here(step, plan, machine)
+tables.show(forecast.rows())
+
+# %% [markdown]
+# ## The loss in six lines
+#
+# The loss is on the completion only, and on the token at which the model must stop. Two records one by one in plain code, and packed
+# by the trainer into a block, where neither sees the other: both losses must be equal but for rounding.
 
 # %%
-forecast = forecasts.here(step, plan, machine)
-tables.show(forecast.rows())
+import torch
+
+trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
+pair, nats = sorted(encoded.splits.train, key=lambda each: len(str(each)))[:2], []
+packed = trainer.completion_loss([*map(encoded.layout.example, pair)])["loss"]  # no dropout from here
+with torch.no_grad(), experiment.autocast(machine):
+    for prompt, ids in encoded.layout.tokens(pair):
+        ids = torch.tensor(ids, device=trainer.model.device)
+        logits = trainer.model(ids[None]).logits[0, len(prompt) - 1 : -1].float()
+        nats += torch.nn.functional.cross_entropy(logits, ids[len(prompt) :], reduction="none").tolist()
+plain = sum(nats) / len(nats)
+print(f"plain {plain:.6f}, packed {packed:.6f}, difference {abs(plain - packed):.0e}")
 
 # %% [markdown]
 # ## Before training
 #
-# The questions that will be asked again afterwards, beside answers that cost nothing: one training record copied onto every
-# question (`constant`), and the record whose question is most alike. `gold` is the test record itself: a measure that it does
-# not always pass is not shown. Of the sample the right verdict is known (a coin gets half of them), of real records only the
-# cases that should be `cited`.
+# The questions that are asked again afterwards, beside answers that cost nothing: one training record for every question
+# (`constant`), and the one whose question is most alike. `gold` is the test record itself; a measure that it does not always
+# pass is left out. Of the sample the right verdict is known (a coin gets half), of real records only the cases that should be
+# `cited`.
 
 # %%
-trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
-
-# %%
-from helpers.legal import correctness, harness
-
 references = experiment.references(encoded, params)
 before, samples_before = experiment.examine(trainer, encoded, params)
-base_answer = experiment.ask(trainer.model, encoded, params.prompt, params, machine)
-for name, found in before.items():
-    tables.show(correctness.table(references[name], found), f"{name}: {correctness.note(references[name])}")
+base_answer = experiment.ask(trainer, encoded, params.prompt, params)
+correctness.show(references, before)
 
 # %% [markdown]
 # ## Train
 #
-# With several processes each has a GPU and its share of every batch; the weights come back into `trainer`.
+# Several processes have a GPU and a share of every batch each; the weights come back into `trainer`.
 
 # %%
 measured = experiment.train(trainer, params)
@@ -169,8 +180,8 @@ measured = experiment.train(trainer, params)
 # What the run cost, measured. `useful tokens` are no padding; model FLOPs utilisation leaves recomputation out.
 
 # %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: anything else
-# means that shapes change or that values leave the chip at every step.
+# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: else
+# shapes change, or values leave the chip at every step.
 
 # %%
 tables.show(experiment.cost(measured))
@@ -179,74 +190,48 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## After training
 #
-# The same questions. A model that has learnt something is ahead of `nearest training record` by more than the intervals.
+# The same questions. A model that has learnt is ahead of `nearest training record` by more than the intervals.
 
 # %%
 after, samples_after = experiment.examine(trainer, encoded, params)
-for name, found in after.items():
-    rows = correctness.table(references[name], before[name], found)
-    tables.show(rows, f"{name}: {correctness.note(references[name])}")
+correctness.show(references, before, after)
+figure = correctness.plot(references, before, after, folder / "figures" / "answers.png")
 
 # %%
-if params.questions:
-    asked = harness.table(before=before["test"]["questions"], after=after["test"]["questions"])
-    tables.show(asked, "Labelled questions, by lm-evaluation-harness")
 print(correctness.beside(samples_before, samples_after, 2))
 
 # %%
-results = {
+results = dict(
     **measured,
-    "forecast": forecast.results(),
-    "data": {
-        **data.records.provenance,
-        **{f"{name}_examples": len(records) for name, records in vars(splits).items()},
-        "max_length": encoded.max_length,
-        "block_length": encoded.block_length,
-        "blocks": encoded.blocks,
-        "report": data.report.as_dict(),
-        "not_used": encoded.set_aside(),
-    },
-    "model": {"base_model": params.base_model, "method": params.method, "trainable": trained},
-    "eval": {"before": before, "after": after, "baselines": references, "overlap": overlap},
-    "artifacts": {"set_aside": "set_aside.json"},
-}
+    forecast=forecast.results(),
+    data=encoded.results(data),
+    model={"base_model": params.base_model, "method": params.method, "trainable": trained},
+    eval={"before": before, "after": after, "baselines": references, "overlap": overlap},
+    artifacts={"set_aside": "set_aside.json", "figures": "figures"},
+)
 results_file = run_folder.write_results("legal_cot_sft", params, machine, **results)
 
 # %% [markdown]
 # ## Ask it
 #
-# The base model's answer, and then the trained model's as it is written. Neither is legal advice: a model of this size invents
-# cases and is often wrong. Change `question` and run the cell again.
+# The base model's answer, then the trained model's: no legal advice, and often wrong. Change `question` and run it again.
 
 # %%
 question = params.prompt
 print(f"{question}\n\n--- the base model, no legal advice\n{base_answer}\n\n--- the trained model, no legal advice")
-answer = experiment.ask(trainer.model, encoded, question, params, machine, stream=True)
+answer = experiment.ask(trainer, encoded, question, params, stream=True)
 
 # %% [markdown]
 # ## Export
 #
-# The results are written already. With LoRA: the adapter, and in `merged/` the whole model where disk and memory have room for it;
-# with QLoRA the adapter alone. Every tensor is read again and must be what was trained. The model is merged in memory, so this is the
-# last cell that needs it.
+# The results are written already. With LoRA: the adapter, and in `merged/` the whole model where disk and memory have room; with
+# QLoRA the adapter alone. Every tensor is read again and must be what was trained. The model is merged in memory: this is the last
+# cell that can use it.
 
 # %%
-from helpers.legal.export import export
-
-card = {
-    "Data": [data.records.provenance],
-    "Records": data.report.rows(examples=0),
-    "Plan": plan.rows(),
-    "Results": correctness.table(references["test"], before["test"], after["test"]),
-}
-model_folder = export(trainer.model, encoded.layout, folder / "model", base_model=params.base_model, card=card)
+print(*experiment.export(trainer, encoded, data, params, folder, references, before, after), sep="\n")
 results["artifacts"] |= {"model": "model"}
-results_file = run_folder.write_results("legal_cot_sft", params, machine, **results)
-print(
-    *sorted(path.relative_to(folder) for path in model_folder.rglob("*") if path.is_file()),
-    results_file.resolve(),
-    sep="\n",
-)
+print(run_folder.write_results("legal_cot_sft", params, machine, **results).resolve())
 
 # %% [markdown]
 # ## Next steps

@@ -14,6 +14,8 @@
 # started with and how sure that is; you have a search over your texts before and after, and a model that
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
+# {picture: Eigenvalues and squared lengths of the test documents' embeddings before and after training, beside a Gaussian's}
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
 # `lejepa_training_tpu.ipynb`; it has the same cells.
 #
@@ -31,6 +33,8 @@
 # Gaussian (SIGReg), so that every dimension is used. At the end it says whether the model is better than what you
 # started with and how sure that is; you have a search over your texts before and after, and a model that
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
+#
+# {picture: Eigenvalues and squared lengths of the test documents' embeddings before and after training, beside a Gaussian's}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin

@@ -13,6 +13,8 @@
 # text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
 # equally large transformer, a story told by each, and a model to load elsewhere.
 #
+# {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
+#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait.
 # The TPU twin is `tinystories_reservoir_tpu.ipynb`.
 #
@@ -26,6 +28,8 @@
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
 # text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
 # equally large transformer, a story told by each, and a model to load elsewhere.
+#
+# {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
