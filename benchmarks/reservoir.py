@@ -205,7 +205,7 @@ def training_step(device: torch.device, repetitions: int):
 
 def _training_step(device: torch.device, repetitions: int, autocast: bool) -> dict:
     V, B, T = 8811, 16, 128
-    config = ReservoirConfig(V, eos_token_id=0, **ReservoirParameters.defaults().architecture)
+    config = ReservoirConfig(vocab_size=V, eos_token_id=0, **ReservoirParameters.defaults().architecture)
     ours = ReservoirForCausalLM.initialise(config, codes_VC=torch.randn(V, 256))
     trainable = ours.parameter_counts()["trainable"]
     peer = equal_transformer(V, trainable, T, seed=0, eos_token_id=0)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from transformers import TrainingArguments
 
+from . import tracking
 from .plan import Plan
 from .runtime import Runtime
 
 
-def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
+def training_arguments(
+    plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, report_to: str = "none", **overrides
+):
     """`TrainingArguments` (or its subclass `cls`, such as `SFTConfig`) with every setting of a plan.
 
-    seed: of weights, data order and dropout. overrides: any fields of `cls`.
+    seed: of weights, data order and dropout. report_to: "none" or "wandb"; where that cannot be, it is said why. overrides: any
+    fields of `cls`.
     """
+    logger, why = tracking.report_to(report_to)
+    if logger != report_to:
+        tracking.say(why)
     on_cuda = runtime.kind == "cuda"
     batch = plan.micro_batch_size if runtime.kind == "xla" else plan.per_device_batch_size
     fields = {
@@ -45,7 +52,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "metric_for_best_model": "eval_loss",
         "greater_is_better": False,
         "disable_tqdm": True,
-        "report_to": "none",
+        "report_to": logger,
         "prediction_loss_only": True,
     }
     arguments = cls(**{**fields, **overrides})

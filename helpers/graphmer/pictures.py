@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from helpers.figures import saved
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.negatives import Relations
@@ -67,7 +68,7 @@ def plot_neighbourhood(
     )
     axes.set(xlim=(-1.9, 1.9), ylim=(-1.5, 1.5))
     axes.axis("off")
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 class LeafText(NamedTuple):
@@ -130,14 +131,7 @@ def plot_chain(
         xlim=(-1, ROOTS), ylim=(-len(shown) - 0.6, 0.6), title="Roots in a row, and triples as leaves at their heads"
     )
     axes.axis("off")
-    return _saved(figure, path)
-
-
-def _saved(figure, path: str | Path):
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)
 
 
 def _in_turn(edges: list[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:

@@ -18,7 +18,7 @@ from sentence_transformers import (
 )
 from torch import nn
 
-from helpers import checkpoint, tracking, xla
+from helpers import checkpoint, xla
 from helpers.arguments import training_arguments
 from helpers.lejepa.encoding import on_cpu
 from helpers.lejepa.model import check_modules, column_prompts
@@ -203,9 +203,6 @@ def new_trainer(
     max_seq_length: tokens; 0 takes the plan's sequence_length.
     overrides: fields of `SentenceTransformerTrainingArguments`.
     """
-    report_to, reason = tracking.report_to(wanted := report_to)
-    if report_to != wanted:
-        tracking.say(reason)
     arguments = training_arguments(
         plan,
         runtime,

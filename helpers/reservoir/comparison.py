@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from helpers import plan as planner
+from helpers.figures import saved
 from helpers.parameters import SAMPLE
 from helpers.plan import Plan
 from helpers.runtime import Runtime
@@ -174,6 +175,4 @@ def plot(rows: Mapping[str, Mapping], baselines: Mapping[str, float], path: Path
     panels[0].set(ylabel="validation loss (nats per token)")
     panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(title)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)

@@ -15,6 +15,7 @@ from accelerate.utils.memory import clear_device_cache
 from pydantic import TypeAdapter
 
 from helpers import ranks, run_folder, tables, tracking
+from helpers.figures import saved
 from helpers.interruption import Stopped, is_out_of_memory
 
 from .decision import Noise, Ratio
@@ -308,6 +309,4 @@ def plot(rungs: Sequence[Rung], path: Path, *, title: str):
     axes.axvline(1, color="0.4", linestyle="--", label="the start")
     axes.set(title=title, xlabel="examples/s, times the start's (whisker: 95 % interval of the last change)")
     axes.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)
