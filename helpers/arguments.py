@@ -9,17 +9,11 @@ from .plan import Plan
 from .runtime import Runtime
 
 
-def training_arguments(
-    plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, report_to: str = "none", **overrides
-):
+def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, cls=TrainingArguments, **overrides):
     """`TrainingArguments` (or its subclass `cls`, such as `SFTConfig`) with every setting of a plan.
 
-    seed: of weights, data order and dropout. report_to: "none" or "wandb"; where that cannot be, it is said why. overrides: any
-    fields of `cls`.
+    seed: of weights, data order and dropout. overrides: any fields of `cls`.
     """
-    logger, why = tracking.report_to(report_to)
-    if logger != report_to:
-        tracking.say(why)
     on_cuda = runtime.kind == "cuda"
     batch = plan.micro_batch_size if runtime.kind == "xla" else plan.per_device_batch_size
     fields = {
@@ -52,10 +46,14 @@ def training_arguments(
         "metric_for_best_model": "eval_loss",
         "greater_is_better": False,
         "disable_tqdm": True,
-        "report_to": logger,
+        "report_to": "none",
         "prediction_loss_only": True,
+        **overrides,
     }
-    arguments = cls(**{**fields, **overrides})
+    fields["report_to"], why = tracking.report_to(wanted := fields["report_to"])
+    if fields["report_to"] != wanted:
+        tracking.say(why)
+    arguments = cls(**fields)
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
         arguments._n_gpu = 1  # never DataParallel, which silently multiplies the batch
     return arguments

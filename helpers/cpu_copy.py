@@ -22,8 +22,3 @@ def cpu_copy(model: Model, *shared: object) -> Model:
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(own, requires_grad=tensor.requires_grad) if is_parameter else own
     return copy.deepcopy(model, memo)
-
-
-def on_cpu(model: Model, *shared: object) -> Model:
-    """The model itself, or its `cpu_copy` where it is on an XLA device, which compiles for every new shape."""
-    return cpu_copy(model, *shared) if next(model.parameters()).device.type == "xla" else model

@@ -160,6 +160,13 @@ def begin_session(
     return f"ATTENTION: this run goes on under other conditions ({'; '.join(changed)}): not bit for bit the run of one session"
 
 
+def saved(figure, path: str | Path):
+    """The figure, written to `path` too."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return figure
+
+
 def note_step(output_dir: str | Path, step: int) -> None:
     """Notes the last step of the present session."""
     if known := sessions(output_dir):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from helpers.figures import saved
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.tokenizer import MASK, PAD, SEP
+from helpers.run_folder import saved
 
 MOST = 24  # neighbours that a picture has room for
 ROOTS, LEAVES = 14, 6  # of a chain

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers import provenance
-from helpers.cpu_copy import on_cpu
+from helpers.cpu_copy import cpu_copy
 from helpers.parameters import did_you_mean
 
 from .records import as_text, read_rows
@@ -104,7 +104,7 @@ def evaluate(
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
-    asked = on_cpu(model).eval()
+    asked = (cpu_copy(model) if model.device.type == "xla" else model).eval()
     wrapped = HFLM(pretrained=asked, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size)
     found = lm_eval.simple_evaluate(model=wrapped, tasks=tasks)
     results = {name: _numbers(values) for name, values in found["results"].items()}

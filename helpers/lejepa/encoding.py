@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from helpers import cpu_copy
-from helpers.evaluating import evaluating
+from helpers.cpu_copy import cpu_copy
 
 # N texts · K embedding
 
@@ -31,14 +30,19 @@ def encode(
     """
     model = on_cpu(model)
     call = {"query": model.encode_query, "document": model.encode_document, None: model.encode}[task]
+    training = {module: module.training for module in model.modules()}
     halves = {"cuda": ("bf16", "fp16"), "cpu": ("bf16",)}.get(model.device.type, ())
     autocast = torch.autocast(model.device.type, DTYPES[precision], enabled=precision in halves)
-    with evaluating(model), autocast:
-        embeddings = call(list(texts), show_progress_bar=False)
+    try:
+        with autocast:
+            embeddings = call(list(texts), show_progress_bar=False)
+    finally:
+        for module, mode in training.items():
+            module.training = mode
     return np.asarray(embeddings, np.float32)
 
 
 def on_cpu(model: SentenceTransformer) -> SentenceTransformer:
     """The model itself, or a copy on the CPU of one on an XLA device. The copy shares nothing but the model card."""
     # The card holds the trainer, and that its data.
-    return cpu_copy.on_cpu(model, model.model_card_data)
+    return cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model

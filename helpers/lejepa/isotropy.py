@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from helpers.figures import saved
 from helpers.lejepa.sigreg import SIGReg
+from helpers.run_folder import saved
 
 # N texts · K embedding
 

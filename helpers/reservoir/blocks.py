@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from helpers.evaluating import evaluating
-
 if TYPE_CHECKING:
     from .model import ReservoirForCausalLM
 
@@ -80,13 +78,15 @@ def states_before(model: ReservoirForCausalLM, blocks: TokenBlocks) -> np.ndarra
     state_RS = model.initial_state(rows)
     with tempfile.TemporaryFile() as file:  # it is on the disk until the array is gone
         states_BS = np.memmap(file, np.float32, "w+", shape=(len(ids_BT), state_RS.shape[1]))
-    with evaluating(model):
-        for step in range(-warm, own):
-            places_R = np.arange(rows) * own + step
-            inside_R = (places_R >= 0) & (places_R < len(ids_BT))
-            if step >= 0:
-                states_BS[places_R[inside_R]] = state_RS.float().cpu().numpy()[inside_R]
-            ids_RT = torch.from_numpy(ids_BT[places_R.clip(0, len(ids_BT) - 1)].astype(np.int64)).to(model.device)
-            begun_R1 = torch.from_numpy(places_R >= 0)[:, None].to(model.device)  # before the text there is nothing
-            state_RS = model.features(ids_RT, state_RS)[1] * begun_R1
+    was_training = model.training
+    model.eval()
+    for step in range(-warm, own):
+        places_R = np.arange(rows) * own + step
+        inside_R = (places_R >= 0) & (places_R < len(ids_BT))
+        if step >= 0:
+            states_BS[places_R[inside_R]] = state_RS.float().cpu().numpy()[inside_R]
+        ids_RT = torch.from_numpy(ids_BT[places_R.clip(0, len(ids_BT) - 1)].astype(np.int64)).to(model.device)
+        begun_R1 = torch.from_numpy(places_R >= 0)[:, None].to(model.device)  # before the text there is nothing
+        state_RS = model.features(ids_RT, state_RS)[1] * begun_R1
+    model.train(was_training)
     return states_BS

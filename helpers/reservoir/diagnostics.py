@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from helpers.figures import saved
 from helpers.reservoir.reservoirs import Reservoir, TanhReservoir
 from helpers.reservoir.ridge import RidgeAccumulator
+from helpers.run_folder import saved
 
 # B batch · T tokens · F features · S state floats · K lags · R scored tokens · V vocabulary
 # G blocks of M units

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer, Trai
 
 from helpers import tracking
 from helpers.arguments import training_arguments
-from helpers.cpu_copy import on_cpu
-from helpers.evaluating import evaluating
+from helpers.cpu_copy import cpu_copy
 from helpers.plan import Plan
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
@@ -141,17 +140,18 @@ def tell(
 
     XLA would compile every length anew: there a copy of the model tells it on the CPU.
     """
+    model, was_training = cpu_copy(model) if model.device.type == "xla" else model, model.training
     # As `tokens_of` does: a tokeniser's own special tokens were never trained on.
     prompt = tokenizer(params.prompt, return_tensors="pt", add_special_tokens=False)
-    cuda = [model.device] if model.device.type == "cuda" else []
-    with evaluating(on_cpu(model)) as model, torch.random.fork_rng(devices=cuda), torch.no_grad():
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(params.seed)
-        output = model.generate(
+        output = model.eval().generate(
             prompt["input_ids"].to(model.device),
             max_new_tokens=max_new_tokens or params.max_new_tokens,
             do_sample=True,
             **params.model_dump(include={"temperature", "top_k", "top_p"}),
         )
+    model.train(was_training)
     return tokenizer.decode(output[0], skip_special_tokens=True)
 
 
@@ -178,11 +178,9 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
     }
 
 
-def ridge(
-    model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer
-) -> tuple[ReservoirForCausalLM, dict[str, float]]:
-    """The model with a closed-form readout of its last layer, of 400,000 training tokens, and its `metrics`; of XLA on the CPU."""
-    model = on_cpu(model)
+def ridge(trainer: LanguageModelTrainer, corpus: Corpus) -> tuple[ReservoirForCausalLM, dict[str, float]]:
+    """The trainer's model with a closed-form readout of its last layer, of 400,000 training tokens, and its `metrics`; of XLA on the CPU."""
+    model = cpu_copy(trainer.model) if trainer.model.device.type == "xla" else trainer.model
     length, train = trainer.plan.sequence_length, trainer.train_dataset
     rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
 
@@ -191,17 +189,19 @@ def ridge(
             ids_BT = batch["input_ids"].to(model.device)
             yield model.features(ids_BT, batch["state"].to(model.device))[0][-1], ids_BT
 
-    with evaluating(model):
-        fitted = batches(train, max(2, RIDGE_TOKENS // (rows * length)))
-        readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGES).to(model.device)
-        nats = readout_nats(readout, batches(trainer.eval_dataset))
-        made = model.with_ridge_readout(readout)
+    was_training = model.training
+    model.eval()
+    fitted = batches(train, max(2, RIDGE_TOKENS // (rows * length)))
+    readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGES).to(model.device)
+    nats = readout_nats(readout, batches(trainer.eval_dataset))
+    made = model.with_ridge_readout(readout)
+    model.train(was_training)
     return made, metrics(nats, corpus, trainer.eval_dataset)
 
 
 def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path):
     """What each reservoir remembers (of two random tokens) and forgets (in real text), as numbers and as a figure at `path`."""
-    reservoirs = on_cpu(model).reservoirs
+    reservoirs = (cpu_copy(model) if model.device.type == "xla" else model).reservoirs
     length = min(1024, len(corpus.train) // 4)
     ids_BT = torch.from_numpy(corpus.train[: 4 * length].astype(np.int64)).view(4, length)
     first = {f"{type(r.spec).__name__.lower()} {place}": r for place, r in enumerate(reservoirs.layers[0], start=1)}

@@ -15,8 +15,8 @@ from accelerate.utils.memory import clear_device_cache
 from pydantic import TypeAdapter
 
 from helpers import ranks, run_folder, tables, tracking
-from helpers.figures import saved
 from helpers.interruption import Stopped, is_out_of_memory
+from helpers.run_folder import saved
 
 from .decision import Noise, Ratio
 from .measurement import WARM_UP, Bench, TooSlow, Window

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import psutil
 
-from helpers.figures import saved
+from helpers.run_folder import saved
 from helpers.runtime import Runtime
 
 DUTY_CYCLE = "duty_cycle_pct"  # libtpu's own metric
