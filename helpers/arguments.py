@@ -50,9 +50,9 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "prediction_loss_only": True,
         **overrides,
     }
-    fields["report_to"], why = tracking.report_to(wanted := fields["report_to"])
-    if fields["report_to"] != wanted:
-        tracking.say(why)
+    fields["report_to"], reason = tracking.report_to(asked := fields["report_to"])
+    if fields["report_to"] != asked:
+        tracking.say(reason)
     arguments = cls(**fields)
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
         arguments._n_gpu = 1  # never DataParallel, which silently multiplies the batch

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """Where a run's data are from."""
+    """Name, digest and draw of a run's data."""
 
     name: str  # of a path the last part, since results are shared
     sha256: str

@@ -160,13 +160,6 @@ def begin_session(
     return f"ATTENTION: this run goes on under other conditions ({'; '.join(changed)}): not bit for bit the run of one session"
 
 
-def saved(figure, path: str | Path):
-    """The figure, written to `path` too."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
-
-
 def note_step(output_dir: str | Path, step: int) -> None:
     """Notes the last step of the present session."""
     if known := sessions(output_dir):
@@ -204,6 +197,13 @@ def write_json(path: Path, value: Any) -> None:
     text = pydantic_core.to_json(value, indent=2, inf_nan_mode="null", fallback=lambda array: array.tolist())
     temporary.write_bytes(text + b"\n")
     temporary.replace(path)
+
+
+def saved(figure, path: str | Path):
+    """The figure, which is also written to `path`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return figure
 
 
 def _differences(theirs: Mapping, ours: Mapping, known: set[str]) -> list[str]:

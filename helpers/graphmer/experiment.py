@@ -32,7 +32,7 @@ from helpers.runtime import Runtime
 
 @dataclass(frozen=True)
 class Corpus(DataSource):
-    """A graph, what of it is held out, and the sequences of both; its digest is of graph and code."""
+    """A graph, what of it is held out, and the sequences of both; the digest is of graph and code."""
 
     graph: KnowledgeGraph
     ontology: Ontology

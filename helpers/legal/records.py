@@ -59,6 +59,8 @@ FORMS = (("messages",), ("prompt", "completion"), ("question", "answer"))  # col
 
 @dataclass(frozen=True)
 class Records(DataSource):
+    """Records of a source."""
+
     records: tuple[Record, ...]  # in the order of the source
 
 
@@ -110,7 +112,7 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Record
     texts = [[*(getattr(record, column) for column in COLUMNS), *record.turns] for record in records]
     return Records(
         tuple(records),
-        name=path.name if path else data_source,  # no revision is pinned
+        name=path.name if path else data_source,
         draw=f"{num_records or 'all'} records, seed {seed}",
         sha256=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from helpers import run_folder
 from helpers.lejepa.sigreg import SIGReg
-from helpers.run_folder import saved
 
 # N texts · K embedding
 
@@ -110,4 +110,4 @@ def plot_isotropy(reports: Mapping[str, Isotropy], path: str | Path, *, title: s
     norms.set(title="Length", xlabel="squared norm / dimensions", ylabel="density")
     for axes in (spectrum, norms):
         axes.legend(fontsize="small")
-    return saved(figure, path)
+    return run_folder.saved(figure, path)

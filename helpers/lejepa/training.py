@@ -198,7 +198,7 @@ def new_trainer(
     model: its "query" prompt goes before the first column, "document" before the others.
     train_dataset, eval_dataset: `datasets.Dataset` of text columns; the latter in whole batches, or None.
     evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
-    patience: evaluations without improvement before the run stops; 0: never.
+    patience: evaluations without improvement before the run stops; 0 never stops.
     max_hours: of this session; 0: no limit.
     max_seq_length: tokens; 0 takes the plan's sequence_length.
     overrides: fields of `SentenceTransformerTrainingArguments`.
