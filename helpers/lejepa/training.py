@@ -208,8 +208,8 @@ def new_trainer(
         runtime,
         output_dir,
         seed=seed,
-        cls=SentenceTransformerTrainingArguments,
         report_to=report_to,
+        cls=SentenceTransformerTrainingArguments,
         prompts=column_prompts(model, train_dataset.column_names) or None,
         **overrides,
     )
