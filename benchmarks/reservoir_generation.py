@@ -41,7 +41,7 @@ def main() -> None:
     machine = report.machine("cpu", ("torch", "transformers"))
     sizes = {name: field.default for name, field in ReservoirParameters.model_fields.items()}
     reservoir = ReservoirForCausalLM.initialise(
-        ReservoirConfig(V, **ReservoirParameters(**sizes).architecture | {"input_codes": 0}),
+        ReservoirConfig(vocab_size=V, **ReservoirParameters(**sizes).architecture | {"input_codes": 0}),
         codes_VC=torch.randn(V, sizes["input_codes"]),
     )
     llama = equal_transformer(V, reservoir.parameter_counts()["trainable"], WINDOW, seed=0, eos_token_id=0)

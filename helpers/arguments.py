@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import TrainingArguments
 
+from . import tracking
 from .plan import Plan
 from .runtime import Runtime
 
@@ -47,8 +48,12 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "disable_tqdm": True,
         "report_to": "none",
         "prediction_loss_only": True,
+        **overrides,
     }
-    arguments = cls(**{**fields, **overrides})
+    fields["report_to"], reason = tracking.report_to(asked := fields["report_to"])
+    if fields["report_to"] != asked:
+        tracking.say(reason)
+    arguments = cls(**fields)
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
         arguments._n_gpu = 1  # never DataParallel, which silently multiplies the batch
     return arguments

@@ -199,6 +199,13 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
+def saved(figure, path: str | Path):
+    """The figure, which is also written to `path`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return figure
+
+
 def _differences(theirs: Mapping, ours: Mapping, known: set[str]) -> list[str]:
     if theirs.get("notebook") != ours["notebook"]:
         return [f"notebook {theirs.get('notebook')!r} there, {ours['notebook']!r} here"]

@@ -182,10 +182,10 @@ trainer = experiment.new_trainer(model, corpus, params, made, machine, folder / 
 trainer.train()
 
 def transformer(name, params=params):
-    return comparison.train_transformer(model, params, corpus, made, machine, folder / name)
+    return comparison.train_transformer(trainer, corpus, params, folder / name)
 
 def further(params):
-    found = comparison.over_seeds(trainer, corpus, params, made, machine, folder)
+    found = comparison.over_seeds(trainer, corpus, params, folder)
     own = found.pop(params.seed)
     assert own["reservoir"]["loss"] == rows["reservoir"]["loss"]
     if params.compare_transformer:

@@ -345,8 +345,8 @@ def ridge(model, corpus, length: int = 16, batch_size: int = 8) -> dict[str, flo
     made = planned(batch_size, length)
     train, validation = corpus.blocks(made)
     train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
-    trainer = SimpleNamespace(train_dataset=train, eval_dataset=validation, plan=made)
-    return experiment.ridge(model, corpus, trainer)[1]
+    trainer = SimpleNamespace(model=model, train_dataset=train, eval_dataset=validation, plan=made)
+    return experiment.ridge(trainer, corpus)[1]
 
 
 def test_ridge_readout_of_the_last_token_alone_is_a_bigram_model(corpus):
@@ -399,8 +399,8 @@ def test_the_ridge_model_predicts_tells_and_is_saved_as_a_trained_one(corpus, tm
     made, model = planned(8, 16), experiment.new_model(params(), corpus)
     train, validation = corpus.blocks(made)
     train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
-    trainer = SimpleNamespace(train_dataset=train, eval_dataset=validation, plan=made)
-    ridge_model, found = experiment.ridge(model, corpus, trainer)
+    trainer = SimpleNamespace(model=model, train_dataset=train, eval_dataset=validation, plan=made)
+    ridge_model, found = experiment.ridge(trainer, corpus)
     ids_BT = torch.from_numpy(validation.ids_BT.astype(np.int64))
     states_BS = torch.from_numpy(np.array(validation.states_BS))[:, : ridge_model.reservoirs.state_size]
     with torch.no_grad():

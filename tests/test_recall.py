@@ -95,7 +95,9 @@ def test_the_boost_is_the_trusted_sum_of_kernels_at_the_proposed_tokens():
 
 
 def model(**settings):
-    config = ReservoirConfig(V, "tanh:8", embedding_size=8, readout_blocks=1, readout_size=8, **settings)
+    config = ReservoirConfig(
+        vocab_size=V, reservoirs="tanh:8", embedding_size=8, readout_blocks=1, readout_size=8, **settings
+    )
     return ReservoirForCausalLM.initialise(config, seed=0).eval()
 
 
@@ -135,7 +137,7 @@ def test_the_state_carries_as_many_tokens_as_recall_needs():
     assert model(recall_tokens=W).initial_state(2).shape == (2, 8 + W)
     assert model(recall_tokens=0)(tokens()).state.shape == (B, 8)
     with pytest.raises(ValueError, match="recall_tokens=-1: must be at least 0"):
-        ReservoirConfig(V, "tanh:8", recall_tokens=-1)
+        ReservoirConfig(vocab_size=V, reservoirs="tanh:8", recall_tokens=-1)
 
 
 def trusting(**settings):
@@ -179,7 +181,9 @@ def test_a_saved_model_recalls_what_it_did(tmp_path):
 def test_a_model_in_16_bits_recalls_the_same_tokens_with_the_logits_of_its_original(load, tmp_path):
     """Of 50,257 tokens bf16 tells 8 bits apart, fp16 11 and none above 65,504."""
     many = 50257
-    config = ReservoirConfig(many, "tanh:8", embedding_size=8, readout_blocks=1, readout_size=8, recall_tokens=W)
+    config = ReservoirConfig(
+        vocab_size=many, reservoirs="tanh:8", embedding_size=8, readout_blocks=1, readout_size=8, recall_tokens=W
+    )
     exact = ReservoirForCausalLM.initialise(config, seed=0).eval()
     torch.nn.init.normal_(exact.recall.bias, std=2.0)
     exact.save_pretrained(tmp_path)

@@ -45,8 +45,8 @@ assert not [name for name in sys.modules if name.partition(".")[0] == "helpers"]
 def new_model() -> ReservoirForCausalLM:
     """One of everything, with codes, its trained weights far from where they begin."""
     config = ReservoirConfig(
-        V,
-        "delay:4 delays:3 quadratic:5 + tanh:24 blocks:3 + linear:8 | tanh:10",
+        vocab_size=V,
+        reservoirs="delay:4 delays:3 quadratic:5 + tanh:24 blocks:3 + linear:8 | tanh:10",
         embedding_size=12,
         readout_blocks=2,
         readout_size=16,

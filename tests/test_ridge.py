@@ -378,7 +378,9 @@ def test_a_text_that_counts_three_times_equals_the_same_text_three_times():
 
 
 def test_a_model_learns_on_from_a_text_as_if_it_had_been_fitted_on_it():
-    config = ReservoirConfig(V, "tanh:24 blocks:3", eos_token_id=0, embedding_size=8, readout_size=8, token_dropout=0.5)
+    config = ReservoirConfig(
+        vocab_size=V, reservoirs="tanh:24 blocks:3", eos_token_id=0, embedding_size=8, readout_size=8, token_dropout=0.5
+    )
     model = ReservoirForCausalLM.initialise(config).eval()
     ids_BT, own_BT = (torch.from_numpy(np.random.default_rng(s).integers(1, V, (6, 50))) for s in (0, 1))
 

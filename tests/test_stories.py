@@ -259,10 +259,12 @@ def test_hub_layout_without_validation_holds_5_percent_out(tmp_path, dataset_cac
     splits = load_stories(str(tmp_path / "data"), num_stories=0, seed=0)
     assert (len(splits.train), len(splits.validation)) == (57, 3)
     assert {*splits.train, *splits.validation} == set(STORIES)
+    assert splits.source == f"data, all stories, seed 0, sha256 {splits.sha256[:16]}"
 
 
 def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision():
-    splits = StorySplits([], [], "owner/name", "0123abc", num_stories=0, seed=1, sha256="0f" * 32, duplicates_removed=0)
+    known = {"name": "owner/name", "revision": "0123abc", "sha256": "0f" * 32, "draw": "all stories, seed 1"}
+    splits = StorySplits([], [], 0, **known)
     assert splits.source == f"owner/name@0123abc, all stories, seed 1, sha256 {splits.sha256[:16]}"
     assert splits.provenance == {"source": "owner/name", "revision": "0123abc", "sha256": splits.sha256}
 

@@ -30,7 +30,7 @@ KINDS = {
 def new_model(kind: str, recall_tokens: int = W, **changes) -> ReservoirForCausalLM:
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END)
     sizes = {"embedding_size": 12, "readout_blocks": 2, "readout_size": 16, "recall_tokens": recall_tokens}
-    config = ReservoirConfig(V, KINDS[kind], **{**ends, **sizes, **changes})
+    config = ReservoirConfig(vocab_size=V, reservoirs=KINDS[kind], **{**ends, **sizes, **changes})
     model = ReservoirForCausalLM.initialise(config, seed=1).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast, set_seed
 
 from helpers import plan as planner
+from helpers.data_source import DataSource
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph
@@ -30,11 +31,9 @@ from helpers.runtime import Runtime
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """A graph, what of it is held out, and the sequences of both."""
+class Corpus(DataSource):
+    """A graph, what of it is held out, and the sequences of both; the digest is of graph and code."""
 
-    name: str  # of the data source; of a folder its last part alone, since results are shared
-    sha256: str  # of graph and code
     graph: KnowledgeGraph
     ontology: Ontology
     validity: Validation
@@ -47,16 +46,6 @@ class Corpus:
     @property
     def relations(self) -> Relations:
         return self.train.relations
-
-    @property
-    def source(self) -> str:
-        """Data source and a digest of graph and code: the same string means the same data."""
-        return f"{self.name}, sha256 {self.sha256[:16]}"
-
-    @property
-    def provenance(self) -> dict[str, str | None]:
-        """What results.json says of the data: source, revision and digest."""
-        return {"source": self.name, "revision": None, "sha256": self.sha256}
 
 
 def load_corpus(data_source: str, configuration: Configuration) -> Corpus:

@@ -15,6 +15,7 @@ from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.tokenizer import MASK, PAD, SEP
+from helpers.run_folder import saved
 
 MOST = 24  # neighbours that a picture has room for
 ROOTS, LEAVES = 14, 6  # of a chain
@@ -67,7 +68,7 @@ def plot_neighbourhood(
     )
     axes.set(xlim=(-1.9, 1.9), ylim=(-1.5, 1.5))
     axes.axis("off")
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 class LeafText(NamedTuple):
@@ -130,14 +131,7 @@ def plot_chain(
         xlim=(-1, ROOTS), ylim=(-len(shown) - 0.6, 0.6), title="Roots in a row, and triples as leaves at their heads"
     )
     axes.axis("off")
-    return _saved(figure, path)
-
-
-def _saved(figure, path: str | Path):
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)
 
 
 def _in_turn(edges: list[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:

@@ -162,10 +162,6 @@ def new_trainer(
 
     Every key of `run`, `optimizer`, `training_data` and `checkpointing` arrives here or came with the plan.
     """
-    asked = report_to
-    report_to, reason = tracking.report_to(asked)
-    if report_to != asked:
-        tracking.say(reason)
     run, optimizer = configuration.run, configuration.optimizer
     if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
         use_deterministic_kernels()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import hub, row_files
+from helpers.data_source import DataSource
 from helpers.legal.sample import PARTS, Gold, sample_records
 from helpers.parameters import SAMPLE, source_path
 
@@ -57,21 +58,10 @@ FORMS = (("messages",), ("prompt", "completion"), ("question", "answer"))  # col
 
 
 @dataclass(frozen=True)
-class Records:
+class Records(DataSource):
+    """Records of a source."""
+
     records: tuple[Record, ...]  # in the order of the source
-    name: str  # of the source: "sample", a file's name or a hub id
-    draw: str  # how many records, and the seed that chose them
-    sha256: str  # of the texts
-
-    @property
-    def source(self) -> str:
-        """The same string means the same data."""
-        return f"{self.name}, {self.draw}, sha256 {self.sha256[:16]}"
-
-    @property
-    def provenance(self) -> dict[str, str | None]:
-        """The `data` part of results.json."""
-        return {"source": self.name, "revision": None, "sha256": self.sha256}  # the newest: no commit is pinned
 
 
 @dataclass(frozen=True)
@@ -125,7 +115,7 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Record
     texts = [[*(getattr(record, column) for column in COLUMNS), *record.turns] for record in records]
     return Records(
         tuple(records),
-        name=path.name if path else data_source,  # results are shared, and the digest says which file it was
+        name=path.name if path else data_source,
         draw=f"{num_records or 'all'} records, seed {seed}",
         sha256=hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
     )

@@ -178,9 +178,6 @@ def new_trainer(
     tracking.say(f"attention {implementation}: {reason}")
     devices = plan.device_count
     eval_batch = min(plan.micro_batch_size, round_up(len(evaluation), devices))
-    logger, why = tracking.report_to(params.report_to)
-    if logger != params.report_to:
-        tracking.say(why)
     arguments = training_arguments(
         plan,
         runtime,
@@ -190,7 +187,7 @@ def new_trainer(
         logging_steps=params.logging_steps,
         eval_steps=params.eval_steps,
         save_steps=params.save_steps,
-        report_to=logger,
+        report_to=params.report_to,
         # Under SPMD this process feeds all devices, elsewhere one.
         per_device_eval_batch_size=eval_batch if runtime.kind == "xla" else eval_batch // devices,
         max_length=max_length,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from helpers import run_folder
 from helpers.lejepa.sigreg import SIGReg
 
 # N texts · K embedding
@@ -109,6 +110,4 @@ def plot_isotropy(reports: Mapping[str, Isotropy], path: str | Path, *, title: s
     norms.set(title="Length", xlabel="squared norm / dimensions", ylabel="density")
     for axes in (spectrum, norms):
         axes.legend(fontsize="small")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return run_folder.saved(figure, path)

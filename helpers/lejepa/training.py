@@ -18,7 +18,7 @@ from sentence_transformers import (
 )
 from torch import nn
 
-from helpers import checkpoint, tracking, xla
+from helpers import checkpoint, xla
 from helpers.arguments import training_arguments
 from helpers.lejepa.encoding import on_cpu
 from helpers.lejepa.model import check_modules, column_prompts
@@ -198,21 +198,18 @@ def new_trainer(
     model: its "query" prompt goes before the first column, "document" before the others.
     train_dataset, eval_dataset: `datasets.Dataset` of text columns; the latter in whole batches, or None.
     evaluator: of sentence-transformers, run at every evaluation; "retrieval" as its name logs "eval_retrieval_...".
-    patience: evaluations without improvement before the run stops; 0: never.
+    patience: evaluations without improvement before the run stops; 0 never stops.
     max_hours: of this session; 0: no limit.
     max_seq_length: tokens; 0 takes the plan's sequence_length.
     overrides: fields of `SentenceTransformerTrainingArguments`.
     """
-    report_to, reason = tracking.report_to(wanted := report_to)
-    if report_to != wanted:
-        tracking.say(reason)
     arguments = training_arguments(
         plan,
         runtime,
         output_dir,
         seed=seed,
-        cls=SentenceTransformerTrainingArguments,
         report_to=report_to,
+        cls=SentenceTransformerTrainingArguments,
         prompts=column_prompts(model, train_dataset.column_names) or None,
         **overrides,
     )

@@ -13,10 +13,10 @@ import torch
 from helpers import plan as planner
 from helpers.parameters import SAMPLE
 from helpers.plan import Plan
-from helpers.runtime import Runtime
+from helpers.run_folder import saved
 
 from .experiment import Corpus, LanguageModelTrainer, evaluate, new_model, new_trainer, tell
-from .model import ReservoirForCausalLM, begin_at_codes
+from .model import begin_at_codes
 from .parameters import TRANSFORMER_RATE, ReservoirParameters, recipe
 from .transformer import equal_transformer
 from .workload import workload
@@ -27,17 +27,13 @@ STYLES = ("--", ":", "-.", (0, (6, 3, 1, 3, 1, 3)))  # of a baseline's line
 
 
 def train_transformer(
-    reservoir: ReservoirForCausalLM,
-    params: ReservoirParameters,
-    corpus: Corpus,
-    plan: Plan,
-    runtime: Runtime,
-    folder: Path,
+    beside: LanguageModelTrainer, corpus: Corpus, params: ReservoirParameters, folder: Path
 ) -> LanguageModelTrainer:
     """A transformer of as many trained parameters, on the reservoir's batches, at its own rate unless one is asked for.
 
     Its embedding begins at the same codes, where there are any.
     """
+    reservoir, plan, runtime = beside.model, beside.plan, beside.runtime
     end, length = corpus.tokenizer.eos_token_id, plan.sequence_length
     trainable, codes_VC = reservoir.num_parameters(), reservoir.reservoirs.codes
     model = equal_transformer(len(corpus.tokenizer), trainable, length, seed=params.seed, eos_token_id=end)
@@ -83,15 +79,10 @@ def curve(log_history: Iterable[Mapping], plan: Plan) -> list[dict[str, float]]:
 
 
 def over_seeds(
-    trainer: LanguageModelTrainer,
-    corpus: Corpus,
-    params: ReservoirParameters,
-    plan: Plan,
-    runtime: Runtime,
-    output_dir: Path,
+    trainer: LanguageModelTrainer, corpus: Corpus, params: ReservoirParameters, output_dir: Path
 ) -> dict[int, dict[str, dict]]:
     """A `row` for each model and seed: the trainer's, a transformer's of its size, and of `params.further_seeds` seeds more."""
-    rows, folder = {}, output_dir
+    rows, folder, plan, runtime = {}, output_dir, trainer.plan, trainer.runtime
     for seed in range(params.seed, params.seed + 1 + params.further_seeds):
         params = params.model_copy(update={"seed": seed})
         if rows:
@@ -100,7 +91,7 @@ def over_seeds(
             trainer.train(resume_from_checkpoint=params.resume)
         rows[seed] = {RESERVOIR: row(trainer, corpus, params)}
         if params.compare_transformer:
-            other = train_transformer(trainer.model, params, corpus, plan, runtime, folder / TRANSFORMER)
+            other = train_transformer(trainer, corpus, params, folder / TRANSFORMER)
             rows[seed][TRANSFORMER] = row(other, corpus, params)
     return rows
 
@@ -119,10 +110,8 @@ def table(reference: Mapping[str, Mapping], rows: Mapping[int, Mapping[str, Mapp
         for name, values in reference.items()
     ]
     for name, values in next(iter(rows.values())).items():
-        measured = {
-            "perplexity": spread(rows, name, "perplexity"),
-            "bits per byte": spread(rows, name, "bits_per_byte"),
-        }
+        columns = {"perplexity": "perplexity", "bits per byte": "bits_per_byte"}
+        measured = {column: spread(rows, name, metric) for column, metric in columns.items()}
         cost = {"trained parameters": values["trainable"], "seconds": round(values["training_seconds"])}
         lines.append({"model": name, **measured, **cost, "tokens/s": round(values["tokens_per_second"])})
     return lines
@@ -174,6 +163,4 @@ def plot(rows: Mapping[str, Mapping], baselines: Mapping[str, float], path: Path
     panels[0].set(ylabel="validation loss (nats per token)")
     panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(title)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)

@@ -11,6 +11,7 @@ import torch
 
 from helpers.reservoir.reservoirs import Reservoir, TanhReservoir
 from helpers.reservoir.ridge import RidgeAccumulator
+from helpers.run_folder import saved
 
 # B batch · T tokens · F features · S state floats · K lags · R scored tokens · V vocabulary
 # G blocks of M units
@@ -113,20 +114,14 @@ def memory_capacity(
         sums.add(features_TF, targets_TK)
     weight_FK, bias_K = sums.solve(ridge)
     estimates_RK = torch.cat([features_TF.double() @ weight_FK + bias_K for features_TF in features_BTF[half:]])
-    r2_K = _squared_correlation(estimates_RK, targets_BTK[half:].flatten(0, 1))
+    varied = [values_RK - values_RK.mean(0) for values_RK in (estimates_RK, targets_BTK[half:].flatten(0, 1))]
+    r2_K = torch.nn.functional.cosine_similarity(*varied, dim=0).square()
     return MemoryCapacity(r2_K.numpy(), float(r2_K.sum()), 1 / (len(estimates_RK) - 1))
 
 
 def _features(reservoir: Reservoir, input_ids_BT: torch.Tensor, state_BS: torch.Tensor) -> torch.Tensor:
     weight = reservoir.input_weight
     return reservoir(input_ids_BT.to(weight.device), state_BS.to(weight))[0]
-
-
-def _squared_correlation(left_RK, right_RK):
-    """By column; 0 where a column is constant."""
-    left_RK, right_RK = left_RK - left_RK.mean(0), right_RK - right_RK.mean(0)
-    variances_K = left_RK.square().sum(0) * right_RK.square().sum(0)
-    return (left_RK * right_RK).sum(0).square() / variances_K.clamp_min(torch.finfo(left_RK.dtype).tiny)
 
 
 def plot_diagnostics(
@@ -158,9 +153,7 @@ def plot_diagnostics(
     recall.set(title="Memory (dotted: chance)", xlabel="lag (tokens)", ylabel="$r^2$ of the recalled token")
     for axes in (forgetting, recall):
         axes.legend(fontsize="small")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)
 
 
 def _draw_spectra(axes, spectra: Mapping[str, Spectrum], colors: Mapping[str, str]) -> None:

@@ -94,23 +94,16 @@ def new_trainer(
     train, validation = corpus.blocks(plan)
     if isinstance(model, ReservoirForCausalLM):
         train.states_BS, validation.states_BS = states_before(model, train), states_before(model, validation)
-    report_to, reason = tracking.report_to(params.report_to)
-    if report_to != params.report_to:
-        tracking.say(reason)
     arguments = training_arguments(
         plan,
         runtime,
         output_dir,
-        seed=params.seed,
-        logging_steps=params.logging_steps,
-        eval_steps=params.eval_steps,
-        save_steps=params.save_steps,
-        report_to=report_to,
+        **params.model_dump(include={"seed", "logging_steps", "eval_steps", "save_steps", "report_to"}),
         adam_beta2=ADAM_BETA2,
         # Under SPMD this process feeds all devices, elsewhere one.
         per_device_eval_batch_size=corpus.evaluation_batch(plan) // (1 if runtime.kind == "xla" else plan.device_count),
     )
-    return LanguageModelTrainer(
+    trainer = LanguageModelTrainer(
         model=model,
         args=arguments,
         train_dataset=train,
@@ -121,24 +114,18 @@ def new_trainer(
         flops_per_token=plan.memory.count.flops / (plan.per_device_batch_size * plan.sequence_length),
         patience=params.patience,
         max_hours=params.max_hours,
-        callbacks=[StoryAtEvaluation(corpus.tokenizer, params)],
     )
+    trainer.add_callback(StoryAtEvaluation(trainer, params))
+    return trainer
 
 
 class StoryAtEvaluation(TrainerCallback):
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, params: ReservoirParameters):
-        self.tokenizer, self.params = tokenizer, params
-        self.training = False
+    def __init__(self, trainer: Trainer, params: ReservoirParameters):
+        self.trainer, self.params = trainer, params
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.training = True
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.training = False
-
-    def on_evaluate(self, args, state, control, model=None, **kwargs):
-        if self.training:
-            story = tell(model, self.tokenizer, self.params, max_new_tokens=min(40, self.params.max_new_tokens))
+    def on_evaluate(self, args, state, control, model=None, processing_class=None, **kwargs):
+        if self.trainer.is_in_train:
+            story = tell(model, processing_class, self.params, max_new_tokens=min(40, self.params.max_new_tokens))
             tracking.say(f"    step {state.global_step}: {' '.join(story.split())}")
 
 
@@ -153,9 +140,7 @@ def tell(
 
     XLA would compile every length anew: there a copy of the model tells it on the CPU.
     """
-    if model.device.type == "xla":
-        model = cpu_copy(model)
-    was_training = model.training
+    model, was_training = cpu_copy(model) if model.device.type == "xla" else model, model.training
     # As `tokens_of` does: a tokeniser's own special tokens were never trained on.
     prompt = tokenizer(params.prompt, return_tensors="pt", add_special_tokens=False)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), torch.no_grad():
@@ -164,9 +149,7 @@ def tell(
             prompt["input_ids"].to(model.device),
             max_new_tokens=max_new_tokens or params.max_new_tokens,
             do_sample=True,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
+            **params.model_dump(include={"temperature", "top_k", "top_p"}),
         )
     model.train(was_training)
     return tokenizer.decode(output[0], skip_special_tokens=True)
@@ -195,11 +178,9 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
     }
 
 
-def ridge(
-    model: ReservoirForCausalLM, corpus: Corpus, trainer: LanguageModelTrainer
-) -> tuple[ReservoirForCausalLM, dict[str, float]]:
-    """The model with a closed-form readout of its last layer, of 400,000 training tokens, and its `metrics`; of XLA on the CPU."""
-    model = cpu_copy(model) if model.device.type == "xla" else model
+def ridge(trainer: LanguageModelTrainer, corpus: Corpus) -> tuple[ReservoirForCausalLM, dict[str, float]]:
+    """The trainer's model with a closed-form readout of its last layer, of 400,000 training tokens, and its `metrics`; of XLA on the CPU."""
+    model = cpu_copy(trainer.model) if trainer.model.device.type == "xla" else trainer.model
     length, train = trainer.plan.sequence_length, trainer.train_dataset
     rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
 

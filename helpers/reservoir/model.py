@@ -5,6 +5,7 @@ A saved model takes this file and those that it imports with it, to be loaded el
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import ModelOutput
 
 from .architecture import DEFAULT, at_least, notation, parse
-from .readout import AttentionProjection, GatedBlock, RidgeReadout, StaticProjection
+from .readout import AttentionProjection, GatedBlock, RidgeReadout
 from .recall import Recall, extend_line, proposals
 from .reservoirs import Reservoirs
 from .scans import since_begin
@@ -41,45 +42,32 @@ class ReservoirConfig(PretrainedConfig):
 
     model_type = "reservoir_lm"
 
-    def __init__(
-        self,
-        vocab_size: int = 50257,
-        reservoirs: str = DEFAULT,
-        reservoir_seed: int = 0,
-        embedding_size: int = 256,
-        readout_blocks: int = 4,
-        readout_size: int = 688,
-        attention_heads: int = 0,
-        input_codes: int = 0,
-        recall_tokens: int = 128,
-        dropout: float = 0.1,
-        token_dropout: float = 0.0,
-        eos_token_id: int | None = None,
-        reset_at_end: bool = True,
-        ridge_readout: bool = False,
-        tie_word_embeddings: bool = True,
-        **kwargs,
-    ):
-        at_least(1, vocab_size=vocab_size, embedding_size=embedding_size, readout_size=readout_size)
-        at_least(0, readout_blocks=readout_blocks, attention_heads=attention_heads)
-        at_least(0, input_codes=input_codes, recall_tokens=recall_tokens)
-        for name, share in (("dropout", dropout), ("token_dropout", token_dropout)):
+    vocab_size: int = 50257
+    reservoirs: str = DEFAULT
+    reservoir_seed: int = 0
+    embedding_size: int = 256
+    readout_blocks: int = 4
+    readout_size: int = 688
+    attention_heads: int = 0
+    input_codes: int = 0
+    recall_tokens: int = 128
+    dropout: float = 0.1
+    token_dropout: float = 0.0
+    eos_token_id: int | None = None
+    reset_at_end: bool = True
+    ridge_readout: bool = False
+    tie_word_embeddings: bool = True
+
+    def __init__(self, **given):
+        # transformers 4, which loads saved models, too, makes no constructor of the fields.
+        super().__init__(**{name: getattr(ReservoirConfig, name) for name in ReservoirConfig.__annotations__} | given)
+        at_least(1, vocab_size=self.vocab_size, embedding_size=self.embedding_size, readout_size=self.readout_size)
+        at_least(0, readout_blocks=self.readout_blocks, attention_heads=self.attention_heads)
+        at_least(0, input_codes=self.input_codes, recall_tokens=self.recall_tokens)
+        for name, share in (("dropout", self.dropout), ("token_dropout", self.token_dropout)):
             if not 0 <= share < 1:
                 raise ValueError(f"{name}={share}: must be in [0, 1)")
-        self.vocab_size = vocab_size
-        self.reservoirs = notation(parse(reservoirs))
-        self.reservoir_seed = reservoir_seed
-        self.embedding_size = embedding_size
-        self.readout_blocks = readout_blocks
-        self.readout_size = readout_size
-        self.attention_heads = attention_heads
-        self.input_codes = input_codes
-        self.recall_tokens = recall_tokens
-        self.dropout = dropout
-        self.token_dropout = token_dropout
-        self.reset_at_end = reset_at_end
-        self.ridge_readout = ridge_readout
-        super().__init__(tie_word_embeddings=tie_word_embeddings, eos_token_id=eos_token_id, **kwargs)
+        self.reservoirs = notation(parse(self.reservoirs))
 
 
 @dataclass
@@ -115,7 +103,10 @@ class ReservoirForCausalLM(PreTrainedModel, GenerationMixin):
         self.embedding = nn.Embedding(V, D)
         heads = config.attention_heads
         self.projections = nn.ModuleList(
-            AttentionProjection(F, D, heads) if heads else StaticProjection(F, D) for F in self.reservoirs.features
+            AttentionProjection(F, D, heads)
+            if heads
+            else nn.Sequential(OrderedDict(weight=nn.Linear(F, D, bias=False)))
+            for F in self.reservoirs.features
         )
         depth = len(self.reservoirs.features)
         self.blocks = nn.ModuleList(

@@ -18,17 +18,6 @@ from .reservoirs import KeepsPrecision
 # R rows of features, each with the token that follows · G = F + 1, the features and a one
 
 
-class StaticProjection(nn.Module):
-    """The classic readout, of low rank: one matrix [D, F] for all states."""
-
-    def __init__(self, features: int, width: int):
-        super().__init__()
-        self.weight = nn.Linear(features, width, bias=False)
-
-    def forward(self, features_BTF):
-        return self.weight(features_BTF)
-
-
 class AttentionProjection(nn.Module):
     """Attention-enhanced readout (AERC, Köster and Uchida, arXiv 2507.15779): the matrix depends on the state.
 

@@ -18,6 +18,7 @@ ROWS = 1024  # scored or accumulated at once: at V = 50,000 a slice of fp32 scor
 HELD_OUT_EVERY, MOST_HELD_OUT = 10, 4  # batches
 SMOOTHING = 0.1  # added to each token's count, so that an unseen token has a probability
 LOG2_CALIBRATIONS = np.arange(-10, 4.25, 0.25)
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]  # features_BTF, input_ids_BT
 
 
 class RidgeAccumulator:
@@ -82,10 +83,8 @@ def _product(left_BN: torch.Tensor, right_BM: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def fit_readout(
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], features: int, vocab_size: int, ridges: Sequence[float]
-) -> RidgeReadout:
-    """Fits token t + 1 of each sequence on its features at t, in one pass over batches (features_BTF, input_ids_BT).
+def fit_readout(batches: Batches, features: int, vocab_size: int, ridges: Sequence[float]) -> RidgeReadout:
+    """Fits token t + 1 of each sequence on its features at t, in one pass over `batches`.
 
     The second of every ten batches, at most four, choose c and one of `ridges`, which is the `ridge` of what is returned; then
     they are fitted like the others.
@@ -110,7 +109,7 @@ def fit_readout(
     return readout
 
 
-def _add(sums: RidgeAccumulator, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _add(sums: RidgeAccumulator, batches: Batches) -> None:
     for features_RF, tokens_R in _predictions(batches):
         sums.add_tokens(features_RF, tokens_R)
 
@@ -125,8 +124,8 @@ def _solved(sums: RidgeAccumulator, ridge: float) -> RidgeReadout:
 
 
 @torch.no_grad()
-def readout_nats(readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Mean nats per predicted token (all but the first of each sequence) of batches (features_BTF, input_ids_BT)."""
+def readout_nats(readout: RidgeReadout, batches: Batches) -> float:
+    """Mean nats per predicted token (all but the first of each sequence)."""
     total, count = 0.0, 0
     for features_RF, tokens_R in _predictions(batches):
         features_RF, tokens_R = features_RF.to(readout.weight_FV.device), tokens_R.to(readout.weight_FV.device)
@@ -135,9 +134,7 @@ def readout_nats(readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, to
     return total / count
 
 
-def _best_calibration(
-    readout: RidgeReadout, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
-) -> tuple[float, float]:
+def _best_calibration(readout: RidgeReadout, batches: Batches) -> tuple[float, float]:
     """Least sum of nats over a grid of c, and that c."""
     nats, floor_V = np.zeros(len(LOG2_CALIBRATIONS)), readout.floor_V()
     for features_RF, tokens_R in _predictions(batches):
@@ -148,9 +145,7 @@ def _best_calibration(
     return nats.min(), float(2 ** LOG2_CALIBRATIONS[nats.argmin()])
 
 
-def _predictions(
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _predictions(batches: Batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Slices of at most ROWS rows: features and the token that follows each."""
     for features_BTF, ids_BT in batches:
         yield from zip(

@@ -6,6 +6,7 @@ The prefix-sum form of textbooks, lambda^t cumsum(lambda^-t u), overflows after 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 from torch.backends import mkldnn
@@ -67,36 +68,31 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None, since
             (state_BN, _, _), states_TBN = xla.scan(_leaky_step, carry, inputs)
             return xla.shard_batch(states_TBN.transpose(0, 1).to(dtype)), state_BN
         states_BTN = torch.empty((B, T, N), dtype=dtype, device=drive_BTN.device) if out_BTN is None else out_BTN
-        if G == 1:
-            multiply = _dense_product(weight_GMM[0], B * T)
-            for drive_BN, target_BN, kept_B1 in zip(drive_BTN.unbind(1), states_BTN.unbind(1), kept_TB1, strict=True):
-                state_BN = _kept(state_BN, kept_B1)
-                state_BN = torch.lerp(state_BN, _tanh_(multiply(state_BN.to(dtype)) + drive_BN), leak)
-                target_BN.copy_(state_BN)
-            return states_BTN, state_BN
+        activation = _dense(weight_GMM[0], B * T) if G == 1 else partial(_block_diagonal, weight_GMM)
         drive_TGBM = drive_BTN.reshape(B, T, G, M).permute(1, 2, 0, 3)
         states_TGBM = states_BTN.view(B, T, G, M).permute(1, 2, 0, 3)
         state_GBM = state_BN.reshape(B, G, M).transpose(0, 1)
         for drive_GBM, target_GBM, kept_B1 in zip(drive_TGBM, states_TGBM, kept_TB1, strict=True):
             state_GBM = _kept(state_GBM, kept_B1)
-            state_GBM = torch.lerp(state_GBM, _tanh_(_add(drive_GBM, state_GBM.to(dtype), weight_GMM.mT)), leak)
+            state_GBM = torch.lerp(state_GBM, _tanh_(activation(drive_GBM, state_GBM.to(dtype))), leak)
             target_GBM.copy_(state_GBM)
         return states_BTN, state_GBM.transpose(0, 1).reshape(B, N)
 
 
-def _dense_product(weight_NN, rows: int):
-    """s [B, N] -> s W^T for that many rows in all. In oneDNN's own layout of W an fp32 product takes half the time on an AMD
-    CPU, from about 256 rows on, which pay for the copy. (The planner's fake tensors are a subclass without that layout.)"""
+def _dense(weight_NN, rows: int):
+    """(d, s) [1, B, N] -> d + s W^T for that many rows in all. In oneDNN's own layout of W an fp32 product takes half the time on
+    an AMD CPU, from about 256 rows on, which pay for the copy. (The planner's fake tensors are a subclass without that layout.)"""
     on_cpu = type(weight_NN) is torch.Tensor and weight_NN.device.type == "cpu" and mkldnn.is_available()
     if on_cpu and weight_NN.dtype == torch.float32 and rows >= 256:
         blocked_NN = weight_NN.to_mkldnn()
-        return lambda state_BN: linear_layer(state_BN.to_mkldnn(), blocked_NN).to_dense()
-    return lambda state_BN: state_BN @ weight_NN.T
+        return lambda drive_1BN, state_1BN: linear_layer(state_1BN[0].to_mkldnn(), blocked_NN).to_dense() + drive_1BN
+    return lambda drive_1BN, state_1BN: linear_layer(state_1BN[0], weight_NN) + drive_1BN
 
 
-def _add(drive, state, weight):
-    """drive + state @ weight in the drive's dtype, fused where both have one."""
-    return torch.baddbmm(drive, state, weight) if state.dtype == drive.dtype else drive + state @ weight
+def _block_diagonal(weight_GMM, drive_GBM, state_GBM):
+    """d + s W^T in the drive's dtype, fused where both have one."""
+    fused = state_GBM.dtype == drive_GBM.dtype
+    return torch.baddbmm(drive_GBM, state_GBM, weight_GMM.mT) if fused else drive_GBM + state_GBM @ weight_GMM.mT
 
 
 def _tanh_(tensor):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import hub, row_files
+from helpers.data_source import DataSource
 from helpers.parameters import SAMPLE, source_path
 from helpers.reservoir.sample import sample_stories
 
@@ -22,28 +23,12 @@ VALIDATION_SHARE, MAX_VALIDATION_STORIES = 0.05, 2000
 
 
 @dataclass(frozen=True)
-class StorySplits:
+class StorySplits(DataSource):
     """Stories to train and to validate on; no text is in both."""
 
     train: list[str]
     validation: list[str]
-    name: str  # of the data source; of a local file without its folder, since results are shared
-    revision: str | None  # of a hub id
-    num_stories: int  # asked for; 0: all
-    seed: int
-    sha256: str  # of the texts
     duplicates_removed: int  # of hub data only validation stories seen before
-
-    @property
-    def source(self) -> str:
-        """Data source, number of stories, seed and a digest of the texts: the same string means the same data."""
-        name = f"{self.name}@{self.revision}" if self.revision else self.name
-        return f"{name}, {self.num_stories or 'all'} stories, seed {self.seed}, sha256 {self.sha256[:16]}"
-
-    @property
-    def provenance(self) -> dict[str, str | None]:
-        """What results.json says of the data: source, revision and digest."""
-        return {"source": self.name, "revision": self.revision, "sha256": self.sha256}
 
 
 def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplits:
@@ -71,8 +56,8 @@ def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplit
             splits = datasets.load_dataset(str(path or data_source), revision=revision)
         found = _from_splits(splits, name, num_stories, seed)
     train, validation, digests, removed = found
-    sha256 = hashlib.sha256(b"".join(digests)).hexdigest()
-    return StorySplits(train, validation, name, revision, num_stories, seed, sha256, removed)
+    sha256, draw = hashlib.sha256(b"".join(digests)).hexdigest(), f"{num_stories or 'all'} stories, seed {seed}"
+    return StorySplits(train, validation, removed, name=name, sha256=sha256, revision=revision, draw=draw)
 
 
 def batches(stories: Sequence[str], size: int = 1000) -> Iterator[Sequence[str]]:

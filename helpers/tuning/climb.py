@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from helpers import ranks, run_folder, tables, tracking
 from helpers.interruption import Stopped, is_out_of_memory
+from helpers.run_folder import saved
 
 from .decision import Noise, Ratio
 from .measurement import WARM_UP, Bench, TooSlow, Window
@@ -308,6 +309,4 @@ def plot(rungs: Sequence[Rung], path: Path, *, title: str):
     axes.axvline(1, color="0.4", linestyle="--", label="the start")
     axes.set(title=title, xlabel="examples/s, times the start's (whisker: 95 % interval of the last change)")
     axes.legend(loc="lower right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import psutil
 
+from helpers.run_folder import saved
 from helpers.runtime import Runtime
 
 DUTY_CYCLE = "duty_cycle_pct"  # libtpu's own metric
@@ -78,9 +79,7 @@ class Monitor:
             axes.plot(*zip(*points or [(0, 0)], strict=True), marker="o", markersize=3)
         above.set(title=title, ylabel="utilisation (%)", ylim=(0, 105))
         below.set(xlabel=f"seconds\n{self.why}", ylabel="memory (GiB)", xlim=(0, None), ylim=(0, None))
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-        return figure
+        return saved(figure, path)
 
 
 def _reader(runtime: Runtime) -> tuple[Callable[[], tuple[float | None, int | None]], str]:

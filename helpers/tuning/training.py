@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import SequentialSampler
 from transformers import DataCollatorWithPadding, Trainer
 
-from helpers import ranks, tracking
+from helpers import ranks
 from helpers.arguments import training_arguments
 from helpers.plan import Plan
 from helpers.runtime import Runtime
@@ -106,9 +106,6 @@ def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, s
     eval_batch = min(2 * plan.micro_batch_size, rows)
     every = max(1, plan.max_steps // params.evaluations)
     has_tf32 = runtime.kind == "cuda" and runtime.compute_capability >= (8, 0)
-    logger, why = tracking.report_to(params.report_to)
-    if logger != params.report_to:
-        tracking.say(why)
     fields = {
         "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // plan.device_count,
         "tf32": settings.tf32 if has_tf32 else None,
@@ -117,7 +114,7 @@ def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, s
         "eval_steps": every,
         "save_steps": every,
         "logging_steps": params.logging_steps,
-        "report_to": logger,
+        "report_to": params.report_to,
         "metric_for_best_model": "eval_f1",
         "greater_is_better": True,
         "prediction_loss_only": False,

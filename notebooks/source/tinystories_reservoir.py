@@ -168,7 +168,7 @@ tables.show(forecast.rows())
 trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
 before = experiment.evaluate(trainer, corpus)
 baselines = experiment.baselines(corpus, trainer.eval_dataset)
-ridge_model, baselines["ridge readout"] = experiment.ridge(model, corpus, trainer)
+ridge_model, baselines["ridge readout"] = experiment.ridge(trainer, corpus)
 tables.show([{"model": name, **values} for name, values in {"untrained": before, **baselines}.items()])
 
 # %% [markdown]
@@ -202,7 +202,7 @@ tables.show(forecast.beside(measured["train"]))
 # %%
 from helpers.reservoir import comparison
 
-rows = comparison.over_seeds(trainer, corpus, params, plan, machine, folder)
+rows = comparison.over_seeds(trainer, corpus, params, folder)
 
 # %% [markdown]
 # ## After training
