@@ -46,7 +46,8 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert results["artifacts"]["model"] == "model"
     assert "no legal advice" in text_of(executed)
     plain, packed = re.search(r"^plain ([\d.]+), packed ([\d.]+), difference", text_of(executed), re.MULTILINE).groups()
-    assert float(plain) == pytest.approx(float(packed), rel=1e-5)
+    rounding = 1e-5 if results["plan"]["precision"] == "fp32" else 1e-3  # bf16 has three digits
+    assert float(plain) == pytest.approx(float(packed), rel=rounding)
     assert (output / results["artifacts"]["figures"] / "answers.png").read_bytes().startswith(b"\x89PNG")
     assert (output / "model" / "merged" / "Modelfile").is_file()
     model = AutoModelForCausalLM.from_pretrained(output / "model" / "merged")
