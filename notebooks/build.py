@@ -18,7 +18,6 @@ the executed copy (docs/gallery), with a caption; without one there the paragrap
 import argparse
 import base64
 import bz2
-import functools
 import hashlib
 import html
 import importlib
@@ -248,26 +247,10 @@ def requirement_lines(names: list[str], twin: str, where: str = "setup cell") ->
 
 
 def packed(files: dict[str, bytes]) -> bytes:
-    """The files with a zero byte between: path, line break, content. JSON would escape every line break.
-
-    Of a few orders it is the one that bz2 makes smallest.
-    """
+    """The files, shared ones first, with a zero byte between: path, line break, content. JSON would escape every line break."""
     assert not any(b"\0" in content for content in files.values())
-    return _smallest(tuple(sorted(files.items())))
-
-
-@functools.cache
-def _smallest(files: tuple[tuple[str, bytes], ...]) -> bytes:
-    keys = (  # of a path and its content
-        lambda file: file[0],
-        lambda file: file[0].count("/"),
-        lambda file: -file[0].count("/"),
-        lambda file: file[0].rpartition("/")[2],
-        lambda file: len(file[1]),
-    )
-    orders = [sorted(files, key=key)[::step] for key in keys for step in (1, -1)]
-    texts = [b"\0".join(name.encode() + b"\n" + content for name, content in order) for order in orders]
-    return min(texts, key=lambda text: len(bz2.compress(text, 9)))
+    names = sorted(files, key=lambda name: (name.count("/"), name))
+    return b"\0".join(name.encode() + b"\n" + files[name] for name in names)
 
 
 def payload(files: dict[str, bytes]) -> str:

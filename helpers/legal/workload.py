@@ -29,13 +29,11 @@ QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner: `planned(Asked(method="qlora", examples=500), machine)`.
+    """Recipe and training step of a run, for the planner: `planned(Asked(method="qlora"), machine)`.
 
-    asked: `model` is a hub id or a path, `method` one of METHODS, `examples` are records, `length` is in tokens of a block; what is
-        "" or 0 has the notebook's default.
+    asked: `model` is a hub id or a path, `method` one of METHODS, `examples` are records, `length` is in tokens of a block.
     machine: its precision is that of the frozen weights, and its devices share the batch.
-    weights: the step has random weights and can be run; without them its model is on torch's device "meta", which takes no
-        memory, so that a step of any size can be counted.
+    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
 
     Raises ValueError for an unknown method, and DoesNotFit for 4 bits on a TPU.
     """

@@ -31,13 +31,11 @@ GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after poolin
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner: `planned(Asked(method="pairs", examples=500), machine)`.
+    """Recipe and training step of a run, for the planner: `planned(Asked(method="pairs"), machine)`.
 
-    asked: `model` is a hub id or a path, `method` one of KINDS of data, `examples` are rows, `length` is in tokens of a view; what is
-        "" or 0 has the notebook's default, and in the place of the model "auto" stands the largest that it may choose.
-    machine: has no effect here.
-    weights: the step has random weights and can be run; without them its model is on torch's device "meta", which takes no
-        memory, so that a step of any size can be counted.
+    asked: `model` is a hub id or a path ("auto" is the largest that it may choose), `method` one of KINDS of data, `examples` are
+        rows, `length` is in tokens of a view.
+    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
     """
     default = EmbeddingParameters.defaults()
     name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length

@@ -33,7 +33,7 @@ def workload(model, name: str, length: int) -> Workload:
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner.
 
-    asked: `model` is the notation of its reservoirs, `examples` are stories; what is "" or 0 has the notebook's default.
+    asked: `model` is the notation of its reservoirs, `examples` are stories.
     machine, weights: have no effect here: the weights are few, and always made.
     """
     default = ReservoirParameters.defaults()

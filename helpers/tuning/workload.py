@@ -35,7 +35,7 @@ def workload(model, name: str, length: int) -> Workload:
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner: `planned(Asked(length=128), machine)`.
 
-    asked: `model` is a hub id or a path, `examples` are rows, `length` is in tokens; what is "" or 0 has the notebook's default.
+    asked: `model` is a hub id or a path, `examples` are rows, `length` is in tokens.
     weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
     """
     default = TuningParameters.defaults()

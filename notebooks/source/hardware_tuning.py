@@ -17,7 +17,7 @@
 # {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other things help.
-# **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`; it has the same cells.
+# **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`.
 #
 # {planned}
 #
@@ -36,7 +36,7 @@
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
 # Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
-# twin is `hardware_tuning.ipynb`; it has the same cells.
+# twin is `hardware_tuning.ipynb`.
 #
 # {planned}
 #

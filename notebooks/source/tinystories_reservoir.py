@@ -54,7 +54,7 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
+# Every parameter is checked before anything is downloaded.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
