@@ -58,8 +58,7 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter is checked before anything is downloaded, the output folder is claimed for this run, and the machine is
-# reported with the reason for each choice.
+# Every parameter is checked before anything is downloaded, and the machine is reported with the reason for each choice.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables

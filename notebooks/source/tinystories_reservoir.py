@@ -207,7 +207,7 @@ rows = comparison.over_seeds(trainer, corpus, params, folder)
 # %% [markdown]
 # ## After training
 #
-# The same measure on the same tokens, a story of each, and the loss against tokens and seconds.
+# The same measure, a story of each, and the loss against tokens and seconds.
 
 # %%
 tables.show(comparison.table({"untrained": before, **baselines}, rows))
