@@ -45,7 +45,7 @@
 # Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock peft trl wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
