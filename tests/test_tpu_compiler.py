@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from helpers import xla
 from helpers.planning import tpu_compiler
 from helpers.planning.machines import SLICES, machine, runtime_of
+from helpers.reservoir.workload import VOCABULARY
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -177,6 +180,9 @@ def test_a_step_at_real_size_compiled_anew_is_within_a_tenth_of_the_planners_mem
     found = json.loads((tmp_path / "steps.json").read_text(encoding="utf-8"))["steps"][QUICKEST]
     assert found["planned_peak"] == pytest.approx(found["peak"], rel=0.1)
     assert set(found["collectives"]) == {"all-reduce"}
+    # Recall's product with zeros and ones, [examples, tokens and line, vocabulary], is never written: no array is as large.
+    whole = math.prod((found["examples_a_chip"], 2 * found["length"], VOCABULARY))
+    assert all(math.prod(map(int, re.findall(r"\d+", array.partition("[")[2]))) < whole for array, _ in found["arrays"])
     kept = steps_of_the_file()[QUICKEST]
     for figure in ("peak", "flops", "moved", "arguments", "aliased"):
         assert found[figure] == pytest.approx(kept[figure], rel=0.01), figure
