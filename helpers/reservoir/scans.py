@@ -68,7 +68,7 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None, since
             (state_BN, _, _), states_TBN = xla.scan(_leaky_step, carry, inputs)
             return xla.shard_batch(states_TBN.transpose(0, 1).to(dtype)), state_BN
         states_BTN = torch.empty((B, T, N), dtype=dtype, device=drive_BTN.device) if out_BTN is None else out_BTN
-        activation = _dense(weight_GMM[0], B * T) if G == 1 else partial(_block_diagonal, weight_GMM)
+        activation = _dense(weight_GMM[0], B, T) if G == 1 else partial(_block_diagonal, weight_GMM)
         drive_TGBM = drive_BTN.reshape(B, T, G, M).permute(1, 2, 0, 3)
         states_TGBM = states_BTN.view(B, T, G, M).permute(1, 2, 0, 3)
         state_GBM = state_BN.reshape(B, G, M).transpose(0, 1)
@@ -79,13 +79,14 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None, since
         return states_BTN, state_GBM.transpose(0, 1).reshape(B, N)
 
 
-def _dense(weight_NN, rows: int):
-    """(d, s) [1, B, N] -> d + s W^T for that many rows in all. In oneDNN's own layout of W an fp32 product takes half the time on
-    an AMD CPU, from about 256 rows on, which pay for the copy. (The planner's fake tensors are a subclass without that layout.)"""
+def _dense(weight_NN, B: int, T: int):
+    """(d, s) [1, B, N] -> d + s W^T, T times. In oneDNN's own layout of W an fp32 product takes less time on an AMD CPU, from
+    about 256 rows on, which pay for the copy. (The planner's fake tensors are a subclass without that layout.)"""
     on_cpu = type(weight_NN) is torch.Tensor and weight_NN.device.type == "cpu" and mkldnn.is_available()
-    if on_cpu and weight_NN.dtype == torch.float32 and rows >= 256:
-        blocked_NN = weight_NN.to_mkldnn()
-        return lambda drive_1BN, state_1BN: linear_layer(state_1BN[0].to_mkldnn(), blocked_NN).to_dense() + drive_1BN
+    if on_cpu and weight_NN.dtype == torch.float32 and B * T >= 256:
+        packed_NN = torch.ops.mkldnn._reorder_linear_weight(weight_NN, B)
+        add = torch.ops.mkldnn._linear_pointwise.binary
+        return lambda drive_1BN, state_1BN: add(state_1BN[0], drive_1BN[0], packed_NN, None, "add")
     return lambda drive_1BN, state_1BN: linear_layer(state_1BN[0], weight_NN) + drive_1BN
 
 

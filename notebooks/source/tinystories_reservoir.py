@@ -10,7 +10,7 @@
 # # A reservoir language model on TinyStories (GPU)
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
+# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
 # equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
@@ -26,13 +26,13 @@
 # # A reservoir language model on TinyStories (TPU)
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-gram baselines and an
+# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
 # equally large transformer, a story told by each, and a model to load elsewhere.
 #
 # {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
+# Else it goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
 # `tinystories_reservoir.ipynb`.
 #
 # {planned}
@@ -227,7 +227,7 @@ figure = comparison.plot(
 # %% [markdown]
 # ## Save, reload, compare
 #
-# The saved model must tell the same story as the one in memory (in half precision, which rounds products, it may not).
+# The saved model must tell the same story as that in memory (in half precision it may not).
 
 # %%
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -289,4 +289,4 @@ print(experiment.tell(ridge_model, story_tokenizer, params))
 # ## Next steps
 #
 # - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
-# - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs` and give a new `output_dir`.
+# - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs`, in a new `output_dir`.
