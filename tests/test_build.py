@@ -12,14 +12,19 @@ import subprocess
 import sys
 from base64 import b64decode, b64encode, b85decode
 from bz2 import decompress
+from functools import cache
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import nbformat
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "notebooks"))
 
 import build
+import closure
 
 pytestmark = pytest.mark.once
 
@@ -288,6 +293,60 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
             if Path(module).parent in beside
         ]
         assert any(named), name
+
+
+WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what needs it, or comes with the runtime
+    "IPython",  # these two are the notebook's own
+    "ipykernel",
+    "bitsandbytes",
+    "google",  # Colab's
+    "kaggle_secrets",
+    "libtpu",
+    "lm_eval",
+    "tomli",
+    "torch_xla",
+    "tree_sitter",
+    "tree_sitter_java",
+    "triton",
+}
+
+
+@cache
+def brought(names: tuple[str, ...]) -> set[str]:
+    """Distributions that come with these, themselves included."""
+    found, queue = set(), [canonicalize_name(name) for name in names]
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            asked = [Requirement(line) for line in (requires(name) or ())]
+            queue += [
+                canonicalize_name(each.name) for each in asked if not each.marker or each.marker.evaluate({"extra": ""})
+            ]
+    return found
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_the_setup_cell_installs_what_the_notebook_imports(source):
+    """On a machine that has nothing: scikit-learn, say, is in no requirements file of ours, and comes with another package."""
+    names = re.search(r"^# requirements: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+    modules = packages_distributions()
+    cells = [cell.source for cell in build.twin_cells(source, "gpu") if cell.cell_type == "code"]
+    carries = {
+        name: code.decode() for name, code in carried(build.notebook(source, "gpu")).items() if name.endswith(".py")
+    }
+    for where, code in [*carries.items(), *((f"cell {n}", cell) for n, cell in enumerate(cells))]:
+        trees = [node for node in closure._running(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        absolute = [node for node in trees if not getattr(node, "level", 0)]
+        roots = {
+            name.partition(".")[0]
+            for node in absolute
+            for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        }
+        for root in roots - sys.stdlib_module_names - WHERE_NEEDED - {"helpers"}:
+            assert brought(tuple(names)) & {canonicalize_name(each) for each in modules[root]}, (
+                f"{where} imports {root}"
+            )
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
