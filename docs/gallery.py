@@ -198,6 +198,7 @@ PAGE = """<!doctype html>
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
 pre { overflow-x: auto; background: #f6f8fa; padding: 0.6rem; font-size: 13px; line-height: 1.4; }
 .jp-OutputArea pre, .output pre { background: none; border-left: 3px solid #d0d7de; white-space: pre-wrap; overflow-wrap: anywhere; }
+code { overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; }
 table { display: block; overflow-x: auto; margin: 0.8rem 0; border-collapse: collapse; font-size: 14px; }
 td, th { padding: 0.2rem 0.6rem; border-bottom: 1px solid #d0d7de; text-align: left; }
