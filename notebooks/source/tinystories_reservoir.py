@@ -32,7 +32,7 @@
 # {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Else it goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
+# Without one it goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
 # `tinystories_reservoir.ipynb`.
 #
 # {planned}
