@@ -77,9 +77,11 @@ ELSEWHERE = {  # tested below, or of the standard library
     "_get_tensors_xla_device_data_node",
     "_xla_get_tensor_id",
     "_cdata",
+    "_linear_pointwise",
     "_orig_mod",
     "_overloadpacket",
     "_parallel_loader_kwargs",
+    "_reorder_linear_weight",
     *OPERATIONS,
     *("_asdict", "_fields", "_make", "_replace"),
 }
@@ -160,3 +162,10 @@ def test_every_private_name_of_a_library_in_the_helpers_is_tested_here():
     foreign = {name for name in read - ours if name.startswith("_") and not name.startswith("__")}
     tested = {name for names in (*OVERRIDDEN.values(), *USED.values()) for name in names} | ELSEWHERE
     assert foreign <= tested, f"add {', '.join(sorted(foreign - tested))} to the tables of this file"
+
+
+def test_onednn_adds_to_a_product_in_its_own_layout_of_the_weight():
+    weight, state, drive = torch.randn(8, 8), torch.randn(4, 8), torch.randn(4, 8)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
+    found = torch.ops.mkldnn._linear_pointwise.binary(state, drive, packed, None, "add")
+    torch.testing.assert_close(found, state @ weight.T + drive)

@@ -80,10 +80,11 @@ def leaky_tanh(drive_BTN, weight_GMM, leak: float, state_BN, out_BTN=None, since
 
 
 def _dense(weight_NN, B: int, T: int):
-    """(d, s) [1, B, N] -> d + s W^T, T times. In oneDNN's own layout of W an fp32 product takes less time on an AMD CPU, from
-    about 256 rows on, which pay for the copy. (The planner's fake tensors are a subclass without that layout.)"""
+    """(d, s) [1, B, N] -> d + s W^T, T times. In oneDNN's own layout of W an fp32 product is faster on an AMD CPU, if at least about
+    256 rows pay for the copy. (The planner's fake tensors are a subclass without that layout.)"""
     on_cpu = type(weight_NN) is torch.Tensor and weight_NN.device.type == "cpu" and mkldnn.is_available()
-    if on_cpu and weight_NN.dtype == torch.float32 and B * T >= 256:
+    # A saved model takes this to any torch.
+    if on_cpu and weight_NN.dtype == torch.float32 and B * T >= 256 and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         packed_NN = torch.ops.mkldnn._reorder_linear_weight(weight_NN, B)
         add = torch.ops.mkldnn._linear_pointwise.binary
         return lambda drive_1BN, state_1BN: add(state_1BN[0], drive_1BN[0], packed_NN, None, "add")

@@ -11,7 +11,7 @@
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
 # text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
-# equally large transformer, a story told by each, and a model to load elsewhere.
+# equally large transformer, a story by each, and a model to load elsewhere.
 #
 # {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
 #
@@ -27,11 +27,11 @@
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
 # text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
-# equally large transformer, a story told by each, and a model to load elsewhere.
+# equally large transformer, a story by each, and a model to load elsewhere.
 #
 # {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
 # Without one it goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
 # `tinystories_reservoir.ipynb`.
 #
@@ -266,10 +266,10 @@ results_file = run_folder.write_results(
 print(results_file.resolve())
 
 # %% [markdown]
-# ## A text of yours, learned in seconds without a GPU
+# ## A text of yours, without a GPU
 #
 # The ridge model learns on by recursive least squares: what a fit on all tokens would give, without the old ones. Paste
-# your own text; it counts `times` times.
+# yours; it counts `times` times.
 
 # %%
 own_text = (
