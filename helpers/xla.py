@@ -14,6 +14,7 @@ import sys
 BATCH_AXIS = "data"
 _rehearsing = False  # whether the user, not an import, set PJRT_DEVICE=CPU
 REHEARSAL = "CPU"  # PJRT_DEVICE=CPU: the same XLA graphs without a TPU
+ON_CPU = "XLA on CPU"  # the name of that device
 BELOW_ONE = 2.0**-24  # distance of two fp32 numbers just below 1
 OWN_DRAWS = (
     "--xla_tpu_spmd_rng_bit_generator_unsafe=true"  # dropout: a chip draws for its own examples, not for those of all
@@ -125,7 +126,7 @@ def device_name() -> str:
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr
 
-    return "XLA on CPU" if xr.device_type() == REHEARSAL else xm.xla_device_kind()
+    return ON_CPU if xr.device_type() == REHEARSAL else xm.xla_device_kind()
 
 
 def memory_info() -> dict[str, int] | None:

@@ -96,8 +96,8 @@ def _reader(runtime: Runtime) -> tuple[Callable[[], tuple[float | None, int | No
         try:
             from libtpu.sdk import tpumonitoring
 
-            told = DUTY_CYCLE in tpumonitoring.list_supported_metrics()
-        except (ImportError, AttributeError):  # another libtpu, or none
+            told = runtime.device_name != xla.ON_CPU and DUTY_CYCLE in tpumonitoring.list_supported_metrics()
+        except (ImportError, AttributeError):  # another libtpu, or none; where there is no TPU it would wait for one
             told = False
         if not told:
             return lambda: (busy(), memory()), f"{why} (no duty cycle is told here); memory of the first chip"
