@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from helpers import tables
+from helpers import run_folder, tables
 
 from . import harness
 from .generation import Generated, generate
@@ -283,9 +283,7 @@ def plot(references, before, after, path: Path):
         questions = f"percent right of {found[measure]['of']} questions, with 95 % intervals"
         axes.set(title=f"{name}: {measure}", xlabel=questions, xlim=(0, 105))
     axes.invert_yaxis()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return figure
+    return run_folder.saved(figure, path)
 
 
 def _compared(references, before, after) -> tuple[dict[str, Mapping[str, Any]], list[str]]:

@@ -20,7 +20,7 @@
 # {picture: What the graph says of one package, and dashed the first answers of the model that it does not have}
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
-# **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`; it has the same cells.
+# **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`.
 #
 # {planned}
 #
@@ -39,9 +39,9 @@
 #
 # {picture: What the graph says of one package, and dashed the first answers of the model that it does not have}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
-# length of the curriculum. The GPU twin is `graphmer_se.ipynb`; it has the same cells.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
+# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
+# length of the curriculum. The GPU twin is `graphmer_se.ipynb`.
 #
 # {planned}
 #
@@ -54,8 +54,8 @@
 # ## Parameters
 #
 # `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), a folder
-# with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: the standard library of the Python that runs this,
-# real code on every machine. `config` is a YAML file or a profile (`cpu`, `t4`, `rtx3050`, `a100`, `tpu_v5e_8`); `changes`
+# with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: this Python's standard library.
+# `config` is a YAML file or a profile (`cpu`, `t4`, `rtx3050`, `a100`, `tpu_v5e_8`); `changes`
 # sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the configuration's value. {own data}
 
 # %% tags=["parameters"]
@@ -64,8 +64,7 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter and every key of the configuration is checked before anything slow starts, and the machine is reported
-# with the reason for each choice.
+# Every parameter and every key of the configuration is checked before anything slow starts.
 
 # %%
 from helpers import parameters, run_folder, runtime, tables
@@ -85,7 +84,6 @@ print(to_yaml(configuration))
 # Names are resolved through imports and scopes, not guessed; what nothing resolves is marked and never trained on. The
 # ontology says which types a relation connects and what it forbids; violations are counted. Held out are whole packages, or
 # modules or definitions where there are too few, and no pair of entities is on both sides, in whichever order and relation.
-# The output folder is claimed for this run once its data are read.
 
 # %%
 from helpers.graphmer import experiment
@@ -103,9 +101,6 @@ tables.show([parts | left_out], f"Triples of {corpus.source}")
 tables.show(graph.manifest["failed"][:5], f"files that could not be read: {len(graph.manifest['failed'])}")
 print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the triples between known types")
 tables.show([corpus.validity.counts], "triples that the ontology forbids")
-
-# %% [markdown]
-# One neighbourhood, as the graph has it.
 
 # %%
 from helpers.graphmer.pictures import plot_neighbourhood
@@ -135,9 +130,8 @@ figure = plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder 
 # ## Attention decay in five lines
 #
 # Two tokens see each other the less, the farther they are apart in the chain: each logit is multiplied by
-# `base ** GELU(sqrt(distance + 1) - p)`, where every head learns its own p. Here is a chain of six roots, with a leaf of three
-# tokens at the third. Distances by shortest paths, and the factors that follow; then the form that the model uses, which needs
-# no search. Both must be equal.
+# `base ** GELU(sqrt(distance + 1) - p)`, where every head learns its own p. Of six roots with a leaf of three
+# tokens at the third: distances by shortest paths, and the factors; then the form that the model uses, which needs no search.
 
 # %%
 import networkx
@@ -158,8 +152,8 @@ if float((slow - fast).abs().max()) > 1e-6:
 # %% [markdown]
 # ## Model and plan
 #
-# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step
-# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time rests on what others published, on a CPU it is not known. The same table with what was measured comes after training.
+# What will run and why, and what it is expected to take. Memory is counted: the training step
+# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time rests on what others published, on a CPU it is not known.
 
 # %%
 from helpers.graphmer.workload import workload
@@ -206,8 +200,8 @@ output = trainer.train(resume_from_checkpoint=params.resume)
 # What the run cost, measured. `mfu` is the share of the named datasheet peak that was used.
 
 # %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything
-# else means that shapes change or that values leave the chip at every step.
+# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0:
+# else shapes change, or values leave the chip.
 
 # %%
 measured = trainer.results()
@@ -222,7 +216,7 @@ tables.show(forecast.beside(measured["train"]))
 # without them. The encoder scores a pair from both ends, with the given one and with each candidate as the query, weighed
 # on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
 # as well. Both together are the scorer that is asked below and saved. Calibration error: how far the probability of a first
-# answer is from how often it is right (softmax over all candidates; 0 is best).
+# answer is from how often it is right (0 is best).
 
 # %%
 from helpers.graphmer.links.predictor import LinkPredictor
@@ -244,7 +238,7 @@ tables.show(evaluation.by_relation(rows))
 # %% [markdown]
 # ## Masked tokens
 #
-# What training itself asks for, before and after: the share of masked tokens whose first answer is right.
+# Before and after training: the share of masked tokens whose first answer is right.
 
 # %%
 after = evaluation.masked(trainer.model, corpus, configuration)
@@ -254,7 +248,7 @@ tables.show(evaluation.masked_table(before, after))
 # ## Ask it
 #
 # The three likeliest tails of each relation, by encoder and lexical baseline together as in the table; * marks what the
-# graph says. In the picture, first answers that it does not have are dashed.
+# graph says. Dashed are first answers that it does not have.
 
 # %%
 answers = evaluation.answers(together, corpus, query)
@@ -316,11 +310,11 @@ tables.show([answer._asdict() for answer in answers], "helpers.run_folder.same_d
 # %% [markdown]
 # ## Next steps
 #
-# - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages and virtual environments are not.
-# - **Ask about it**: `saved.ask("my/repository", "package.module.function", "called_by")`, or from the shell
+# - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages are not.
+# - **Ask about it**: as above, or from the shell
 #   `python -m helpers.graphmer ask outputs/graphmer_se/model my/repository package.module.function called_by`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
-#   `checkpointing.activation_checkpointing=true`; in-batch negatives become fewer with the micro-batch.
+#   `checkpointing.activation_checkpointing=true`.
 # - **From the shell**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`
-#   runs exactly so many steps; `python -m helpers.graphmer --config rtx3050` prints every key, to copy and change.
+#   runs so many steps; `python -m helpers.graphmer --config rtx3050` prints every key.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all.

@@ -29,13 +29,13 @@
 #
 # Fine-tunes a text classifier and changes one setting after the other: bf16 autocast, attention, padding length, batch, and
 # gradient checkpointing for a larger one. Each is timed **on this machine**, in turn with what was kept before it, and stays
-# only if it is faster by more than noise; compilation is reported apart. At the end the tuned run is held against the start
+# only if it is faster by more than noise. At the end the tuned run is held against the start
 # at equal quality. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
 #
 # {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
+# Without one it goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
 # twin is `hardware_tuning.ipynb`.
 #
 # {planned}
@@ -74,8 +74,7 @@ print(f"output     {folder.resolve()}")
 # %% [markdown]
 # ## Data
 #
-# A text that is in two splits would be a question whose answer was trained on: it stays in the last of training, validation
-# and test only, and what was removed is counted. Your own file has a row a text and a header, such as
+# A text that is in two splits stays in the last of training, validation and test only, and what was removed is counted. Your own file has a row a text and a header, such as
 #
 # ```
 # review,stars
@@ -96,8 +95,7 @@ print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3
 # %% [markdown]
 # ## Model
 #
-# The pretrained encoder with a new head. How long the texts really are says most about padding: with a median far below
-# `max_length`, most of what a fixed length computes is padding.
+# The pretrained encoder with a new head. With a median far below `max_length`, most of what a fixed length computes is padding.
 
 # %%
 from helpers.tuning.task import load_task
@@ -113,7 +111,7 @@ if task.weights is not None:
 # ## Plan
 #
 # Where tuning starts: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one
-# padding length and plain AdamW.) The memory is counted, and what is measured comes next.
+# padding length and plain AdamW.) The memory is counted.
 
 # %%
 start = task.start
@@ -125,8 +123,7 @@ tables.show(task.plan(start).rows())
 # Every change comes on top of what was kept: `repetitions` timings, in turn with the setting before it, on the same examples
 # from the same weights. The start is timed more often, which says what noise is here. Kept is a change whose 95 % interval
 # lies above 1. The batch is doubled last, while that helps; what saves memory has to earn its place with the batch that did
-# not fit without it. A setting that is more than five times as slow as the start is given up while it warms up (bf16 on
-# a CPU that only emulates it). One thread of a CPU is timed in processor time, which other
+# not fit without it. A setting that is more than five times as slow as the start is given up while it warms up. One thread of a CPU is timed in processor time, which other
 # programs do not stretch; all else by the wall clock.
 
 # %%

@@ -17,7 +17,7 @@
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling; Kaggle: *GPU T4
 # x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait. The TPU twin is
-# `legal_cot_sft_tpu.ipynb`; it has the same cells.
+# `legal_cot_sft_tpu.ipynb`.
 #
 # {planned}
 #
@@ -34,9 +34,9 @@
 #
 # {picture: Right verdicts on held-out questions, of the trained model and of answers that cost nothing, with 95 % intervals}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
-# twin is `legal_cot_sft.ipynb`; it has the same cells.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
+# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
+# twin is `legal_cot_sft.ipynb`.
 #
 # {planned}
 #
@@ -122,7 +122,7 @@ print(encoded.layout.shown(encoded.splits.train[0]))
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take, and what that rests on. Memory is counted: the training step runs
+# What will run and why, and what it is expected to take. Memory is counted: the training step runs
 # once on tensors without numbers. Without a `calibration.json` (`hardware_tuning` writes one) time rests on what others published;
 # a CPU's is unknown.
 
@@ -171,7 +171,7 @@ correctness.show(references, before)
 # %% [markdown]
 # ## Train
 #
-# Several processes have a GPU and a share of every batch each; the weights come back into `trainer`.
+# Several processes have a GPU and a share of every batch each.
 
 # %%
 measured = experiment.train(trainer, params)

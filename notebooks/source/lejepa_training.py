@@ -17,7 +17,7 @@
 # {picture: Eigenvalues and squared lengths of the test documents' embeddings before and after training, beside a Gaussian's}
 #
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
-# `lejepa_training_tpu.ipynb`; it has the same cells.
+# `lejepa_training_tpu.ipynb`.
 #
 # {planned}
 #
@@ -36,9 +36,9 @@
 #
 # {picture: Eigenvalues and squared lengths of the test documents' embeddings before and after training, beside a Gaussian's}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips are used).
-# Without one it warns and goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin
-# is `lejepa_training.ipynb`; it has the same cells.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
+# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin
+# is `lejepa_training.ipynb`.
 #
 # {planned}
 #
@@ -64,7 +64,7 @@
 # %% [markdown]
 # ## Check the parameters and the machine
 #
-# Every parameter is checked before anything is downloaded, and the output folder is claimed for this run.
+# Every parameter is checked before anything is downloaded.
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
@@ -342,4 +342,4 @@ print(results_file.resolve())
 # - **Use the model elsewhere**: `SentenceTransformer("<output_dir>/model")`, with `encode_query` and `encode_document`;
 #   `truncate_dim=256` for shorter embeddings.
 #   `faiss.read_index("<output_dir>/index/index.faiss")` holds the texts in the order of `index.json`.
-# - **Slow**: shorten `train_length`, or leave more of the first layers as they are (`freeze_layers`).
+# - **Slow**: shorten `train_length`, or freeze more layers (`freeze_layers`).

@@ -11,11 +11,11 @@
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
 # text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
-# equally large transformer, a story by each, and a model to load elsewhere.
+# equally large transformer, and a model to load elsewhere.
 #
 # {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. **Run all** and wait.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU.
 # The TPU twin is `tinystories_reservoir_tpu.ipynb`.
 #
 # {planned}
@@ -27,7 +27,7 @@
 #
 # Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
 # text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
-# equally large transformer, a story by each, and a model to load elsewhere.
+# equally large transformer, and a model to load elsewhere.
 #
 # {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
 #
@@ -82,7 +82,7 @@ tables.show([counts | {"duplicates removed": splits.duplicates_removed}], splits
 print(splits.train[0])
 
 # %% [markdown]
-# The same story as the model sees it: byte-level tokens, with an end-of-text token after every story.
+# The same story as the model sees it, in byte-level tokens.
 
 # %%
 from helpers.reservoir import experiment
@@ -132,7 +132,7 @@ print(f"largest difference from the fast form: {(torch.stack(states) - fast[0]).
 # %% [markdown]
 # ## What the reservoirs do before any training
 #
-# **Spectrum**: the eigenvalues of the tanh network lie inside the spectral radius asked for. **Washout**: two different
+# **Spectrum**: eigenvalues of the tanh network lie inside the spectral radius asked for. **Washout**: two different
 # initial states must end in the same trajectory. **Memory**: how well a linear readout recalls the token `lag` steps back.
 
 # %%
@@ -142,8 +142,8 @@ tables.show([{"reservoir": name, **values} for name, values in diagnostics.items
 # %% [markdown]
 # ## Plan
 #
-# What will run, and why; then what it is expected to take. A `calibration.json` (`hardware_tuning` writes one)
-# makes time a measured one.
+# What will run and why, and what it is expected to take. A `calibration.json` (`hardware_tuning` writes one) makes time a
+# measured one.
 
 # %%
 from helpers import plan as planner
@@ -162,7 +162,7 @@ tables.show(forecast.rows())
 # ## Before training
 #
 # The Kneser-Ney trigram is the bar: a model that ends above it has learned no more than which token follows which two.
-# `ridge` is the same reservoirs with the classic readout: linear regression in closed form, a model of its own.
+# `ridge` is the same reservoirs with the classic readout: linear regression in closed form.
 
 # %%
 trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
@@ -289,4 +289,4 @@ print(experiment.tell(ridge_model, story_tokenizer, params))
 # ## Next steps
 #
 # - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
-# - **Longer or larger**: raise `max_steps`, `num_stories` or the sizes in `reservoirs`, in a new `output_dir`.
+# - **Longer or larger**: raise `max_steps`, `num_stories` or the `reservoirs`, in a new `output_dir`.
