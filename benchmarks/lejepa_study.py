@@ -116,7 +116,7 @@ TRIALS = {
     ],
 }
 STARTS = (START, WHITENED, HEAD)
-AGAINST = (*STARTS, RANKING, RANKING_HEAD)
+AGAINST = (*STARTS, RANKING, RANKING_HEAD, SIMCSE, VICREG, BOTH)
 WORDS_TRIALS = {
     **{method: TRIALS[method] for method in STARTS},
     LEJEPA: [
@@ -509,8 +509,9 @@ class Study:
         found = tested(model, self.corpora) if stage == "test" else {"dev": dev_score(model, self.corpora.dev)}
         return took | found | {"row_cpu_seconds": round(time.process_time() - begin, 1)}
 
-    def chosen(self, start: str, trials: list[Trial]) -> Trial:
-        """The trial with the best nDCG@10 on SciTLDR's titles."""
+    def chosen(self, start: str, trials: list[Trial], batch: int) -> Trial:
+        """The trial with the best nDCG@10 on SciTLDR's titles, with as many texts a step as will be tested."""
+        trials = [replace(trial, batch=batch) if trial.learning_rate else trial for trial in trials]
         if len(trials) == 1:
             return trials[0]
         return max(trials, key=lambda trial: self.row("dev", start, trial, 0)["dev"])
@@ -582,9 +583,7 @@ def main() -> None:
         "--starts", nargs="+", choices=(LEXICAL, SCRATCH, WORDS, MLM, RETRIEVAL), default=(LEXICAL, SCRATCH, WORDS, MLM)
     )
     parser.add_argument("--methods", nargs="+", choices=tuple(TRIALS), help="default: all of the start")
-    parser.add_argument(
-        "--batches", nargs="+", type=int, default=(16,), help="texts of a step; settings are chosen at 16"
-    )
+    parser.add_argument("--batches", nargs="+", type=int, default=(16,), help="texts of a step")
     study = Study(parser.parse_args())
     if not study.arguments.summarise:
         run(study)
@@ -596,9 +595,9 @@ def run(study: Study) -> None:
     for start in study.arguments.starts:
         trials = {RETRIEVAL: RETRIEVAL_TRIALS, WORDS: WORDS_TRIALS, LEXICAL: {START: TRIALS[START]}}.get(start, TRIALS)
         for method in study.arguments.methods or trials:
-            chosen = study.chosen(start, trials[method])
-            for batch in study.arguments.batches if chosen.learning_rate else (chosen.batch,):
-                study.test(start, replace(chosen, batch=batch))
+            trains = any(trial.learning_rate for trial in trials[method])
+            for batch in study.arguments.batches if trains else (16,):
+                study.test(start, study.chosen(start, trials[method], batch))
 
 
 if __name__ == "__main__":

@@ -45,22 +45,34 @@ def _named(start: str, batch: int = 16) -> str:
 
 
 def comparison() -> str:
-    """Every method's mean over seeds on every corpus."""
+    """Every method's mean over seeds on every corpus, from the starts where one gained by training."""
     table = [
-        {"start": _named(start, batch), "method": method}
+        {"start": STARTS[start], "method": method}
         | {corpus: f"{fmean(_metrics(row)[corpus] for row in rows):.3f}" for corpus in _metrics(rows[0])}
-        for batch in _batches()
-        for (start, method), rows in _rows("test", batch).items()
+        for (start, method), rows in _rows("test").items()
+        if start in ("lexical", "words", "retrieval")
     ]
     found = result(STUDY)
     sizes, steps = found["settings"]["sizes"], found["settings"]["steps"]
-    there = {row["start"] for row in found["rows"] if row["stage"] == "test" and row["trial"]["learning_rate"]}
-    trained = ", ".join(f"{steps[start]} ({name})" for start, name in STARTS.items() if start in there)
+    trained = ", ".join(f"{steps[start]} ({name})" for start, name in STARTS.items() if start in steps)
     return (
         f"An encoder of {sizes['num_hidden_layers']} layers and {sizes['hidden_size']} numbers, word vectors of as many, and MiniLM, with "
         f"{found['data']['documents']:,} documents on {found['machine']['device']}. Steps of 16 texts: {trained}. Mean over seeds:\n\n"
         + tables.markdown(table)
     )
+
+
+def batches() -> str:
+    """On how many corpora LeJEPA is ahead and behind, from word vectors, by the texts of a step."""
+    found = [each for each in result(STUDY)["comparisons"] if (each["start"], each["method"]) == ("words", OURS)]
+    against = ("start", "head alone", "MNRL", "MNRL from the head", "VICReg")
+    table = []
+    for batch in sorted({each["batch"] for each in found}):
+        rows = {each["against"]: _difference(each) for each in found if each["batch"] == batch}
+        table.append(
+            {"texts of a step": batch} | {name: f"{rows[name]['ahead']} / {rows[name]['behind']}" for name in against}
+        )
+    return tables.markdown(table)
 
 
 def _batches() -> list[int]:
@@ -72,11 +84,13 @@ def _batches() -> list[int]:
 def seeds() -> str:
     """The spread over seeds, and how even the embeddings are."""
     table = []
-    for (start, method), rows in _rows("test").items():
+    for batch, (start, method), rows in (
+        (batch, *found) for batch in _batches() for found in _rows("test", batch).items()
+    ):
         metrics = [_metrics(row) for row in rows]
         recall = [fmean(each["recall@100"] for each in row["metrics"].values() if "recall@100" in each) for row in rows]
         table.append(
-            {"start": STARTS[start], "method": method, "seeds": len(rows)}
+            {"start": _named(start, batch), "method": method, "seeds": len(rows)}
             | {corpus: spread([each[corpus] for each in metrics]) for corpus in metrics[0]}
             | {
                 "recall@100": spread(recall),
@@ -98,7 +112,8 @@ def differences() -> str:
 
 def _shown(each: dict, start: str) -> bool:
     whitened = "start, whitened" in (each["method"], each["against"])
-    return each["start"] == start and each["method"] in SHOWN and (not whitened or start == "retrieval")
+    shown = each["method"] in SHOWN or (start == "retrieval" and each["against"] == "start")
+    return each["start"] == start and shown and (not whitened or start == "retrieval")
 
 
 def _difference(each: dict) -> dict:
@@ -119,22 +134,23 @@ def headline() -> str:
         if start == "words"
     }
     compared = {
-        (each["start"], each["method"], each["against"]): _difference(each)
+        (each["start"], each["method"], each["against"], each["batch"]): _difference(each)
         for each in result(STUDY)["comparisons"]
-        if each["batch"] == 16
     }
-    head = "head alone"
-    minilm = compared["retrieval", head, "start"]
-    words, ranking = (compared["words", OURS, name] for name in (head, "MNRL"))
-    alone = compared["scratch", OURS, head]
+
+    def counts(start: str, method: str, against: str, batch: int = 16) -> str:
+        found = compared[start, method, against, batch]
+        return f"better on {found['ahead']}, worse on {found['behind']}"
+
     [lexical] = rows["lexical", "start"]
     return (
-        f"With word vectors from nothing LeJEPA's training without negatives is better than the head in closed form on {words['ahead']} of "
-        f"{len(_metrics(lexical))} test corpora and worse on {words['behind']}, than contrastive training on {ranking['ahead']} and "
-        f"{ranking['behind']}. With a random encoder it is better than the head on {alone['ahead']} and worse on {alone['behind']}. MiniLM gains "
-        f"little by the head: better on {minilm['ahead']}, worse on {minilm['behind']}. On Cranfield (nDCG@10) the word vectors have {cranfield['start']}, "
-        f"with the head {cranfield[head]}, trained {cranfield[OURS]}; MiniLM {_metrics(rows['retrieval', 'start'][0])['Cranfield']:.3f}, TF-IDF "
-        f"{_metrics(lexical)['Cranfield']:.3f}. A run says what it is worth for your texts, and exports the better model"
+        f"With word vectors from nothing, on {len(_metrics(lexical))} test corpora, LeJEPA's training without negatives is ahead of the head in closed "
+        f"form ({counts('words', OURS, 'head alone')}), and of contrastive training with 8 texts a step ({counts('words', OURS, 'MNRL', 8)}), no longer "
+        f"with 32 ({counts('words', OURS, 'MNRL', 32)}). A layered encoder, from nothing or after masked-language modelling, gains nothing over the head, and "
+        f"MiniLM nothing by it ({counts('retrieval', OURS, 'start')}) and little by contrastive training ({counts('retrieval', 'MNRL', 'start')}). On "
+        f"Cranfield (nDCG@10) the word vectors have {cranfield['start']}, with the head {cranfield['head alone']}, trained {cranfield[OURS]}; MiniLM "
+        f"{_metrics(rows['retrieval', 'start'][0])['Cranfield']:.3f}, TF-IDF {_metrics(lexical)['Cranfield']:.3f}. A run says what it is worth for your "
+        f"texts, and exports the best model"
     )
 
 
