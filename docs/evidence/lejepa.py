@@ -84,9 +84,8 @@ def _batches() -> list[int]:
 def seeds() -> str:
     """The spread over seeds, and how even the embeddings are."""
     table = []
-    for batch, (start, method), rows in (
-        (batch, *found) for batch in _batches() for found in _rows("test", batch).items()
-    ):
+    found = [(batch, *each, rows) for batch in _batches() for each, rows in _rows("test", batch).items()]
+    for batch, start, method, rows in found:
         metrics = [_metrics(row) for row in rows]
         recall = [fmean(each["recall@100"] for each in row["metrics"].values() if "recall@100" in each) for row in rows]
         table.append(
