@@ -56,7 +56,7 @@ def unpacked(gguf: Path, folder: Path) -> Path:
 def labelled(rows: Path, path: Path) -> Path:
     """Rows of tasks with a few options, in the columns that the notebook reads."""
     tasks = defaultdict(list)
-    for line in rows.read_text(encoding="utf-8").splitlines():
+    for line in rows.open(encoding="utf-8"):
         row = json.loads(line)
         text = "\n".join(f"{column}: {value}" for column, value in row["inputs"].items())
         tasks[row["task"]].append({"task": row["task"], "text": text, "answer": str(row["answer"]).strip()})
