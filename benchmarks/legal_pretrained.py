@@ -7,21 +7,29 @@ The second file has one object a line, with `task`, `inputs` (columns by name) a
 These rows are LegalBench's few-shot examples and not its test; the official prompts hold the same rows, so they are asked here
 without examples, as labelled questions of one's own. Tasks are left out whose answer has no fixed options, and whose texts are long.
 
-Written to docs/results: the `results.json` of the run.
+Beside the notebook's rows the base model answers with solved examples before the question: the training records with the most
+similar questions, as turns of the conversation.
+
+Written to docs/results: the `results.json` of the run, with these answers among its baselines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from helpers.legal.parameters import LegalParameters
+
 RESULTS = ROOT / "docs/results/legal_cot_sft_smollm2_cpu.json"
+FEW_SHOT, SHOTS = "base model, two solved examples", 2
 MOST_CHARACTERS = 2500  # of a text, for the time on a CPU
 PARAMETERS = {
     "data_source": "sample",
@@ -69,6 +77,40 @@ def labelled(rows: Path, path: Path) -> Path:
     return path
 
 
+def few_shot(params: LegalParameters) -> dict[str, dict]:
+    """What the base model's answers after solved examples are worth, by test."""
+    from helpers import runtime
+    from helpers.legal import experiment
+    from helpers.legal.correctness import answers, measure, nearest
+    from helpers.legal.model import load_model
+
+    machine = runtime.detect(False, params.precision)
+    model, tokenizer = load_model(params, machine)
+    encoded = experiment.encode(experiment.load_data(params).splits, tokenizer, params)
+    train, found = list(encoded.splits.train), {}
+    for name in ("test", "areas"):
+        asked = getattr(encoded.splits, name)[: params.test_records]
+        turns = [()] * len(asked)
+        left = train
+        for _ in range(SHOTS):  # the nearest stands last, beside the question
+            near = nearest([record.question for record in left], [record.question for record in asked])
+            turns = [(*_solved(encoded.layout, left[row]), *said) for row, said in zip(near, turns, strict=True)]
+            left = [record for row, record in enumerate(left) if row not in near]
+        prompts = [replace(record, turns=said) for record, said in zip(asked, turns, strict=True)]
+        with experiment.autocast(machine):
+            written = answers(model, encoded.layout, prompts, max_new_tokens=params.max_new_tokens)
+        found[name] = measure([replace(each, record=record) for each, record in zip(written, asked, strict=True)])
+    return found
+
+
+def _solved(layout, record) -> tuple[tuple[str, str], ...]:
+    """A question and its answer as turns of a conversation."""
+    said = layout.example(record)
+    return tuple(
+        (turn["role"], turn["content"]) for turn in (*said["prompt"], *said["completion"]) if turn["role"] != "system"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -79,14 +121,19 @@ def main() -> None:
     model = folder / "SmolLM2-135M-Instruct"
     if not (model / "config.json").is_file():
         unpacked(arguments.gguf, model)
-    chosen = PARAMETERS | {
-        "base_model": model,
-        "questions": labelled(arguments.legalbench, folder / "legalbench.jsonl"),
-    }
-    told = [f"{name}={value}" for name, value in chosen.items()]
+    questions = labelled(arguments.legalbench, folder / "legalbench.jsonl")
+    chosen = PARAMETERS | {"base_model": str(model), "questions": str(questions)}
+    shown = folder / "few_shot.json"
+    if not shown.is_file():
+        shown.write_text(json.dumps(few_shot(LegalParameters(**chosen))), encoding="utf-8")
     notebook = ["notebooks/legal_cot_sft.ipynb", "--output-dir", str(folder / "run")]
+    told = [f"{name}={value}" for name, value in chosen.items()]
     subprocess.run([sys.executable, "-m", "helpers.batch", *notebook, *told], cwd=ROOT, check=True)
-    shutil.copy(folder / "run/run/output/results.json", RESULTS)
+    said = (folder / "run/run/output/results.json").read_text(encoding="utf-8")
+    results = json.loads(said.replace(str(folder), folder.name))  # results are shared, and a path is not
+    for name, found in json.loads(shown.read_text(encoding="utf-8")).items():
+        results["eval"]["baselines"][name][FEW_SHOT] = found
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
