@@ -23,11 +23,11 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from helpers.legal.parameters import LegalParameters
 
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results/legal_cot_sft_smollm2_cpu.json"
 FEW_SHOT, SHOTS = "base model, two solved examples", 2
 MOST_CHARACTERS = 2500  # of a text, for the time on a CPU

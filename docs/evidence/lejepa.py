@@ -144,7 +144,7 @@ def headline() -> str:
     [lexical] = rows["lexical", "start"]
     return (
         f"With word vectors from nothing, on {len(_metrics(lexical))} test corpora, LeJEPA's training without negatives is ahead of the head in closed "
-        f"form ({counts('words', OURS, 'head alone')}), and of contrastive training with 8 texts a step ({counts('words', OURS, 'MNRL', 8)}), no longer "
+        f"form ({counts('words', OURS, 'head alone')}), and of contrastive training with 8 texts a step ({counts('words', OURS, 'MNRL', 8)}), hardly "
         f"with 32 ({counts('words', OURS, 'MNRL', 32)}). A layered encoder, from nothing or after masked-language modelling, gains nothing over the head, and "
         f"MiniLM nothing by it ({counts('retrieval', OURS, 'start')}) and little by contrastive training ({counts('retrieval', 'MNRL', 'start')}). On "
         f"Cranfield (nDCG@10) the word vectors have {cranfield['start']}, with the head {cranfield['head alone']}, trained {cranfield[OURS]}; MiniLM "
