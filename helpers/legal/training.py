@@ -21,7 +21,7 @@ from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
 from .layout import IGNORED, round_up
-from .loss import add_tiled_loss
+from .loss import base_of, tiled_loss
 from .packing import FixedBlocks, choose_attention, mask_of
 from .parameters import LegalParameters
 
@@ -41,11 +41,64 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     On XLA rows get one length (`FixedBlocks`), and the loss is the tiled one: TRL's brings three values a micro-batch to the
     host for its metrics, which stalls a TPU. Empty rows fill the last step and the last evaluation batch: no shape varies.
+
+    train, evaluation: rows of any form that TRL takes: prompt and completion (`Layout.example`), messages, or tokens.
+    max_length: tokens of a block, which TRL cuts longer rows to.
+    params: packing, seed of data order and dropout, when to log, evaluate and save.
+    plan: its examples are blocks.
+    flops_per_token: of a training step, for MFU.
+    overrides: any fields of `SFTConfig`.
+
+    Raises ValueError where a model's attention cannot keep packed examples apart, and on XLA for a field of `NOT_ON_XLA`.
     """
 
-    def __init__(self, *args, plan: Plan, runtime: Runtime, eval_batch: int, **kwargs):
+    def __init__(
+        self,
+        model,
+        tokenizer: PreTrainedTokenizerBase,
+        train: Sequence[Mapping[str, Any]],
+        evaluation: Sequence[Mapping[str, Any]],
+        max_length: int,
+        params: LegalParameters,
+        plan: Plan,
+        runtime: Runtime,
+        output_dir: Path,
+        *,
+        flops_per_token: float | None = None,
+        **overrides: Any,
+    ):
+        implementation, reason = choose_attention(model, runtime, max_length)
+        tracking.say(f"attention {implementation}: {reason}")
+        devices = plan.device_count
+        eval_batch = min(plan.micro_batch_size, round_up(len(evaluation), devices))
         self._whole = {"train": plan.batch_size, "eval": eval_batch}
-        super().__init__(*args, plan=plan, runtime=runtime, **kwargs)
+        arguments = training_arguments(
+            plan,
+            runtime,
+            output_dir,
+            cls=SFTConfig,
+            **params.model_dump(include={"seed", "logging_steps", "eval_steps", "save_steps", "report_to"}),
+            # Under SPMD this process feeds all devices, elsewhere one.
+            per_device_eval_batch_size=eval_batch if runtime.kind == "xla" else eval_batch // devices,
+            max_length=max_length,
+            packing=params.packing != "padded",
+            gradient_checkpointing=False,  # the plan decides, and the mixin knows how on XLA
+            ddp_find_unused_parameters=False,  # every trained weight has a gradient in every step
+            **overrides,
+        )
+        # TRL warns that only flash-attn keeps packed examples apart; the attention chosen above does, too.
+        logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=Dataset.from_list([*train]),
+            eval_dataset=Dataset.from_list([*evaluation]),
+            processing_class=tokenizer,
+            plan=plan,
+            runtime=runtime,
+            flops_per_token=flops_per_token,
+            **params.model_dump(include={"patience", "max_hours"}),
+        )
         for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
             if weight.requires_grad and weight.dtype == torch.bfloat16:
                 weight.data = weight.data.float()
@@ -53,10 +106,12 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
             for name, default in NOT_ON_XLA.items():
                 if (value := getattr(self.args, name)) != default:
                     raise ValueError(f"{name}={value!r}: a TPU has no such loss or collator here; leave it out")
-            self.data_collator = FixedBlocks(self.args.max_length, self.processing_class.pad_token_id)
-            model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-            vars(model).pop("forward", None)  # TRL's extended forward, whose place the tiled loss takes
-            add_tiled_loss(model, groups=runtime.device_count)
+            self.data_collator = FixedBlocks(max_length, tokenizer.pad_token_id)
+            base = base_of(self.model)
+            vars(base).pop(
+                "forward", None
+            )  # TRL's extended forward: that of a copy would compute with this model's weights
+            base.batch_groups = runtime.device_count
             self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
         self._labels_a_batch = 1.0
 
@@ -74,8 +129,8 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         if self.runtime.kind != "xla":
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         mask = mask_of(inputs["segment_ids"], self.model.config._attn_implementation)
-        given = {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
-        loss = model(**given, attention_mask=mask, tiled_loss=True)
+        given = {name: inputs[name] for name in ("input_ids", "position_ids")}
+        loss = tiled_loss(model, inputs["labels"], attention_mask=mask, **given)
         labels = (inputs["labels"] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         loss = loss / torch.as_tensor(labels, device=loss.device).clamp(min=1)
         return (loss, {"loss": loss}) if return_outputs else loss
@@ -100,7 +155,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
             return self.compute_loss(model, inputs, num_items_in_batch=self._labels_a_batch), None, None
 
     def completion_loss(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
-        """Mean nats a label over `examples` (as `new_trainer` takes them), its exponential, how many labels and examples.
+        """Mean nats a label over `examples` (as the trainer takes them), its exponential, how many labels and examples.
 
         A token weighs the same in a long example as in a short one.
         """
@@ -117,17 +172,12 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     # -- saving --
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.runtime.kind != "xla" or not is_peft_model(self.model):
-            super().save_model(output_dir, _internal_call)
-            return
-        xla.sync()  # the adapter alone leaves the device
-        trained = {
-            name: parameter.detach().cpu()
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
-        self._save(output_dir or self.args.output_dir, state_dict=trained)
+    def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
+        if self.runtime.kind == "xla" and is_peft_model(self.model):
+            xla.sync()
+            self._save(output_dir)  # the adapter alone leaves the device
+        else:
+            super()._save_weights(output_dir, internal_call)
 
     def create_model_card(self, *args, **kwargs) -> None:
         """TRL writes one at every checkpoint, of what it knows; the export writes one with data and results."""
@@ -147,67 +197,3 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
 def _labels(rows: Dataset) -> int:
     return sum(label != IGNORED for labels in rows["labels"] for label in labels)
-
-
-def new_trainer(
-    model,
-    tokenizer: PreTrainedTokenizerBase,
-    train: Sequence[Mapping[str, Any]],
-    evaluation: Sequence[Mapping[str, Any]],
-    max_length: int,
-    params: LegalParameters,
-    plan: Plan,
-    runtime: Runtime,
-    output_dir: Path,
-    *,
-    flops_per_token: float | None = None,
-    **overrides: Any,
-) -> LegalTrainer:
-    """The trainer of a run.
-
-    train, evaluation: rows of any form that TRL takes: prompt and completion (`Layout.example`), messages, or tokens.
-    max_length: tokens of a block, which TRL cuts longer rows to.
-    params: packing, seed of data order and dropout, when to log, evaluate and save.
-    plan: its examples are blocks.
-    flops_per_token: of a training step, for MFU.
-    overrides: any fields of `SFTConfig`.
-
-    Raises ValueError where a model's attention cannot keep packed examples apart, and on XLA for a field of `NOT_ON_XLA`.
-    """
-    implementation, reason = choose_attention(model, runtime, max_length)
-    tracking.say(f"attention {implementation}: {reason}")
-    devices = plan.device_count
-    eval_batch = min(plan.micro_batch_size, round_up(len(evaluation), devices))
-    arguments = training_arguments(
-        plan,
-        runtime,
-        output_dir,
-        seed=params.seed,
-        cls=SFTConfig,
-        logging_steps=params.logging_steps,
-        eval_steps=params.eval_steps,
-        save_steps=params.save_steps,
-        report_to=params.report_to,
-        # Under SPMD this process feeds all devices, elsewhere one.
-        per_device_eval_batch_size=eval_batch if runtime.kind == "xla" else eval_batch // devices,
-        max_length=max_length,
-        packing=params.packing != "padded",
-        gradient_checkpointing=False,  # the plan decides, and the mixin knows how on XLA
-        ddp_find_unused_parameters=False,  # every trained weight has a gradient in every step
-        **overrides,
-    )
-    # TRL warns that only flash-attn keeps packed examples apart; the attention chosen above does, too.
-    logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
-    return LegalTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=Dataset.from_list([*train]),
-        eval_dataset=Dataset.from_list([*evaluation]),
-        processing_class=tokenizer,
-        plan=plan,
-        eval_batch=eval_batch,
-        runtime=runtime,
-        flops_per_token=flops_per_token,
-        patience=params.patience,
-        max_hours=params.max_hours,
-    )
