@@ -36,8 +36,7 @@ from helpers.legal.layout import Layout
 from helpers.legal.model import sample_tokenizer
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import load_records
-from helpers.legal.training import LegalTrainer
-from helpers.legal.workload import workload
+from helpers.legal.training import LegalTrainer, workload
 from helpers.plan import Recipe, plan
 
 RECORDS, GUIDES_LENGTH, GUIDES_BATCH, LENGTH = 240, 1000, 4, 1024

@@ -16,7 +16,7 @@ from helpers.legal.layout import IGNORED
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.records import split_records
-from helpers.legal.workload import workload
+from helpers.legal.training import workload
 
 from .launched import LEGAL
 from .notebook_run import NOTEBOOKS

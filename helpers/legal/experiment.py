@@ -26,9 +26,8 @@ from .model import check_method, load_model
 from .packing import count_blocks
 from .parameters import LegalParameters, recipe
 from .records import Record, Records, RecordSplits, load_records, split_records
-from .training import LegalTrainer
+from .training import LegalTrainer, workload
 from .validation import Report, validate
-from .workload import workload
 
 MEASURED_FILE = "measured.json"  # `LegalTrainer.results` of processes that a notebook started
 

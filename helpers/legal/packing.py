@@ -15,7 +15,10 @@ from helpers.runtime import Runtime
 if TYPE_CHECKING:
     import torch
 
-SEGMENTWISE = "packed_segments"  # name under which transformers finds the attention below
+FLASH, SEGMENTWISE = (
+    "flash_attention_2",
+    "packed_segments",
+)  # names under which transformers finds flash-attn and the attention below
 
 
 def count_blocks(lengths: Sequence[int], block_length: int, strategy: str) -> int:
@@ -94,7 +97,7 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
     elif runtime.kind == "xla":
         reason = "a mask from segment ids: no fused kernel for segments on XLA"
     elif half and is_flash_attn_2_available():
-        name, reason = "flash_attention_2", "flash-attn is installed: one fused kernel over all segments, no mask"
+        name, reason = FLASH, "flash-attn is installed: one fused kernel over all segments, no mask"
     elif slides or name == "eager":
         reason = "transformers' mask from the positions of packed examples"
     else:

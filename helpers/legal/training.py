@@ -1,9 +1,11 @@
-"""Supervised fine-tuning by TRL with this suite's reliability, on a GPU, a TPU or a CPU."""
+"""Supervised fine-tuning by TRL with this suite's reliability, on a GPU, a TPU or a CPU; and its step, for the planner."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,16 @@ from trl import SFTConfig, SFTTrainer
 from helpers import tracking, xla
 from helpers.arguments import training_arguments
 from helpers.plan import Plan
+from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
 from helpers.trainer import TrainerMixin
 
 from .layout import IGNORED, round_up
 from .loss import base_of, tiled_loss
-from .packing import FixedBlocks, choose_attention, mask_of
-from .parameters import LegalParameters
+from .packing import FLASH, SEGMENTWISE, FixedBlocks, choose_attention, mask_of
+from .parameters import NOTEBOOK, LegalParameters
 
+BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
 NOT_ON_XLA = {  # fields of SFTConfig that TRL's loss or collator carries out, with their defaults
     "loss_type": "nll",
     "label_smoothing_factor": 0.0,
@@ -128,9 +132,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         if self.runtime.kind != "xla":
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        mask = mask_of(inputs["segment_ids"], self.model.config._attn_implementation)
-        given = {name: inputs[name] for name in ("input_ids", "position_ids")}
-        loss = tiled_loss(model, inputs["labels"], attention_mask=mask, **given)
+        loss = _summed_loss(model, inputs)
         labels = (inputs["labels"] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         loss = loss / torch.as_tensor(labels, device=loss.device).clamp(min=1)
         return (loss, {"loss": loss}) if return_outputs else loss
@@ -197,3 +199,65 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
 def _labels(rows: Dataset) -> int:
     return sum(label != IGNORED for labels in rows["labels"] for label in labels)
+
+
+def _summed_loss(model, blocks: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Of `FixedBlocks`; kernels that know segments, which the planner counts for a GPU, get no mask."""
+    attention, given = model.config._attn_implementation, {n: blocks[n] for n in ("input_ids", "position_ids")}
+    if attention not in (SEGMENTWISE, FLASH):
+        given["attention_mask"] = mask_of(blocks["segment_ids"], attention)
+    return tiled_loss(model, blocks["labels"], **given)
+
+
+# ---- for the planner
+
+
+def workload(model, name: str, length: int, method: str) -> Workload:
+    """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss."""
+    base_of(model).batch_groups = 1  # the planner sets it where chips share a batch
+
+    def batch(examples: int, length: int) -> dict[str, torch.Tensor]:
+        ids = random.Random(0).choices(range(5, 1_000), k=length)
+        return FixedBlocks(length, pad_token_id=0)([{"input_ids": ids, "labels": ids}] * examples)
+
+    return Workload(
+        notebook=NOTEBOOK,
+        name=name,
+        model=_counted_in_four_bits(model) if method == "qlora" else model,
+        batch=batch,
+        loss=lambda model, blocks: _summed_loss(model, blocks) / blocks["labels"].numel(),
+        length=length,
+        parameters=model.num_parameters(),  # transformers counts both of two that one number holds
+        optimizer="paged_adamw_8bit" if method == "qlora" else "adamw",
+    )
+
+
+def _counted_in_four_bits(model):
+    """The model with its own weights, but for frozen projections: as large as QLoRA keeps them, and without numbers."""
+    frozen = [getattr(layer, "base_layer", None) for layer in model.modules()]
+    instead = {id(each): _FourBit(each) for each in frozen if isinstance(each, torch.nn.Linear)}
+    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters()} | instead)
+
+
+class _FourBit(torch.nn.Module):
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        size = int(linear.in_features * linear.out_features * BITS / 8)
+        packed = torch.empty(size, dtype=torch.uint8, device="meta")
+        self.packed, self.outputs = torch.nn.Parameter(packed, requires_grad=False), linear.out_features
+
+    def forward(self, x):
+        return _Product.apply(x, self.outputs)
+
+
+class _Product(torch.autograd.Function):
+    """bitsandbytes makes the whole matrix for a product and forgets it."""
+
+    @staticmethod
+    def forward(ctx, x, outputs):
+        ctx.inputs = x.shape[-1]
+        return torch.nn.functional.linear(x, x.new_empty(outputs, x.shape[-1]))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ gradient.new_empty(gradient.shape[-1], ctx.inputs), None
