@@ -176,8 +176,9 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
         if self.runtime.kind == "xla" and is_peft_model(self.model):
-            xla.sync()
-            self._save(output_dir)  # the adapter alone leaves the device
+            xla.sync()  # the adapter alone leaves the device
+            trained = {name: each.detach().cpu() for name, each in self.model.named_parameters() if each.requires_grad}
+            self._save(output_dir, state_dict=trained)
         else:
             super()._save_weights(output_dir, internal_call)
 
