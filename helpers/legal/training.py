@@ -112,9 +112,8 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
                     raise ValueError(f"{name}={value!r}: a TPU has no such loss or collator here; leave it out")
             self.data_collator = FixedBlocks(max_length, tokenizer.pad_token_id)
             base = base_of(self.model)
-            vars(base).pop(
-                "forward", None
-            )  # TRL's extended forward: that of a copy would compute with this model's weights
+            # TRL's extended forward: that of a copy would compute with this model's weights.
+            vars(base).pop("forward", None)
             base.batch_groups = runtime.device_count
             self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
         self._labels_a_batch = 1.0
@@ -204,7 +203,8 @@ def _labels(rows: Dataset) -> int:
 
 def _summed_loss(model, blocks: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Of `FixedBlocks`; kernels that know segments, which the planner counts for a GPU, get no mask."""
-    attention, given = model.config._attn_implementation, {n: blocks[n] for n in ("input_ids", "position_ids")}
+    attention = model.config._attn_implementation
+    given = {name: blocks[name] for name in ("input_ids", "position_ids")}
     if attention not in (SEGMENTWISE, FLASH):
         given["attention_mask"] = mask_of(blocks["segment_ids"], attention)
     return tiled_loss(model, blocks["labels"], **given)
