@@ -186,7 +186,7 @@ def _in_a_model(batch: dict[str, torch.Tensor], dtype: torch.dtype, here: Here) 
     """Loss and gradient of four layers of Qwen2.5-0.5B, by the mask and by the attention that the notebook chooses here."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from helpers.legal.loss import add_tiled_loss
+    from helpers.legal.loss import tiled_loss
     from helpers.legal.packing import choose_attention, mask_of
     from helpers.legal.workload import QWEN_HALF_B
 
@@ -194,7 +194,6 @@ def _in_a_model(batch: dict[str, torch.Tensor], dtype: torch.dtype, here: Here) 
     torch.manual_seed(0)
     config = Qwen2Config(**QWEN_HALF_B | {"num_hidden_layers": 4} | (tiny if here.small else {}))
     exact = Qwen2ForCausalLM(config).to(here.kind)
-    add_tiled_loss(exact)
 
     def step(model, varlen: bool) -> tuple[torch.Tensor, ...]:
         named = {name: batch[name] for name in ("input_ids", "position_ids", "labels")}
@@ -210,7 +209,7 @@ def _in_a_model(batch: dict[str, torch.Tensor], dtype: torch.dtype, here: Here) 
         else:
             attended = {"attention_mask": mask_of(batch["segment_ids"], model.config._attn_implementation)}
         model.zero_grad()
-        loss = model(**named, **attended, tiled_loss=True)
+        loss = tiled_loss(model, named.pop("labels"), **named, **attended)
         loss.backward()
         return loss.detach(), model.model.layers[0].self_attn.q_proj.weight.grad
 
@@ -227,12 +226,9 @@ def _in_a_model(batch: dict[str, torch.Tensor], dtype: torch.dtype, here: Here) 
 
 def _in_dtype(model, dtype: torch.dtype):
     """A copy with its weights in `dtype`; rotary frequencies stay fp32, as in a model that is loaded."""
-    from helpers.legal.loss import add_tiled_loss
-
     copied = copy.deepcopy(model)
     for weight in copied.parameters():
         weight.data = weight.data.to(dtype)
-    add_tiled_loss(copied)  # the copy's own, not the first model's
     return copied
 
 

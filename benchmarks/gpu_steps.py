@@ -269,7 +269,7 @@ def adapters(method: str, here: Here) -> dict:
 
     from helpers.legal.model import load_model, sample_tokenizer
     from helpers.legal.parameters import LegalParameters
-    from helpers.legal.training_step import workload
+    from helpers.legal.training import workload
     from helpers.legal.workload import QWEN_HALF_B
 
     if method not in get_args(LegalParameters.model_fields["method"].annotation):

@@ -36,8 +36,7 @@ from helpers.legal.layout import Layout
 from helpers.legal.model import sample_tokenizer
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import load_records
-from helpers.legal.training import new_trainer
-from helpers.legal.training_step import workload
+from helpers.legal.training import LegalTrainer, workload
 from helpers.plan import Recipe, plan
 
 RECORDS, GUIDES_LENGTH, GUIDES_BATCH, LENGTH = 240, 1000, 4, 1024
@@ -145,7 +144,7 @@ def notebooks_speed(examples, tokenizer, machine, device: str) -> dict[str, floa
         trained = model(device, tokenizer)
         step = workload(trained, "random Qwen2", LENGTH, "full")
         planned = plan(recipe, step, machine)
-        trainer = new_trainer(
+        trainer = LegalTrainer(
             trained, tokenizer, examples, examples[:8], LENGTH, params, planned, machine, Path(folder)
         )
         trainer.add_callback(times)

@@ -64,7 +64,7 @@ def main(output_dir: str, options: dict) -> dict:
     from helpers import xla
     from helpers.legal.model import load_model
     from helpers.legal.parameters import LegalParameters
-    from helpers.legal.training import LegalTrainer, new_trainer
+    from helpers.legal.training import LegalTrainer
     from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def main(output_dir: str, options: dict) -> dict:
                 counts = xla.counters()
                 transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
 
-    trainer: LegalTrainer = new_trainer(
+    trainer = LegalTrainer(
         model,
         tokenizer,
         rows(options["rows"], options["length"], seed=0, alphabet=options["alphabet"]),

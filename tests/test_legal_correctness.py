@@ -10,6 +10,7 @@ import pytest
 
 from helpers.legal import correctness
 from helpers.legal.correctness import (
+    Sample,
     baselines,
     beside,
     closest,
@@ -21,7 +22,6 @@ from helpers.legal.correctness import (
     overlap,
     plot,
     rate,
-    read,
     show,
     table,
 )
@@ -64,7 +64,7 @@ RIGHT = response(RECORD)
 
 
 def sample(record, text, *, stopped=True):
-    return read(record, Generated(text, (), stopped))
+    return Sample(record, Generated(text, (), stopped))
 
 
 KNOWN = {name for name in correctness.MEASURES if name != "option"}  # no question of the sample has options

@@ -16,7 +16,7 @@ from helpers.legal.layout import IGNORED
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.records import split_records
-from helpers.legal.training_step import workload
+from helpers.legal.training import workload
 
 from .launched import LEGAL
 from .notebook_run import NOTEBOOKS
@@ -40,8 +40,8 @@ def test_the_split_is_of_the_records_that_are_kept(prepared):
     lengths = dict(zip((r.id for r in data.report.kept), encoded.layout.lengths(data.report.kept), strict=True))
     out = {name for name, length in lengths.items() if length > 384}
     assert 0 < len(out) < len(lengths)
-    assert {row["id"] for row in encoded.set_aside()} == out
-    assert {(row["defect"], row["set_aside"]) for row in encoded.set_aside()} == {("too long", True)}
+    assert {row["id"] for row in encoded.not_used} == out
+    assert {(row["defect"], row["set_aside"]) for row in encoded.not_used} == {("too long", True)}
     for name, records in vars(encoded.splits).items():
         assert records == tuple(r for r in getattr(data.splits, name) if r.id not in out)
 

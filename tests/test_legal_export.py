@@ -101,18 +101,18 @@ def test_the_adapter_beside_its_base_gives_the_trained_logits(tokenizer, asked, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_greedy_tokens_of_the_saved_model_are_those_in_memory(tokenizer, asked, tmp_path, dtype):
+def test_greedy_tokens_of_the_saved_model_are_those_in_memory(tokenizer, tmp_path, dtype):
     model = lora_model(tokenizer)
     for name, weight in model.named_parameters():
         if "lora_" not in name:
             weight.data = weight.data.to(dtype)
-    options = {"max_new_tokens": 40, "stop_token_ids": [tokenizer.eos_token_id]}
-    trained = generate(model, tokenizer, asked, **options)
+    layout, questions = Layout(tokenizer), [record.question for record in RECORDS[:2]]
+    trained = generate(model, layout, questions, max_new_tokens=40)
     folder = exported(model, tokenizer, tmp_path / "model")
     saved = AutoModelForCausalLM.from_pretrained(folder / MERGED, dtype="auto")
     assert {weight.dtype for weight in saved.parameters()} == {dtype}
-    merged = generate(model.get_base_model(), tokenizer, asked, **options)
-    assert generate(saved, tokenizer, asked, **options) == merged
+    merged = generate(model.get_base_model(), layout, questions, max_new_tokens=40)
+    assert generate(saved, layout, questions, max_new_tokens=40) == merged
     assert len({token for each in merged for token in each.tokens}) > 5
     if dtype == torch.float32:
         assert merged == trained
@@ -229,11 +229,10 @@ def test_llama_cpps_converter_keeps_the_greedy_tokens_and_the_tokenizer(tmp_path
     folder = exported(model, tokenizer, tmp_path / "model")
     done = subprocess.run([sys.executable, "-c", CONVERT, str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    options = {"max_new_tokens": 40, "stop_token_ids": [tokenizer.eos_token_id]}
-    asked = Layout(tokenizer).prompt_ids([record.question for record in RECORDS])
+    layout, questions = Layout(tokenizer), [record.question for record in RECORDS]
     converted = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf")
-    found = generate(converted, tokenizer, asked, **options)
-    assert found == generate(model, tokenizer, asked, **options)
+    found = generate(converted, layout, questions, max_new_tokens=40)
+    assert found == generate(model, layout, questions, max_new_tokens=40)
     assert len({token for each in found for token in each.tokens}) > 20
     again = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
     assert again(RECORDS[0].question)["input_ids"] == tokenizer(RECORDS[0].question)["input_ids"]

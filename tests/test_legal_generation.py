@@ -14,9 +14,15 @@ LENGTHS = (5, 40, 3, 17, 90, 8, 21, 33, 60, 2)
 
 
 class Numbers:
-    """A tokeniser whose text is the token numbers."""
+    """A layout whose prompts are token numbers, as its tokeniser's text is."""
 
     pad_token_id = PAD
+
+    def __init__(self, stop_token_ids):
+        self.tokenizer, self.stop_token_ids = self, stop_token_ids
+
+    def prompt_ids(self, asked):
+        return asked
 
     def decode(self, tokens, skip_special_tokens):
         return " ".join(map(str, tokens))
@@ -42,8 +48,8 @@ def prompts(lengths=LENGTHS):
     return [torch.randint(8, 64, (length,), generator=generator).tolist() for length in lengths]
 
 
-def written(model, asked, **options):
-    return generate(model, Numbers(), asked, **{"max_new_tokens": 24, "stop_token_ids": (STOP, OTHER_STOP)} | options)
+def written(model, asked, stop_token_ids=(STOP, OTHER_STOP), **options):
+    return generate(model, Numbers(stop_token_ids), asked, **{"max_new_tokens": 24} | options)
 
 
 def alone(model, prompt, new_tokens=24):

@@ -377,7 +377,7 @@ def test_a_record_that_is_too_long_is_set_aside_whole_and_no_other_is_changed(lo
     lengths = layout.lengths([RECORDS[1], long])
     assert layout.fit([long, RECORDS[1]], max_length=lengths[1] - 1) == (
         (RECORDS[1],),
-        {TOO_LONG: (long.id,), SPELLS_STOP: ()},
+        ((long.id, TOO_LONG),),
     )
     assert layout.fit([long, RECORDS[1]], max_length=lengths[1])[0] == (long, RECORDS[1])
     with pytest.raises(ValueError, match=r"max_length=128: none of 1 records can be used \(too long 1\); raise it"):
@@ -389,7 +389,7 @@ def test_a_record_that_spells_out_the_stop_token_is_set_aside_by_id(instruct):
     records = [RECORDS[0], replace(RECORDS[1], question="What does <|im_end|> mean?")]
     assert Layout(instruct).fit(records, max_length=1024) == (
         (RECORDS[0],),
-        {TOO_LONG: (), SPELLS_STOP: (RECORDS[1].id,)},
+        ((RECORDS[1].id, SPELLS_STOP),),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from helpers.legal.layout import IGNORED
-from helpers.legal.loss import add_tiled_loss, tiled_nll
+from helpers.legal.loss import tiled_loss, tiled_nll
 
 from .test_legal_model import loaded
 from .xla_process import cpu_here
@@ -121,8 +121,7 @@ def test_a_model_gives_its_own_loss_and_gradients(new_model):
     wanted.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    add_tiled_loss(model)
-    loss = model(input_ids=ids, labels=labels, tiled_loss=True) / (B * (T - 4))
+    loss = tiled_loss(model, labels, input_ids=ids) / (B * (T - 4))
     loss.backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     for name, parameter in model.named_parameters():
@@ -152,21 +151,18 @@ def test_the_tiled_loss_is_that_which_trl_computes_in_chunks(tmp_path):
         train_dataset=Dataset.from_list([{"input_ids": ids[0].tolist(), "labels": labels[0].tolist()}]),
         processing_class=tokenizer,
     )
-    batch = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
-    theirs = stock.compute_loss(stock.model, dict(batch)).item()
-    vars(model).pop("forward", None)
-    add_tiled_loss(model)
-    ours = model(**batch, tiled_loss=True) / (labels[:, 1:] != IGNORED).sum()
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    theirs = stock.compute_loss(stock.model, {**inputs, "labels": labels}).item()
+    ours = tiled_loss(model, labels, **inputs) / (labels[:, 1:] != IGNORED).sum()
     assert ours.item() == pytest.approx(theirs, rel=1e-5)
 
 
 def test_a_copy_of_the_model_computes_with_its_own_weights():
     model = tied_qwen2()
-    add_tiled_loss(model)
     ids = torch.arange(3, 15)[None]
     other = copy.deepcopy(model)
     with torch.no_grad():
         model.model.norm.weight.zero_()
     assert model(input_ids=ids).logits.abs().max() == 0
     assert other(input_ids=ids).logits.abs().max() > 0
-    assert other(input_ids=ids, labels=ids, tiled_loss=True) != model(input_ids=ids, labels=ids, tiled_loss=True)
+    assert tiled_loss(other, ids, input_ids=ids) != tiled_loss(model, ids, input_ids=ids)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from helpers.legal.export import export
 from helpers.legal.layout import Layout
 from helpers.legal.model import check_method
-from helpers.legal.training_step import workload
+from helpers.legal.training import workload
 from helpers.legal.workload import planned
 from helpers.plan import DoesNotFit
 from helpers.planning.counting import count

@@ -19,7 +19,7 @@ from trl import SFTConfig
 
 from helpers import checkpoint, xla
 from helpers.legal.parameters import LegalParameters
-from helpers.legal.training import NOT_ON_XLA, new_trainer
+from helpers.legal.training import NOT_ON_XLA, LegalTrainer
 
 from . import forked
 from .legal_run import rows
@@ -167,7 +167,7 @@ def trainers(tmp_path, **fields):
         params = LegalParameters(base_model="sample", logging_steps=1, eval_steps=9, save_steps=9)
         planned = plan_by_hand(cpu_here(), batch_size=4, steps=3, length=128, learning_rate=1e-2)
         folder = tmp_path / f"{len(fields)}-{stock}"
-        ours = new_trainer(model, tokenizer, TEXTS, TEXTS[:8], 128, params, planned, cpu_here(), folder, **fields)
+        ours = LegalTrainer(model, tokenizer, TEXTS, TEXTS[:8], 128, params, planned, cpu_here(), folder, **fields)
         if stock:
             model, tokenizer = loaded(method="full", seed=3)
             data = {"train_dataset": Dataset.from_list(TEXTS), "eval_dataset": Dataset.from_list(TEXTS[:8])}
@@ -206,7 +206,7 @@ def test_messages_are_taught_as_trl_teaches_them(tmp_path):
     model, tokenizer = loaded(method="full")
     params = LegalParameters(base_model="sample", packing="padded")
     planned = plan_by_hand(cpu_here(), batch_size=3, steps=3, length=128, learning_rate=1e-2)
-    trainer = new_trainer(
+    trainer = LegalTrainer(
         model, tokenizer, said, said, 128, params, planned, cpu_here(), tmp_path, completion_only_loss=False
     )
     row = trainer.train_dataset[0]

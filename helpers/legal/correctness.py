@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from helpers import run_folder, tables
 
 from . import harness
 from .generation import Generated, generate
-from .layout import STEP, Layout, Response, is_conversation, parse_response, response
+from .layout import STEP, Layout, Response, is_conversation, parse_response, response, steps_of
 from .records import NEAR_DUPLICATE, Record, closest
 from .validation import citations
 
@@ -36,7 +37,10 @@ class Sample:
 
     record: Record
     generated: Generated
-    response: Response
+
+    @functools.cached_property
+    def response(self) -> Response:
+        return parse_response(self.generated.text, self.record)
 
     def __str__(self) -> str:
         form = "well-formed" if self.response.well_formed else self.response.problems[0]
@@ -44,23 +48,9 @@ class Sample:
         return f"{form}; {self.response.steps} steps; {len(self.generated.text.split())} words, {end}"
 
 
-def read(record: Record, generated: Generated) -> Sample:
-    return Sample(record, generated, parse_response(generated.text, record))
-
-
-def answers(
-    model, layout: Layout, records: Sequence[Record], *, max_new_tokens: int, batch_size: int = 8
-) -> list[Sample]:
-    """What `model` writes for each record's question; arguments as of `generate`."""
-    generated = generate(
-        model,
-        layout.tokenizer,
-        layout.prompt_ids(records),
-        max_new_tokens=max_new_tokens,
-        stop_token_ids=layout.stop_token_ids,
-        batch_size=batch_size,
-    )
-    return [*map(read, records, generated)]
+def answers(model, layout: Layout, records: Sequence[Record], **options) -> list[Sample]:
+    """What `model` writes for each record's question; options as of `generate`."""
+    return [*map(Sample, records, generate(model, layout, records, **options))]
 
 
 # ---- measures: from 0 (wrong) to 1 (right) for one question, None where there is nothing to measure
@@ -116,7 +106,7 @@ def _cited(sample: Sample) -> float | None:
 
 def _steps(sample: Sample) -> float | None:
     """Numbered without a gap, and as many as the record has."""
-    numbers, own = ([int(n) for n in STEP.findall(each.reasoning)] for each in (sample.response, sample.record))
+    numbers, own = (steps_of(each.reasoning) for each in (sample.response, sample.record))
     return len(numbers) >= len(own) and numbers == [*range(1, len(numbers) + 1)] if own else None
 
 
@@ -183,17 +173,14 @@ def baselines(train: Sequence[Record], asked: Sequence[Record]) -> dict[str, dic
     """`measure` of copied answers: the training record with the most steps (constant), the one whose question is most like
     the question (`nearest`), and the question's own (gold: what it does not reach is no measure, `left_out`).
     """
-    constant = max(train, key=lambda record: len(STEP.findall(record.reasoning)))
+    constant = max(train, key=lambda record: len(steps_of(record.reasoning)))
     near = nearest([record.question for record in train], [record.question for record in asked])
     sources = {
         "constant": [constant] * len(asked),
         "nearest training record": [train[row] for row in near],
         "gold": asked,
     }
-    return {
-        name: measure([read(*each) for each in zip(asked, map(_copied, records), strict=True)])
-        for name, records in sources.items()
-    }
+    return {name: measure([*map(Sample, asked, map(_copied, records))]) for name, records in sources.items()}
 
 
 def _copied(record: Record) -> Generated:

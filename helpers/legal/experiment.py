@@ -26,8 +26,7 @@ from .model import check_method, load_model
 from .packing import count_blocks
 from .parameters import LegalParameters, recipe
 from .records import Record, Records, RecordSplits, load_records, split_records
-from .training import LegalTrainer, new_trainer
-from .training_step import workload
+from .training import LegalTrainer, workload
 from .validation import Report, validate
 
 MEASURED_FILE = "measured.json"  # `LegalTrainer.results` of processes that a notebook started
@@ -60,7 +59,7 @@ class Encoded:
 
     layout: Layout
     splits: RecordSplits
-    not_used: dict[str, dict[str, tuple[str, ...]]]  # ids by split and reason
+    not_used: list[dict[str, Any]]  # rows beside those of `Report.findings`
     max_length: int
     block_length: int  # tokens of a block; several records share one
     why: str  # both lengths
@@ -69,15 +68,6 @@ class Encoded:
     def examples(self, split: str) -> list[dict[str, Any]]:
         """The records of a split as TRL takes them."""
         return [self.layout.example(record) for record in getattr(self.splits, split)]
-
-    def set_aside(self) -> list[dict[str, Any]]:
-        """A row for each record that is not used, beside those of `Report.findings`."""
-        return [
-            {"id": name, "detail": f"{split}, max_length={self.max_length}", "defect": reason, "set_aside": True}
-            for split, reasons in self.not_used.items()
-            for reason, names in reasons.items()
-            for name in names
-        ]
 
     def results(self, data: Data) -> dict[str, Any]:
         """The `data` part of results.json."""
@@ -88,7 +78,7 @@ class Encoded:
             "block_length": self.block_length,
             "blocks": self.blocks,
             "report": data.report.as_dict(),
-            "not_used": self.set_aside(),
+            "not_used": self.not_used,
         }
 
 
@@ -100,7 +90,11 @@ def encode(splits: RecordSplits, tokenizer, params: LegalParameters) -> Encoded:
     block_length = max_length if chosen else max(max_length, MAX_LENGTH)  # into short blocks little fits beside another
     fitted = {name: layout.fit(records, max_length) for name, records in vars(splits).items()}
     used = RecordSplits(**{name: records for name, (records, _) in fitted.items()})
-    not_used = {name: out for name, (_, out) in fitted.items()}
+    not_used = [
+        {"id": record, "detail": f"{name}, max_length={max_length}", "defect": reason, "set_aside": True}
+        for name, (_, out) in fitted.items()
+        for record, reason in out
+    ]
     blocks = count_blocks(layout.lengths(used.train), block_length, params.packing)
     return Encoded(layout, used, not_used, max_length, block_length, f"{why}; in blocks of {block_length:,}", blocks)
 
@@ -128,7 +122,7 @@ def legal_trainer(
     counted = planner.memory_of(
         step, runtime, examples, plan.batch_size // plan.device_count, checkpointing=False
     ).count
-    return new_trainer(
+    return LegalTrainer(
         model,
         encoded.layout.tokenizer,
         encoded.examples("train"),
@@ -231,10 +225,9 @@ def ask(
     with autocast(trainer.runtime):
         (answer,) = generate(
             trainer.model,
-            encoded.layout.tokenizer,
-            encoded.layout.prompt_ids([question]),
+            encoded.layout,
+            [question],
             max_new_tokens=params.max_new_tokens,
-            stop_token_ids=encoded.layout.stop_token_ids,
             streamer=shown if stream and not on_xla else None,
         )
     if stream and on_xla:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,11 @@ import torch
 from helpers import xla
 from helpers.cpu_copy import cpu_copy
 
-from .layout import round_up
+from .layout import Layout, round_up
+from .records import Record
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 Rows = Sequence[Sequence[int]]  # token ids of several texts
 LOOK_EVERY = 16  # XLA: tokens between two looks at whether all rows have stopped; a look waits for the device
@@ -39,15 +40,14 @@ class Generated:
 
 def generate(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts_ids: Rows,
+    layout: Layout,
+    asked: Sequence[Record | str],
     *,
     max_new_tokens: int,
-    stop_token_ids: Collection[int],
     batch_size: int = 8,
     streamer=None,
 ) -> list[Generated]:
-    """What `model` writes after each prompt, in the order of the prompts: the likeliest token at every step.
+    """What `model` writes for each record or question, in their order: the likeliest token at every step.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
     The model is in eval mode afterwards. Mixed precision is the caller's `torch.autocast`. A `streamer` of transformers
@@ -58,7 +58,7 @@ def generate(
     the next token is a tensor. Under SPMD the batch (rounded up to the devices) is split. A model whose cache has other layers
     (sliding window, recurrent) has no step of one shape there: a copy of it on the CPU generates.
     """
-    stops = list(dict.fromkeys(stop_token_ids))
+    tokenizer, stops, prompts_ids = layout.tokenizer, [*layout.stop_token_ids], layout.prompt_ids(asked)
     pad = stops[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     decode = functools.partial(_generate_batch, streamer=streamer)
     if model.device.type == "xla":

@@ -5,6 +5,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,11 @@ HEADING = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 STEP = re.compile(r"\bStep (\d+):", re.IGNORECASE)
+
+
+def steps_of(reasoning: str) -> list[int]:
+    """The numbers of its steps, as they are written; none of prose."""
+    return [int(number) for number in STEP.findall(reasoning)]
 
 
 def sections_of(record: Record) -> tuple[str, ...]:
@@ -91,7 +97,7 @@ class Response:
 
     @property
     def steps(self) -> int:
-        return len(STEP.findall(self.reasoning))
+        return len(steps_of(self.reasoning))
 
 
 def parse_response(text: str, record: Record | None = None) -> Response:
@@ -275,23 +281,25 @@ class Layout:
         """Tokens of each record, nothing cut."""
         return [*map(len, self._encode([self.text(self.example(record)) for record in records]))]
 
-    def fit(self, records: Sequence[Record], max_length: int) -> tuple[tuple[Record, ...], dict[str, tuple[str, ...]]]:
-        """The records of at most `max_length` tokens that do not spell out a stop token, and the ids of the others by reason.
+    def fit(self, records: Sequence[Record], max_length: int) -> tuple[tuple[Record, ...], tuple[tuple[str, str], ...]]:
+        """The records of at most `max_length` tokens that do not spell out a stop token, and the others' ids and reasons.
 
         None is cut. Raises ValueError where no record is left.
         """
         stops = self.tokenizer.convert_ids_to_tokens(list(self.stop_token_ids))
-        used, out = [], {TOO_LONG: [], SPELLS_STOP: []}
+        used, out = [], []
         for record, length in zip(records, self.lengths(records), strict=True):
             spelled = any(stop in text for stop in stops for text in (record.asked, response(record)))
-            where = out[SPELLS_STOP] if spelled else out[TOO_LONG] if length > max_length else None
-            used.append(record) if where is None else where.append(record.id)
+            if spelled or length > max_length:
+                out.append((record.id, SPELLS_STOP if spelled else TOO_LONG))
+            else:
+                used.append(record)
         if records and not used:
-            counts = ", ".join(f"{reason} {len(ids):,}" for reason, ids in out.items() if ids)
+            counts = ", ".join(f"{reason} {count:,}" for reason, count in Counter(reason for _, reason in out).items())
             raise ValueError(
                 f"max_length={max_length}: none of {len(records):,} records can be used ({counts}); raise it, or repair the records"
             )
-        return tuple(used), {reason: tuple(ids) for reason, ids in out.items()}
+        return tuple(used), tuple(out)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         plain = self.name == "instruction"  # a template writes its own beginning-of-text token

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
-
 import torch
 
 from helpers.legal.layout import IGNORED
@@ -22,36 +19,29 @@ LOGIT_CHANGES = (  # what models do to logits after their head; the plain loss i
 )
 
 
-def add_tiled_loss(model, groups: int = 1) -> None:
-    """Makes `model(..., labels=labels_BT, tiled_loss=True)` return the summed negative log-likelihood of the labels.
+def tiled_loss(model, labels_BT: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    """The summed negative log-likelihood of the labels that a transformers causal language model gives to `inputs`.
 
-    Without `tiled_loss` the model is as before.
-
-    Args:
-        model: a transformers causal language model; of a PEFT model its base model.
-        groups: devices that a batch is split over along its first axis, in this process (SPMD); kept as `model.batch_groups`.
+    model: may be within PEFT's. `base_of(model).batch_groups`, where it is set, are the devices that a batch is split over
+        along its first axis, in this process (SPMD).
     """
-    text_config = model.config.get_text_config()
-    changed = [name for name in LOGIT_CHANGES if getattr(text_config, name, None) not in (None, 1, 1.0)]
+    model = base_of(model)
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    # The label of a position is the token after it.
+    target_BT = torch.cat([labels_BT[:, 1:], torch.full_like(labels_BT[:, :1], IGNORED)], dim=1)
+    changed = [name for name in LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
+    if changed or getattr(head, "bias", None) is not None:
+        logits_BTV = type(model).forward(model, use_cache=False, **inputs).logits
+        return torch.nn.functional.cross_entropy(
+            logits_BTV.float().flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+    hidden_BTD = model.base_model(use_cache=False, **inputs).last_hidden_state
+    return tiled_nll(hidden_BTD, head.weight, target_BT, groups=getattr(model, "batch_groups", 1))
 
-    @functools.wraps(type(model).forward)  # `generate` checks its arguments against the signature
-    def forward(self, *args, tiled_loss=False, **kwargs):
-        if not tiled_loss:
-            return type(self).forward(self, *args, **kwargs)
-        labels_BT = kwargs.pop("labels")
-        head = self.get_output_embeddings()
-        # The label of a position is the token after it.
-        target_BT = torch.cat([labels_BT[:, 1:], torch.full_like(labels_BT[:, :1], IGNORED)], dim=1)
-        if changed or getattr(head, "bias", None) is not None:
-            logits_BTV = type(self).forward(self, *args, use_cache=False, **kwargs).logits
-            return torch.nn.functional.cross_entropy(
-                logits_BTV.float().flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum"
-            )
-        hidden_BTD = self.base_model(*args, use_cache=False, **kwargs).last_hidden_state
-        return tiled_nll(hidden_BTD, head.weight, target_BT, groups=self.batch_groups)
 
-    model.batch_groups = groups
-    model.forward = types.MethodType(forward, model)
+def base_of(model):
+    """The transformers model within PEFT's, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def tiled_nll(
@@ -85,11 +75,33 @@ def tiled_nll(
 class _TiledNLL(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_BTD, weight_VD, target_BT, tile, groups):
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        blocks, length, _ = hidden_BTD.shape
+        nll = torch.zeros((), device=hidden_BTD.device)
+        grads_hidden, grad_weight_GVD = [], None
         with torch.autocast(hidden_BTD.device.type, enabled=False):
-            nll, grad_hidden_BTD, grad_weight_VD = _forward_and_gradients(
-                hidden_BTD, weight_VD, target_BT, tile, groups, *ctx.needs_input_grad[:2]
+            for start in range(0, length, tile):
+                stop = min(start + tile, length)
+                hidden_GMD = hidden_BTD[:, start:stop].reshape(groups, -1, hidden_BTD.shape[-1])
+                target_GM = target_BT[:, start:stop].reshape(groups, -1)
+                labelled_GM = target_GM != IGNORED
+                target_GM = target_GM.clamp(min=0)
+                log_p_GMV = torch.log_softmax(hidden_GMD @ weight_VD.T, dim=-1, dtype=torch.float32)
+                log_p_GM, hit_GMV = _at_target(log_p_GMV, target_GM)
+                nll = nll - torch.where(labelled_GM, log_p_GM, 0.0).sum()
+                if not (wants_hidden or wants_weight):
+                    continue
+                grad_GMV = _minus_one_at_target(log_p_GMV.exp_(), target_GM, hit_GMV)
+                grad_GMV = (grad_GMV.mul_(labelled_GM[..., None])).to(weight_VD.dtype)
+                if wants_hidden:
+                    grads_hidden.append((grad_GMV @ weight_VD).float().reshape(blocks, stop - start, -1))
+                if wants_weight:
+                    part_GVD = (grad_GMV.transpose(1, 2) @ hidden_GMD).float()
+                    grad_weight_GVD = part_GVD if grad_weight_GVD is None else grad_weight_GVD.add_(part_GVD)
+            ctx.save_for_backward(
+                torch.cat(grads_hidden, dim=1) if wants_hidden else None,
+                grad_weight_GVD.sum(dim=0) if wants_weight else None,
             )
-        ctx.save_for_backward(grad_hidden_BTD, grad_weight_VD)
         ctx.dtypes = hidden_BTD.dtype, weight_VD.dtype
         return nll
 
@@ -100,36 +112,6 @@ class _TiledNLL(torch.autograd.Function):
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return *gradients, None, None, None
-
-
-def _forward_and_gradients(hidden_BTD, weight_VD, target_BT, tile, groups, wants_hidden, wants_weight):
-    """The summed loss and its fp32 gradients, or None for those not wanted."""
-    blocks, length, _ = hidden_BTD.shape
-    nll = torch.zeros((), device=hidden_BTD.device)
-    grads_hidden, grad_weight_GVD = [], None
-    for start in range(0, length, tile):
-        stop = min(start + tile, length)
-        hidden_GMD = hidden_BTD[:, start:stop].reshape(groups, -1, hidden_BTD.shape[-1])
-        target_GM = target_BT[:, start:stop].reshape(groups, -1)
-        labelled_GM = target_GM != IGNORED
-        target_GM = target_GM.clamp(min=0)
-        log_p_GMV = torch.log_softmax(hidden_GMD @ weight_VD.T, dim=-1, dtype=torch.float32)
-        log_p_GM, hit_GMV = _at_target(log_p_GMV, target_GM)
-        nll = nll - torch.where(labelled_GM, log_p_GM, 0.0).sum()
-        if not (wants_hidden or wants_weight):
-            continue
-        grad_GMV = _minus_one_at_target(log_p_GMV.exp_(), target_GM, hit_GMV)
-        grad_GMV = (grad_GMV.mul_(labelled_GM[..., None])).to(weight_VD.dtype)
-        if wants_hidden:
-            grads_hidden.append((grad_GMV @ weight_VD).float().reshape(blocks, stop - start, -1))
-        if wants_weight:
-            part_GVD = (grad_GMV.transpose(1, 2) @ hidden_GMD).float()
-            grad_weight_GVD = part_GVD if grad_weight_GVD is None else grad_weight_GVD.add_(part_GVD)
-    return (
-        nll,
-        torch.cat(grads_hidden, dim=1) if wants_hidden else None,
-        grad_weight_GVD.sum(dim=0) if wants_weight else None,
-    )
 
 
 def _at_target(log_p_GMV, target_GM):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from helpers import hub, ranks
 from helpers.legal.layout import SYSTEM, Layout, response
@@ -47,24 +47,27 @@ def load_model(
 
     Raises as `check_method`, `Layout` and `hub.reading`.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 
     check_method(params.method, runtime)
     name, dtype = params.base_model, frozen_dtype(params.method, runtime.precision)
     options = {"revision": pinned_revision(name), "trust_remote_code": False}
-    weights = options | {"dtype": dtype} | (four_bits(dtype, runtime) if params.method == "qlora" else {})
+    weights = options | {"dtype": dtype}
+    if params.method == "qlora":  # Dettmers et al. 2023: NF4, its scales quantised too, products in `dtype`
+        weights["device_map"] = {"": ranks.local() if runtime.kind == "cuda" else "cpu"}
+        weights["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
     with hub.reading(name, "base_model"):
         tokenizer = sample_tokenizer() if name == SAMPLE else AutoTokenizer.from_pretrained(name, **options)
     layout = Layout(tokenizer, params.layout)
-    if name == SAMPLE and params.method != "qlora":
-        model = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
-        for weight in model.parameters():  # not the rotary frequencies, which are not saved and stay fp32 when loaded
-            weight.data = weight.data.to(dtype)
-    else:
-        with tempfile.TemporaryDirectory() as folder, hub.reading(name, "base_model"):
-            if name == SAMPLE:  # four bits are made where weights are read
-                sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)
+    with tempfile.TemporaryDirectory() as folder, hub.reading(name, "base_model"):
+        if name == SAMPLE:
+            sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder if name == SAMPLE else name, **weights)
     model.name_or_path = "" if name == SAMPLE else name
     set_seed(params.seed)  # of the adapter
     for layer in model.modules():
@@ -104,21 +107,6 @@ def check_method(method: str, runtime: Runtime) -> None:
             "method='qlora' needs bitsandbytes: add a cell with `%pip install bitsandbytes` above the first, restart the "
             "kernel and run all again, or use method='lora'"
         )
-
-
-def four_bits(dtype, runtime: Runtime) -> dict[str, Any]:
-    """What `from_pretrained` is told for QLoRA (Dettmers et al. 2023): NF4, its scales quantised too, products in `dtype`."""
-    from transformers import BitsAndBytesConfig
-
-    return {
-        "device_map": {"": ranks.local() if runtime.kind == "cuda" else "cpu"},
-        "quantization_config": BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-        ),
-    }
 
 
 def apply_lora(

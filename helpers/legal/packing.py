@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from helpers.legal.layout import IGNORED
@@ -16,7 +15,10 @@ from helpers.runtime import Runtime
 if TYPE_CHECKING:
     import torch
 
-SEGMENTWISE = "packed_segments"  # name under which transformers finds the attention below
+FLASH, SEGMENTWISE = (
+    "flash_attention_2",
+    "packed_segments",
+)  # names under which transformers finds flash-attn and the attention below
 
 
 def count_blocks(lengths: Sequence[int], block_length: int, strategy: str) -> int:
@@ -30,31 +32,24 @@ def count_blocks(lengths: Sequence[int], block_length: int, strategy: str) -> in
     return len(pack_dataset(rows, block_length, strategy))
 
 
-@dataclass(frozen=True)
 class FixedBlocks:
     """Rows of TRL's packing, or of single examples, as [B, T] tensors: XLA compiles one graph for each shape.
 
-    Segments are numbered from 1, padding is segment 0; positions begin at 0 in each.
+    TRL's own collator, padded to one length. Segments are numbered from 1, padding is segment 0; positions begin at 0 in each.
     """
 
-    length: int
-    pad_token_id: int
+    def __init__(self, length: int, pad_token_id: int):
+        from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+        self._collate = DataCollatorForLanguageModeling(
+            pad_token_id, return_position_ids=True, pad_to_multiple_of=length
+        )
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        import torch
-
-        shape = (len(examples), self.length)
-        batch = {name: torch.zeros(shape, dtype=torch.long) for name in ("position_ids", "segment_ids")}
-        batch |= {"input_ids": torch.full(shape, self.pad_token_id), "labels": torch.full(shape, IGNORED)}
-        for row, example in enumerate(examples):
-            used = len(example["input_ids"])
-            lengths = [*example.get("seq_lengths", [used]), self.length - used]
-            for name in ("input_ids", "labels"):
-                batch[name][row, :used] = torch.as_tensor(example[name])
-            batch["position_ids"][row] = torch.cat([torch.arange(length) for length in lengths])
-            numbers = torch.tensor([*range(1, len(lengths)), 0])
-            batch["segment_ids"][row] = numbers.repeat_interleave(torch.tensor(lengths))
-        batch["labels"][batch["position_ids"] == 0] = IGNORED  # which nothing inside of its segment predicts
+        batch = self._collate(examples)
+        starts_BT = batch["position_ids"] == 0
+        batch["segment_ids"] = starts_BT.cumsum(dim=1) * batch.pop("attention_mask")
+        batch["labels"][starts_BT] = IGNORED  # which nothing inside of its segment predicts
         return batch
 
 
@@ -86,18 +81,10 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
 
     Raises ValueError on XLA where a model's sliding window is shorter than a block.
     """
-    name, reason = _attention(model, runtime, max_length)
-    if name != model.config._attn_implementation:
-        model.set_attn_implementation(name)
-    return name, reason
-
-
-def _attention(model, runtime: Runtime, max_length: int) -> tuple[str, str]:
     from transformers.utils import is_flash_attn_2_available
 
-    config, present = model.config.get_text_config(), model.config._attn_implementation
+    config, name = model.config.get_text_config(), model.config._attn_implementation
     half = runtime.kind == "cuda" and runtime.precision != "fp32" and runtime.compute_capability >= (8, 0)
-    flash = half and is_flash_attn_2_available()
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in (getattr(config, "layer_types", None) or ()) and window and window < max_length
     if slides and runtime.kind == "xla":
@@ -106,15 +93,19 @@ def _attention(model, runtime: Runtime, max_length: int) -> tuple[str, str]:
             f"blocks has not; use max_length={window}, a GPU, or another model"
         )
     if any(hasattr(module, "sinks") for module in model.modules()):
-        return "eager", "the model has attention sinks, which the fused kernels leave out"
-    if runtime.kind == "xla":
-        return present, "a mask from segment ids: no fused kernel for segments on XLA"
-    if flash:
-        return "flash_attention_2", "flash-attn is installed: one fused kernel over all segments, no mask"
-    if slides or present == "eager":
-        return present, "transformers' mask from the positions of packed examples"
-    _register()
-    return SEGMENTWISE, "one segment after the other: nothing is computed that a mask would hide"
+        name, reason = "eager", "the model has attention sinks, which the fused kernels leave out"
+    elif runtime.kind == "xla":
+        reason = "a mask from segment ids: no fused kernel for segments on XLA"
+    elif half and is_flash_attn_2_available():
+        name, reason = FLASH, "flash-attn is installed: one fused kernel over all segments, no mask"
+    elif slides or name == "eager":
+        reason = "transformers' mask from the positions of packed examples"
+    else:
+        _register()
+        name, reason = SEGMENTWISE, "one segment after the other: nothing is computed that a mask would hide"
+    if name != model.config._attn_implementation:
+        model.set_attn_implementation(name)
+    return name, reason
 
 
 def _register() -> None:

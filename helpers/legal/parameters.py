@@ -10,6 +10,7 @@ from helpers.local_paths import ModelSource, existing_file
 from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
 from helpers.plan import Recipe
 
+NOTEBOOK = "legal_cot_sft"
 EPOCHS = 3
 RECORDS, TRAINING, EXAMINATION = "Records", "Model and training", "Questions before and after"
 

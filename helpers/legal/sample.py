@@ -26,19 +26,10 @@ class Gold(NamedTuple):
     other_citation: str  # and the one that does not
 
 
-class _Area(NamedTuple):
-    topic: str
-    act: str
-    section: str
-    reports: list[str]  # where its cases are reported, one that was allowed and one that was not
-    event: list[str]  # what happened, before the other party's name
-    remedy: str
-    elements: list[tuple[str, list[str]]]  # five names, each with its acts: infinitives without "to"
-
-
-# A block is one area: topic; Act, section; two reports; events; remedy; then a line an element, "name: its acts". " | " parts
-# alternatives. Of the last two areas nothing is in training.
-_AREAS = """
+# A block is one area: topic; Act, section; two places where its cases are reported, one that was allowed and one that was not;
+# what happened, before the other party's name; remedy; then a line an element, "name: its acts" (infinitives without "to").
+# " | " parts alternatives. Of the last two areas nothing is in training.
+AREAS = """
 Employment Law - Night Bakers
 Night Bakers Act 2077, 21
 [2083] EAT 41 | [2087] ICR 902
@@ -104,7 +95,7 @@ lawful planting: obtain a certificate | follow the plan | respect the hedge
 real harm: measure the light | photograph the leaves | record the loss
 fair offer: propose a trellis | meet the neighbour | suggest a fence
 absence of spite: mock the builder | block the path | spoil the mortar
-"""
+""".strip().split("\n\n")
 
 HELD_OUT_AREAS = 2
 HELD_OUT = 5  # one in so many of the names, the facts and the sets of elements
@@ -184,12 +175,14 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
 
     areas = AREAS[-HELD_OUT_AREAS:] if part == "areas" else AREAS[:-HELD_OUT_AREAS]
     area = choice(areas)
+    topic, act, reports, events, remedy, *lines = area.split("\n")
+    act, section = act.rsplit(", ", 1)
     difficulty = choice(list(DIFFICULTIES))
     while True:
-        chosen = sorted(generator.sample(range(len(area.elements)), DIFFICULTIES[difficulty]))
+        chosen = sorted(generator.sample(range(len(lines)), DIFFICULTIES[difficulty]))
         if part == "areas" or ((sum(chosen) + areas.index(area)) % HELD_OUT == 0) == held:
             break
-    elements = [area.elements[each] for each in chosen]
+    elements = [lines[each].split(": ") for each in chosen]
     wins = generator.random() < 0.5  # or with four elements nearly every claim would fail
     shown = [wins or generator.random() < 0.5 for _ in elements]
     if not wins and all(shown):
@@ -198,14 +191,14 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
     facts = []
     for shift, (name, acts), met in zip(chosen, elements, shown, strict=True):
         verb = choice(DONE if met != name.startswith("absence") else NOT_DONE)
-        facts.append(f"{verb} {drawn(acts, [f' {each}' for each in CIRCUMSTANCES.split('|')], shift)}")
+        facts.append(f"{verb} {drawn(acts.split(' | '), [f' {each}' for each in CIRCUMSTANCES.split('|')], shift)}")
     told = [f"on {name}: {fact}" for name, fact in zip(asked, facts, strict=True)]
     who, other = drawn(FIRST.split(), FIRST_ENDS.split()), drawn(OTHER.split(), OTHER_ENDS.split())
     form = choice(list(FORMS))
     claimant = "The client" if form == "client interaction" else who
-    cases = dict(zip(("allowed", "dismissed"), map(case, generator.sample(area.reports, 2)), strict=True))
+    cases = dict(zip(("allowed", "dismissed"), map(case, generator.sample(reports.split(" | "), 2)), strict=True))
     outcome = "allowed" if wins else "dismissed"
-    rule = f"Section {area.section} of the {area.act} asks for {_series(asked)}."
+    rule = f"Section {section} of the {act} asks for {_series(asked)}."
     missing = [name for name, met in zip(asked, shown, strict=True) if not met]
     balance = f"Not shown: {_series(missing)}." if missing else "All is shown."
     conclusion = "The claim fails." if missing else "The claim succeeds."
@@ -214,8 +207,8 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
         "who": who,
         "other": other,
         "town": choice(TOWNS.split("|")),
-        "remedy": area.remedy,
-        "event": choice(area.event),
+        "remedy": remedy,
+        "event": choice(events.split(" | ")),
         "facts": "; ".join(told),
         "law": f"{rule} A claim was {law}.",
         "balance": balance,
@@ -224,7 +217,7 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
     }
     *sentences, answer = FORMS[form]
     steps = [
-        f"{claimant} asks {other} for {area.remedy}.",
+        f"{claimant} asks {other} for {remedy}.",
         rule,
         *(
             f"{text}, so {name} is {'shown' if met else 'not shown'}."
@@ -235,9 +228,9 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
     return {
         "question": " ".join(choice(sentence.split(" | ")).format_map(words) for sentence in sentences),
         "answer": answer.format_map(words),
-        "topic": area.topic,
+        "topic": topic,
         "difficulty": difficulty,
-        "case_citation": f"{area.act}, s {area.section}; {cases[outcome]}",
+        "case_citation": f"{act}, s {section}; {cases[outcome]}",
         "reasoning": " ".join(f"Step {number}: {step}" for number, step in enumerate(steps, 1)),
         "gold": Gold(
             part=part,
@@ -251,21 +244,5 @@ def _draw(generator: random.Random, part: str) -> dict[str, Any]:
     }
 
 
-def _area(block: str) -> _Area:
-    topic, act, reports, event, remedy, *elements = block.split("\n")
-    parted = [line.split(": ") for line in elements]
-    return _Area(
-        topic,
-        *act.rsplit(", ", 1),
-        reports.split(" | "),
-        event.split(" | "),
-        remedy,
-        [(name, acts.split(" | ")) for name, acts in parted],
-    )
-
-
 def _series(phrases: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
-
-
-AREAS = [_area(block) for block in _AREAS.strip().split("\n\n")]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from helpers.legal.layout import HEADING, STEP, is_conversation
+from helpers.legal.layout import HEADING, STEP, is_conversation, steps_of
 from helpers.legal.records import NEAR_DUPLICATE, Record, near_duplicates
 
 SPECIAL = re.compile(r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?s>|<(?:start|end)_of_turn>|<eos>")  # of the models in use
@@ -108,7 +108,7 @@ def _defects(record: Record) -> list[tuple[str, str]]:
     special = [SPECIAL.search(text) for text in (*(text for _, text in record.turns), record.question, *written)]
     headings = [] if is_conversation(record) else [HEADING.search(text) for text in (record.question, *written)]
     found += [("markup", hit[0].strip()) for hit in (*special, *headings) if hit]
-    steps = _steps(record)
+    steps = steps_of(record.reasoning)
     if not _increasing(steps):
         found.append(("broken steps", ", ".join(map(str, steps))))
     elif steps != [*range(1, len(steps) + 1)]:
@@ -123,17 +123,13 @@ def _defects(record: Record) -> list[tuple[str, str]]:
     return found
 
 
-def _steps(record: Record) -> list[int]:
-    return [int(number) for number in STEP.findall(record.reasoning)]
-
-
 def _increasing(numbers: Sequence[int]) -> bool:
     return all(first < second for first, second in itertools.pairwise(numbers))
 
 
 def _renumbered(record: Record) -> Record:
     """The record with gaps in its numbering closed."""
-    if not _increasing(_steps(record)):
+    if not _increasing(steps_of(record.reasoning)):
         return record
     numbers = itertools.count(1)
     return replace(record, reasoning=STEP.sub(lambda _: f"Step {next(numbers)}:", record.reasoning))

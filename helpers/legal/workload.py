@@ -10,10 +10,9 @@ from helpers.runtime import Runtime
 
 from .layout import MAX_LENGTH
 from .model import NO_TPU, QWEN, apply_lora, frozen_dtype
-from .parameters import LegalParameters, recipe
-from .training_step import NOTEBOOK, workload
+from .parameters import NOTEBOOK, LegalParameters, recipe
 
-__all__ = ["NOTEBOOK", "planned", "workload"]
+__all__ = ["NOTEBOOK", "planned"]
 
 RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
 METHODS = ("full", "lora", "qlora")
@@ -51,6 +50,8 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 def _step(name: str, method: str, precision: str, length: int, weights: bool = True) -> Workload:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+    from .training import workload
 
     default = LegalParameters.defaults()
     config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -113,7 +113,7 @@ print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
 
 # %%
 encoded = experiment.encode(data.splits, tokenizer, params)
-run_folder.write_json(folder / "set_aside.json", [*map(vars, data.report.findings), *encoded.set_aside()])
+run_folder.write_json(folder / "set_aside.json", [*map(vars, data.report.findings), *encoded.not_used])
 print(encoded.why)
 overlap = experiment.overlaps(encoded, params)
 tables.show(overlap, "Reasoning steps of the test questions that training has, too")
