@@ -20,10 +20,10 @@ from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
 
 from .beir import Benchmark, from_pairs, read_beir
-from .crops import in_order, make_views
+from .crops import make_views
 from .data import TextData, load_texts
 from .encoding import encode, on_cpu
-from .evaluation import by_dimension, evaluate_retrieval, evaluate_similarity, retrieval_evaluator, table
+from .evaluation import by_dimension, evaluate_retrieval, evaluate_similarity, table
 from .evidence import Verdict, compare, ndcg_by_query
 from .gradient_cache import embed
 from .head import HeadFit, fit_head
@@ -41,7 +41,6 @@ ISOTROPY_TEXTS = 4096  # at most
 HEAD_RATE = 100.0  # the head's learning rate, times the backbone's
 CONTRASTIVE_RATE = 2e-5  # the usual one of MultipleNegativesRankingLoss, ten times the recipe's
 DEV = "validation"
-BEST = f"eval_{DEV}_cosine_ndcg@10"
 SEARCHED = 1000  # documents at least that queries held out are searched among, where there are as many
 INDEXED = 2000  # documents of a hub set or the sample in the search index; of one's own all
 LEJEPA, CONTRASTIVE = "LeJEPA", "MultipleNegativesRankingLoss"
@@ -186,43 +185,11 @@ def lejepa_trainer(
 ) -> EmbeddingTrainer:
     """The trainer of the run: `LeJEPALoss` on all views, backbone and head at their rates."""
     rate = params.head_learning_rate or HEAD_RATE * plan.learning_rate
-    return _trainer(
-        model,
-        new_loss(model, params, corpus.texts.kind),
-        views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views"),
-        corpus,
-        params,
-        plan,
-        runtime,
-        output_dir,
-        {rf"^model\.(module\.)?{len(model) - 1}\.": rate},
-    )
-
-
-def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, rates) -> EmbeddingTrainer:
-    return new_trainer(
-        model,
-        loss,
-        rows,
-        None,
-        retrieval_evaluator(corpus.validation),
-        plan,
-        runtime,
-        output_dir,
-        seed=params.seed,
-        logging_steps=params.logging_steps,
-        eval_steps=params.eval_steps,
-        save_steps=params.save_steps,
-        report_to=params.report_to,
-        learning_rate_mapping=rates,
-        patience=params.patience,
-        max_hours=params.max_hours,
-        max_seq_length=params.view_length,
-        metric_for_best_model=BEST,
-        greater_is_better=True,
-        batch_sampler=in_order,
-        eval_on_start=True,  # the best checkpoint may be the start: training never ends below it on the validation rows
-    )
+    loss = new_loss(model, params, corpus.texts.kind)
+    rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
+    rates = {rf"^model\.(module\.)?{len(model) - 1}\.": rate}
+    run = (corpus.validation, params, plan, runtime, output_dir)
+    return new_trainer(model, loss, rows, *run, learning_rate_mapping=rates)
 
 
 @dataclass(frozen=True)
@@ -344,7 +311,7 @@ def train_contrastive(
     negatives = [name for name in rows.column_names[2:] if name == "negative"]
     rows, backbone = rows.select_columns([*rows.column_names[:2], *negatives]), copy.deepcopy(backbone)
     loss = RankingLoss(backbone, gather_across_devices=ranks.count() > 1)
-    trainer = _trainer(backbone, loss, rows, corpus, params, plan, runtime, output_dir, {})
+    trainer = new_trainer(backbone, loss, rows, corpus.validation, params, plan, runtime, output_dir)
     trainer.train(resume_from_checkpoint=params.resume)
     return measure_trained(trainer, corpus, params, runtime)
 

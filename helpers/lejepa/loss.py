@@ -35,7 +35,7 @@ class LeJEPALoss(torch.nn.Module):
     inv is the mean squared distance of all views to their centre, over views, texts and dimensions.
     SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
     does, multiplies it by V and mixes correlated rows, so that its lambda is not ours.
-    The state beside the model's weights is the number of steps taken, which an exact resume needs.
+    `step` is the number of steps taken: who resumes a run sets it.
 
     Args:
         sigreg_weight: lambda; 0.02 to 0.1 are usual.
@@ -123,12 +123,6 @@ class LeJEPALoss(torch.nn.Module):
         if not self.contrastive_weight:
             del means["contrastive"]
         return means | {"sigreg_excess": means["sigreg"] - self.sigreg.floor}
-
-    def get_extra_state(self) -> torch.Tensor:
-        return torch.tensor(self.step)
-
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        self.step = int(state)
 
     # -- terms --
 
