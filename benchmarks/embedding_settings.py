@@ -30,13 +30,12 @@ from benchmarks.embedding_training import SIZES, backbone
 from benchmarks.timing import StepTimes
 from helpers import runtime
 from helpers.lejepa.beir import from_pairs
-from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.loss import LeJEPALoss, workload
 from helpers.lejepa.model import freeze
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.sample import docstrings, documents
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.training import new_trainer
-from helpers.lejepa.workload import workload
 from helpers.plan import Recipe, plan
 
 STEPS = 5

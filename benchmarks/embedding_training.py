@@ -35,13 +35,12 @@ from transformers import BertConfig, BertModel
 from benchmarks.timing import StepTimes
 from helpers import runtime
 from helpers.lejepa.beir import from_pairs
-from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.loss import LeJEPALoss, workload
 from helpers.lejepa.model import _train_tokenizer
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.sample import docstrings, documents
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.training import new_trainer
-from helpers.lejepa.workload import workload
 from helpers.plan import Recipe, plan
 
 TEXTS, BATCH, LENGTH, STEPS = 2048, 32, 64, 12

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from helpers import checkpoint, xla
-from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.loss import LeJEPALoss, workload
 from helpers.lejepa.model import column_prompts, freeze
 from helpers.lejepa.sigreg import SIGReg
-from helpers.lejepa.step import workload
 from helpers.lejepa.training import flops_per_token, padded
 from helpers.plan import Recipe, plan
 from helpers.planning.counting import LiveBytes, count

@@ -23,16 +23,16 @@ from .beir import Benchmark, from_pairs, read_beir
 from .crops import make_views
 from .data import TextData, load_texts
 from .encoding import encode, on_cpu
-from .evaluation import by_dimension, evaluate_retrieval, evaluate_similarity, table
+from .evaluation import BY_DIMENSION, evaluate_retrieval, evaluate_similarity, table
 from .evidence import Verdict, compare, ndcg_by_query
 from .gradient_cache import embed
 from .head import HeadFit, fit_head
 from .isotropy import Isotropy, isotropy
 from .loss import new_loss
+from .loss import workload as training_step
 from .model import GaussianEmbeddingGemma, freeze
 from .parameters import HELD_OUT, SHORTER, EmbeddingParameters
 from .retrieval import TextIndex
-from .step import workload as training_step
 from .training import EmbeddingTrainer, new_trainer
 
 HEAD_ROWS = 4000  # for the closed-form head
@@ -131,7 +131,6 @@ def new_backbone(params: EmbeddingParameters, corpus: Corpus) -> SentenceTransfo
         max_seq_length=params.max_seq_length,
         seed=params.seed,
         texts=texts if params.base_model == "sample" else (),
-        device="cpu",  # the trainer moves it
     )
 
 
@@ -265,7 +264,7 @@ def export(
         f"From `{base}` and {corpus.texts.source}; tested on {corpus.test.name}. {said}",
         tables.markdown(table(values, {})),
         "With the first numbers of an embedding alone, as `SentenceTransformer(..., truncate_dim=256)` gives them, nDCG@10:",
-        tables.markdown(by_dimension(values)),
+        tables.markdown(table(values, {}, BY_DIMENSION)),
     )
     card = folder / "README.md"
     card.write_text("\n\n".join((card.read_text(encoding="utf-8").rstrip(), *parts)) + "\n", encoding="utf-8")
