@@ -50,10 +50,8 @@ def make_views(
     crops: int,
     passes: int = 1,
     split: str = "train",
-    min_share: float,
-    max_share: float,
-    max_words: int = 0,
     folder: str | Path | None = None,
+    **limits: float,
 ) -> datasets.Dataset:
     """`passes` times the rows of a split, each time in another order and with other crops.
 
@@ -63,8 +61,8 @@ def make_views(
     Train for one epoch of it, with `batch_sampler=in_order`: one that shuffled all passes would make a text its own negative.
 
     crops: at least 2 of a document, or 0 of a pair.
-    min_share, max_share, max_words: of `crop`.
     folder: for an Arrow file, memory-mapped, which a later call for the same uses again. None: held in memory.
+    limits: min_share, max_share and max_words of `crop`.
 
     Raises ValueError for a single crop of documents.
     """
@@ -73,7 +71,6 @@ def make_views(
     documents = texts.kind == "documents"
     if documents and crops < 2:
         raise ValueError(f"crops={crops}: must be at least 2 of documents (LeJEPA compares views), or 0 for 2")
-    limits = {"min_share": min_share, "max_share": max_share, "max_words": max_words}
     columns = (
         *(() if documents else ("anchor", "positive")),
         *(f"view_{number}" for number in range(1, crops + 1)),

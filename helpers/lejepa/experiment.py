@@ -151,12 +151,8 @@ def set_head(model: SentenceTransformer, params: EmbeddingParameters, corpus: Co
 
 def without_head(model: SentenceTransformer) -> SentenceTransformer:
     """A copy of the backbone alone, prompts and length included."""
-    backbone = SentenceTransformer(
-        modules=[copy.deepcopy(module) for module in list(model)[:-1]], prompts=model.prompts, device=str(model.device)
-    )
-    for parameter in backbone.parameters():
-        parameter.requires_grad_(True)
-    return backbone
+    backbone = SentenceTransformer(modules=list(model)[:-1], prompts=model.prompts, device=str(model.device))
+    return copy.deepcopy(backbone).requires_grad_(True)
 
 
 def parameter_counts(model: SentenceTransformer) -> dict[str, int]:
