@@ -239,7 +239,6 @@ def main(output_dir: str, options: dict) -> dict:
         "losses": [entry["loss"] for entry in history if "loss" in entry],
         "history": history,
         "best_step": trainer.state.best_global_step,
-        "loss_step": getattr(loss, "step", None),
         "chunk": getattr(loss, "chunk", None),
         "still": [name for name in before if torch.equal(before[name], after[name])],
         "silent": seen["silent"],

@@ -261,7 +261,7 @@ def test_a_batch_that_does_not_fit_is_planned_in_chunks(model):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_loss_state(kind, finished, tmp_path):
+def test_a_run_killed_in_a_later_epoch_ends_with_identical_weights_and_losses(kind, finished, tmp_path):
     options = {"kind": "cpu"} if kind == "cpu" else {"kind": "xla", "steps": 8, "texts": 48, "accumulation": 2}
     last, killed_at, resumed_at = (12, 11, 8) if kind == "cpu" else (8, 6, 4)
     folder, reference = finished(**({} if kind == "cpu" else options))
