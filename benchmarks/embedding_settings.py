@@ -29,12 +29,13 @@ from sentence_transformers.sentence_transformer.modules import Dense
 from benchmarks.embedding_training import SIZES, backbone
 from benchmarks.timing import StepTimes
 from helpers import runtime
-from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.beir import from_pairs
+from helpers.lejepa.loss import LeJEPALoss, workload
 from helpers.lejepa.model import freeze
+from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.sample import docstrings, documents
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.training import new_trainer
-from helpers.lejepa.workload import workload
 from helpers.plan import Recipe, plan
 
 STEPS = 5
@@ -108,20 +109,17 @@ def measure(setting: Setting, device: str) -> tuple[float, int]:
         step = workload(loss, "MiniLM", setting.train_length, views=2)
         planned = plan(recipe, step, machine, gradient_checkpointing=setting.gradient_checkpointing)
         times, kept = StepTimes(), []
+        every = {"logging_steps": STEPS, "eval_steps": STEPS, "save_steps": STEPS, "report_to": "none"}
+        params = EmbeddingParameters.defaults().model_copy(update={"train_length": setting.train_length, **every})
         trainer = new_trainer(
             model,
             loss,
             rows,
-            rows.select(range(setting.batch_size)),
-            None,
+            from_pairs(zip(rows["anchor"][:2], rows["positive"][:2], strict=True), "validation"),
+            params,
             planned,
             machine,
             Path(folder) / "run",
-            seed=0,
-            logging_steps=STEPS,
-            eval_steps=STEPS,
-            save_steps=STEPS,
-            max_seq_length=setting.train_length,
         )
         trainer.add_callback(times)
         weights = {weight.untyped_storage().data_ptr() for weight in trainer.trained_module().parameters()}

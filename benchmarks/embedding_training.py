@@ -34,12 +34,13 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.timing import StepTimes
 from helpers import runtime
-from helpers.lejepa.loss import LeJEPALoss
+from helpers.lejepa.beir import from_pairs
+from helpers.lejepa.loss import LeJEPALoss, workload
 from helpers.lejepa.model import _train_tokenizer
+from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.sample import docstrings, documents
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.training import new_trainer
-from helpers.lejepa.workload import workload
 from helpers.plan import Recipe, plan
 
 TEXTS, BATCH, LENGTH, STEPS = 2048, 32, 64, 12
@@ -99,19 +100,17 @@ def lejepa_seconds(rows: Dataset, machine) -> float:
         )
         recipe = Recipe(batch_size=BATCH, learning_rate=2e-5, max_steps=STEPS, sequence_length=LENGTH)
         times = StepTimes()
+        every = {"logging_steps": STEPS, "eval_steps": STEPS, "save_steps": STEPS, "report_to": "none"}
+        params = EmbeddingParameters.defaults().model_copy(update={"train_length": LENGTH, **every})
         trainer = new_trainer(
             model,
             loss,
             rows,
-            rows.select(range(BATCH)),
-            None,
+            from_pairs(zip(rows["anchor"][:2], rows["positive"][:2], strict=True), "validation"),
+            params,
             plan(recipe, workload(loss, "MiniLM", LENGTH, views=2), machine),
             machine,
             Path(folder) / "run",
-            seed=0,
-            logging_steps=STEPS,
-            eval_steps=STEPS,
-            save_steps=STEPS,
         )
         trainer.add_callback(times)
         trainer.train(resume_from_checkpoint=False)

@@ -64,7 +64,9 @@ def _train(folder: str, models: str, halfway: str) -> None:
                     shutil.copytree(Path(folder) / name, Path(halfway) / name)
         history = RUNS[name](Path(folder) / name)
         wanted = [
-            key for key in ("loss", "grad_norm", "eval_loss", "eval_f1") if any(key in entry for entry in history)
+            key
+            for key in ("loss", "grad_norm", "eval_loss", "eval_f1", "eval_retrieval_cosine_ndcg@10")
+            if any(key in entry for entry in history)
         ]
         found[name] = {key: [entry[key] for entry in history if key in entry] for key in wanted}
     if ranks.is_main():

@@ -30,12 +30,10 @@ DEFAULTS = {
     "groups": True,  # the head learns ten times as fast, the lower layer a tenth
     "checkpointing": False,
     "batch_sampler": "batch_sampler",
-    "evaluator": False,
-    "metric": "eval_loss",
     "patience": 0,
     "loss": "lejepa",  # or "ranking", which has no state of its own
     "kill_step": None,  # kill -9 inside this step, before the optimizer
-    "fits": 0,  # texts that can be embedded together; 0: any number
+    "fits": 0,  # texts that can be embedded together in training; 0: any number
     "export": None,  # where the trained model goes
 }
 WORDS = [
@@ -119,27 +117,21 @@ def build_model(folder: Path, dropout: float, *, prompts: bool = True):
 
 
 def data(options: dict):
-    """Pairs of texts and their second halves: training and evaluation data."""
+    """Pairs of texts and their second halves to train on."""
     from datasets import Dataset
 
-    def pairs(count, seed):
-        texts = sentences(count, seed)
-        return Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
-
-    return pairs(options["texts"], 0), pairs(16, 1)
+    texts = sentences(options["texts"], 0)
+    return Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
 
 
 RATES = {r"^model\.(module\.)?2\.": 1e-2, r"encoder\.layer\.0\.": 1e-4}
 
 
 def retrieval():
-    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    """Texts and their first halves to validate on."""
+    from helpers.lejepa.beir import from_pairs
 
-    texts = sentences(21, seed=2)
-    queries = {f"q{index}": text[: len(text) // 2] for index, text in enumerate(texts)}
-    documents = {f"d{index}": text for index, text in enumerate(texts)}
-    relevant = {f"q{index}": {f"d{index}"} for index in range(21)}
-    return InformationRetrievalEvaluator(queries, documents, relevant, name="retrieval", batch_size=8, write_csv=False)
+    return from_pairs([(text[: len(text) // 2], text) for text in sentences(21, seed=2)], "retrieval")
 
 
 def main(output_dir: str, options: dict) -> dict:
@@ -150,10 +142,11 @@ def main(output_dir: str, options: dict) -> dict:
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     from helpers import xla
+    from helpers.lejepa.experiment import RankingLoss
     from helpers.lejepa.loss import LeJEPALoss
+    from helpers.lejepa.parameters import EmbeddingParameters
     from helpers.lejepa.sigreg import SIGReg
     from helpers.lejepa.training import new_trainer
     from tests.workloads import plan_by_hand
@@ -163,7 +156,7 @@ def main(output_dir: str, options: dict) -> dict:
     model = build_model(output_dir / "encoder", options["dropout"])
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     if options["loss"] == "ranking":
-        loss = MultipleNegativesRankingLoss(model)
+        loss = RankingLoss(model)
     else:
         loss = LeJEPALoss(
             model,
@@ -173,7 +166,7 @@ def main(output_dir: str, options: dict) -> dict:
         )
 
     def embed(module, features):
-        if len(features[0]["input_ids"]) > options["fits"] > 0:
+        if module.training and len(features[0]["input_ids"]) > options["fits"] > 0:
             raise torch.OutOfMemoryError("no room")
 
     model[0].register_forward_pre_hook(embed)
@@ -186,25 +179,22 @@ def main(output_dir: str, options: dict) -> dict:
         learning_rate=options["learning_rate"],
         gradient_checkpointing=options["checkpointing"],
     )
-    train, evaluation = data(options)
+    asked = {name: options[name] for name in ("logging_steps", "eval_steps", "save_steps", "patience")}
+    params = EmbeddingParameters.defaults().model_copy(
+        update={"seed": 3, "train_length": options["length"], "report_to": "none", **asked}
+    )
     trainer = new_trainer(
         model,
         loss,
-        train,
-        evaluation,
-        retrieval() if options["evaluator"] else None,
+        data(options),
+        retrieval(),
+        params,
         planned,
         machine,
         output_dir,
-        seed=3,
-        logging_steps=options["logging_steps"],
-        eval_steps=options["eval_steps"],
-        save_steps=options["save_steps"],
         learning_rate_mapping=RATES if options["groups"] else {},
-        patience=options["patience"],
         batch_sampler=options["batch_sampler"],
-        metric_for_best_model=options["metric"],
-        greater_is_better=not options["metric"].endswith("_loss"),
+        eval_on_start=False,
     )
     seen = {"silent": [], "moved": [], "transfers": [], "sharding": {}, "shapes": set()}
 
@@ -247,10 +237,8 @@ def main(output_dir: str, options: dict) -> dict:
     return {
         **trainer.results(),
         "losses": [entry["loss"] for entry in history if "loss" in entry],
-        "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],
         "history": history,
         "best_step": trainer.state.best_global_step,
-        "loss_step": getattr(loss, "step", None),
         "chunk": getattr(loss, "chunk", None),
         "still": [name for name in before if torch.equal(before[name], after[name])],
         "silent": seen["silent"],

@@ -124,7 +124,7 @@ def test_the_readme_is_short():
         ("is in use by", "folder_lock.py"),
         ("is written and whole.", "trainer.py"),
         ("is not a parameter of this notebook", "parameters.py"),
-        ("is gated: accept its licence at", "lejepa/model.py"),
+        ("is gated. Accept its licence on", "hub.py"),
         ("The payload is damaged: upload the notebook again, as it came.", "../notebooks/setup_cell.py"),
         ("pip could not install", "setup.py"),
         ("the Hugging Face hub cannot be reached", "hub.py"),

@@ -77,7 +77,7 @@ def legal(folder: Path) -> None:
 LOADERS = {
     "legal": legal,
     "tuning": lambda folder: load_classifier(str(folder), ["a", "b"], seed=0),
-    "lejepa": lambda folder: GaussianEmbeddingGemma(str(folder), 8, seed=0, device="cpu"),
+    "lejepa": lambda folder: GaussianEmbeddingGemma(str(folder), 8, seed=0),
     "tokenizer": lambda folder: load_tokenizer(str(folder), ["a story"], 300),
 }
 

@@ -6,7 +6,7 @@ import pytest
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
 from helpers import plan
-from helpers.lejepa.backbone import chosen
+from helpers.lejepa.model import REVISIONS, chosen
 from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, EmbeddingParameters
 from helpers.planning.machines import machine, runtime_of
 from helpers.planning.rooms import room
@@ -50,8 +50,6 @@ def test_without_the_hub_it_is_a_model_that_anybody_may_have(tmp_path, machine, 
 
 
 def test_what_is_in_the_cache_needs_no_hub(tmp_path):
-    from helpers.lejepa.model import REVISIONS
-
     cached(tmp_path, MINILM, REVISIONS[MINILM])
     assert chosen(asked(tmp_path / "out"), T4)[0].base_model == MINILM  # mpnet is not there
     cached(tmp_path, EMBEDDING_GEMMA, REVISIONS[EMBEDDING_GEMMA])

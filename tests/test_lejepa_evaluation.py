@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling, T
 from helpers.lejepa.beir import Benchmark, from_pairs
 from helpers.lejepa.encoding import encode, on_cpu
 from helpers.lejepa.evaluation import (
-    by_dimension,
+    BY_DIMENSION,
     evaluate_retrieval,
     evaluate_similarity,
     spread,
@@ -347,11 +347,11 @@ def test_the_paragraph_says_what_is_exported_and_what_it_is_worth(exported, begi
 # ---- tables
 
 
-def test_dimensions_have_a_row_each_and_a_column_a_model():
+def test_a_table_by_dimension_has_a_column_for_each_length_that_a_model_has():
     models = {"small": {"ndcg@10": 0.4, "mrr@10": 0.1, "ndcg@10 of 128": 0.3}, "large": {"ndcg@10": 0.45}}
-    assert by_dimension(models) == [
-        {"dimensions": "all", "small": "0.400", "large": "0.450"},
-        {"dimensions": "128", "small": "0.300"},
+    assert table(models, {}, BY_DIMENSION) == [
+        {"model": "small", "ndcg@10": "0.400", "ndcg@10 of 128": "0.300", "seeds": 1},
+        {"model": "large", "ndcg@10": "0.450", "seeds": 1},
     ]
 
 

@@ -74,7 +74,7 @@ def mpnet(tmp_path_factory):
 
 
 def build(path, output_dim=D, **options):
-    return GaussianEmbeddingGemma(path, output_dim, device="cpu", **options)
+    return GaussianEmbeddingGemma(path, output_dim, **options)
 
 
 def fitted(path, output_dim=D, **options):
@@ -119,7 +119,7 @@ SAMPLE_DIGEST = """
 import hashlib
 from helpers.lejepa.model import GaussianEmbeddingGemma
 texts = [f"text {i} of {i % 7} cats" for i in range(99)]
-model = GaussianEmbeddingGemma("sample", 8, seed=3, device="cpu", texts=texts)
+model = GaussianEmbeddingGemma("sample", 8, seed=3, texts=texts)
 vocabulary = str(sorted(model.tokenizer.get_vocab().items()))
 weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 digest = hashlib.sha256(weights + vocabulary.encode()).hexdigest()
@@ -186,7 +186,7 @@ for _ in range(2):
     try:
         GaussianEmbeddingGemma("google/embeddinggemma-300m", 8)
     except (ValueError, OSError) as error:
-        print(type(error).__name__, error)
+        print(type(error).__name__, *str(error).split())
     server.shutdown()
     server.server_close()
 """
@@ -200,7 +200,7 @@ def test_a_gated_and_an_unreachable_hub_are_told_apart(tmp_path):
         env=environment | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"},
     )  # fmt: skip
     gated, unreachable = run.stdout.splitlines()
-    assert re.match("ValueError .*is gated: accept its licence.*HF_TOKEN.*MiniLM", gated)
+    assert re.match("PermissionError .*google/embeddinggemma-300m.*is gated. Accept its licence.*HF_TOKEN", gated)
     assert re.match("ConnectionError .*google/embeddinggemma-300m.*cannot be reached", unreachable)
 
 

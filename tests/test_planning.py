@@ -490,13 +490,12 @@ def tiny_language_model(folder):
 
 
 def tiny_embedder(folder):
-    from helpers.lejepa.loss import new_loss
+    from helpers.lejepa.loss import new_loss, workload
     from helpers.lejepa.model import GaussianEmbeddingGemma, freeze
     from helpers.lejepa.parameters import EmbeddingParameters
-    from helpers.lejepa.workload import workload
 
     params = EmbeddingParameters.defaults()
-    sizes = {"max_seq_length": 128, "seed": 0, "device": "cpu"}
+    sizes = {"max_seq_length": 128, "seed": 0}
     GaussianEmbeddingGemma("sample", params.output_dim, texts=["some words", "of a text"], **sizes)[0].save(str(folder))
     model = GaussianEmbeddingGemma(str(folder), params.output_dim, **sizes)
     freeze(model, params.freeze_layers)

@@ -50,10 +50,8 @@ def make_views(
     crops: int,
     passes: int = 1,
     split: str = "train",
-    min_share: float,
-    max_share: float,
-    max_words: int = 0,
     folder: str | Path | None = None,
+    **limits: float,
 ) -> datasets.Dataset:
     """`passes` times the rows of a split, each time in another order and with other crops.
 
@@ -63,8 +61,8 @@ def make_views(
     Train for one epoch of it, with `batch_sampler=in_order`: one that shuffled all passes would make a text its own negative.
 
     crops: at least 2 of a document, or 0 of a pair.
-    min_share, max_share, max_words: of `crop`.
-    folder: for one Arrow file a pass, memory-mapped, which a later call for the same uses again. None: held in memory.
+    folder: for an Arrow file, memory-mapped, which a later call for the same uses again. None: held in memory.
+    limits: min_share, max_share and max_words of `crop`.
 
     Raises ValueError for a single crop of documents.
     """
@@ -73,61 +71,47 @@ def make_views(
     documents = texts.kind == "documents"
     if documents and crops < 2:
         raise ValueError(f"crops={crops}: must be at least 2 of documents (LeJEPA compares views), or 0 for 2")
-    limits = {"min_share": min_share, "max_share": max_share, "max_words": max_words}
     columns = (
         *(() if documents else ("anchor", "positive")),
         *(f"view_{number}" for number in range(1, crops + 1)),
         *(("negative",) if texts.kind == "triplets" else ()),
     )
     rows, cropped = getattr(texts, split), "text" if documents else "positive"
-    described = hashlib.sha256(repr((texts.source, split, seed, columns, limits)).encode()).hexdigest()[:16]
+    drawn = []  # (pass, row) in the order of training
+    for number in range(passes):
+        order = list(range(len(rows)))
+        random.Random(f"{seed} {number}").shuffle(order)
+        drawn += [(number, row) for row in order]
 
-    def views(batch, positions, order, number):
+    def views(batch, places):
         made = {column: batch[column] for column in columns if column in batch}
         for view in range(1, crops + 1):
             made[f"view_{view}"] = [
-                crop(text, random.Random(f"{seed} {number} {order[position]} {view}"), **limits)
-                for text, position in zip(batch[cropped], positions, strict=True)
+                crop(text, random.Random(f"{seed} {number} {row} {view}"), **limits)
+                for text, (number, row) in zip(batch[cropped], (drawn[place] for place in places), strict=True)
             ]
         return made
 
-    def one_pass(number: int) -> datasets.Dataset:
-        order = list(range(len(rows)))
-        random.Random(f"{seed} {number}").shuffle(order)
-        where = {"keep_in_memory": True}
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            where = {"cache_file_name": str(Path(folder) / f"{split}-{described}-{number:05d}.arrow")}
-        return rows.select(order).map(
-            views,
-            batched=True,
-            with_indices=True,
-            fn_kwargs={"order": order, "number": number},
-            remove_columns=[column for column in rows.column_names if column not in columns],
-            new_fingerprint=f"{described}{number:05d}",
-            **where,
-        )
-
-    bars_are_off = datasets.are_progress_bars_disabled()
+    described = hashlib.sha256(repr((texts.source, split, seed, passes, columns, limits)).encode()).hexdigest()[:16]
+    where = {"keep_in_memory": True}
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        where = {"cache_file_name": str(Path(folder) / f"{split}-{described}.arrow")}
     datasets.disable_progress_bars()  # a pass takes seconds at most
-    try:
-        made = datasets.concatenate_datasets([one_pass(number) for number in range(passes)])
-    finally:
-        if not bars_are_off:
-            datasets.enable_progress_bars()
+    made = rows.select([row for _, row in drawn]).map(
+        views,
+        batched=True,
+        with_indices=True,
+        remove_columns=[column for column in rows.column_names if column not in columns],
+        new_fingerprint=described,
+        **where,
+    )
     return made.select_columns(list(columns))
 
 
-def in_order(dataset, batch_size: int, drop_last: bool, valid_label_columns=None, generator=None, seed: int = 0):
+def in_order(dataset, **options):
     """For `SentenceTransformerTrainingArguments(batch_sampler=in_order)`: the rows as they come, as they are shuffled."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import SequentialSampler
 
-    return DefaultBatchSampler(
-        SequentialSampler(dataset),
-        batch_size=batch_size,
-        drop_last=drop_last,
-        valid_label_columns=valid_label_columns,
-        generator=generator,
-        seed=seed,
-    )
+    return DefaultBatchSampler(SequentialSampler(dataset), **options)

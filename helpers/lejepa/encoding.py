@@ -21,12 +21,14 @@ def encode(
     *,
     task: str | None = None,
     precision: str = "fp32",
+    **options,
 ) -> np.ndarray:
     """Embeddings [N, K] in fp32 as the model gives them, by `encode_query`, `encode_document` or `encode` (task None).
 
     A model on an XLA device is copied to the CPU first, where a new shape compiles nothing; `on_cpu(model)` saves further copies.
 
     precision: "bf16" autocasts the model on CUDA and on a CPU, "fp16" on CUDA.
+    options: of that method.
     """
     model = on_cpu(model)
     call = {"query": model.encode_query, "document": model.encode_document, None: model.encode}[task]
@@ -35,7 +37,7 @@ def encode(
     autocast = torch.autocast(model.device.type, DTYPES[precision], enabled=precision in halves)
     try:
         with autocast:
-            embeddings = call(list(texts), show_progress_bar=False)
+            embeddings = call(list(texts), show_progress_bar=False, **options)
     finally:
         for module, mode in training.items():
             module.training = mode

@@ -23,9 +23,11 @@ from sentence_transformers.util import cos_sim
 from helpers.lejepa import text_files
 from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.encoding import encode, on_cpu
+from helpers.lejepa.parameters import SHORTER
 
 SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10", "similarity")
 DIGITS = dict.fromkeys(SCORES, 3) | {"effective_rank": 1, "participation_ratio": 1, "sigreg_excess": 3}  # in a table
+BY_DIMENSION = dict.fromkeys(("ndcg@10", *(f"ndcg@10 of {size}" for size in SHORTER)), 3)
 
 
 class _NoCard:
@@ -132,19 +134,6 @@ def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
     return scored
 
 
-def by_dimension(models: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """nDCG@10 of models whose embeddings are cut to their first numbers, a row a dimension.
-
-    models: model -> metric -> value, "ndcg@10" and "ndcg@10 of 256" among them.
-    """
-    lengths = dict.fromkeys(name for values in models.values() for name in values if name.startswith("ndcg@10"))
-    return [
-        {"dimensions": length.removeprefix("ndcg@10 of ").replace("ndcg@10", "all")}
-        | {model: f"{values[length]:.3f}" for model, values in models.items() if length in values}
-        for length in lengths
-    ]
-
-
 def spread(values: Sequence[float], digits: int = 3) -> str:
     """`0.401 ± 0.004`: mean and sample standard deviation, of one value without."""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
@@ -152,9 +141,14 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 
 
 def table(
-    untrained: Mapping[str, Mapping[str, float]], rows: Mapping[int, Mapping[str, Mapping[str, float]]]
+    untrained: Mapping[str, Mapping[str, float]],
+    rows: Mapping[int, Mapping[str, Mapping[str, float]]],
+    metrics: Mapping[str, int] = DIGITS,
 ) -> list[dict[str, Any]]:
-    """A row a model: the untrained ones (model -> metric -> value), then the trained ones of each seed with their spread."""
+    """A row a model: the untrained ones (model -> metric -> value), then the trained ones of each seed with their spread.
+
+    metrics: the columns, each with its digits; `BY_DIMENSION` has embeddings that are cut to their first numbers.
+    """
     models = {name: [values] for name, values in untrained.items()}
     for trained in rows.values():
         for name, values in trained.items():
@@ -163,7 +157,7 @@ def table(
         {"model": name}
         | {
             metric.replace("_", " "): spread([values[metric] for values in seeds], digits)
-            for metric, digits in DIGITS.items()
+            for metric, digits in metrics.items()
             if metric in seeds[0]
         }
         | {"seeds": len(seeds)}

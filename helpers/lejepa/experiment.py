@@ -20,19 +20,19 @@ from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
 
 from .beir import Benchmark, from_pairs, read_beir
-from .crops import in_order, make_views
+from .crops import make_views
 from .data import TextData, load_texts
 from .encoding import encode, on_cpu
-from .evaluation import by_dimension, evaluate_retrieval, evaluate_similarity, retrieval_evaluator, table
+from .evaluation import BY_DIMENSION, evaluate_retrieval, evaluate_similarity, table
 from .evidence import Verdict, compare, ndcg_by_query
 from .gradient_cache import embed
 from .head import HeadFit, fit_head
 from .isotropy import Isotropy, isotropy
 from .loss import new_loss
+from .loss import workload as training_step
 from .model import GaussianEmbeddingGemma, freeze
 from .parameters import HELD_OUT, SHORTER, EmbeddingParameters
 from .retrieval import TextIndex
-from .step import workload as training_step
 from .training import EmbeddingTrainer, new_trainer
 
 HEAD_ROWS = 4000  # for the closed-form head
@@ -41,7 +41,6 @@ ISOTROPY_TEXTS = 4096  # at most
 HEAD_RATE = 100.0  # the head's learning rate, times the backbone's
 CONTRASTIVE_RATE = 2e-5  # the usual one of MultipleNegativesRankingLoss, ten times the recipe's
 DEV = "validation"
-BEST = f"eval_{DEV}_cosine_ndcg@10"
 SEARCHED = 1000  # documents at least that queries held out are searched among, where there are as many
 INDEXED = 2000  # documents of a hub set or the sample in the search index; of one's own all
 LEJEPA, CONTRASTIVE = "LeJEPA", "MultipleNegativesRankingLoss"
@@ -132,7 +131,6 @@ def new_backbone(params: EmbeddingParameters, corpus: Corpus) -> SentenceTransfo
         max_seq_length=params.max_seq_length,
         seed=params.seed,
         texts=texts if params.base_model == "sample" else (),
-        device="cpu",  # the trainer moves it
     )
 
 
@@ -153,12 +151,8 @@ def set_head(model: SentenceTransformer, params: EmbeddingParameters, corpus: Co
 
 def without_head(model: SentenceTransformer) -> SentenceTransformer:
     """A copy of the backbone alone, prompts and length included."""
-    backbone = SentenceTransformer(
-        modules=[copy.deepcopy(module) for module in list(model)[:-1]], prompts=model.prompts, device=str(model.device)
-    )
-    for parameter in backbone.parameters():
-        parameter.requires_grad_(True)
-    return backbone
+    backbone = SentenceTransformer(modules=list(model)[:-1], prompts=model.prompts, device=str(model.device))
+    return copy.deepcopy(backbone).requires_grad_(True)
 
 
 def parameter_counts(model: SentenceTransformer) -> dict[str, int]:
@@ -186,43 +180,11 @@ def lejepa_trainer(
 ) -> EmbeddingTrainer:
     """The trainer of the run: `LeJEPALoss` on all views, backbone and head at their rates."""
     rate = params.head_learning_rate or HEAD_RATE * plan.learning_rate
-    return _trainer(
-        model,
-        new_loss(model, params, corpus.texts.kind),
-        views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views"),
-        corpus,
-        params,
-        plan,
-        runtime,
-        output_dir,
-        {rf"^model\.(module\.)?{len(model) - 1}\.": rate},
-    )
-
-
-def _trainer(model, loss, rows, corpus, params, plan, runtime, output_dir, rates) -> EmbeddingTrainer:
-    return new_trainer(
-        model,
-        loss,
-        rows,
-        None,
-        retrieval_evaluator(corpus.validation),
-        plan,
-        runtime,
-        output_dir,
-        seed=params.seed,
-        logging_steps=params.logging_steps,
-        eval_steps=params.eval_steps,
-        save_steps=params.save_steps,
-        report_to=params.report_to,
-        learning_rate_mapping=rates,
-        patience=params.patience,
-        max_hours=params.max_hours,
-        max_seq_length=params.view_length,
-        metric_for_best_model=BEST,
-        greater_is_better=True,
-        batch_sampler=in_order,
-        eval_on_start=True,  # the best checkpoint may be the start: training never ends below it on the validation rows
-    )
+    loss = new_loss(model, params, corpus.texts.kind)
+    rows = views(params, corpus, plan.max_steps * plan.batch_size, output_dir / "views")
+    rates = {rf"^model\.(module\.)?{len(model) - 1}\.": rate}
+    run = (corpus.validation, params, plan, runtime, output_dir)
+    return new_trainer(model, loss, rows, *run, learning_rate_mapping=rates)
 
 
 @dataclass(frozen=True)
@@ -298,7 +260,7 @@ def export(
         f"From `{base}` and {corpus.texts.source}; tested on {corpus.test.name}. {said}",
         tables.markdown(table(values, {})),
         "With the first numbers of an embedding alone, as `SentenceTransformer(..., truncate_dim=256)` gives them, nDCG@10:",
-        tables.markdown(by_dimension(values)),
+        tables.markdown(table(values, {}, BY_DIMENSION)),
     )
     card = folder / "README.md"
     card.write_text("\n\n".join((card.read_text(encoding="utf-8").rstrip(), *parts)) + "\n", encoding="utf-8")
@@ -344,7 +306,7 @@ def train_contrastive(
     negatives = [name for name in rows.column_names[2:] if name == "negative"]
     rows, backbone = rows.select_columns([*rows.column_names[:2], *negatives]), copy.deepcopy(backbone)
     loss = RankingLoss(backbone, gather_across_devices=ranks.count() > 1)
-    trainer = _trainer(backbone, loss, rows, corpus, params, plan, runtime, output_dir, {})
+    trainer = new_trainer(backbone, loss, rows, corpus.validation, params, plan, runtime, output_dir)
     trainer.train(resume_from_checkpoint=params.resume)
     return measure_trained(trainer, corpus, params, runtime)
 

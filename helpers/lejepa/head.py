@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from sentence_transformers import SentenceTransformer
 
+from helpers.lejepa.encoding import encode
 from helpers.lejepa.model import column_prompts
 
 # V views · N texts · D backbone · K embedding, at most D
@@ -103,17 +104,13 @@ def _against_views(columns: list[torch.Tensor], within: float, shrinkage: float)
 def _backbone_embeddings(model: SentenceTransformer, texts) -> list[torch.Tensor]:
     """What reaches the head, fp64 [N, D] a column, each with its prompt."""
     columns = texts if isinstance(texts, Mapping) else {"document": texts}
-    prompts, training = column_prompts(model, columns), model.training
+    prompts = column_prompts(model, columns)
     # Prompts count into pooling or not as the model says, which only a model's own encode knows.
     backbone = SentenceTransformer(modules=list(model)[:-1], device=str(model.device))
-    try:
-        parts = [
-            backbone.encode(list(column), prompt=prompts.get(name), batch_size=64, show_progress_bar=False)
-            for name, column in columns.items()
-        ]
-    finally:
-        model.train(training)
-    found = [torch.as_tensor(part).to("cpu", torch.float64) for part in parts]
+    found = [
+        torch.from_numpy(encode(backbone, column, prompt=prompts.get(name), batch_size=64)).double()
+        for name, column in columns.items()
+    ]
     if bad := sum(int((~torch.isfinite(x_ND).all(1)).sum()) for x_ND in found):
         raise ValueError(f"texts: embeddings of {bad} of {sum(map(len, found))} hold NaN or infinity; check base_model")
     return found

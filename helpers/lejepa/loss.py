@@ -9,20 +9,20 @@ Balestriero and LeCun, LeJEPA (arXiv 2511.08544). SIGReg is on the embedding tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
+from sentence_transformers.util import all_gather as everyones
 from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy, normalize
 
 from helpers.lejepa.gradient_cache import embed
+from helpers.lejepa.parameters import LEAST_BATCH, NOTEBOOK, EmbeddingParameters
 from helpers.lejepa.sigreg import SIGReg, spread_over_processes
-
-if TYPE_CHECKING:
-    from helpers.lejepa.parameters import EmbeddingParameters
+from helpers.planning.workloads import Workload
 
 # V columns: views, then hard negatives · N texts · K embedding · T tokens · C candidates: the texts of all processes
 
@@ -35,7 +35,7 @@ class LeJEPALoss(torch.nn.Module):
     inv is the mean squared distance of all views to their centre, over views, texts and dimensions.
     SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
     does, multiplies it by V and mixes correlated rows, so that its lambda is not ours.
-    The state beside the model's weights is the number of steps taken, which an exact resume needs.
+    `step` is the number of steps taken: who resumes a run sets it.
 
     Args:
         sigreg_weight: lambda; 0.02 to 0.1 are usual.
@@ -113,22 +113,14 @@ class LeJEPALoss(torch.nn.Module):
         `sigreg_excess` is what lies above the floor that an exact Gaussian has. Reading waits for the device; between
         two calls nothing does. Without a batch since: an empty dict.
         """
-        if self._totals is None:
+        totals, self._totals = self._totals, None
+        if totals is None:
             return {}
-        *totals, batches = self._totals.tolist()
-        self._totals = torch.zeros_like(self._totals)
-        if batches == 0:
-            return {}
-        means = {name: total / batches for name, total in zip(TERMS, totals, strict=True)}
+        *sums, batches = totals.tolist()
+        means = {name: total / batches for name, total in zip(TERMS, sums, strict=True)}
         if not self.contrastive_weight:
             del means["contrastive"]
         return means | {"sigreg_excess": means["sigreg"] - self.sigreg.floor}
-
-    def get_extra_state(self) -> torch.Tensor:
-        return torch.tensor(self.step)
-
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        self.step = int(state)
 
     # -- terms --
 
@@ -143,7 +135,7 @@ class LeJEPALoss(torch.nn.Module):
         spread = spread_over_processes(embeddings_VNK)
         with torch.autocast(embeddings_VNK.device.type, enabled=False):
             keys_VN = torch.stack([_text_keys(column) for column in features])
-            keys_VC = _everyones(keys_VN) if spread else keys_VN
+            keys_VC = everyones(keys_VN.T.contiguous()).T if spread else keys_VN
             rows = torch.arange(N, device=keys_VN.device) + (N * dist.get_rank() if spread else 0)
             itself = rows[:, None] == torch.arange(keys_VC.shape[1], device=keys_VN.device)
             same = keys_VN[:, :, None] == keys_VC[:, None]
@@ -179,13 +171,6 @@ def _text_keys(column: dict[str, torch.Tensor]) -> torch.Tensor:
     return ((mixed_NT ^ (mixed_NT >> 27)) * -7723592293110705685 * mask_NT).sum(1)
 
 
-def _everyones(keys_VN: torch.Tensor) -> torch.Tensor:
-    """The keys [V, C] of all processes."""
-    everyones = [torch.empty_like(keys_VN) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, keys_VN)
-    return torch.cat(everyones, 1)
-
-
 def new_loss(model: SentenceTransformer, params: EmbeddingParameters, kind: str = "pairs") -> LeJEPALoss:
     """The loss of the notebook's parameters for data of a kind, whose slices follow from the seed."""
     sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
@@ -198,3 +183,42 @@ def new_loss(model: SentenceTransformer, params: EmbeddingParameters, kind: str 
         negatives=int(kind == "triplets"),
         dimensions=params.shorter_dimensions if params.matryoshka else (),
     )
+
+
+# ---- for the planner
+
+
+def workload(loss_module, name: str, length: int, views: int) -> Workload:
+    """The step of a loss that holds its model (`LeJEPALoss`), over so many views of each text.
+
+    The planner's micro-batch is a chunk of the batch, and its gradient accumulation is gradient caching.
+    """
+    vocabulary = next(m for m in loss_module.modules() if isinstance(m, torch.nn.Embedding)).num_embeddings
+
+    def batch(examples: int, length: int) -> list[dict[str, Any]]:
+        mask = torch.ones(examples, length, dtype=torch.long)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        columns = (torch.randint(0, vocabulary, (examples, length)) for _ in range(views))
+        return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
+
+    def loss(loss_module, columns):
+        # Gradients are there already: this is one of several chunks.
+        is_chunk = any(weight.grad is not None for weight in loss_module.parameters())
+        loss_module.chunk = len(columns[0]["input_ids"]) if is_chunk else 0
+        return loss_module([dict(column) for column in columns])
+
+    return Workload(
+        notebook=NOTEBOOK,
+        name=name,
+        model=loss_module,
+        batch=batch,
+        loss=loss,
+        length=length,
+        views=views,
+        least=LEAST_BATCH,
+        overflows_fp16=any(_is_gemma3(module) for module in loss_module.modules()),
+    )
+
+
+def _is_gemma3(module) -> bool:
+    return str(getattr(getattr(module, "config", None), "model_type", "")).startswith("gemma3")

@@ -21,9 +21,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-from helpers import hub, secrets, tracking
-from helpers.lejepa.parameters import EMBEDDING_GEMMA, MINILM, MPNET
+from helpers import hub, run_folder, tracking
+from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, EmbeddingParameters
 from helpers.parameters import SAMPLE, source_path
+from helpers.runtime import Runtime
 
 # D dimensions of the backbone
 
@@ -44,11 +45,10 @@ def GaussianEmbeddingGemma(
     max_seq_length: int = 0,
     seed: int = 0,
     texts: Iterable[str] = (),
-    device: str | None = None,
 ) -> SentenceTransformer:
     """A backbone, its own Dense layers if it has any, and a new linear head to `output_dim`; nothing normalises.
 
-    The head is random until `fit_head`. Weights are fp32, whatever the checkpoint has.
+    The head is random until `fit_head`. Weights are fp32, whatever the checkpoint has, and on the CPU: the trainer moves them.
 
     base_model: a hub id (`REVISIONS` are pinned, others at their newest), a local path, or "sample": a random BERT of four
         layers with a byte-level BPE tokeniser trained on `texts` (the first 20,000). No code from a checkpoint is run.
@@ -56,10 +56,10 @@ def GaussianEmbeddingGemma(
     output_dim: one above the backbone's is the backbone's, and that is said: a linear head cannot add rank.
     max_seq_length: tokens; 0: the model's own.
 
-    Raises ValueError (a length that the model has not, a gated model without access, no texts for "sample"), FileNotFoundError (no
-    such path or hub id, no safetensors) and ConnectionError (hub not reachable and nothing cached).
+    Raises ValueError (a length that the model has not, no texts for "sample"), FileNotFoundError (no such path), and as
+    `hub.reading` for what cannot be loaded.
     """
-    backbone = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model, device)
+    backbone = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model)
     modules = [module for module in backbone if not isinstance(module, Normalize)]
     D = backbone.get_embedding_dimension()
     if output_dim > D:
@@ -73,7 +73,7 @@ def GaussianEmbeddingGemma(
     prompts = {name: prompt for name, prompt in backbone.prompts.items() if prompt}
     if str(getattr(_config(backbone), "model_type", "")).startswith("gemma"):
         prompts = GEMMA_PROMPTS | prompts
-    model = SentenceTransformer(modules=[*modules, head], prompts=prompts or None, device=device)
+    model = SentenceTransformer(modules=[*modules, head], prompts=prompts or None, device="cpu")
     if config := _config(model):
         config.use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
     _limit_length(model, max_seq_length)
@@ -90,45 +90,79 @@ def column_prompts(model: SentenceTransformer, columns: Iterable[str]) -> dict[s
     return {column: model.prompts[name] for column, name in names.items() if model.prompts.get(name)}
 
 
+# ---- which model "auto" is
+
+
+def chosen(params: EmbeddingParameters, machine: Runtime) -> tuple[EmbeddingParameters, str]:
+    """The parameters with a model's name in the place of "auto", and why it is this one.
+
+    A run that goes on keeps the model that it began with, whatever the hub says now.
+    """
+    if params.base_model != AUTO:
+        return params, "asked for"
+    began = run_folder.begun(params.output_dir).get("base_model")
+    name, reason = (began, "the run in output_dir began with it") if began else _choice(machine)
+    return params.model_copy(update={"base_model": name}), reason
+
+
+def _choice(machine: Runtime) -> tuple[str, str]:
+    free = MINILM if machine.kind == "cpu" else MPNET
+    if machine.kind == "cpu":
+        why_not = f"{EMBEDDING_GEMMA} takes hours on a CPU"
+    elif machine.precision == "fp16":
+        why_not = f"{EMBEDDING_GEMMA} overflows in fp16, and {machine.device_name} has no bf16"
+    elif _cached(EMBEDDING_GEMMA):
+        return EMBEDDING_GEMMA, "it is in the cache"
+    elif problem := _refused(EMBEDDING_GEMMA):
+        why_not = f"{EMBEDDING_GEMMA} cannot be had: {problem}"
+    else:
+        return EMBEDDING_GEMMA, "this account may have it"
+    if not _cached(free) and not hub.answers():
+        free = next((name for name in (MPNET, MINILM) if _cached(name)), free)
+    return free, why_not
+
+
+def _cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json", revision=REVISIONS[name]), str)
+
+
+def _refused(name: str) -> str:
+    """Why the hub would not give this model to this account; "" where it would."""
+    from huggingface_hub import auth_check
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not hub.answers():
+        return "the hub cannot be reached"
+    token = os.environ.get("HF_TOKEN") or None
+    try:
+        auth_check(name, token=token)
+    except (HfHubHTTPError, OSError):
+        missing = "this account has not accepted its licence" if token else "there is no HF_TOKEN"
+        return f"{missing}; see https://huggingface.co/{name}"
+    return ""
+
+
 # ---- loading
 
 
-def _pretrained(base_model: str, device: str | None) -> SentenceTransformer:
-    from huggingface_hub.errors import GatedRepoError
-
+def _pretrained(base_model: str) -> SentenceTransformer:
     path = source_path("base_model", base_model)
     if path is not None and not ((path / "config.json").is_file() or (path / "modules.json").is_file()):
         raise FileNotFoundError(
             f"base_model={base_model!r}: no config.json or modules.json there; name the folder of a saved model"
         )
-    unreachable = path is None and not hub.answers()  # what is cached may be enough
-    if path is None:
-        secrets.provide("HF_TOKEN")
-    try:
+    with hub.reading(base_model, "base_model"):
         check_modules(path)
         return SentenceTransformer(
             str(path or base_model),
             revision=None if path else REVISIONS.get(base_model),
             trust_remote_code=False,
-            token=os.environ.get("HF_TOKEN") or None,
             model_kwargs={"dtype": torch.float32, "use_safetensors": True},
-            local_files_only=unreachable,
-            device=device,
+            local_files_only=path is None and not hub.answers(),  # what is cached may be enough
+            device="cpu",
         )
-    except OSError as error:
-        if any(isinstance(cause, GatedRepoError) for cause in _causes(error)):
-            raise ValueError(
-                f"base_model={base_model!r} is gated: accept its licence at https://huggingface.co/{base_model}, put a token "
-                f"as HF_TOKEN into the secrets of Colab or Kaggle or into the environment, or use base_model={MINILM!r}"
-            ) from error
-        if unreachable:
-            raise ConnectionError(
-                f"base_model={base_model!r}: the Hugging Face hub cannot be reached and it is not cached; give a local path "
-                "or 'sample'"
-            ) from error
-        raise FileNotFoundError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
-    except Exception as error:  # of weights, configurations and tokenisers that are none
-        raise ValueError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
 
 
 def check_modules(folder: Path | None) -> None:
@@ -137,12 +171,6 @@ def check_modules(folder: Path | None) -> None:
     for module in json.loads(listed.read_text(encoding="utf-8")) if listed and listed.is_file() else ():
         if not module["type"].startswith("sentence_transformers."):
             raise ValueError(f"{listed}: {module['type']} is code of its own, which is not run")
-
-
-def _causes(error: BaseException | None) -> Iterable[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:

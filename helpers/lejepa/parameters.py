@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from helpers.lejepa.data import MIN_ROWS, MSMARCO
-from helpers.local_paths import existing_file, model_folder_or_hub
+from helpers.local_paths import ModelSource, existing_file
 from helpers.parameters import (
     MACHINE,
     SAMPLE,
@@ -20,6 +20,7 @@ from helpers.parameters import (
 )
 from helpers.plan import Recipe
 
+NOTEBOOK = "lejepa_training"
 EMBEDDING_GEMMA = "google/embeddinggemma-300m"
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MPNET = "sentence-transformers/all-mpnet-base-v2"
@@ -31,10 +32,6 @@ SHORTER = (512, 256, 128)  # dimensions that an embedding may be cut to
 VIEWS, EVALUATION, HEAD, LOSS = "Texts and views", "Evaluation and comparison", "Backbone and head", "Loss"
 
 
-def _backbone(value: str, info) -> str:
-    return value if value == AUTO else model_folder_or_hub(value, info)
-
-
 class EmbeddingParameters(Parameters):
     """What `lejepa_training` and its TPU twin are told."""
 
@@ -42,7 +39,7 @@ class EmbeddingParameters(Parameters):
         MSMARCO,
         "Hub data set, path of your own texts, or 'sample', documentation strings of Python, which need no network.",
     )
-    base_model: Annotated[str, AfterValidator(_backbone)] = parameter(
+    base_model: ModelSource = parameter(
         AUTO,
         "Backbone: 'auto', hub id, local path, or 'sample' for a tiny random one.",
         suggestions=(AUTO, EMBEDDING_GEMMA, MINILM, MPNET, SAMPLE),

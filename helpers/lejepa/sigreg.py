@@ -90,9 +90,14 @@ class SIGReg(torch.nn.Module):
         return value
 
     def circles(self, projection_VNM: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """cos and sin of a = dt u, in pieces along N, in fp32 or fp64."""
-        spacing = self.t_max / (self.n_points - 1)
-        return (_cos_and_sin(part, spacing) for part in _chunks(projection_VNM))
+        """cos and sin of a = dt u, in fp32 or fp64, on a CPU in pieces along N that stay in its cache."""
+        V, N, M = projection_VNM.shape
+        # Accelerators fuse, or are held up by launches.
+        rows = max(1, CPU_CHUNK // (V * M)) if projection_VNM.device.type == "cpu" else N
+        wide = torch.promote_types(projection_VNM.dtype, torch.float32)
+        for part in projection_VNM.split(rows, dim=1):
+            angle = part.to(wide) * (self.t_max / (self.n_points - 1))
+            yield angle.cos(), angle.sin()
 
 
 class _EppsPulley(torch.autograd.Function):
@@ -109,7 +114,9 @@ class _EppsPulley(torch.autograd.Function):
         ctx.processes = 1
         if spread_over_processes(projection_VNM):
             ctx.processes = dist.get_world_size()
-            sums_VP2M, rows = _all_reduce(sums_VP2M, rows)
+            message = torch.cat((sums_VP2M.flatten(), sums_VP2M.new_tensor([rows])))  # one, with the rows of all
+            dist.all_reduce(message)
+            sums_VP2M, rows = message[:-1].view_as(sums_VP2M), message[-1]
         cos_VPM, sin_VPM = (sums_VP2M / rows).unbind(2)
         excess_VPM = cos_VPM - sigreg.target
         ctx.sigreg, ctx.dtype = sigreg, projection_VNM.dtype
@@ -127,11 +134,6 @@ class _EppsPulley(torch.autograd.Function):
         circles = sigreg.circles(*kept) if len(kept) == 1 else zip(kept[::2], kept[1::2], strict=True)
         parts = [_series(*circle, slope_VPM, drop_VPM).to(ctx.dtype) for circle in circles]
         return torch.cat(parts, dim=1), None
-
-
-def _cos_and_sin(projection_VNM, spacing: float):
-    angle = projection_VNM.to(torch.promote_types(projection_VNM.dtype, torch.float32)) * spacing
-    return angle.cos(), angle.sin()
 
 
 def _sums_at_knots(cos_1, sin_1, knots: int):
@@ -169,24 +171,10 @@ def _series(cos_1, sin_1, cos_VPM, sin_VPM):
     return (real * cos_1).addcmul_(imaginary, sin_1, value=-1)
 
 
-def _chunks(projection_VNM):
-    """On a CPU, pieces along N that stay in its cache; accelerators fuse, or are held up by launches."""
-    V, N, M = projection_VNM.shape
-    return projection_VNM.split(max(1, CPU_CHUNK // (V * M)) if projection_VNM.device.type == "cpu" else N, dim=1)
-
-
 def spread_over_processes(tensor) -> bool:
     """Whether other processes hold further rows of the batch."""
     # An XLA tensor is the global one already, also where torch.distributed runs beside it.
     return tensor.device.type != "xla" and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _all_reduce(sums_VP2M, rows):
-    """Sums and number of rows over all processes, in one message."""
-    rows = torch.as_tensor(rows, dtype=sums_VP2M.dtype, device=sums_VP2M.device)
-    message = torch.cat((sums_VP2M.flatten(), rows.reshape(1)))
-    dist.all_reduce(message)
-    return message[:-1].view_as(sums_VP2M), message[-1]
 
 
 # ---- constants of the statistic

@@ -9,10 +9,9 @@ from helpers.plan import Recipe
 from helpers.planning.workloads import Asked, Workload
 from helpers.runtime import Runtime
 
-from .parameters import EMBEDDING_GEMMA, EmbeddingParameters, recipe
-from .step import NOTEBOOK, workload
+from .parameters import EMBEDDING_GEMMA, NOTEBOOK, EmbeddingParameters, recipe
 
-__all__ = ["NOTEBOOK", "planned", "workload"]
+__all__ = ["NOTEBOOK", "planned"]
 
 GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
     "vocab_size": 262_144,
@@ -47,25 +46,28 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 
 def _step(name: str, length: int, views: int, kind: str, weights: bool = True) -> Workload:
     import torch
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling
     from torch import nn
     from transformers import AutoConfig, AutoModel, Gemma3TextConfig
 
-    from .loss import new_loss
+    from .loss import new_loss, workload
     from .model import freeze
 
     default = EmbeddingParameters.defaults()
     is_default = name == EMBEDDING_GEMMA
     config = Gemma3TextConfig(**GEMMA) if is_default else AutoConfig.from_pretrained(name, trust_remote_code=False)
     config.use_cache = False
-    with torch.device("cpu" if weights else "meta"):
+    device = "cpu" if weights else "meta"
+    with torch.device(device):
         plain = {"bias": False, "activation_function": nn.Identity()}
-        model = _encoder(
+        modules = (
             _backbone(AutoModel.from_config(config)),
             Pooling(config.hidden_size),
             *(Dense(*sizes, **plain) for sizes in (GEMMA_DENSE if is_default else ())),
             Dense(config.hidden_size, min(default.output_dim, config.hidden_size), activation_function=nn.Identity()),
         )
+        model = SentenceTransformer(modules=modules, device=device)
         freeze(model, default.freeze_layers)
         loss = new_loss(model, default, kind)
     return replace(workload(loss, name, length, views), program=_last_chunk)
@@ -84,18 +86,8 @@ def _step_without_weights(name: str, length: int, views: int, kind: str) -> Work
     return _step(name, length, views, kind, weights=False)
 
 
-def _encoder(*modules):
-    """An embedding model of these modules; sentence-transformers' own first module needs weights on disk."""
-    from torch import nn
-
-    class Encoder(nn.Sequential):
-        transformers_model = property(lambda self: self[0].auto_model)
-
-    return Encoder(*modules)
-
-
 def _backbone(transformer):
-    """A transformers encoder as the first module of an embedding model."""
+    """A transformers encoder as the first module of an embedding model; sentence-transformers' own needs weights on disk."""
     from torch import nn
 
     class Backbone(nn.Module):

@@ -68,13 +68,15 @@
 
 # %%
 from helpers import parameters, run_folder, runtime, secrets, tables
-from helpers.lejepa.backbone import chosen
 from helpers.lejepa.parameters import EmbeddingParameters
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(EmbeddingParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
+
+from helpers.lejepa.model import chosen  # not before the device is known: it imports what runs for a TPU or does not
+
 params, reason = chosen(params, machine)
 print(f"backbone   {params.base_model}: {reason}")
 folder = run_folder.claim("lejepa_training", params)
@@ -244,7 +246,7 @@ if params.compare_contrastive:
 rows = {params.seed: {name: found.values for name, found in measured.items() if name not in models}}
 rows |= experiment.further_seeds(params, corpus, plan, machine, folder)
 tables.show(evaluation.table(untrained, rows))
-tables.show(evaluation.by_dimension(untrained | rows[params.seed]))
+tables.show(evaluation.table(untrained, rows, evaluation.BY_DIMENSION))
 
 # %% [markdown]
 # ## Better than what you started with?
