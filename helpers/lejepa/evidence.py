@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,23 +58,26 @@ def compare(model: str, against: str, ndcg: Mapping[str, np.ndarray], *, seed: i
     return Verdict(model, against, float(difference_Q.mean()), float(low), float(high), Q, outcome)
 
 
-def paragraph(exported: str, start: str, trained: str, chosen_by: Mapping[str, float], verdicts: list[Verdict]) -> str:
+def paragraph(
+    exported: str, start: str, trained: Sequence[str], chosen_by: Mapping[str, float], verdicts: list[Verdict]
+) -> str:
     """What came out of a run, in one paragraph.
 
+    trained: the models that were trained, the method's own first; all others but the start were fitted in closed form.
     chosen_by: model -> its nDCG@10 on the validation queries; the exported one has the highest.
-    verdicts: on the test queries; (trained, start) and (exported, start) among them.
+    verdicts: on the test queries; (trained[0], start) and (exported, start) among them.
     """
     of = {(verdict.model, verdict.against): verdict for verdict in verdicts}
     scores = ", ".join(f"{name} {value:.3f}" for name, value in chosen_by.items())
     if exported == start:
         said = "The exported model is what you started with: nothing that was trained or fitted here was better"
-    elif exported == trained:
-        said = f"The exported model, {exported}, is {of[trained, start].outcome} what you started with, {start}, and was the best"
+    elif exported in trained:
+        said = f"The exported model, {exported}, is {of[exported, start].outcome} what you started with, {start}, and was the best"
     else:
         said = f"The exported model is {exported}, which was not trained any further: training was not better"
-    names = [trained] if exported in (start, trained) else [exported, trained]
-    told = "; ".join(str(of[name, start]) for name in names)
-    queries = of[trained, start].queries
+    names = dict.fromkeys((exported, trained[0]))
+    told = "; ".join(str(of[name, start]) for name in names if name != start)
+    queries = of[trained[0], start].queries
     return (
         f"{said} on the validation queries (nDCG@10: {scores}). On {queries} test queries, which chose nothing, {told}."
     )

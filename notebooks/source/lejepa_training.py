@@ -212,8 +212,8 @@ tables.show(evaluation.table(untrained, {}))
 # ## Train
 #
 # The best weights by nDCG@10 on the validation rows are kept and are the ones loaded at the end, and that may be step 0;
-# `patience` evaluations without improvement end the run. In the study of `docs/lejepa.md` training gained beyond the head with word
-# vectors from nothing, and not with a random encoder; from a retrieval model it was not measured. Below is what it gained on your texts.
+# `patience` evaluations without improvement end the run. In the study of `docs/lejepa.md` training gained beyond the head with
+# word vectors from nothing, not with layers, nor from a retrieval model. Below is what it gained on your texts.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
@@ -238,12 +238,13 @@ tables.show(forecast.beside(cost["train"]))
 # their first numbers, as `truncate_dim` does.
 
 # %%
-measured[experiment.LEJEPA] = experiment.measure_trained(trainer, corpus, params, machine)
+trainers = {experiment.LEJEPA: trainer}
 if params.compare_contrastive:
-    measured[experiment.CONTRASTIVE] = experiment.train_contrastive(
+    trainers[experiment.CONTRASTIVE] = experiment.train_contrastive(
         backbone, corpus, params, plan, machine, folder / "contrastive"
     )
-rows = {params.seed: {name: found.values for name, found in measured.items() if name not in models}}
+measured |= {name: experiment.measure_trained(each, corpus, params, machine) for name, each in trainers.items()}
+rows = {params.seed: {name: measured[name].values for name in trainers}}
 rows |= experiment.further_seeds(params, corpus, plan, machine, folder)
 tables.show(evaluation.table(untrained, rows))
 tables.show(evaluation.table(untrained, rows, evaluation.BY_DIMENSION))
@@ -251,17 +252,17 @@ tables.show(evaluation.table(untrained, rows, evaluation.BY_DIMENSION))
 # %% [markdown]
 # ## Better than what you started with?
 #
-# The model with the best nDCG@10 on the validation queries is exported, and that may be the start. What it is worth is told
-# on the test queries, which chose nothing. The intervals are a paired bootstrap over those queries: where 0 lies inside, the
-# two models are not told apart.
+# The model with the best nDCG@10 on the validation queries is exported, and that may be the start or the contrastive one.
+# What it is worth is told on the test queries, which chose nothing. The intervals are a paired bootstrap over those queries:
+# where 0 lies inside, the two models are not told apart.
 
 # %%
 from helpers.lejepa import evidence
 
-models[experiment.LEJEPA] = trainer.model
+models |= {name: each.model for name, each in trainers.items()}
 exported, scores = experiment.choose(models, corpus, machine)
 verdicts = experiment.verdicts(measured)
-said = evidence.paragraph(exported, experiment.UNTRAINED, experiment.LEJEPA, scores, verdicts)
+said = evidence.paragraph(exported, experiment.UNTRAINED, list(trainers), scores, verdicts)
 tables.show([vars(verdict) for verdict in verdicts], "nDCG@10 on the test queries, 95 % intervals")
 print(said)
 
