@@ -336,11 +336,11 @@ def test_a_difference_of_nothing_but_noise_is_told_in_one_of_twenty():
     ],
 )
 def test_the_paragraph_says_what_is_exported_and_what_it_is_worth(exported, begins):
-    ndcg = {"start": np.linspace(0.5, 0.6, 30), "head": np.linspace(0.6, 0.7, 30), "trained": np.linspace(0.3, 0.4, 30)}
-    verdicts = [compare("trained", "start", ndcg), compare("head", "start", ndcg)]
-    said = paragraph(
-        exported, "start", ["trained", "contrastive"], {"start": 0.5, "head": 0.625, "trained": 0.75}, verdicts
-    )
+    means = {"start": 0.5, "head": 0.6, "trained": 0.3, "rival": 0.8}
+    ndcg = {name: np.linspace(mean, mean + 0.1, 30) for name, mean in means.items()}
+    verdicts = [compare(name, "start", ndcg) for name in means if name != "start"]
+    chosen_by = {"start": 0.5, "head": 0.625, "trained": 0.75}
+    said = paragraph(exported, "start", ["trained", "rival"], chosen_by, verdicts)
     assert said.startswith(begins)
     assert "start 0.500, head 0.625, trained 0.750" in said and "On 30 test queries, which chose nothing" in said
     assert "trained is worse than start (nDCG@10 -0.200" in said
