@@ -64,8 +64,7 @@ def slow_score(model, chains, given: str, relation: int, name: str) -> float:
     return total + sum(map(max, copies.values()))
 
 
-# Features are kept in half precision, since a corpus has many documents.
-CLOSE = {"rtol": 3e-2, "atol": 5e-2}
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @pytest.fixture
@@ -166,7 +165,7 @@ def test_what_is_remembered_of_candidates_changes_no_score(world, model):
         used.ends()["other end: meaning"].tails(names[:2], "calls", candidates)
     for end in used.ends():
         found, expected = (each.ends()[end].tails(names[:3], "calls", names[::-1]) for each in (used, fresh))
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)  # other batches round otherwise
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_model_is_ranked_as_any_scorer(world, model):

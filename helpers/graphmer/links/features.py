@@ -19,7 +19,10 @@ ROWS_AT_ONCE = 2**10
 
 
 class QueryFeatures:
-    """Of masked leaves: dense_QF float16 and what they copy, sparse [Q, V]."""
+    """Of masked leaves: dense_QF float32 and what they copy, sparse [Q, V].
+
+    Half precision would save little beside the copies, and make 1e-3 of a difference in the last bit.
+    """
 
     def __init__(self, dense_QF: np.ndarray, copied_QV: csr_array):
         self.dense_QF, self.copied_QV = dense_QF, copied_QV
@@ -59,11 +62,11 @@ class QueryFeatures:
             add = csr_array((np.ones(B * G, np.float32), (row, np.arange(B * G))), shape=(len(windows) * G, B * G))
             dense = add @ dense / np.repeat(windows, G)[:, None]
             copied = _largest(copied, row, len(windows) * G)
-        return cls(dense.astype(np.float16), copied)
+        return cls(dense.astype(np.float32), copied)
 
 
 class CandidateFeatures:
-    """Of names: dense_XF float16, an addend bias_X and sparse numbers with weights, bags_XV.
+    """Of names: dense_XF float32, an addend bias_X and sparse numbers with weights, bags_XV.
 
     match: whose numbers they are; None where names have features alone.
     """
@@ -90,7 +93,7 @@ class CandidateFeatures:
     ) -> CandidateFeatures:
         """tokens: numbers and weights [X, T], or nothing."""
         bags_XV = _bags(*tokens, match.numbers) if match else _empty(len(bias_X), 0)
-        return cls(dense_XF.half().cpu().numpy(), bias_X.float().cpu().numpy(), bags_XV, match)
+        return cls(dense_XF.float().cpu().numpy(), bias_X.float().cpu().numpy(), bags_XV, match)
 
     def scores(self, queries: QueryFeatures) -> np.ndarray:
         """[Q, X] of queries and these names."""
@@ -111,7 +114,9 @@ class CandidateFeatures:
         return parts_PQX
 
     def _meaning(self, queries: QueryFeatures) -> np.ndarray:
-        return queries.dense_QF.astype(np.float32) @ self.dense_XF.astype(np.float32).T + self.bias_X
+        # BLAS adds up a row by itself in another order than rows of several: a score must not depend on what else is asked.
+        dense_QF = queries.dense_QF if len(queries) > 1 else queries.dense_QF.repeat(2, axis=0)
+        return (dense_QF @ self.dense_XF.T)[: len(queries)] + self.bias_X
 
     def _add_copies(self, scores_QX: np.ndarray, queries: QueryFeatures, columns: slice) -> None:
         """A dense factor is much faster than two sparse ones: a leaf may copy a lot."""

@@ -27,6 +27,7 @@ from helpers.graphmer.text.windows import Windows
 ROOT_FIELDS = ("root_ids", "root_segments", "root_positions")
 MOST_ANSWERS = 2**13  # names that stand for all that a leaf could ask for
 SCORES_AT_ONCE = 2**24
+NAMES_AT_ONCE = 2**9
 
 
 class LinkPredictor:
@@ -37,12 +38,14 @@ class LinkPredictor:
     On XLA a copy of the model on the CPU asks.
 
     chains: of the tokenizer, relations and sizes that the model was trained with.
-    batch_size: documents of one forward pass.
+    batch_size: documents of one forward pass; 0 is 64 on a GPU. On a CPU it is 1, at a fifth more time: what shares a batch with
+        a document changes the last bits of its sums, and then scores would depend on what was asked before.
     """
 
-    def __init__(self, model: GraphMERForPreTraining, chains: Windows, *, batch_size: int = 64):
+    def __init__(self, model: GraphMERForPreTraining, chains: Windows, *, batch_size: int = 0):
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
-        self.chains, self.relations, self.batch_size = chains, chains.relations, batch_size
+        self.chains, self.relations = chains, chains.relations
+        self.batch_size = batch_size or (1 if self.model.device.type == "cpu" else 64)
         self._number = chains.encoded.number
         self._entities: CandidateFeatures | None = None
         self._queries: dict[int, QueryFeatures] = {}  # by relation id
@@ -154,8 +157,8 @@ class LinkPredictor:
             texts_XC = torch.from_numpy(self.chains.encoded.text_ids_EC.astype(np.int64))
             lengths = (texts_XC != self.model.config.pad_token_id).sum(1)
             order, found = torch.argsort(lengths, stable=True), []
-            for first in range(0, len(order), 8 * self.batch_size):
-                places = order[first : first + 8 * self.batch_size]
+            for first in range(0, len(order), NAMES_AT_ONCE):
+                places = order[first : first + NAMES_AT_ONCE]
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
                 features = self.model.entity_features(ids_XC.to(self.model.device))
                 found.append(CandidateFeatures.of_texts(*features, match=self.model.token_match))
