@@ -175,7 +175,7 @@ def answers(scorer: ranking.Scorer, corpus: Corpus, entity_id: str, *, most: int
         if not relation.canonical or entity.type not in relation.domain:
             continue
         candidates = ranking.admitted(corpus.graph, corpus.ontology, [name])[name][ranking.TAIL]
-        scores_X = scorer.tails([entity_id], name, candidates)[0] if candidates else np.zeros(0)
+        scores_X = scorer([entity_id], name, candidates, ranking.TAIL)[0] if candidates else np.zeros(0)
         best = [candidates[place] for place in np.argsort(-scores_X, kind="stable")[:most]]
         known = true.get((ranking.TAIL, name, entity_id), set())
         rows.append(

@@ -1,131 +1,98 @@
-"""Query and candidate features of whole corpora: dense ones, and sparse numbers of tokens, pairs and paths."""
+"""Features of masked leaves and of names in whole corpora, and the parts of the score of one against another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from scipy.sparse import csr_array, vstack
+from torch import nn
 
 from helpers.graphmer.modeling_graphmer.copy_head import FIELDS, PATHS, CopyHead
 
-# Q queries · X candidates · F dense features (entity embedding and expected tokens) · V numbers of tokens, pairs and paths ·
-# G leaves of a document · T of them that a leaf copies · P parts
+# Q queries · X candidates · N of one or the other · F dense features (entity embedding, expected tokens, and what is added for
+# each name, which a query has a 1 for) · V numbers of tokens, pairs and paths · G leaves of a document · T of them that a leaf
+# copies · P parts
 
 PARTS = ("meaning", "own name", "owner", "rest", "pairs", "path", "path of the owner", "path above")
 ROWS_AT_ONCE = 2**10
 
 
-class QueryFeatures:
-    """Of masked leaves: dense_QF float32 and what they copy, sparse [Q, V].
+@dataclass(frozen=True)
+class Features:
+    """Of masked leaves with what they copy, or of names with what they offer to be copied: float32 dense_NF, sparse copies_NV.
 
     Half precision would save little beside the copies, and make 1e-3 of a difference in the last bit.
     """
 
-    def __init__(self, dense_QF: np.ndarray, copied_QV: csr_array):
-        self.dense_QF, self.copied_QV = dense_QF, copied_QV
+    dense_NF: np.ndarray
+    copies_NV: csr_array
 
     def __len__(self) -> int:
-        return len(self.dense_QF)
+        return len(self.dense_NF)
 
-    def __getitem__(self, rows: Sequence[int] | slice) -> QueryFeatures:
-        return QueryFeatures(self.dense_QF[rows], self.copied_QV[rows])
+    def __getitem__(self, rows: Sequence[int] | np.ndarray | slice) -> Features:
+        return Features(self.dense_NF[rows], self.copies_NV[rows])
 
     @staticmethod
-    def concatenated(batches: Sequence[QueryFeatures]) -> QueryFeatures:
-        """All queries of these in one, in their order; 3 and 2 queries give 5."""
-        return QueryFeatures(
-            np.concatenate([batch.dense_QF for batch in batches]),
-            vstack([batch.copied_QV for batch in batches], format="csr"),
+    def concatenated(batches: Sequence[Features]) -> Features:
+        """All rows of these in one, in their order; 3 and 2 give 5."""
+        return Features(
+            np.concatenate([batch.dense_NF for batch in batches]),
+            vstack([batch.copies_NV for batch in batches], format="csr"),
         )
 
     @classmethod
     def of_documents(
         cls, dense_BGF: torch.Tensor, copies: Sequence[torch.Tensor], windows: Sequence[int], numbers: int
-    ) -> QueryFeatures:
+    ) -> Features:
         """A row for each document and leaf, from its windows in turn: of copies the most counts, features are averaged.
 
         copies: numbers [B, T] and weights [B, G, T], or nothing.
         """
         B, G, _ = dense_BGF.shape
-        if copies:
-            ids_BT, weights_BGT = copies
-            copied = _bags(ids_BT.repeat_interleave(G, 0), weights_BGT, numbers)
-        else:
-            copied = _empty(B * G, numbers)
-        dense = dense_BGF.flatten(0, 1).float().cpu().numpy()
+        dense = nn.functional.pad(dense_BGF, (0, 1), value=1.0).flatten(0, 1).float().cpu().numpy()
+        copied = _bags([copies[0].repeat_interleave(G, 0), copies[1]] if copies else [], B * G, numbers)
         if len(windows) < B:
             document_B = np.repeat(np.arange(len(windows)), windows)
             row = (document_B[:, None] * G + np.arange(G)).ravel()
             add = csr_array((np.ones(B * G, np.float32), (row, np.arange(B * G))), shape=(len(windows) * G, B * G))
-            dense = add @ dense / np.repeat(windows, G)[:, None]
+            dense = (add @ dense / np.repeat(windows, G)[:, None]).astype(np.float32)
             copied = _largest(copied, row, len(windows) * G)
-        return cls(dense.astype(np.float32), copied)
-
-
-class CandidateFeatures:
-    """Of names: dense_XF float32, an addend bias_X and sparse numbers with weights, bags_XV.
-
-    match: whose numbers they are; None where names have features alone.
-    """
-
-    def __init__(self, dense_XF: np.ndarray, bias_X: np.ndarray, bags_XV: csr_array, match: CopyHead | None):
-        self.dense_XF, self.bias_X, self.bags_XV, self.match = dense_XF, bias_X, bags_XV, match
-
-    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> CandidateFeatures:
-        return CandidateFeatures(self.dense_XF[rows], self.bias_X[rows], self.bags_XV[rows], self.match)
-
-    @staticmethod
-    def concatenated(batches: Sequence[CandidateFeatures]) -> CandidateFeatures:
-        """All names of these in one, in their order; 3 and 2 names give 5. All are of one model."""
-        return CandidateFeatures(
-            np.concatenate([batch.dense_XF for batch in batches]),
-            np.concatenate([batch.bias_X for batch in batches]),
-            vstack([batch.bags_XV for batch in batches], format="csr"),
-            batches[0].match,
-        )
+        return cls(dense, copied)
 
     @classmethod
-    def of_texts(
-        cls, dense_XF: torch.Tensor, bias_X: torch.Tensor, *tokens: torch.Tensor, match: CopyHead | None
-    ) -> CandidateFeatures:
+    def of_texts(cls, dense_XF: torch.Tensor, bias_X: torch.Tensor, *tokens: torch.Tensor, numbers: int) -> Features:
         """tokens: numbers and weights [X, T], or nothing."""
-        bags_XV = _bags(*tokens, match.numbers) if match else _empty(len(bias_X), 0)
-        return cls(dense_XF.float().cpu().numpy(), bias_X.float().cpu().numpy(), bags_XV, match)
+        dense = torch.cat((dense_XF, bias_X[:, None]), dim=1).float().cpu().numpy()
+        return cls(dense, _bags(tokens, len(dense), numbers))
 
-    def scores(self, queries: QueryFeatures) -> np.ndarray:
-        """[Q, X] of queries and these names."""
-        scores_QX = self._meaning(queries)
-        if self.match:
-            # Paths apart: of their million numbers few are ever met.
-            for columns in (slice(self.match.first_path), slice(self.match.first_path, None)):
-                self._add_copies(scores_QX, queries, columns)
-        return scores_QX
 
-    def parts(self, queries: QueryFeatures) -> np.ndarray:
-        """[P, Q, X]: the addends of `scores`, in the order of `PARTS`; without tokens the first alone."""
-        meaning_QX, kinds = self._meaning(queries), _kinds(self.match) if self.match else []
-        parts_PQX = np.zeros((1 + len(kinds), *meaning_QX.shape), np.float32)
-        parts_PQX[0] = meaning_QX
-        for part, columns in enumerate(kinds, 1):
-            self._add_copies(parts_PQX[part], queries, columns)
-        return parts_PQX
+def score_parts(queries: Features, names: Features, match: CopyHead | None) -> np.ndarray:
+    """[P, Q, X]: the addends of scores, in the order of `PARTS`.
 
-    def _meaning(self, queries: QueryFeatures) -> np.ndarray:
-        # BLAS adds up a row by itself in another order than rows of several: a score must not depend on what else is asked.
-        dense_QF = queries.dense_QF if len(queries) > 1 else queries.dense_QF.repeat(2, axis=0)
-        return (dense_QF @ self.dense_XF.T)[: len(queries)] + self.bias_X
+    match: whose numbers the copies are; without it the first part alone.
+    """
+    kinds = _kinds(match) if match else []
+    parts_PQX = np.zeros((1 + len(kinds), len(queries), len(names)), np.float32)
+    # BLAS adds up a row by itself in another order than rows of several: a score must not depend on what else is asked.
+    dense_QF = queries.dense_NF if len(queries) > 1 else queries.dense_NF.repeat(2, axis=0)
+    parts_PQX[0] = (dense_QF @ names.dense_NF.T)[: len(queries)]
+    for scores_QX, columns in zip(parts_PQX[1:], kinds, strict=True):
+        _add_copies(scores_QX, queries.copies_NV[:, columns], names.copies_NV[:, columns])
+    return parts_PQX
 
-    def _add_copies(self, scores_QX: np.ndarray, queries: QueryFeatures, columns: slice) -> None:
-        """A dense factor is much faster than two sparse ones: a leaf may copy a lot."""
-        copied_QV, bags_XV = queries.copied_QV[:, columns], self.bags_XV[:, columns]
-        met = np.unique(bags_XV.indices)
-        copied_QV, bags_XV = copied_QV[:, met], bags_XV[:, met]
-        for first in range(0, len(scores_QX), ROWS_AT_ONCE):
-            copied_Vq = np.ascontiguousarray(copied_QV[first : first + ROWS_AT_ONCE].toarray().T)
-            scores_QX[first : first + ROWS_AT_ONCE] += (bags_XV @ copied_Vq).T
+
+def _add_copies(scores_QX: np.ndarray, copied_QV: csr_array, bags_XV: csr_array) -> None:
+    """A dense factor is much faster than two sparse ones: a leaf may copy a lot."""
+    met = np.unique(bags_XV.indices)
+    copied_QV, bags_XV = copied_QV[:, met], bags_XV[:, met]
+    for first in range(0, len(scores_QX), ROWS_AT_ONCE):
+        copied_Vq = np.ascontiguousarray(copied_QV[first : first + ROWS_AT_ONCE].toarray().T)
+        scores_QX[first : first + ROWS_AT_ONCE] += (bags_XV @ copied_Vq).T
 
 
 def _kinds(match: CopyHead) -> list[slice]:
@@ -145,15 +112,13 @@ def _largest(values_RV: csr_array, row_R: np.ndarray, rows: int) -> csr_array:
     return csr_array((values, np.divmod(place, found.shape[1])), shape=(rows, found.shape[1]))
 
 
-def _empty(rows: int, numbers: int) -> csr_array:
-    return csr_array((rows, numbers), dtype=np.float32)
-
-
-def _bags(ids: torch.Tensor, weights: torch.Tensor, numbers: int) -> csr_array:
-    """Sparse [n, V] of numbers [n, length] and their weights [..., length]; equal numbers add up."""
-    ids, weights = ids.cpu().numpy(), weights.float().cpu().numpy()
+def _bags(tokens: Sequence[torch.Tensor], rows: int, numbers: int) -> csr_array:
+    """Sparse [rows, V] of numbers [rows, length] and their weights [..., length], empty without; equal numbers add up."""
+    if not tokens:
+        return csr_array((rows, numbers), dtype=np.float32)
+    ids, weights = tokens[0].cpu().numpy(), tokens[1].float().cpu().numpy()
     starts = np.arange(0, ids.size + 1, ids.shape[1])
-    found = csr_array((weights.ravel(), ids.ravel(), starts), shape=(len(ids), numbers))
+    found = csr_array((weights.ravel(), ids.ravel(), starts), shape=(rows, numbers))
     found.sum_duplicates()
     found.eliminate_zeros()
     return found

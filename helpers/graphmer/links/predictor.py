@@ -10,7 +10,7 @@ A leaf sees the source of its document and a name does not: who calls `f` is ans
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from scipy.special import logsumexp
 
 from helpers.cpu_copy import cpu_copy
 from helpers.graphmer.graph.ontology import UNKNOWN
-from helpers.graphmer.links.features import PARTS, CandidateFeatures, QueryFeatures
+from helpers.graphmer.links.features import PARTS, Features, score_parts
+from helpers.graphmer.links.ranking import TAIL, Scorer
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.windows import Windows
 
@@ -26,7 +27,7 @@ from helpers.graphmer.text.windows import Windows
 
 ROOT_FIELDS = ("root_ids", "root_segments", "root_positions")
 MOST_ANSWERS = 2**13  # names that stand for all that a leaf could ask for
-SCORES_AT_ONCE = 2**24
+SCORES_AT_ONCE = 2**21  # each of all parts
 NAMES_AT_ONCE = 2**9
 
 
@@ -47,35 +48,45 @@ class LinkPredictor:
         self.chains, self.relations = chains, chains.relations
         self.batch_size = batch_size or (1 if self.model.device.type == "cpu" else 64)
         self._number = chains.encoded.number
-        self._entities: CandidateFeatures | None = None
-        self._queries: dict[int, QueryFeatures] = {}  # by relation id
+        self._entities: Features | None = None
+        self._queries: dict[int, Features] = {}  # by relation id
         self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
         self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
 
-    def ends(self) -> dict[str, _End]:
+    def ends(self) -> dict[str, Scorer]:
         """Scorers for a score fusion: of each part at each end, by names such as "given end: path" and "other end: total"."""
         parts, inverse = PARTS if self.model.token_match is not None else PARTS[:1], self.relations.inverse
 
-        def at_given(part: int) -> _End:
-            return _End(self, lambda given, relation, names: self.parts(given, relation, names)[part])
+        def of_given(relation: str, direction: str) -> int:
+            """The relation that a leaf of what is given asks for."""
+            number = self.relations.id(relation)
+            return number if direction == TAIL else inverse(number)
 
-        def at_other(part: int) -> _End:
+        def at_given(part: int) -> Scorer:
+            return lambda given, relation, names, direction: self.parts(given, of_given(relation, direction), names)[
+                part
+            ]
+
+        def at_other(part: int) -> Scorer:
             """What the candidates' own documents say of what is given."""
-            return _End(self, lambda given, relation, names: self.parts(names, inverse(relation), given)[part].T)
+            return lambda given, relation, names, direction: (
+                self.parts(names, inverse(of_given(relation, direction)), given)[part].T
+            )
 
-        def total(given: list[str], relation: int, names: list[str]) -> np.ndarray:
-            return np.broadcast_to(-self.totals(names, inverse(relation)), (len(given), len(names)))
+        def total(given: list[str], relation: str, names: list[str], direction: str) -> np.ndarray:
+            totals_X = self.totals(names, inverse(of_given(relation, direction)))
+            return np.broadcast_to(-totals_X, (len(given), len(names)))
 
         return {
             **{f"given end: {name}": at_given(place) for place, name in enumerate(parts)},
             **{f"other end: {name}": at_other(place) for place, name in enumerate(parts)},
-            "other end: total": _End(self, total),
+            "other end: total": total,
         }
 
     # ---- queries
 
-    def query_features(self, names: Sequence[str], relation: int) -> QueryFeatures:
+    def query_features(self, names: Sequence[str], relation: int) -> Features:
         """Of a masked leaf of `relation` at each document's own name."""
         row = self._row[relation]
         if new := [name for name in dict.fromkeys(names) if name not in row]:
@@ -94,7 +105,7 @@ class LinkPredictor:
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
         windows = {name: self.chains.window_count(name) for name in names}
         names = sorted(names, key=lambda name: (len(wanted[name]), length[name]))
-        found: dict[int, list[QueryFeatures]] = defaultdict(list)
+        found: dict[int, list[Features]] = defaultdict(list)
         for part in _parts(names, windows, self.batch_size):
             rows = [(name, window) for name in part for window in range(windows[name])]
             batch = self.chains.queries(
@@ -108,13 +119,13 @@ class LinkPredictor:
                 **{name: value.to(self.model.device) for name, value in batch.items()}
             )
             G = dense_BGF.shape[1]
-            queries = QueryFeatures.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
+            queries = Features.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
             for one, places in _by_relation(part, wanted, G, known=self._row).items():
                 found[one].append(queries[list(places.values())])
                 self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
         for one, parts in found.items():
             before = [self._queries[one]] if one in self._queries else []
-            self._queries[one] = QueryFeatures.concatenated(before + parts)
+            self._queries[one] = Features.concatenated(before + parts)
 
     def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
         """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].
@@ -124,10 +135,11 @@ class LinkPredictor:
         known = self._totals[relation]
         if new := [name for name in dict.fromkeys(names) if name not in known]:
             answers, scale = self._answers(relation)
-            queries, rows = self.query_features(new, relation), max(1, SCORES_AT_ONCE // len(answers))
+            offered, queries = self._entity_features(answers), self.query_features(new, relation)
+            rows = max(1, SCORES_AT_ONCE // len(answers))
             for first in range(0, len(new), rows):
                 part = new[first : first + rows]
-                scores_QX = self._entity_features(answers).scores(queries[first : first + rows])
+                scores_QX = score_parts(queries[first : first + rows], offered, self.model.token_match).sum(0)
                 known |= zip(part, (logsumexp(scores_QX, axis=1) + scale).tolist(), strict=True)
         return np.array([known[name] for name in names], np.float32)
 
@@ -146,12 +158,13 @@ class LinkPredictor:
         """[P, Q, X]: the addends of a score, in the order of `PARTS`; the last are kept, as a fusion asks for one after the other."""
         last = self._last
         if last is None or last[0] is not askers or last[1] != relation or last[2] is not names:
-            found = self._entity_features(names).parts(self.query_features(askers, relation))
+            queries, offered = self.query_features(askers, relation), self._entity_features(names)
+            found = score_parts(queries, offered, self.model.token_match)
             self._last = last = (askers, relation, names, found)
         return last[3]
 
     @torch.no_grad()
-    def _entity_features(self, names: Sequence[str]) -> CandidateFeatures:
+    def _entity_features(self, names: Sequence[str]) -> Features:
         """Features of these names; all entities' are computed at the first call."""
         if self._entities is None:
             texts_XC = torch.from_numpy(self.chains.encoded.text_ids_EC.astype(np.int64))
@@ -161,26 +174,13 @@ class LinkPredictor:
                 places = order[first : first + NAMES_AT_ONCE]
                 ids_XC = texts_XC[places, : max(1, int(lengths[places].max()))]
                 features = self.model.entity_features(ids_XC.to(self.model.device))
-                found.append(CandidateFeatures.of_texts(*features, match=self.model.token_match))
-            self._entities = CandidateFeatures.concatenated(found)[np.argsort(order.numpy(), kind="stable")]
+                found.append(Features.of_texts(*features, numbers=self._numbers))
+            self._entities = Features.concatenated(found)[np.argsort(order.numpy(), kind="stable")]
         return self._entities[[self._number[name] for name in names]]
 
     @property
     def _numbers(self) -> int:
         return 0 if self.model.token_match is None else self.model.token_match.numbers
-
-
-class _End:
-    """A scorer of one part of the score: scores [Q, X] of what is given, a relation's id and candidates."""
-
-    def __init__(self, predictor: LinkPredictor, scores: Callable[[list[str], int, list[str]], np.ndarray]):
-        self._relations, self._scores = predictor.relations, scores
-
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(heads, self._relations.id(relation), candidates)
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(tails, self._relations.inverse(self._relations.id(relation)), candidates)
 
 
 def _by_relation(

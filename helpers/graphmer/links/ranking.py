@@ -29,16 +29,13 @@ _RESAMPLES = 1000
 
 
 class Scorer(Protocol):
-    """Anything that says how likely each candidate is; higher is likelier, the scale is its own.
+    """Anything that says how likely each candidate is; higher is likelier, the scale is its own."""
 
-    `candidates` is the same list object in all calls for one relation and direction.
-    """
+    def __call__(self, given: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+        """[Q, X] of (given, relation, candidate) where `TAIL` is asked for, of (candidate, relation, given) where `HEAD` is.
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """Of (head, relation, candidate), [Q, X]."""
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """Of (candidate, relation, tail), [Q, X]."""
+        `candidates` is the same list object in all calls for one relation and direction.
+        """
 
 
 def filtered_ranks(scores_X: np.ndarray, answers_N: Sequence[int], known: Collection[int]) -> np.ndarray:
@@ -251,7 +248,7 @@ def _scores(scorer: Scorer, queries: list[str], relation: str, candidates: list[
 
 def score(scorer: Scorer, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
     """One call of the scorer, [Q, X]. Raises ValueError: another shape, or NaN."""
-    scores_QX = np.asarray((scorer.tails if direction == TAIL else scorer.heads)(queries, relation, candidates))
+    scores_QX = np.asarray(scorer(queries, relation, candidates, direction))
     if scores_QX.shape != (len(queries), len(candidates)):
         raise ValueError(
             f"{type(scorer).__name__}: scores {list(scores_QX.shape)} for {len(queries)} queries and {len(candidates)} "
