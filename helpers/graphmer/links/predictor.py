@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -49,8 +50,7 @@ class LinkPredictor:
         self.batch_size = batch_size or (1 if self.model.device.type == "cpu" else 64)
         self._number = chains.encoded.number
         self._entities: Features | None = None
-        self._queries: dict[int, Features] = {}  # by relation id
-        self._row: dict[int, dict[str, int]] = defaultdict(dict)  # by relation id: entity -> its row there
+        self._queries: dict[int, dict[str, Features]] = defaultdict(dict)  # by relation id: entity -> a row
         self._totals: dict[int, dict[str, float]] = defaultdict(dict)
         self._last: tuple[list[str], int, list[str], np.ndarray] | None = None
 
@@ -63,24 +63,20 @@ class LinkPredictor:
             number = self.relations.id(relation)
             return number if direction == TAIL else inverse(number)
 
-        def at_given(part: int) -> Scorer:
-            return lambda given, relation, names, direction: self.parts(given, of_given(relation, direction), names)[
-                part
-            ]
+        def at_given(part: int, given: list[str], relation: str, names: list[str], direction: str) -> np.ndarray:
+            return self.parts(given, of_given(relation, direction), names)[part]
 
-        def at_other(part: int) -> Scorer:
+        def at_other(part: int, given: list[str], relation: str, names: list[str], direction: str) -> np.ndarray:
             """What the candidates' own documents say of what is given."""
-            return lambda given, relation, names, direction: (
-                self.parts(names, inverse(of_given(relation, direction)), given)[part].T
-            )
+            return self.parts(names, inverse(of_given(relation, direction)), given)[part].T
 
         def total(given: list[str], relation: str, names: list[str], direction: str) -> np.ndarray:
             totals_X = self.totals(names, inverse(of_given(relation, direction)))
             return np.broadcast_to(-totals_X, (len(given), len(names)))
 
         return {
-            **{f"given end: {name}": at_given(place) for place, name in enumerate(parts)},
-            **{f"other end: {name}": at_other(place) for place, name in enumerate(parts)},
+            **{f"given end: {name}": partial(at_given, place) for place, name in enumerate(parts)},
+            **{f"other end: {name}": partial(at_other, place) for place, name in enumerate(parts)},
             "other end: total": total,
         }
 
@@ -88,10 +84,9 @@ class LinkPredictor:
 
     def query_features(self, names: Sequence[str], relation: int) -> Features:
         """Of a masked leaf of `relation` at each document's own name."""
-        row = self._row[relation]
-        if new := [name for name in dict.fromkeys(names) if name not in row]:
-            self._read(new, relation)
-        return self._queries[relation][[row[name] for name in names]]
+        known = self._queries[relation]
+        self._read([name for name in dict.fromkeys(names) if name not in known], relation)
+        return Features.concatenated([known[name] for name in names])
 
     @torch.no_grad()
     def _read(self, names: Sequence[str], relation: int) -> None:
@@ -105,7 +100,6 @@ class LinkPredictor:
         length = {name: min(encoded.length(number[name]), self.chains.roots) for name in names}
         windows = {name: self.chains.window_count(name) for name in names}
         names = sorted(names, key=lambda name: (len(wanted[name]), length[name]))
-        found: dict[int, list[Features]] = defaultdict(list)
         for part in _parts(names, windows, self.batch_size):
             rows = [(name, window) for name in part for window in range(windows[name])]
             batch = self.chains.queries(
@@ -120,12 +114,9 @@ class LinkPredictor:
             )
             G = dense_BGF.shape[1]
             queries = Features.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
-            for one, places in _by_relation(part, wanted, G, known=self._row).items():
-                found[one].append(queries[list(places.values())])
-                self._row[one] |= {name: len(self._row[one]) + row for row, name in enumerate(places)}
-        for one, parts in found.items():
-            before = [self._queries[one]] if one in self._queries else []
-            self._queries[one] = Features.concatenated(before + parts)
+            for place, name in enumerate(part):
+                for leaf, one in enumerate(wanted[name]):
+                    self._queries[one].setdefault(name, queries[[place * G + leaf]])
 
     def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
         """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].
@@ -181,18 +172,6 @@ class LinkPredictor:
     @property
     def _numbers(self) -> int:
         return 0 if self.model.token_match is None else self.model.token_match.numbers
-
-
-def _by_relation(
-    names: Sequence[str], wanted: dict[str, list[int]], leaves: int, known: dict[int, dict[str, int]]
-) -> dict[int, dict[str, int]]:
-    """Relation id -> entity -> row of its leaf among all leaves of the documents; what is known already left out."""
-    found: dict[int, dict[str, int]] = defaultdict(dict)
-    for place, name in enumerate(names):
-        for leaf, relation in enumerate(wanted[name]):
-            if name not in known[relation]:
-                found[relation][name] = place * leaves + leaf
-    return found
 
 
 def _parts(names: Sequence[str], windows: dict[str, int], most: int) -> Iterator[list[str]]:
