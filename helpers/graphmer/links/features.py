@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +15,8 @@ from torch import nn
 from helpers.graphmer.modeling_graphmer.copy_head import FIELDS, PATHS, CopyHead
 
 # Q queries · X candidates · N of one or the other · F dense features (entity embedding, expected tokens, and what is added for
-# each name, which a query has a 1 for) · V numbers of tokens, pairs and paths · G leaves of a document · T of them that a leaf
-# copies · P parts
+# each name, which a query has a 1 for) · V numbers of tokens, pairs and paths · G leaves and
+# W windows of a document · T of its numbers that a leaf copies · P parts
 
 PARTS = ("meaning", "own name", "owner", "rest", "pairs", "path", "path of the owner", "path above")
 ROWS_AT_ONCE = 2**10
@@ -46,23 +47,15 @@ class Features:
         )
 
     @classmethod
-    def of_documents(
-        cls, dense_BGF: torch.Tensor, copies: Sequence[torch.Tensor], windows: Sequence[int], numbers: int
-    ) -> Features:
-        """A row for each document and leaf, from its windows in turn: of copies the most counts, features are averaged.
+    def of_document(cls, dense_WGF: torch.Tensor, copies: Sequence[torch.Tensor], numbers: int) -> Features:
+        """A row for each leaf of one document, from its windows: features are averaged, of copies the most counts.
 
-        copies: numbers [B, T] and weights [B, G, T], or nothing.
+        copies: numbers [W, T] and weights [W, G, T], or nothing.
         """
-        B, G, _ = dense_BGF.shape
-        dense = nn.functional.pad(dense_BGF, (0, 1), value=1.0).flatten(0, 1).float().cpu().numpy()
-        copied = _bags([copies[0].repeat_interleave(G, 0), copies[1]] if copies else [], B * G, numbers)
-        if len(windows) < B:
-            document_B = np.repeat(np.arange(len(windows)), windows)
-            row = (document_B[:, None] * G + np.arange(G)).ravel()
-            add = csr_array((np.ones(B * G, np.float32), (row, np.arange(B * G))), shape=(len(windows) * G, B * G))
-            dense = (add @ dense / np.repeat(windows, G)[:, None]).astype(np.float32)
-            copied = _largest(copied, row, len(windows) * G)
-        return cls(dense, copied)
+        G = dense_WGF.shape[1]
+        dense = nn.functional.pad(dense_WGF.float(), (0, 1), value=1.0).mean(0).numpy()
+        windows = [_bags((ids.expand(G, -1), weights), G, numbers) for ids, weights in zip(*copies, strict=True)]
+        return cls(dense, reduce(csr_array.maximum, windows or [_bags((), G, numbers)]))
 
     @classmethod
     def of_texts(cls, dense_XF: torch.Tensor, bias_X: torch.Tensor, *tokens: torch.Tensor, numbers: int) -> Features:
@@ -100,16 +93,6 @@ def _kinds(match: CopyHead) -> list[slice]:
     ends = [field * match.vocab_size for field in range(FIELDS + 1)]
     ends += [match.first_path + field * PATHS for field in range(FIELDS + 1)]
     return [slice(*pair) for pair in pairwise(ends)]
-
-
-def _largest(values_RV: csr_array, row_R: np.ndarray, rows: int) -> csr_array:
-    """[rows, V]: of the lines with one number the largest value of each column; all values are positive."""
-    found = values_RV.tocoo()
-    place = row_R[found.row].astype(np.int64) * found.shape[1] + found.col
-    order = np.argsort(place, kind="stable")
-    first = np.flatnonzero(np.diff(place[order], prepend=-1))
-    values, place = np.maximum.reduceat(found.data[order], first) if len(first) else found.data, place[order][first]
-    return csr_array((values, np.divmod(place, found.shape[1])), shape=(rows, found.shape[1]))
 
 
 def _bags(tokens: Sequence[torch.Tensor], rows: int, numbers: int) -> csr_array:

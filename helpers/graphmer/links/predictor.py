@@ -109,14 +109,12 @@ class LinkPredictor:
             )
             longest = max(2, *(length[name] for name in part))
             batch |= {name: batch[name][:, :longest] for name in ROOT_FIELDS}
-            dense_BGF, *copies = self.model.query_features(
-                **{name: value.to(self.model.device) for name, value in batch.items()}
-            )
-            G = dense_BGF.shape[1]
-            queries = Features.of_documents(dense_BGF, copies, [windows[name] for name in part], self._numbers)
-            for place, name in enumerate(part):
+            found = self.model.query_features(**{name: value.to(self.model.device) for name, value in batch.items()})
+            of_documents = [each.cpu().split([windows[name] for name in part]) for each in found]
+            for name, dense_WGF, *copies in zip(part, *of_documents, strict=True):
+                queries = Features.of_document(dense_WGF, copies, self._numbers)
                 for leaf, one in enumerate(wanted[name]):
-                    self._queries[one].setdefault(name, queries[[place * G + leaf]])
+                    self._queries[one].setdefault(name, queries[[leaf]])
 
     def totals(self, names: Sequence[str], relation: int) -> np.ndarray:
         """log of the sum of exp(score) over all names that the relation's range admits, float32 [Q].
