@@ -7,9 +7,8 @@ import torch
 from helpers.graphmer.links import predictor as link_prediction
 from helpers.graphmer.links import ranking
 from helpers.graphmer.links.baselines import Frequency
-from helpers.graphmer.links.features import PARTS
 from helpers.graphmer.links.fusion import ScoreFusion
-from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.links.predictor import PARTS, LinkPredictor
 from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.negatives import Relations
