@@ -39,6 +39,7 @@ from benchmarks.held_out_rows import Rankings
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.links.predictor import LinkPredictor
+from helpers.graphmer.links.ranking import TAIL
 from helpers.graphmer.text.documents import Documents
 from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.windows import EncodedDocuments, Windows
@@ -300,7 +301,7 @@ def encoder_scores(
     predictor.query_features(sorted(candidates), relations.inverse(calls))
     ends = predictor.ends()
     return [
-        {name: end.tails([question.caller], "calls", question.candidates)[0] for name, end in ends.items()}
+        {name: end([question.caller], "calls", question.candidates, TAIL)[0] for name, end in ends.items()}
         for question in asked
     ]
 

@@ -114,13 +114,7 @@ class Embeddings:
         loop.train(triples_factory=factory, num_epochs=epochs, batch_size=1024, use_tqdm=False)
         self._torch, self._model, self._factory = torch, made.eval(), factory
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(heads, relation, candidates, "tail")
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(tails, relation, candidates, "head")
-
-    def _scores(self, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+    def __call__(self, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
         """Of entities that training lacks, the lowest."""
         torch, factory = self._torch, self._factory
         relation_number = factory.relation_to_id[relation]

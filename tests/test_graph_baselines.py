@@ -50,9 +50,9 @@ def named_graph(modules=24):
 def test_frequency_is_the_count_of_the_relation_and_place():
     train = [Triple("a", "calls", "b"), Triple("c", "calls", "b"), Triple("a", "calls", "d"), Triple("a", "tests", "d")]
     frequency = Frequency.of(train)
-    assert np.expm1(frequency.tails(["x", "y"], "calls", ["a", "b", "d"])) == pytest.approx(np.array([[0, 2, 1]] * 2))
-    assert np.expm1(frequency.heads(["x"], "calls", ["a", "b", "c"])) == pytest.approx(np.array([[2, 0, 1]]))
-    assert not frequency.tails(["x"], "unseen", ["a"]).any()
+    assert np.expm1(frequency(["x", "y"], "calls", ["a", "b", "d"], "tail")) == pytest.approx(np.array([[0, 2, 1]] * 2))
+    assert np.expm1(frequency(["x"], "calls", ["a", "b", "c"], "head")) == pytest.approx(np.array([[2, 0, 1]]))
+    assert not frequency(["x"], "unseen", ["a"], "tail").any()
 
 
 def test_owners_and_names_of_qualified_names():
@@ -68,10 +68,10 @@ def test_name_similarity_is_the_cosine_of_n_grams():
         analyzer="char_wb", ngram_range=(2, 4), max_df=0.1, sublinear_tf=True, lowercase=False, dtype=np.float32
     ).fit(graph.entities)
     expected = cosine_similarity(vectoriser.transform(heads), vectoriser.transform(candidates))
-    assert NameSimilarity(Names(graph)).tails(heads, "calls", candidates) == pytest.approx(expected, abs=1e-6)
+    assert NameSimilarity(Names(graph))(heads, "calls", candidates, "tail") == pytest.approx(expected, abs=1e-6)
     names = [graph.entities[name].name for name in candidates]
     expected = cosine_similarity(vectoriser.transform(heads), vectoriser.transform(names))
-    found = NameSimilarity(Names(graph), candidate="name").heads(heads, "calls", candidates)
+    found = NameSimilarity(Names(graph), candidate="name")(heads, "calls", candidates, "head")
     assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -80,10 +80,10 @@ def test_scorers_notice_other_candidates():
     graph, _, text = named_graph()
     one, other = list(graph.entities)[:6], list(graph.entities)[9:15]
     for scorer in (NameSimilarity(Names(graph)), Mentions(SourceWords(graph, text))):
-        for direction in (scorer.tails, scorer.heads):
-            first, second, again = (direction(one, "calls", names) for names in (one, other, one))
+        for direction in ("tail", "head"):
+            first, second, again = (scorer(one, "calls", names, direction) for names in (one, other, one))
             assert (first == again).all()
-            both = direction(one, "calls", one + other)
+            both = scorer(one, "calls", one + other, direction)
             assert np.hstack((first, second)) == pytest.approx(both, abs=1e-6)
 
 
@@ -93,8 +93,8 @@ def test_mentions_are_words_of_the_heads_source_in_both_directions():
     functions = [name for name, entity in graph.entities.items() if entity.type == "function"]
     for what in ("name", "owner", "pair"):
         mentions = Mentions(words, what)
-        scores = mentions.tails(functions, "calls", functions)
-        assert mentions.heads(functions, "calls", functions) == pytest.approx(scores.T)
+        scores = mentions(functions, "calls", functions, "tail")
+        assert mentions(functions, "calls", functions, "head") == pytest.approx(scores.T)
         for row, head in enumerate(functions):
             tokens = text(head).replace("(", ".").replace(")", ".").replace("\n", ".").replace(" ", ".").split(".")
             tokens = [token.strip(":") for token in tokens if token.strip(":")]
@@ -110,7 +110,7 @@ def test_rare_words_weigh_more():
     entities = [Entity(f"m.{name}", "function", name, module="m", line=1, end_line=2) for name in "abcdef"]
     graph = build_graph(entities, [], {})
     mentions = Mentions(SourceWords(graph, lambda name: "b c" if name == "m.a" else "c"))
-    rare, common = mentions.tails(["m.a"], "calls", ["m.b", "m.c"])[0]
+    rare, common = mentions(["m.a"], "calls", ["m.b", "m.c"], "tail")[0]
     assert rare > common > 0
 
 
@@ -118,14 +118,14 @@ def test_a_mention_weighs_the_same_in_a_long_source_and_however_often_it_is_ther
     entities = [Entity(f"m.{name}", "function", name, module="m", line=1, end_line=2) for name in "abcdef"]
     sources = {"m.a": "c", "m.b": "c c c " + " ".join(f"word{number}" for number in range(100))}
     mentions = Mentions(SourceWords(build_graph(entities, [], {}), lambda name: sources.get(name, "x")))
-    short, long = mentions.tails(["m.a", "m.b"], "calls", ["m.c"])[:, 0]
+    short, long = mentions(["m.a", "m.b"], "calls", ["m.c"], "tail")[:, 0]
     assert short == long > 0
 
 
 def test_entities_of_one_module_are_told_from_others():
     graph, _, _ = named_graph()
     names = list(graph.entities)
-    scores = SameModule(graph).tails(names, "calls", names)
+    scores = SameModule(graph)(names, "calls", names, "tail")
     for row, one in enumerate(names):
         for column, other in enumerate(names):
             assert scores[row, column] == (graph.entities[one].module == graph.entities[other].module)
@@ -137,11 +137,10 @@ class Fixed:
     def __init__(self, seed):
         self.seed = seed
 
-    def tails(self, heads, relation, candidates):
-        return np.array([[self._of(head, relation, tail) for tail in candidates] for head in heads])
-
-    def heads(self, tails, relation, candidates):
-        return np.array([[self._of(head, relation, tail) for head in candidates] for tail in tails])
+    def __call__(self, given, relation, candidates, direction):
+        if direction == "tail":
+            return np.array([[self._of(head, relation, tail) for tail in candidates] for head in given])
+        return np.array([[self._of(head, relation, tail) for head in candidates] for tail in given])
 
     def _of(self, *triple):
         return np.random.default_rng([self.seed, *"".join(triple).encode()]).random()
@@ -192,9 +191,9 @@ def test_a_relation_that_validation_lacks_has_the_mean_of_the_others_weights():
     weights = [
         np.mean([fusion.weights[name, "tail"][key] for name in ("calls", "contains")]) for key in ("noise", "told")
     ]
-    scores = [scorer.tails(heads, "tests", candidates) for scorer in (Fixed(2), Told(1, graph.triples))]
+    scores = [scorer(heads, "tests", candidates, "tail") for scorer in (Fixed(2), Told(1, graph.triples))]
     expected = weights[0] * scores[0] + weights[1] * scores[1]
-    assert fusion.tails(heads, "tests", candidates) == pytest.approx(expected, rel=1e-5)
+    assert fusion(heads, "tests", candidates, "tail") == pytest.approx(expected, rel=1e-5)
 
 
 def test_names_give_away_what_contains_what_and_sources_who_calls_whom():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from helpers.cpu_copy import cpu_copy
 from helpers.graphmer.graph.extraction import cached_graph, sources_digest
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, KnowledgeGraph
 from helpers.graphmer.graph.ontology import ONTOLOGY, read_ontology
@@ -92,7 +93,8 @@ class GraphMER:
             raise ValueError(
                 f"{folder / SETTINGS}: schema={self.settings['schema']!r}: this code reads {SCHEMA}; ask with the code that saved it, or train anew"
             )
-        self.model = GraphMERForPreTraining.from_pretrained(folder).eval()
+        # A copy, since tensors of a mapped file begin at any byte, and the last bit of a product depends on where.
+        self.model = cpu_copy(GraphMERForPreTraining.from_pretrained(folder)).eval()
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         self.ontology = read_ontology(folder / ONTOLOGY)
         self.relations = Relations(self.ontology)
@@ -153,10 +155,12 @@ class Repository:
         """The scorer that was saved, on this repository's names and sources."""
         weights = _flat(self.of.settings["weights"])
         scorers = self._predictor.ends() | {"counts": Frequency(_flat(self.of.settings["counts"]))}
-        wanted = {name for each in weights.values() for name in each}
-        if wanted - scorers.keys():
+        wanted = dict.fromkeys(
+            name for each in weights.values() for name in each
+        )  # added up in the order of the fitted one
+        if wanted.keys() - scorers.keys():
             scorers |= lexical_scorers(self.graph, self.documents.text)
-        return ScoreFusion({name: scorers[name] for name in sorted(wanted)}, weights)
+        return ScoreFusion({name: scorers[name] for name in wanted}, weights)
 
     @cached_property
     def _quick(self) -> ScoreFusion:

@@ -19,8 +19,6 @@ from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreT
 from helpers.graphmer.training import LeafyChainCollator
 from helpers.runtime import Runtime
 
-SCORES_AT_ONCE = 2**26  # of queries and candidates; 256 MiB
-
 
 def encoder_scorer(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:
     """Scores triples by the encoder and by how often training has their parts, each weighed on the validation triples.
@@ -53,7 +51,6 @@ def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) 
         corpus.ontology,
         max_queries=configuration.evaluation.max_triples,
         seed=0,  # the same triples whatever the run's seed
-        chunk=SCORES_AT_ONCE,
     )
 
 
@@ -175,7 +172,7 @@ def answers(scorer: ranking.Scorer, corpus: Corpus, entity_id: str, *, most: int
         if not relation.canonical or entity.type not in relation.domain:
             continue
         candidates = ranking.admitted(corpus.graph, corpus.ontology, [name])[name][ranking.TAIL]
-        scores_X = scorer.tails([entity_id], name, candidates)[0] if candidates else np.zeros(0)
+        scores_X = scorer([entity_id], name, candidates, ranking.TAIL)[0] if candidates else np.zeros(0)
         best = [candidates[place] for place in np.argsort(-scores_X, kind="stable")[:most]]
         known = true.get((ranking.TAIL, name, entity_id), set())
         rows.append(

@@ -270,7 +270,7 @@ asking.save(folder / "model", corpus, together)
 saved = asking.GraphMER.load(folder / "model")
 difference = evaluation.same_states(trainer.model, saved.model, corpus)
 print(f"states of the reloaded model differ by at most {difference:.1e}")
-if difference > 1e-3:
+if difference > 1e-6:
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
 
 # %%

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
-from helpers.graphmer.links.ranking import DIRECTIONS, HEAD, TAIL, Scorer, answer
+from helpers.graphmer.links.ranking import DIRECTIONS, TAIL, Scorer, answer
 
 # Q queries · X candidates · F features (n-grams or words) · S scorers
 
@@ -48,16 +48,10 @@ class Frequency:
                 counts[triple.relation, direction][answer(triple, direction)] += 1
         return cls(counts)
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(len(heads), TAIL, relation, candidates)
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(len(tails), HEAD, relation, candidates)
-
-    def _scores(self, queries: int, direction: str, relation: str, candidates: list[str]) -> np.ndarray:
+    def __call__(self, given: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
         counts = self.counts.get((relation, direction), {})
         scores_X = np.log1p(np.array([counts.get(name, 0) for name in candidates], np.float32))
-        return np.broadcast_to(scores_X, (queries, len(candidates)))
+        return np.broadcast_to(scores_X, (len(given), len(candidates)))
 
 
 class Names:
@@ -106,12 +100,11 @@ class NameSimilarity:
                 raise ValueError(f"{what}={field!r}: must be one of {', '.join(FIELDS)}")
         self._names, self._given, self._candidate = names, given, candidate
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        given_VF, place_Q = self._names.vectors(heads, self._given)
+    def __call__(self, given: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+        """A likeness has no direction, but what is given has another field than what is looked for."""
+        given_VF, place_Q = self._names.vectors(given, self._given)
         candidate_UF, place_X = self._names.vectors(candidates, self._candidate)
         return (given_VF @ candidate_UF.T).toarray()[:, place_X][place_Q]
-
-    heads = tails  # a likeness has no direction, but what is given has another field than what is looked for
 
 
 class SourceWords:
@@ -149,11 +142,9 @@ class Mentions:
             raise ValueError(f"what={what!r}: must be one of {', '.join(MENTIONS)}")
         self._words, self._what = words, what
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return (self._sources(heads) @ self._names(candidates).T).toarray()
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return (self._names(tails) @ self._sources(candidates).T).toarray()
+    def __call__(self, given: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+        asks, offers = (self._sources, self._names) if direction == TAIL else (self._names, self._sources)
+        return (asks(given) @ offers(candidates).T).toarray()
 
     def _sources(self, names: list[str]):
         rows, weights, _ = self._words.matrix
@@ -181,11 +172,9 @@ class SameModule:
     def __init__(self, graph: KnowledgeGraph):
         self._module = {name: entity.module or name for name, entity in graph.entities.items()}
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        given_Q, modules_X = (np.array([self._module[name] for name in names]) for names in (heads, candidates))
+    def __call__(self, given: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+        given_Q, modules_X = (np.array([self._module[name] for name in names]) for names in (given, candidates))
         return (given_Q[:, None] == modules_X).astype(np.float32)
-
-    heads = tails
 
 
 def lexical_scorers(graph: KnowledgeGraph, text: Callable[[str], str] | None) -> dict[str, Scorer]:

@@ -11,7 +11,7 @@ import numpy as np
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
 from helpers.graphmer.graph.ontology import Ontology
 from helpers.graphmer.graph.splits import Splits
-from helpers.graphmer.links.ranking import DIRECTIONS, HEAD, TAIL, Scorer, admitted, answer, given, score, true_answers
+from helpers.graphmer.links.ranking import DIRECTIONS, Scorer, admitted, answer, given, score, true_answers
 
 # Q queries · X candidates · S scorers
 
@@ -64,13 +64,7 @@ class ScoreFusion:
                 weights[relation, direction] = dict(zip(scorers, weights_S, strict=True))
         return cls(scorers, weights)
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(heads, relation, candidates, TAIL)
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        return self._scores(tails, relation, candidates, HEAD)
-
-    def _scores(self, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+    def __call__(self, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
         weights = self.weights.get((relation, direction)) or self._usual(direction)
         total_QX = np.zeros((len(queries), len(candidates)), np.float32)
         for name, scorer in self.scorers.items():

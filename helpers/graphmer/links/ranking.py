@@ -18,7 +18,7 @@ from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, KnowledgeGraph, T
 from helpers.graphmer.graph.ontology import UNKNOWN, Ontology
 from helpers.graphmer.graph.splits import Splits
 
-# Q queries · X candidates · N answers (triples asked for)
+# Q queries · X candidates · N answers (triples asked for) · D directions
 
 TAIL, HEAD = DIRECTIONS = ("tail", "head")  # what is asked for: (h, r, ?) and (?, r, t)
 PARTS = ("train", "validation", "test")
@@ -29,16 +29,13 @@ _RESAMPLES = 1000
 
 
 class Scorer(Protocol):
-    """Anything that says how likely each candidate is; higher is likelier, the scale is its own.
+    """Anything that says how likely each candidate is; higher is likelier, the scale is its own."""
 
-    `candidates` is the same list object in all calls for one relation and direction.
-    """
+    def __call__(self, given: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
+        """[Q, X] of (given, relation, candidate) where `TAIL` is asked for, of (candidate, relation, given) where `HEAD` is.
 
-    def tails(self, heads: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """Of (head, relation, candidate), [Q, X]."""
-
-    def heads(self, tails: list[str], relation: str, candidates: list[str]) -> np.ndarray:
-        """Of (candidate, relation, tail), [Q, X]."""
+        `candidates` is the same list object in all calls for one relation and direction.
+        """
 
 
 def filtered_ranks(scores_X: np.ndarray, answers_N: Sequence[int], known: Collection[int]) -> np.ndarray:
@@ -143,10 +140,10 @@ def admitted(graph: KnowledgeGraph, ontology: Ontology, relations: Iterable[str]
 @dataclass(frozen=True)
 class Ranking:
     triples: tuple[Triple, ...] = field(repr=False)
-    ranks: dict[str, np.ndarray] = field(repr=False)  # direction -> [N]
+    ranks_DN: np.ndarray = field(repr=False)  # of both directions
     candidates: dict[str, dict[str, int]]  # relation -> direction -> how many
     queries: int  # distinct ones
-    confidence: dict[str, np.ndarray] = field(repr=False)  # direction -> [N], softmax of the first answer
+    confidence_DN: np.ndarray = field(repr=False)  # softmax of the first answer
 
     def summary(self, graph: KnowledgeGraph, *, seed: int = 0) -> dict:
         """What `evaluate` returns."""
@@ -155,21 +152,19 @@ class Ranking:
         groups = np.unique(np.array(modules), return_inverse=True)[1]
 
         def summed(chosen: np.ndarray) -> dict:
-            return {
-                "both": _summary(
-                    np.concatenate([self.ranks[d][chosen] for d in DIRECTIONS]), np.tile(groups[chosen], 2), seed
-                )
-            } | {d: _summary(self.ranks[d][chosen], groups[chosen], seed) for d in DIRECTIONS}
+            ranks_DN, groups_N = self.ranks_DN[:, chosen], groups[chosen]
+            both = _summary(ranks_DN.ravel(), np.tile(groups_N, len(DIRECTIONS)), seed)
+            return {"both": both} | {
+                direction: _summary(ranks_N, groups_N, seed)
+                for direction, ranks_N in zip(DIRECTIONS, ranks_DN, strict=True)
+            }
 
         beyond = ~np.isin(relations, NAMED)
         return {
             "triples": len(self.triples),
             "queries": self.queries,
             **summed(np.ones(len(relations), bool)),
-            "reliability": reliability(
-                np.concatenate([self.confidence[d] for d in DIRECTIONS]),
-                np.concatenate([self.ranks[d] for d in DIRECTIONS]) == 1,
-            ),
+            "reliability": reliability(self.confidence_DN.ravel(), self.ranks_DN.ravel() == 1),
             "beyond_names": summed(beyond) if beyond.any() else None,
             "relations": {
                 name: summed(relations == name) | {"candidates": self.candidates[name]}
@@ -210,23 +205,23 @@ def rank(
     part: str = "test",
     max_queries: int = 0,
     seed: int = 0,
-    chunk: int = 2**22,
+    chunk: int = 2**26,
 ) -> Ranking:
     """The ranks behind `evaluate`. Filtered by the triples of all parts and by those that a split dropped: true as well.
 
     max_queries: triples asked for, drawn with `seed`; 0 is all of them.
-    chunk: scores held at a time (Q·X).
+    chunk: scores held at a time (Q·X), 256 MiB by default.
     """
     triples = asked(splits, part, max_queries, seed)
     known = true_answers((*splits.train, *splits.validation, *splits.test, *graph.resolved()))
     places: dict[str, list[int]] = defaultdict(list)  # relation -> its triples
     for place, triple in enumerate(triples):
         places[triple.relation].append(place)
-    ranks, confidence = ({direction: np.empty(len(triples)) for direction in DIRECTIONS} for _ in range(2))
+    ranks_DN, confidence_DN = np.empty((2, len(DIRECTIONS), len(triples)))
     queries = 0
     all_candidates = admitted(graph, ontology, sorted(places))
     for relation, candidates in all_candidates.items():
-        for direction in DIRECTIONS:
+        for ranks_N, confidence_N, direction in zip(ranks_DN, confidence_DN, DIRECTIONS, strict=True):
             column = {name: number for number, name in enumerate(candidates[direction])}
             asked_by: dict[str, list[int]] = defaultdict(list)  # what is given -> the triples
             for place in places[relation]:
@@ -237,10 +232,10 @@ def rank(
                 true_columns = [column[name] for name in known[direction, relation, query] if name in column]
                 places_N = asked_by[query]
                 answers_N = [column[answer(triples[place], direction)] for place in places_N]
-                ranks[direction][places_N] = filtered_ranks(scores_X, answers_N, true_columns)
-                confidence[direction][places_N] = [_first_share(scores_X, true_columns, one) for one in answers_N]
+                ranks_N[places_N] = filtered_ranks(scores_X, answers_N, true_columns)
+                confidence_N[places_N] = [_first_share(scores_X, true_columns, one) for one in answers_N]
     counts = {name: {d: len(found) for d, found in candidates.items()} for name, candidates in all_candidates.items()}
-    return Ranking(triples, ranks, counts, queries, confidence)
+    return Ranking(triples, ranks_DN, counts, queries, confidence_DN)
 
 
 def _scores(scorer: Scorer, queries: list[str], relation: str, candidates: list[str], direction: str, size: int):
@@ -251,7 +246,7 @@ def _scores(scorer: Scorer, queries: list[str], relation: str, candidates: list[
 
 def score(scorer: Scorer, queries: list[str], relation: str, candidates: list[str], direction: str) -> np.ndarray:
     """One call of the scorer, [Q, X]. Raises ValueError: another shape, or NaN."""
-    scores_QX = np.asarray((scorer.tails if direction == TAIL else scorer.heads)(queries, relation, candidates))
+    scores_QX = np.asarray(scorer(queries, relation, candidates, direction))
     if scores_QX.shape != (len(queries), len(candidates)):
         raise ValueError(
             f"{type(scorer).__name__}: scores {list(scores_QX.shape)} for {len(queries)} queries and {len(candidates)} "
