@@ -33,7 +33,7 @@ from helpers.tuning.experiment import load_texts
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.settings import Settings
 from helpers.tuning.task import Task, load_task
-from helpers.tuning.training import PROCESSOR, clock, new_trainer
+from helpers.tuning.training import PROCESSOR, ClassifierTrainer, clock
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
 WARM_UP = 10  # steps before the clock starts
@@ -128,7 +128,7 @@ def trainer_times(task: Task, settings: Settings, steps: int, watch: str) -> lis
     try:
         with tempfile.TemporaryDirectory() as folder:
             steps += WARM_UP + 1
-            trainer = new_trainer(task, settings, Path(folder), seed=task.params.seed, steps=steps, **RUN)
+            trainer = ClassifierTrainer(task, settings, Path(folder), seed=task.params.seed, steps=steps, **RUN)
             trainer.train(resume_from_checkpoint=False)
     finally:
         Trainer.training_step = take

@@ -23,9 +23,10 @@ from .measurement import WARM_UP, Bench, TooSlow, Window
 from .optimisations import Ladder, Optimisation, ladder
 from .settings import Settings
 from .task import Task
-from .training import MULTIPLE, clock
+from .training import clock
 
 LADDER_FILE = "ladder.json"
+MULTIPLE = 8  # tokens: what tensor cores and vector units like a length to be
 SLOWER = 0.8  # times as fast in the first pair of timings: the others are left out
 TRIALS_SHARE = 0.5  # of `tuning_minutes`; what is left of them is for the runs that compare
 NO_ROOM, NO_TIME = "does not fit into memory", "tuning_minutes is used up"

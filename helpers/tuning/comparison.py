@@ -17,9 +17,17 @@ from .decision import half_width
 from .experiment import row
 from .settings import Settings
 from .task import Task
-from .training import ClassifierTrainer, new_trainer
+from .training import ClassifierTrainer
 
 START, TUNED = "start", "tuned"
+# What is taken back, and which settings that is: what is likeliest to cost quality for what it gives goes first.
+STEPS_BACK = {
+    "not grouped": ("padding",),
+    "full length": ("length",),
+    "first optimizer": ("optimizer",),
+    "first batch size": ("batch_size", "gradient_checkpointing"),
+    "first precision": ("precision", "tf32"),
+}
 Rows = Mapping[int, Mapping[str, Mapping]]  # seed -> name of the settings -> what `row` found
 
 
@@ -85,7 +93,7 @@ def compare(
 
     def run(name: str, settings: Settings, seed: int) -> ClassifierTrainer:
         tracking.say(f"\n{name}, seed {seed}")
-        made = new_trainer(task, settings, folder / f"{name.replace(' ', '-')}-{seed}", seed=seed)
+        made = ClassifierTrainer(task, settings, folder / f"{name.replace(' ', '-')}-{seed}", seed=seed)
         made.train(resume_from_checkpoint=params.resume)
         rows.setdefault(seed, {})[name] = row(made, task)
         return made
@@ -109,7 +117,7 @@ def compare(
             run(TUNED, tuned, seed)
             run(START, start, seed)
     chosen = TUNED, tuned
-    for name, settings in steps_back(tuned, start) if START in reference else ():
+    for name, settings in steps_back(tuned, start).items() if START in reference else ():
         lost = quality_lost(rows, chosen[0])
         if not lost or not time_for(name, one * len(rows)):
             break
@@ -121,23 +129,14 @@ def compare(
     return Comparison(rows, *chosen, trainer, verdict(rows, chosen[0]))
 
 
-def steps_back(tuned: Settings, start: Settings) -> tuple[tuple[str, Settings], ...]:
-    """(Name, settings) without one more of the changes that alter what is learnt; the others leave the arithmetic as it is.
-
-    What is likeliest to cost quality for what it gives goes first.
-    """
-    found = [("", tuned)]
-    for name, changes in (
-        ("not grouped", {"padding": start.padding} if tuned.padding == "grouped" else {}),
-        ("full length", {"length": start.length}),
-        ("first optimizer", {"optimizer": start.optimizer}),
-        ("first batch size", {"batch_size": start.batch_size, "gradient_checkpointing": False}),
-        ("first precision", {"precision": start.precision, "tf32": start.tf32}),
-    ):
-        back = dataclasses.replace(found[-1][1], **changes)
-        if back != found[-1][1]:
-            found.append((name, back))
-    return tuple(found[1:])
+def steps_back(tuned: Settings, start: Settings) -> dict[str, Settings]:
+    """Name -> settings without one more of the changes that alter what is learnt; the others leave the arithmetic as it is."""
+    found, last = {}, tuned
+    for name, fields in STEPS_BACK.items():
+        back = dataclasses.replace(last, **{field: getattr(start, field) for field in fields})
+        if back != last:
+            found[name] = last = back
+    return found
 
 
 def quality_lost(rows: Rows, name: str) -> str:

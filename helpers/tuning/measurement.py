@@ -21,8 +21,8 @@ from helpers.plan import FITS
 from helpers.progress import Progress
 
 from .settings import Settings
-from .task import Task
-from .training import ClassifierTrainer, Encoded, encode, new_trainer
+from .task import Encoded, Task, encode
+from .training import ClassifierTrainer
 
 WARM_UP = 4  # steps before the clock starts: allocations, compilation, and on XLA what follows the first log
 FLUSH = 2  # the step after which the first loss is read
@@ -135,14 +135,13 @@ class Bench:
         Raises TooSlow where `start_seconds`, those of an example at the start, are given, and what the trainer raises.
         """
         with tempfile.TemporaryDirectory() as folder:
-            trainer = new_trainer(
+            trainer = WindowTrainer(
                 self.task,
                 settings,
                 Path(folder),
                 seed=self.task.params.seed,
                 steps=WARM_UP + steps,
                 train=rows or self._examples(settings, steps),
-                cls=WindowTrainer,
                 eval_strategy="no",
                 save_strategy="no",
                 logging_first_step=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +19,18 @@ from .classifier import load_classifier, longest
 from .data import LabelledTexts
 from .parameters import TuningParameters, recipe
 from .settings import Settings
-from .training import Encoded, encode
 from .workload import workload
 
+Encoded = list[dict]  # input_ids, attention_mask, labels
 TUNED = ("batch_size", "per_device_batch_size", "gradient_checkpointing")
+
+
+def encode(rows: Sequence[tuple[str, int]], tokenizer, length: int) -> Encoded:
+    """Rows as token ids, cut to `length` tokens, not padded."""
+    if not rows:
+        return []
+    found = tokenizer([text for text, _ in rows], truncation=True, max_length=length)
+    return [{**{name: ids[i] for name, ids in found.items()}, "labels": label} for i, (_, label) in enumerate(rows)]
 
 
 @dataclass(frozen=True)

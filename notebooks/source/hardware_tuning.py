@@ -170,9 +170,9 @@ np.testing.assert_allclose(plain, [ladder.value, ladder.low, ladder.high])
 # above, whose clock starts after four steps: a run of few steps takes longer.
 
 # %%
-from helpers.tuning.training import clock, new_trainer
+from helpers.tuning.training import ClassifierTrainer, clock
 
-trainer = new_trainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
+trainer = ClassifierTrainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
 tables.show(tuned.changes(start))
 tables.show(trainer.plan.rows())
 
