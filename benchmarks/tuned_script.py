@@ -28,12 +28,12 @@ from benchmarks import report  # before torch, which it gives huge pages
 from transformers import Trainer
 
 from helpers import runtime
+from helpers.planning.calibrate import PROCESSOR, clock
 from helpers.tuning import export
 from helpers.tuning.experiment import load_texts
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.settings import Settings
-from helpers.tuning.task import Task, load_task
-from helpers.tuning.training import PROCESSOR, ClassifierTrainer, clock
+from helpers.tuning.task import Settings, Task, load_task
+from helpers.tuning.training import ClassifierTrainer
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
 WARM_UP = 10  # steps before the clock starts

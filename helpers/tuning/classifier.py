@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
 from helpers import hub
 from helpers.parameters import SAMPLE, source_path
@@ -55,12 +55,6 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # nothing is generated, and with gradient checkpointing transformers would complain
     return model, tokenizer
-
-
-def longest(model: PreTrainedModel, tokenizer) -> int:
-    """Tokens that the model has positions for."""
-    positions = getattr(model.config, "max_position_embeddings", None) or 10**9
-    return min(positions, tokenizer.model_max_length)
 
 
 def _sample(texts: Iterable[str], config: dict):

@@ -11,18 +11,15 @@ from torch.nn import functional
 from torch.utils.data import SequentialSampler
 from transformers import DataCollatorWithPadding, Trainer
 
-from helpers import ranks
 from helpers.arguments import training_arguments
 from helpers.plan import Plan
-from helpers.runtime import Runtime
+from helpers.planning.calibrate import PROCESSOR, clock
 from helpers.trainer import TrainerMixin
 
 from .evaluation import IGNORED, scores
-from .settings import Settings
-from .task import Encoded, Task
+from .task import Encoded, Settings, Task
 
 # B batch · C labels
-PROCESSOR, WALL = "processor time", "wall time"
 
 
 def whole_batches(rows: Encoded, batch: int) -> Encoded:
@@ -115,16 +112,6 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         with self.aside("evaluate"):
             output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
-
-
-def clock(runtime: Runtime) -> str:
-    """What speeds are measured in.
-
-    One thread of a CPU is timed in processor time, which other programs on the machine do not stretch. Several threads are
-    not: they may use processor time without being faster, and neither is a device that works beside the processor.
-    """
-    one = runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1
-    return PROCESSOR if one else WALL
 
 
 def flops_per_token(model) -> float:
