@@ -148,12 +148,9 @@ class Climber:
             yield self._tried(change)
         does_not_fit = yield from self._larger_batches(steps.batch_sizes)
         for saver in steps.memory_savers:
-            if saver.why_not or not does_not_fit:
-                why = saver.why_not or "memory does not limit the batch"
-                yield Rung(saver.name, self.kept, False, f"not tried: {why}")
-                continue
-            changes = saver.changes | {"batch_size": does_not_fit}
-            rung = self._tried(Optimisation(f"{saver.name}, batch size {does_not_fit}", changes))
+            why_not = saver.why_not or ("" if does_not_fit else "memory does not limit the batch")
+            name = saver.name if why_not else f"{saver.name}, batch size {does_not_fit}"
+            rung = self._tried(Optimisation(name, saver.changes | {"batch_size": does_not_fit}, why_not))
             yield rung
             if rung.kept:
                 does_not_fit = yield from self._larger_batches(steps.batch_sizes)
