@@ -49,7 +49,7 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
         )
         # The head may have other labels, and is drawn anew; the encoder would be, too.
         if wrong := [key for key in map(str, found["mismatched_keys"]) if f"{model.base_model_prefix}." in key]:
-            raise ValueError(f"weights of another shape than config.json says: {wrong[0]}")
+            raise ValueError(f"base_model={base_model!r}: weights of another shape than config.json says: {wrong[0]}")
     if tokenizer.pad_token is None:  # decoders
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
