@@ -28,12 +28,12 @@ from benchmarks import report  # before torch, which it gives huge pages
 from transformers import Trainer
 
 from helpers import runtime
+from helpers.planning.calibrate import PROCESSOR, clock
 from helpers.tuning import export
 from helpers.tuning.experiment import load_texts
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.settings import Settings
-from helpers.tuning.task import Task, load_task
-from helpers.tuning.training import PROCESSOR, clock, new_trainer
+from helpers.tuning.task import Settings, Task, load_task
+from helpers.tuning.training import ClassifierTrainer
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
 WARM_UP = 10  # steps before the clock starts
@@ -128,7 +128,7 @@ def trainer_times(task: Task, settings: Settings, steps: int, watch: str) -> lis
     try:
         with tempfile.TemporaryDirectory() as folder:
             steps += WARM_UP + 1
-            trainer = new_trainer(task, settings, Path(folder), seed=task.params.seed, steps=steps, **RUN)
+            trainer = ClassifierTrainer(task, settings, Path(folder), seed=task.params.seed, steps=steps, **RUN)
             trainer.train(resume_from_checkpoint=False)
     finally:
         Trainer.training_step = take

@@ -17,7 +17,7 @@ from helpers.tuning import export
 from helpers.tuning.data import load_labelled
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.task import load_task
-from helpers.tuning.training import new_trainer
+from helpers.tuning.training import ClassifierTrainer
 
 pytestmark = pytest.mark.once
 FAMILIES = {"asyncio": "await loop task future", "xml": "element tree node parse"}
@@ -116,7 +116,7 @@ def test_in_a_process_of_its_own_each_step_of_the_script_computes_as_the_tuned_r
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = json.loads(done.stdout.rsplit("STEPS ", 1)[1])
-    ours = watched_steps(new_trainer(task, settings, tmp_path / "ours", seed=0, steps=3), monkeypatch)
+    ours = watched_steps(ClassifierTrainer(task, settings, tmp_path / "ours", seed=0, steps=3), monkeypatch)
     assert len(ours) == 3 and {json.dumps(step) for step in theirs} == {json.dumps(step) for step in ours}
     assert len(theirs) == 3 * (int(0.9 * 260) // settings.batch_size)  # passes over nine tenths of the rows
     precision = "torch.bfloat16" if settings.precision == "bf16" else False
@@ -178,7 +178,7 @@ def test_a_file_that_it_cannot_read_is_refused_before_anything_is_loaded(carried
 def test_the_arguments_are_those_of_the_tuned_run(carried, tmp_path):
     task, settings, _ = carried
     written = export.training_arguments(task, settings)
-    ours = new_trainer(task, settings, tmp_path / "run", seed=0).args
+    ours = ClassifierTrainer(task, settings, tmp_path / "run", seed=0).args
     stock = TrainingArguments(str(tmp_path / "stock"), **written)
     for name in written.keys() - RUN - EVALUATION:
         theirs = getattr(stock, name)

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from helpers import tables, xla
+from helpers.planning.calibrate import clock
 from helpers.runtime import Runtime
 from helpers.tuning import experiment, measurement
 from helpers.tuning.climb import Climb, Climber, Rung, judge, plot, tune
@@ -24,9 +25,7 @@ from helpers.tuning.decision import Noise, Ratio
 from helpers.tuning.measurement import Window
 from helpers.tuning.optimisations import Ladder, Optimisation, ladder
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.settings import Settings
-from helpers.tuning.task import Task
-from helpers.tuning.training import clock
+from helpers.tuning.task import Settings, Task
 
 from . import forked
 from .tuning_run import BATCH, WORDS, bench_of, task_of, trainer_of

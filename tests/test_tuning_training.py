@@ -13,8 +13,8 @@ from sklearn.metrics import f1_score
 from helpers import xla
 from helpers.tuning.evaluation import IGNORED, choose_threshold, predict, scores
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.settings import Settings
-from helpers.tuning.training import encode, whole_batches
+from helpers.tuning.task import Settings, encode
+from helpers.tuning.training import whole_batches
 
 from . import forked
 from .tuning_run import LENGTH, rows, tiny, trainer_of

@@ -70,10 +70,11 @@ def task_of(runtime, *, count: int = 64, weights=None, **parameters):
 
 def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: int = 64, weights=None):
     """A trainer of a run with these settings, on the rows above."""
-    from helpers.tuning.training import new_trainer
+    from helpers.tuning.training import ClassifierTrainer
 
     task = task_of(runtime, count=count, weights=weights, evaluations=2, logging_steps=2)
-    return new_trainer(task, dataclasses.replace(task.start, **settings), Path(output_dir), seed=0, steps=steps)
+    settings = dataclasses.replace(task.start, **settings)
+    return ClassifierTrainer(task, settings, Path(output_dir), seed=0, steps=steps)
 
 
 def bench_of(runtime, **parameters):
@@ -108,7 +109,7 @@ def main(output_dir: str, options: dict) -> dict:
 
     trainer.add_callback(Stop())
     trainer.train(resume_from_checkpoint=options["resume"])
-    from helpers.tuning.training import encode
+    from helpers.tuning.task import encode
 
     logits = trainer.logits(encode(rows(19, seed=1), trainer.processing_class, LENGTH))
     return {

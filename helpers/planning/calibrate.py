@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from helpers import ranks
+
 from .calibration import FILE, Calibration, Measured, Size
 from .rooms import room, rooms
 from .workloads import Asked, Workload
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from helpers.runtime import Runtime
 
 WARM_UP, REPEATS = 2, 5  # steps
+PROCESSOR, WALL = "processor time", "wall time"
 # (examples, tokens of a sequence), of which no more than the notebook's are taken.
 SIZES = {"cpu": ((2, 64), (4, 64), (2, 128)), "cuda": ((4, 128), (16, 128), (4, 512)), "xla": ((8, 128), (16, 128), (8, 512))}  # fmt: skip
 
@@ -50,8 +53,6 @@ def calibrate(workloads: Iterable[Workload], runtime: Runtime, repeats: int = RE
 
 def measure(workload: Workload, runtime: Runtime, sizes: Sequence[tuple[int, int]], repeats: int = REPEATS) -> Measured:
     """One workload at (examples, length) each, the sizes taking turns, so that what else the machine does falls on all alike."""
-    import torch
-
     from .counting import count
 
     within = ((max(workload.least, examples), min(length, workload.length)) for examples, length in sizes)
@@ -63,15 +64,14 @@ def measure(workload: Workload, runtime: Runtime, sizes: Sequence[tuple[int, int
     for batch in batches * WARM_UP:
         stepper.step(batch)
     runtime.wait()
-    # The clock of the process is not disturbed by another one.
-    alone = runtime.kind == "cpu" and torch.get_num_threads() == 1
-    clock, times = time.process_time if alone else time.perf_counter, [[] for _ in sizes]
+    now = time.process_time if clock(runtime) == PROCESSOR else time.perf_counter
+    times = [[] for _ in sizes]
     for _ in range(repeats):
         for batch, taken in zip(batches, times, strict=True):
-            begin = clock()
+            begin = now()
             stepper.step(batch)
             runtime.wait()
-            taken.append(clock() - begin)
+            taken.append(now() - begin)
     found = tuple(
         Size(
             examples=examples,
@@ -87,6 +87,18 @@ def measure(workload: Workload, runtime: Runtime, sizes: Sequence[tuple[int, int
     fixed, rate = fit(found)
     names = {"notebook": workload.notebook, "model": workload.name, "precision": runtime.precision}
     return Measured(**names, sizes=found, fixed=fixed, flops_per_second=rate)
+
+
+def clock(runtime: Runtime) -> str:
+    """What speeds are measured in, PROCESSOR or WALL.
+
+    One thread of a CPU is timed in processor time, which other programs on the machine do not stretch. Several threads are
+    not: they may use processor time without being faster, and neither is a device that works beside the processor.
+    """
+    import torch
+
+    one = runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1
+    return PROCESSOR if one else WALL
 
 
 class Stepper:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
 from helpers import hub
 from helpers.parameters import SAMPLE, source_path
@@ -23,53 +23,38 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
         trained on `texts`. No code from a checkpoint is run; weights are safetensors.
     seed: of the head, and of the sample's weights.
 
-    Raises FileNotFoundError (no such path or hub id), ValueError (no model, or one that brings code) and ConnectionError
-    (hub not reachable and nothing cached).
+    Raises as `hub.reading`, and FileNotFoundError where there is no such path.
     """
     set_seed(seed)
-    names = {position: label for position, label in enumerate(labels)}
+    names = dict(enumerate(labels))
     config = {"id2label": names, "label2id": {label: position for position, label in names.items()}}
     if base_model == SAMPLE:
         return _sample(texts, config)
     path = source_path("base_model", base_model)
-    unreachable = path is None and not hub.answers()
-    revision = None if path else REVISIONS.get(base_model)
-    options = {"revision": revision, "local_files_only": unreachable, "trust_remote_code": False}
-    try:
+    options = {
+        "revision": None if path else REVISIONS.get(base_model),
+        "local_files_only": path is None and not hub.answers(),  # what is cached may be enough
+        "trust_remote_code": False,
+    }
+    weights = {
+        "dtype": "float32",
+        "use_safetensors": True,
+        "ignore_mismatched_sizes": True,
+        "output_loading_info": True,
+    }
+    with hub.reading(base_model, "base_model"):
         tokenizer = AutoTokenizer.from_pretrained(str(path or base_model), **options)
-        model = _pretrained(str(path or base_model), **config, **options)
-    except OSError as error:
-        if unreachable:
-            raise ConnectionError(
-                f"base_model={base_model!r}: the Hugging Face hub cannot be reached and it is not cached; give a local path "
-                "or 'sample'"
-            ) from error
-        raise FileNotFoundError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
-    except Exception as error:  # of weights, configurations and tokenisers that are none
-        raise ValueError(f"base_model={base_model!r}: cannot be loaded ({error})") from error
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            str(path or base_model), **config, **weights, **options
+        )
+        # The head may have other labels, and is drawn anew; the encoder would be, too.
+        if wrong := [key for key in map(str, found["mismatched_keys"]) if f"{model.base_model_prefix}." in key]:
+            raise ValueError(f"base_model={base_model!r}: weights of another shape than config.json says: {wrong[0]}")
     if tokenizer.pad_token is None:  # decoders
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False  # nothing is generated, and with gradient checkpointing transformers would complain
     return model, tokenizer
-
-
-def _pretrained(name: str, **options) -> PreTrainedModel:
-    import torch
-
-    options |= {"dtype": torch.float32, "use_safetensors": True, "ignore_mismatched_sizes": True}
-    options["output_loading_info"] = True
-    model, found = AutoModelForSequenceClassification.from_pretrained(name, **options)
-    # The head may have other labels, and is drawn anew; the encoder would be, too.
-    if wrong := [key for key in map(str, found["mismatched_keys"]) if f"{model.base_model_prefix}." in key]:
-        raise ValueError(f"weights of another shape than config.json says: {wrong[0]}")
-    return model
-
-
-def longest(model: PreTrainedModel, tokenizer) -> int:
-    """Tokens that the model has positions for."""
-    positions = getattr(model.config, "max_position_embeddings", None) or 10**9
-    return min(positions, tokenizer.model_max_length)
 
 
 def _sample(texts: Iterable[str], config: dict):

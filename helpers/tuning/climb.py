@@ -16,16 +16,16 @@ from pydantic import TypeAdapter
 
 from helpers import ranks, run_folder, tables, tracking
 from helpers.interruption import Stopped, is_out_of_memory
+from helpers.planning.calibrate import clock
 from helpers.run_folder import saved
 
 from .decision import Noise, Ratio
 from .measurement import WARM_UP, Bench, TooSlow, Window
 from .optimisations import Ladder, Optimisation, ladder
-from .settings import Settings
-from .task import Task
-from .training import MULTIPLE, clock
+from .task import Settings, Task
 
 LADDER_FILE = "ladder.json"
+MULTIPLE = 8  # tokens: what tensor cores and vector units like a length to be
 SLOWER = 0.8  # times as fast in the first pair of timings: the others are left out
 TRIALS_SHARE = 0.5  # of `tuning_minutes`; what is left of them is for the runs that compare
 NO_ROOM, NO_TIME = "does not fit into memory", "tuning_minutes is used up"
@@ -148,12 +148,9 @@ class Climber:
             yield self._tried(change)
         does_not_fit = yield from self._larger_batches(steps.batch_sizes)
         for saver in steps.memory_savers:
-            if saver.why_not or not does_not_fit:
-                why = saver.why_not or "memory does not limit the batch"
-                yield Rung(saver.name, self.kept, False, f"not tried: {why}")
-                continue
-            changes = saver.changes | {"batch_size": does_not_fit}
-            rung = self._tried(Optimisation(f"{saver.name}, batch size {does_not_fit}", changes))
+            why_not = saver.why_not or ("" if does_not_fit else "memory does not limit the batch")
+            name = saver.name if why_not else f"{saver.name}, batch size {does_not_fit}"
+            rung = self._tried(Optimisation(name, saver.changes | {"batch_size": does_not_fit}, why_not))
             yield rung
             if rung.kept:
                 does_not_fit = yield from self._larger_batches(steps.batch_sizes)

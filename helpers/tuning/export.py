@@ -12,8 +12,7 @@ from helpers.parameters import SAMPLE, source_path
 from . import stock_script
 from .classifier import REVISIONS
 from .parameters import EPOCHS
-from .settings import Settings
-from .task import Task
+from .task import Settings, Task
 from .training import arguments
 
 CARRIED = [

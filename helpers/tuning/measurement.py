@@ -20,9 +20,8 @@ from helpers import meter, ranks, tables
 from helpers.plan import FITS
 from helpers.progress import Progress
 
-from .settings import Settings
-from .task import Task
-from .training import ClassifierTrainer, Encoded, encode, new_trainer
+from .task import Encoded, Settings, Task, encode
+from .training import ClassifierTrainer
 
 WARM_UP = 4  # steps before the clock starts: allocations, compilation, and on XLA what follows the first log
 FLUSH = 2  # the step after which the first loss is read
@@ -41,7 +40,7 @@ class Window:
 
     steps: int
     examples: int
-    seconds: float  # by `training.clock`
+    seconds: float  # by `calibrate.clock`
     warm_up_seconds: float  # wall time
     compile_seconds: float  # XLA's
     loss: float  # mean over the window
@@ -52,49 +51,34 @@ class Window:
         return self.examples / self.seconds
 
 
-class WindowTrainer(ClassifierTrainer):
-    """Leaves nothing behind and says nothing."""
+class WindowTrainer(ClassifierTrainer, TrainerCallback):
+    """Times its steps after the warm-up; leaves nothing behind and says nothing.
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.remove_callback(Progress)
-        self.clock = Clock(self)
-        self.add_callback(self.clock)
-
-    def _save_checkpoint(self, model, trial) -> None:
-        """A window is not resumed."""
-
-    def _shrink_micro_batch(self, error: Exception) -> None:
-        """Out of memory is an answer here, not something to go on from."""
-        raise error
-
-
-class Clock(TrainerCallback):
-    """Reads the trainer's meter, which leaves compilation out, at the end of the warm-up and after the last step.
-
-    Where `start_seconds`, those of an example at the start, are given, it stops a warm-up that is hopelessly slow: also in
-    the middle of a step, which can take an hour where a CPU emulates a number format.
+    Its own callback reads the meter, which leaves compilation out, at the end of the warm-up and after the last step. Where
+    `start_seconds`, those of an example at the start, are given, it stops a warm-up that is hopelessly slow: also in the
+    middle of a step, which can take an hour where a CPU emulates a number format.
     """
 
-    def __init__(self, trainer: WindowTrainer):
-        self.trainer, self.runtime = trainer, trainer.runtime
-        self.start_seconds, self.begun = 0.0, 0  # `begun` counts steps
+    def __init__(self, *args, start_seconds: float, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.remove_callback(Progress)
+        self.add_callback(self)
+        self.start_seconds, self.begun = start_seconds, 0  # `begun` counts steps
         self.peak_before: int | None = 0  # bytes
         self.first = self.began = self.ended = 0.0  # begin of the warm-up, begin and end of the window
         self.warm_up = 0.0  # wall time
-        self._hook = contextlib.ExitStack()
-        self.close = self._hook.close
+        self.watch = contextlib.ExitStack()
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 0:
-            self.first, self.warm_up = self._now(), -self.trainer.meter.training_seconds()
+            self.first, self.warm_up = self._now(), -self.meter.training_seconds()
             if self.start_seconds:
-                self._hook.callback(register_module_forward_pre_hook(self._stop_if_hopeless).remove)
+                self.watch.callback(register_module_forward_pre_hook(self._stop_if_hopeless).remove)
         if state.global_step == WARM_UP:
             self._now()
-            self.warm_up += self.trainer.meter.training_seconds()
+            self.warm_up += self.meter.training_seconds()
             self._stop_if_hopeless()
-            self.close()
+            self.watch.close()
             clear_device_cache(garbage_collection=True)
             if self.runtime.kind == "cuda":
                 torch.cuda.reset_peak_memory_stats()
@@ -109,15 +93,35 @@ class Clock(TrainerCallback):
         if state.global_step == state.max_steps:
             self.ended = self._now()
 
+    def window(self) -> Window:
+        """What a run that has ended gave."""
+        steps, peak = self.state.global_step - WARM_UP, meter.peak_memory(self.runtime)
+        return Window(
+            steps=steps,
+            examples=steps * self.settings.batch_size,
+            seconds=max(self.ended - self.began, 1e-9),
+            warm_up_seconds=self.warm_up,
+            compile_seconds=self.meter.compile_seconds,
+            loss=[entry["loss"] for entry in self.state.log_history if "loss" in entry][-1],
+            peak_memory=peak if peak and peak > self.peak_before else None,
+        )
+
     def _now(self) -> float:
         self.runtime.wait()
-        return self.trainer.training_seconds()
+        return self.training_seconds()
 
     def _stop_if_hopeless(self, *_) -> None:
-        expected = self.start_seconds * self.begun * self.trainer.settings.batch_size
-        taken = self.trainer.training_seconds() - self.first
+        expected = self.start_seconds * self.begun * self.settings.batch_size
+        taken = self.training_seconds() - self.first
         if expected and taken > max(GRACE, HOPELESS * expected):
             raise TooSlow(f"gave up: more than {taken / expected:.0f} times as slow as the start")
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """A window is not resumed."""
+
+    def _shrink_micro_batch(self, error: Exception) -> None:
+        """Out of memory is an answer here, not something to go on from."""
+        raise error
 
 
 class Bench:
@@ -134,35 +138,25 @@ class Bench:
 
         Raises TooSlow where `start_seconds`, those of an example at the start, are given, and what the trainer raises.
         """
+        # Compilers may take their time, and one of several processes cannot give up alone.
+        patient = settings.compiled or ranks.count() > 1
         with tempfile.TemporaryDirectory() as folder:
-            trainer = new_trainer(
+            trainer = WindowTrainer(
                 self.task,
                 settings,
                 Path(folder),
                 seed=self.task.params.seed,
                 steps=WARM_UP + steps,
                 train=rows or self._examples(settings, steps),
-                cls=WindowTrainer,
+                start_seconds=0.0 if patient else start_seconds,
                 eval_strategy="no",
                 save_strategy="no",
                 logging_first_step=False,
                 train_sampling_strategy="sequential",
             )
-            # Compilers may take their time, and one of several processes cannot give up alone.
-            trainer.clock.start_seconds = 0.0 if settings.compiled or ranks.count() > 1 else start_seconds
-            with contextlib.closing(trainer.clock):
+            with trainer.watch:
                 trainer.train(resume_from_checkpoint=False)
-        clock, peak = trainer.clock, meter.peak_memory(self.runtime)
-        window = Window(
-            steps=steps,
-            examples=steps * settings.batch_size,
-            seconds=max(clock.ended - clock.began, 1e-9),
-            warm_up_seconds=clock.warm_up,
-            compile_seconds=trainer.meter.compile_seconds,
-            loss=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1],
-            peak_memory=peak if peak and peak > clock.peak_before else None,
-        )
-        return ranks.broadcast(window)  # by which all judge alike
+        return ranks.broadcast(trainer.window())  # by which all judge alike
 
     def steps(self, settings: Settings) -> int:
         """Steps of a window: as many examples whatever the batch."""

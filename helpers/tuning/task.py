@@ -1,10 +1,12 @@
-"""What is trained, on which machine, and the plan of a run with given settings."""
+"""What is trained, on which machine, with which settings, and the plan of a run with them."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +16,52 @@ from helpers.plan import Plan
 from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
 
-from .classifier import load_classifier, longest
+from .classifier import load_classifier
 from .data import LabelledTexts
 from .parameters import TuningParameters, recipe
-from .settings import Settings
-from .training import Encoded, encode
 from .workload import workload
 
+Encoded = list[dict]  # input_ids, attention_mask, labels
 TUNED = ("batch_size", "per_device_batch_size", "gradient_checkpointing")
+
+
+def encode(rows: Sequence[tuple[str, int]], tokenizer, length: int) -> Encoded:
+    """Rows as token ids, cut to `length` tokens, not padded."""
+    if not rows:
+        return []
+    found = tokenizer([text for text, _ in rows], truncation=True, max_length=length)
+    return [{**{name: ids[i] for name, ids in found.items()}, "labels": label} for i, (_, label) in enumerate(rows)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a run computes. The defaults are those of transformers' `TrainingArguments`, data collator and models."""
+
+    batch_size: int  # examples an optimizer step over all devices
+    length: int  # tokens at most, and with fixed padding exactly
+    precision: str = "fp32"
+    optimizer: str = "adamw_torch_fused"
+    dataloader_workers: int = 0
+    pin_memory: bool = True
+    tf32: bool = False
+    gradient_checkpointing: bool = False
+    padding: str = (
+        "dynamic"  # to the longest of a batch; "grouped": so, with texts of like length; "fixed": to `length`
+    )
+    attention: str = "sdpa"  # or "eager": written out
+    compiled: bool = False
+    start_batch_size: int = 0  # what the learning rate is for; 0 = batch_size
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """Square root of how many times the batch has grown, which suits Adam (Malladi et al. 2022)."""
+        return math.sqrt(self.batch_size / (self.start_batch_size or self.batch_size))
+
+    def changes(self, start: Settings) -> list[dict]:
+        """Fields that differ, for `tables.show`."""
+        both = ((name, vars(start)[name], value) for name, value in vars(self).items())
+        rows = [{"changed": name, "from": before, "to": after} for name, before, after in both if before != after]
+        return rows or [{"changed": "nothing"}]
 
 
 @dataclass(frozen=True)
@@ -118,10 +158,9 @@ def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) 
 
     train = (text for text, _ in texts.train)
     model, tokenizer = load_classifier(params.base_model, texts.labels, texts=train, seed=params.seed)
-    if params.max_length > longest(model, tokenizer):
-        raise ValueError(
-            f"max_length={params.max_length}: {params.base_model!r} reads {longest(model, tokenizer)} tokens at most"
-        )
+    longest = min(getattr(model.config, "max_position_embeddings", None) or math.inf, tokenizer.model_max_length)
+    if params.max_length > longest:
+        raise ValueError(f"max_length={params.max_length}: {params.base_model!r} reads {longest} tokens at most")
     labels = [label for _, label in texts.train]
     weights = compute_class_weight("balanced", classes=np.unique(labels), y=labels) if params.class_weights else None
     return Task(texts, model, tokenizer, weights, params, runtime)

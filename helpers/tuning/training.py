@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,31 +11,15 @@ from torch.nn import functional
 from torch.utils.data import SequentialSampler
 from transformers import DataCollatorWithPadding, Trainer
 
-from helpers import ranks
 from helpers.arguments import training_arguments
 from helpers.plan import Plan
-from helpers.runtime import Runtime
+from helpers.planning.calibrate import PROCESSOR, clock
 from helpers.trainer import TrainerMixin
 
 from .evaluation import IGNORED, scores
-from .settings import Settings
-
-if TYPE_CHECKING:
-    from .task import Task
+from .task import Encoded, Settings, Task
 
 # B batch · C labels
-PROCESSOR, WALL = "processor time", "wall time"
-MULTIPLE = 8  # tokens: what tensor cores and vector units like a length to be
-
-Encoded = list[dict]  # input_ids, attention_mask, labels
-
-
-def encode(rows: Sequence[tuple[str, int]], tokenizer, length: int) -> Encoded:
-    """Rows as token ids, cut to `length` tokens, not padded."""
-    if not rows:
-        return []
-    found = tokenizer([text for text, _ in rows], truncation=True, max_length=length)
-    return [{**{name: ids[i] for name, ids in found.items()}, "labels": label} for i, (_, label) in enumerate(rows)]
 
 
 def whole_batches(rows: Encoded, batch: int) -> Encoded:
@@ -46,16 +28,65 @@ def whole_batches(rows: Encoded, batch: int) -> Encoded:
 
 
 class ClassifierTrainer(TrainerMixin, Trainer):
-    """Trainer of a classifier. The loss is the mean over examples of weight x cross entropy, however a step is cut."""
+    """The trainer of a run, from the first weights.
 
-    def __init__(self, *args, settings: Settings, class_weights: np.ndarray | None = None, **kwargs):
-        super().__init__(*args, **kwargs)
+    The loss is the mean over examples of weight x cross entropy, however a step is cut.
+
+    Args:
+        seed: of the new head, data order and dropout.
+        steps: exactly so many; 0: as many as see the examples that the recipe or `max_steps` asks for.
+        train: rows instead of the task's, none longer than `settings.length`.
+        **overrides: fields of `TrainingArguments`.
+
+    Raises ValueError for fewer training rows than a batch has.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: Settings,
+        output_dir: Path,
+        *,
+        seed: int,
+        steps: int = 0,
+        train: Encoded | None = None,
+        **overrides,
+    ):
+        runtime, plan = task.runtime, task.plan(settings, steps)
+        train = task.encoded("train", settings.length) if train is None else train
+        validation = task.encoded("validation", settings.length)
+        if len(train) < plan.micro_batch_size:
+            raise ValueError(
+                f"batch_size={plan.batch_size}: a batch of {plan.micro_batch_size} needs as many training rows, and there "
+                f"are {len(train)}; lower batch_size or give more rows"
+            )
+        model = task.untrained(seed)
+        if model.config._attn_implementation != settings.attention:
+            model.set_attn_implementation(settings.attention)
+        args = arguments(task, settings, output_dir, plan, seed=seed, **overrides)
+        fixed = settings.padding == "fixed"
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train,
+            eval_dataset=whole_batches(validation, args.eval_batch_size) if runtime.kind == "xla" else validation,
+            data_collator=DataCollatorWithPadding(
+                task.tokenizer, "max_length" if fixed else "longest", settings.length if fixed else None
+            ),
+            processing_class=task.tokenizer,
+            compute_metrics=_metrics,
+            plan=plan,
+            runtime=dataclasses.replace(runtime, precision=plan.precision),
+            flops_per_token=flops_per_token(model),
+            patience=task.params.patience,
+            max_hours=task.params.max_hours,
+        )
         self.settings = settings
         self.model_accepts_loss_kwargs = False  # the mean is taken here, and transformers averages over micro-batches
-        self._weights = None if class_weights is None else torch.tensor(class_weights).float().to(self.args.device)
+        self._weights = None if task.weights is None else torch.tensor(task.weights).float().to(self.args.device)
         if settings.compiled:
             torch.compiler.reset()  # each trainer wraps the model anew, and after eight variants PyTorch stops compiling
-            self.model.compile(dynamic=settings.padding != "fixed")
+            self.model.compile(dynamic=not fixed)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels_B = inputs["labels"]
@@ -81,16 +112,6 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         with self.aside("evaluate"):
             output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
-
-
-def clock(runtime: Runtime) -> str:
-    """What speeds are measured in.
-
-    One thread of a CPU is timed in processor time, which other programs on the machine do not stretch. Several threads are
-    not: they may use processor time without being faster, and neither is a device that works beside the processor.
-    """
-    one = runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1
-    return PROCESSOR if one else WALL
 
 
 def flops_per_token(model) -> float:
@@ -122,60 +143,6 @@ def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, s
         "eval_accumulation_steps": 1 if runtime.kind == "xla" else None,  # else logits grow on the device
     }
     return training_arguments(plan, runtime, output_dir, seed=seed, **fields | overrides)
-
-
-def new_trainer(
-    task: Task,
-    settings: Settings,
-    output_dir: Path,
-    *,
-    seed: int,
-    steps: int = 0,
-    train: Encoded | None = None,
-    cls: type[ClassifierTrainer] = ClassifierTrainer,
-    **overrides,
-) -> ClassifierTrainer:
-    """The trainer of a run, from the first weights.
-
-    Args:
-        seed: of the new head, data order and dropout.
-        steps: exactly so many; 0: as many as see the examples that the recipe or `max_steps` asks for.
-        train: rows instead of the task's, none longer than `settings.length`.
-        **overrides: fields of `TrainingArguments`.
-
-    Raises ValueError for fewer training rows than a batch has.
-    """
-    params, runtime, plan = task.params, task.runtime, task.plan(settings, steps)
-    train = task.encoded("train", settings.length) if train is None else train
-    validation = task.encoded("validation", settings.length)
-    if len(train) < plan.micro_batch_size:
-        raise ValueError(
-            f"batch_size={plan.batch_size}: a batch of {plan.micro_batch_size} needs as many training rows, and there are "
-            f"{len(train)}; lower batch_size or give more rows"
-        )
-    model = task.untrained(seed)
-    if model.config._attn_implementation != settings.attention:
-        model.set_attn_implementation(settings.attention)
-    args = arguments(task, settings, output_dir, plan, seed=seed, **overrides)
-    fixed = settings.padding == "fixed"
-    return cls(
-        model=model,
-        args=args,
-        train_dataset=train,
-        eval_dataset=whole_batches(validation, args.eval_batch_size) if runtime.kind == "xla" else validation,
-        data_collator=DataCollatorWithPadding(
-            task.tokenizer, "max_length" if fixed else "longest", settings.length if fixed else None
-        ),
-        processing_class=task.tokenizer,
-        compute_metrics=_metrics,
-        settings=settings,
-        class_weights=task.weights,
-        plan=plan,
-        runtime=dataclasses.replace(runtime, precision=plan.precision),
-        flops_per_token=flops_per_token(model),
-        patience=params.patience,
-        max_hours=params.max_hours,
-    )
 
 
 def _metrics(prediction) -> dict[str, float]:

@@ -42,11 +42,12 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     name, length = asked.model or default.base_model, asked.length or default.max_length
     # What XLA makes of attention is what it makes of products and a softmax that are written out.
     attention = "eager" if machine.kind == "xla" else "sdpa"
-    step = (_step if weights else _step_without_weights)(name, length, attention)
+    step = (_step.__wrapped__ if weights else _step)(name, length, attention, weights)  # real weights are not kept
     return recipe(asked.examples or ROWS, default.start_batch_size, length), step
 
 
-def _step(name: str, length: int, attention: str, weights: bool = True) -> Workload:
+@functools.lru_cache(maxsize=4)
+def _step(name: str, length: int, attention: str, weights: bool) -> Workload:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
@@ -58,8 +59,3 @@ def _step(name: str, length: int, attention: str, weights: bool = True) -> Workl
     with torch.device("cpu" if weights else "meta"):
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
     return workload(model, name, length)
-
-
-@functools.lru_cache(maxsize=4)
-def _step_without_weights(name: str, length: int, attention: str) -> Workload:
-    return _step(name, length, attention, weights=False)

@@ -170,9 +170,10 @@ np.testing.assert_allclose(plain, [ladder.value, ladder.low, ladder.high])
 # above, whose clock starts after four steps: a run of few steps takes longer.
 
 # %%
-from helpers.tuning.training import clock, new_trainer
+from helpers.planning.calibrate import clock
+from helpers.tuning.training import ClassifierTrainer
 
-trainer = new_trainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
+trainer = ClassifierTrainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
 tables.show(tuned.changes(start))
 tables.show(trainer.plan.rows())
 
@@ -212,10 +213,8 @@ figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned r
 # stay; what the test says comes after.
 
 # %%
-from helpers.tuning import comparison
-
 timed = {"spent": climbed.seconds, "speed_up": climbed.top.speed_up}
-compared = comparison.compare(trainer, task, folder, **timed)
+compared = experiment.compare(trainer, task, folder, **timed)
 after = compared.rows[params.seed][compared.chosen]
 
 # %%
@@ -233,7 +232,7 @@ from transformers import pipeline
 reloaded, tokenizer, difference = experiment.save_and_reload(compared.trainer, task, folder / "model")
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
 classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
-tables.show(classify(params.text, top_k=3, truncation=True, max_length=compared.settings.length), params.text)
+tables.show(classify(params.text, top_k=3, truncation=True, max_length=compared.trainer.settings.length), params.text)
 if after["threshold"] is not None:
     print(f"on validation {texts.labels[1]!r} was best from a score of {after['threshold']:.2f} on")
 
@@ -246,7 +245,7 @@ if after["threshold"] is not None:
 # %%
 from helpers.tuning import export
 
-for file in export.write(task, compared.settings, folder / "stock", model="../model"):
+for file in export.write(task, compared.trainer.settings, folder / "stock", model="../model"):
     print(file.resolve())
 
 # %% [markdown]
@@ -273,7 +272,7 @@ results_file = run_folder.write_results(
     forecast=forecast.results(),
     data=texts.results(),
     model={"base_model": params.base_model, "trainable": trained},
-    settings={"start": vars(start), "tuned": vars(tuned), "chosen": vars(compared.settings)},
+    settings={"start": vars(start), "tuned": vars(tuned), "chosen": vars(compared.trainer.settings)},
     monitoring=monitor.results(),
     eval={"before": before, "after": after, "baselines": {"start": compared.rows[params.seed].get("start")}},
     artifacts={"model": "model", "figures": "figures"},
