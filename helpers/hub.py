@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from helpers.parameters import source_path
 
 
 def answers(timeout: float = 5.0) -> bool:
@@ -71,8 +73,12 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
         ) from error
 
 
-def train_split(data_source: str, splits: Mapping[str, Any]):
-    """The split `train`. Raises ValueError if there is none."""
-    if "train" not in splits:
-        raise ValueError(f"data_source={data_source!r}: no split `train`; splits found: {', '.join(splits)}")
-    return splits["train"]
+def splits(data_source: str, **options: Any):
+    """The splits of a hub set or of a folder in its layout. Raises as `reading`, and ValueError if none is `train`."""
+    import datasets
+
+    with reading(data_source):
+        found = datasets.load_dataset(str(source_path("data_source", data_source) or data_source), **options)
+    if "train" not in found:
+        raise ValueError(f"data_source={data_source!r}: no split `train`; splits found: {', '.join(found)}")
+    return found

@@ -125,14 +125,14 @@ def test_a_query_there_twice_is_refused(folder):
         ("a\t99\t1", "the id '99' is not in corpus.jsonl"),
         ("z\t1\t1", "the id 'z' is not in queries.jsonl"),
         ("a 1 1", "must be query-id, corpus-id and a whole score between tabs"),
-        ("a\t0\t1\t1", "must be query-id, corpus-id and a whole score between tabs"),
+        ("a\t0\t1\t1", "has more fields than the header"),
         ("a\t2\tyes", "a whole score between tabs, not .*yes"),
         ("a\t3\t1", "had another score before"),
     ],
 )
 def test_a_wrong_judgement_is_named_with_its_line(folder, line, message):
     append(folder / "qrels" / "test.tsv", line)
-    with pytest.raises(ValueError, match=rf"test.tsv', line 7: .*{message}"):
+    with pytest.raises(ValueError, match=rf"test.tsv', line 7.*{message}"):
         read_beir(folder)
 
 

@@ -202,7 +202,7 @@ def test_a_csv_line_with_an_unquoted_comma_is_named(tmp_path):
 def test_bytes_that_are_not_utf8_are_refused(tmp_path):
     path = tmp_path / "law.csv"
     path.write_bytes((",".join(COLUMNS) + "\n1,Caf").encode() + b"\xe9")
-    with pytest.raises(ValueError, match=r"law\.csv.*line 1 is not CSV in UTF-8"):
+    with pytest.raises(ValueError, match=r"law\.csv.*not UTF-8 .*save the file as UTF-8"):
         load_records(str(path), seed=0)
 
 

@@ -85,7 +85,17 @@ def dataset_cache(tmp_path, monkeypatch):
 # ---- reading
 
 
-@pytest.mark.parametrize(("name", "write"), [("d.jsonl", write_jsonl), ("d.csv", write_csv)])
+def write_parquet(path, rows):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("d.jsonl", write_jsonl), ("d.csv", write_csv), ("d.parquet", write_parquet)]
+)
 @pytest.mark.parametrize(("given", "kind"), [(PAIRS, "pairs"), (TRIPLETS, "triplets")])
 def test_a_local_file_gives_back_its_rows(tmp_path, name, write, given, kind):
     data = load_texts(write(tmp_path / name, given), seed=0)
@@ -317,7 +327,7 @@ def test_a_preset_sees_the_rows_that_its_name_says():
         ([{"content": "a"}] * 9, r"no column `text`, nor `anchor`"),
         (PAIRS[:1], r"1 different rows; at least 6"),
         ([*PAIRS, {"anchor": " ", "positive": "b"}], r"line 81 has an empty text in `anchor`; fill"),
-        ([*PAIRS, {"anchor": "c", "positive": 3}], r"line 81: column `positive` holds a int"),
+        ([*PAIRS, {"anchor": "c", "positive": 3}], r"line 81, column `positive` holds a int"),
         ([{"anchor": f"a{i}", "positive": "one"} for i in range(50)], r"cannot be split"),
         ([r | {"negative": TRIPLETS[1 - i % 2]["positive"]} for i, r in enumerate(PAIRS[:2] * 9)], r"2 different rows"),
     ],
@@ -331,7 +341,7 @@ def test_bad_rows_are_refused_with_what_to_do(tmp_path, given, message):
     ("name", "content", "message"),
     [
         ("d.csv", b"anchor,positive\na,b\na,b,c\n", r"d.csv', line 3 has more fields than the header; put"),
-        ("d.csv", b'anchor,positive\na,"b"c\n', r"d.csv', line 2: not CSV"),
+        ("d.csv", b'anchor,positive\na,"b"c\n', r"d.csv', line 2 is not CSV"),
         ("d.jsonl", b'{"text": "a"}\n\n{"text"\n', r"d.jsonl', line 3 is not JSON"),
         ("d.txt", "ü".encode("latin-1"), r"data_source='.*d.txt': not UTF-8"),
     ],
@@ -465,8 +475,8 @@ def test_the_trainer_takes_views_in_their_order(tmp_path):
 
 
 def test_importing_the_data_modules_loads_no_heavy_library():
-    for name in ("data", "crops", "sample", "text_files"):
-        tree = ast.parse((ROOT / f"helpers/lejepa/{name}.py").read_text())
+    for name in ("lejepa/data", "lejepa/crops", "lejepa/sample", "data_files", "row_files", "hub"):
+        tree = ast.parse((ROOT / f"helpers/{name}.py").read_text())
         top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
         top |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         assert not {module.split(".")[0] for module in top} & {"torch", "datasets", "transformers", "numpy", "scipy"}

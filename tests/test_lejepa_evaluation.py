@@ -258,7 +258,7 @@ def test_wrong_pairs_are_named(model, tmp_path):
         evaluate_similarity(model, tmp_path / "none.csv")
     for content, message in {
         "a,b,1\na,b\n": r"x.csv', line 2 is \['a', 'b', None\]: must be sentence1",
-        'a,"b"c,1\n': r"x.csv', line 1: not CSV",
+        'a,"b"c,1\n': r"x.csv', line 1 is not CSV",
         "a,b,1\na,b,high\n": r"line 2 is .*'high'\]: must be .*a number",
         "a,b,1\nc,d,1\n": "scores that are finite and not all the same",
         "a,b,1\nc,d,nan\n": "scores that are finite",

@@ -136,8 +136,8 @@ def test_the_sample_is_real_text_of_this_python_by_package():
     [
         ("words,label\nx,a\n", r"no column 'text', .*columns found: words, label. Set text_column to"),
         ("text,kind\nx,a\n", r"no column 'label', .*columns found: text, kind. Set label_column to"),
-        ("text,label\nx,a,b\n", r"line 2 has not as many fields as the header; put fields that hold a comma"),
-        ("text,label\nx\n", r"line 2 has not as many fields"),
+        ("text,label\nx,a,b\n", r"line 2 has more fields than the header; put a field that holds a comma"),
+        ("text,label\nx\n", r"line 2 has fewer fields than the header"),
         ("text,label\nx,\n", r"line 2: column 'label' is empty"),
         ('text,label\n"x,a\n', r"is not CSV"),
         ("text,label\n" + "".join(f"t{i},a\n" for i in range(30)), r"1 labels"),
@@ -160,7 +160,7 @@ def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"not a readable parquet file"):
         load_labelled(str(tmp_path / "d.parquet"), seed=0)
     (tmp_path / "d.xlsx").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"cannot read this; give a \.csv, \.jsonl or \.parquet"):
+    with pytest.raises(ValueError, match=r"cannot read \.xlsx; use \.csv, \.jsonl, \.parquet"):
         load_labelled(str(tmp_path / "d.xlsx"), seed=0)
     path = write(tmp_path / "d.csv", numbered(40))
     with pytest.raises(ValueError, match=r"positive_label='z': no training row has it"):

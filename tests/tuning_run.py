@@ -63,7 +63,7 @@ def task_of(runtime, *, count: int = 64, weights=None, **parameters):
     from helpers.tuning.task import Task
 
     splits = {"train": rows(count), "validation": rows(19, seed=1), "test": rows(19, seed=2)}
-    texts = LabelledTexts(**splits, labels=tuple(WORDS), source="colours", provenance={}, removed={})
+    texts = LabelledTexts(**splits, labels=tuple(WORDS), removed={}, name="colours", sha256="")
     given = {"max_length": LENGTH, "start_batch_size": BATCH, "learning_rate": 1e-3, "patience": 0, **parameters}
     return Task(texts, *tiny(), weights, TuningParameters.defaults().model_copy(update=given), runtime)
 

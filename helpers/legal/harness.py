@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers import provenance
+from helpers import data_files, provenance
 from helpers.cpu_copy import cpu_copy
 from helpers.parameters import did_you_mean
 
-from .records import as_text, read_rows
+from .records import TEXT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,14 +54,13 @@ def load_tasks(questions: str) -> list[Any]:
 def read_tasks(path: str) -> dict[str, list[dict[str, str]]]:
     """Text and answer of each row of a file, by task; raises ValueError as `load_tasks`."""
     tasks: dict[str, list[dict[str, str]]] = {}
-    for line, values in read_rows("questions", Path(path).expanduser(), SUFFIXES):
-        where = f"questions={path!r}: line {line}"
-        row = {column: as_text(where, column, values.get(column)).strip() for column in ("text", "answer")}
-        if not all(row.values()):
+    for row in data_files.rows("questions", Path(path).expanduser(), SUFFIXES):
+        asked = {column: data_files.text(row, column, TEXT).strip() for column in ("text", "answer")}
+        if not all(asked.values()):
             raise ValueError(
-                f"{where}: `text` or `answer` is missing or empty; fields found: {', '.join(map(str, values))}"
+                f"{row.where}: `text` or `answer` is missing or empty; fields found: {', '.join(map(str, row.values))}"
             )
-        tasks.setdefault(as_text(where, "task", values.get("task")) or Path(path).stem, []).append(row)
+        tasks.setdefault(data_files.text(row, "task", TEXT) or Path(path).stem, []).append(asked)
     single = [name for name, rows in tasks.items() if len(_options(rows)) < 2]
     if single or not tasks:
         said = (

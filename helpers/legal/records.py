@@ -3,7 +3,6 @@
 # R records · S shingles
 """
 
-import csv
 import hashlib
 import itertools
 import json
@@ -11,15 +10,15 @@ import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from helpers import hub, row_files
+from helpers import data_files, hub
 from helpers.data_source import DataSource
 from helpers.legal.sample import PARTS, Gold, sample_records
 from helpers.parameters import SAMPLE, source_path
+from helpers.row_files import Row
 
 LAW = "rzeraat/law"
 SAMPLE_RECORDS = 600
@@ -28,8 +27,8 @@ NEAR_DUPLICATE = 0.5  # Jaccard of 5-character shingles; on real questions 0.5 t
 SHINGLE = 5
 PAIRED_ROWS = 256  # at a time, for the memory's sake
 SUFFIXES = (".jsonl", ".csv", ".parquet")
+TEXT = str | int | float  # what a column may hold
 _PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # how other tools write an empty cell
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _ONE_LINE = ("id", "topic", "difficulty", "case_citation")
 
 
@@ -91,22 +90,18 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Record
     if data_source == SAMPLE:
         records = [Record(**texts) for texts in sample_records(num_records or SAMPLE_RECORDS, seed)]
     elif path is not None and path.is_file():
-        rows = read_rows("data_source", path, SUFFIXES)
-        columns = dict.fromkeys(itertools.chain(*(values for _, values in rows)))
-        records = _records(data_source, "row" if path.suffix == ".parquet" else "line", rows, columns)
+        rows = [*data_files.rows("data_source", path, SUFFIXES)]
+        records = _records(data_source, rows, dict.fromkeys(itertools.chain(*(row.values for row in rows))))
     elif path is None and "/" not in data_source:
         raise FileNotFoundError(
             f'data_source={data_source!r}: no such file. Use "sample", a path to a {", ".join(SUFFIXES)} file '
             f'or a hub id "owner/name" such as "{LAW}"'
         )
     else:
-        import datasets
-
-        with hub.reading(data_source):
-            splits = datasets.load_dataset(str(path or data_source))
-        train = hub.train_split(data_source, splits)
+        train = hub.splits(data_source)["train"]
         wanted = {*COLUMNS, *itertools.chain(*FORMS)}.intersection(train.column_names)
-        records = _records(data_source, "row", enumerate(train.select_columns([*wanted]), 1), train.column_names)
+        rows = data_files.numbered(f"data_source={data_source!r}", train.select_columns([*wanted]))
+        records = _records(data_source, rows, train.column_names)
     if not records:
         raise ValueError(f"data_source={data_source!r}: holds no record")
     if 0 < num_records < len(records):
@@ -121,7 +116,7 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Record
     )
 
 
-def _records(data_source: str, unit: str, rows: Iterable[row_files.Row], columns: Collection[str]) -> list[Record]:
+def _records(data_source: str, rows: Iterable[Row], columns: Collection[str]) -> list[Record]:
     """A record of each row. A key that some rows leave out is an empty field, one that all leave out a missing column."""
     form = next((form for form in FORMS if {*form} <= {*columns}), None)
     if columns and not form:
@@ -130,84 +125,44 @@ def _records(data_source: str, unit: str, rows: Iterable[row_files.Row], columns
             f"found: {', '.join(columns) or 'none'}. Rename a column or add one"
         )
     seen, records = Counter(), []
-    for number, values in rows:
-        where = f"data_source={data_source!r}: {unit} {number}"
-        record = _fields(where, values) if "question" in form else _conversation(where, values, form)
-        name = record["id"] or str(number)
+    for row in rows:
+        record = _fields(row) if "question" in form else _conversation(row, form)
+        name = record["id"] or str(row.number)
         seen[name] += 1
         records.append(Record(**record | {"id": f"{name}#{seen[name]}" if seen[name] > 1 else name}))
     return records
 
 
-def _fields(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(row: Row) -> dict[str, Any]:
     texts = {}
     for column in COLUMNS:
-        text = as_text(where, column, values.get(column)).replace("\r\n", "\n").strip()
+        text = data_files.text(row, column, TEXT).replace("\r\n", "\n").strip()
         text = "" if text.lower() in _PLACEHOLDERS else text
         texts[column] = " ".join(text.split()) if column in _ONE_LINE else text
     return texts | {"difficulty": texts["difficulty"].lower()}
 
 
-def _conversation(where: str, values: Mapping[str, Any], form: tuple[str, ...]) -> dict[str, Any]:
+def _conversation(row: Row, form: tuple[str, ...]) -> dict[str, Any]:
     """What the last message answers and what was said before; "" where a user does not ask, or no assistant answers."""
     said: list[tuple[str, str]] = []
     for column, role in zip(form, ("user", "assistant"), strict=False):
-        messages = values.get(column)
+        messages = row.values.get(column)
         if isinstance(messages, str | None) and column != "messages":
             messages = [{"role": role, "content": messages}]
         if not isinstance(messages, list) or not all(isinstance(each, dict) and "role" in each for each in messages):
             raise ValueError(
-                f"{where}, column `{column}` is no list of messages, each with `role` and `content`; it is {str(messages)[:60]!r}"
+                f"{row.where}, column `{column}` is no list of messages, each with `role` and `content`; it is {str(messages)[:60]!r}"
             )
-        said += [(each["role"], as_text(where, column, each.get("content")).strip()) for each in messages]
+        said += [
+            (each["role"], data_files.text(row._replace(values=each), "content", TEXT).strip()) for each in messages
+        ]
     *turns, (asks, question), (answers, answer) = [("", ""), ("", ""), *said][-max(2, len(said)) :]
     return {
-        "id": as_text(where, "id", values.get("id")),
+        "id": data_files.text(row, "id", TEXT),
         "question": question if asks == "user" else "",
         "answer": answer if answers == "assistant" else "",
         "turns": tuple(turns),
     }
-
-
-# ---- files
-
-
-def read_rows(name: str, path: Path, suffixes: Sequence[str]) -> list[row_files.Row]:
-    """All rows of the file; blank lines are none.
-
-    name: the parameter that names the file, for messages.
-    suffixes: what the file may be, of `.jsonl`, `.csv`, `.tsv` and `.parquet`.
-
-    Raises ValueError for another suffix, a file that is not UTF-8, and a row that cannot be parsed.
-    """
-    file = f"{name}={str(path)!r}"
-    if path.suffix not in suffixes:
-        raise ValueError(f"{file}: cannot read {path.suffix or 'no suffix'}; use {', '.join(suffixes)}")
-    if read := {".parquet": row_files.parquet, ".jsonl": row_files.jsonl}.get(path.suffix):
-        return list(read(f"{file}:", path))
-    rows: list[row_files.Row] = []
-    reader = None
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines, delimiter=DELIMITERS[path.suffix], strict=True)
-            for values in reader:
-                if None in values:
-                    raise ValueError(
-                        f"{file}: line {reader.line_num} has more fields than the header; put a field that holds a "
-                        "comma or tab in double quotes"
-                    )
-                rows.append((reader.line_num, values))
-    except (csv.Error, UnicodeDecodeError) as error:
-        where = f"line {reader.line_num}" if reader else "its header"
-        raise ValueError(f"{file}: {where} is not {path.suffix[1:].upper()} in UTF-8 ({error})") from error
-    return rows
-
-
-def as_text(where: str, column: str, value: Any) -> str:
-    """A cell as text, an absent one as "". Raises ValueError, which begins with `where`, for what is no text or number."""
-    if not isinstance(value, str | int | float | None):
-        raise ValueError(f"{where}, column `{column}` holds a {type(value).__name__}, not text")
-    return "" if value is None else str(value)
 
 
 # ---- near-duplicates
@@ -275,7 +230,12 @@ def split_records(records: Sequence[Record], seed: int) -> RecordSplits:
 
 
 def _by_groups(records: Sequence[Record], seed: int) -> list[tuple[Record, ...]]:
-    groups = _groups([record.asked for record in records])
+    from scipy.cluster.hierarchy import DisjointSet
+
+    linked = DisjointSet(range(len(records)))
+    for i, j, _ in near_duplicates([record.asked for record in records]):
+        linked.merge(i, j)
+    groups = [sorted(group) for group in linked.subsets()]  # in the order of their first rows
     random.Random(seed).shuffle(groups)
     train: list[int] = []
     validation: list[int] = []
@@ -285,13 +245,3 @@ def _by_groups(records: Sequence[Record], seed: int) -> list[tuple[Record, ...]]
         rows = next((rows for rows in (test, validation) if len(rows) + len(group) <= quota), train)
         rows += group
     return [tuple(records[row] for row in sorted(rows)) for rows in (train, validation, test)]
-
-
-def _groups(texts: Sequence[str]) -> list[list[int]]:
-    """Rows of each set of texts linked by near-duplicates, in the order of their first rows."""
-    group = {row: [row] for row in range(len(texts))}
-    for i, j, _ in near_duplicates(texts):
-        if group[i] is not group[j]:
-            group[i] += group[j]
-            group |= dict.fromkeys(group[j], group[i])
-    return list({id(rows): sorted(rows) for rows in group.values()}.values())

@@ -13,7 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.lejepa import text_files
+from helpers import data_files
+
+JUDGED = ("query-id", "corpus-id", "score")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Benchmark:
     name: str
     queries: dict[str, str]  # id -> text
     corpus: dict[str, str]  # id -> text, title included
-    relevant: dict[str, frozenset[str]]  # query id -> ids of documents
+    relevant: dict[str, set[str]]  # query id -> ids of documents
 
     def __post_init__(self) -> None:
         if not self.queries or len(self.corpus) < 2:
@@ -44,28 +46,29 @@ def read_beir(folder: str | Path, split: str = "test") -> Benchmark:
     folder = Path(folder)
     corpus, queries = (_texts(folder / f"{name}.jsonl") for name in ("corpus", "queries"))
     relevant: dict[str, set[str]] = {}
-    scores: dict[tuple[str, str], str] = {}
+    scores: dict[tuple[str, str], int] = {}
     qrels = _file(folder / "qrels" / f"{split}.tsv")
-    for number, line in enumerate(text_files.lines("benchmark", qrels), 1):
-        where, row = f"benchmark={str(qrels)!r}, line {number}", line.rstrip("\r\n").split("\t")
-        if not line.strip() or (not scores and row[2:] == ["score"]):  # the header
+    for row in data_files.separated(f"benchmark={str(qrels)!r}", qrels, "\t", JUDGED):
+        query, document, score = (row.values[column] for column in JUDGED)
+        if not scores and score == "score":  # a header of other names
             continue
         try:
-            query, document, score = row
-            above = int(score) > 0
-        except ValueError as error:
+            score = int(score)
+        except (TypeError, ValueError) as error:
             raise ValueError(
-                f"{where}: must be query-id, corpus-id and a whole score between tabs, not {str(row)[:200]}"
+                f"{row.where}: must be query-id, corpus-id and a whole score between tabs, not {str(row.values)[:200]}"
             ) from error
         for name, known, file in ((query, queries, "queries.jsonl"), (document, corpus, "corpus.jsonl")):
             if name not in known:
-                raise ValueError(f"{where}: the id {name!r} is not in {file}; remove the line or add the entry")
+                raise ValueError(f"{row.where}: the id {name!r} is not in {file}; remove the line or add the entry")
         if scores.setdefault((query, document), score) != score:
-            raise ValueError(f"{where}: query {query!r} and document {document!r} had another score before; keep one")
-        if above:
+            raise ValueError(
+                f"{row.where}: query {query!r} and document {document!r} had another score before; keep one"
+            )
+        if score > 0:
             relevant.setdefault(query, set()).add(document)
     judged = {name: text for name, text in queries.items() if name in relevant}
-    return Benchmark(folder.resolve().name, judged, corpus, {name: frozenset(relevant[name]) for name in judged})
+    return Benchmark(folder.resolve().name, judged, corpus, {name: relevant[name] for name in judged})
 
 
 def from_pairs(pairs: Iterable[tuple[str, str]], name: str, others: Iterable[str] = ()) -> Benchmark:
@@ -79,7 +82,7 @@ def from_pairs(pairs: Iterable[tuple[str, str]], name: str, others: Iterable[str
     for text in others:
         corpus.setdefault(text, f"d{len(corpus)}")
     by_id = ({name: text for text, name in texts.items()} for texts in (queries, corpus))
-    return Benchmark(name, *by_id, {name: frozenset(documents) for name, documents in relevant.items()})
+    return Benchmark(name, *by_id, relevant)
 
 
 def _file(path: Path) -> Path:
@@ -94,7 +97,7 @@ def _file(path: Path) -> Path:
 def _texts(path: Path) -> dict[str, str]:
     """Id -> text of each line, the title before it."""
     found: dict[str, str] = {}
-    for where, values in text_files.objects("benchmark", _file(path)):
+    for where, _, values in data_files.rows("benchmark", _file(path), (".jsonl",)):
         name, title, text = values.get("_id"), values.get("title") or "", values.get("text")
         if not (isinstance(name, str | int) and isinstance(title, str) and isinstance(text, str)) or name in ("", True):
             raise ValueError(f'{where}: needs an "_id", a string "text", and a string "title" if any')

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from helpers import hub
-from helpers.lejepa import sample, text_files
+from helpers import data_files, hub
+from helpers.data_source import DataSource
+from helpers.lejepa import sample
 from helpers.parameters import SAMPLE, source_path
+from helpers.row_files import Row
 
 if TYPE_CHECKING:
     import datasets
@@ -25,6 +27,7 @@ MSMARCO = "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v
 # The commit that the model cards of sentence-transformers name; what it holds was not looked at from here.
 MSMARCO_REVISION = "84ed2d35626f617d890bd493b4d6db69a741e0e2"
 SUBSETS = ("triplet-hard", "triplet", "pair", "default")  # of a hub set with several; the first that it has
+SUFFIXES = (".jsonl", ".csv", ".parquet", ".txt", ".md")
 HUB_ROWS = 20_000  # of a hub set when num_samples is 0; all of MS MARCO are 11.7 million
 SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 COLUMNS = {
@@ -37,20 +40,18 @@ PASSAGE_WORDS = 400  # longer documents are cut: two crops of a whole book need 
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 1000  # rows, of validation and as many of test
 MIN_ROWS, MIN_PART = 6, 2  # LeJEPA compares at least two texts, in every split
 
-Row = tuple[str, ...]
+Texts = tuple[str, ...]
 _PARAGRAPH_END = re.compile(r"[ \t]*\n[ \t]*\n")
 
 
 @dataclass(frozen=True)
-class TextData:
+class TextData(DataSource):
     """Texts to train on, to choose by and to test on. No text is in two, in any column; case and white space do not count."""
 
     kind: str  # "pairs", "triplets" or "documents"
     train: datasets.Dataset  # columns as in COLUMNS[kind]
     validation: datasets.Dataset
     test: datasets.Dataset
-    source: str  # the same string means the same data
-    provenance: dict[str, str | None]  # for results.json: source, revision and sha256 of the texts
     duplicates_removed: int  # of a hub set also further rows of the same anchor
     empty_removed: int
     overlaps_removed: int  # held-out rows of which a text, most often a negative, is also in another split
@@ -67,7 +68,7 @@ def load_texts(
 
     data_source: one of
         "sample": pairs out of the docstrings of the installed Python's standard library;
-        a .jsonl or .csv with columns `anchor` (or `query`) and `positive`, perhaps `negative`; or `text`, perhaps `title`;
+        a .jsonl, .csv or .parquet with columns `anchor` (or `query`) and `positive`, perhaps `negative`; or `text`, perhaps `title`;
         a .txt or .md: documents parted by blank lines, or where there is none one a line;
         a folder of .txt and .md files, a document each, or in BEIR's layout, of which only corpus.jsonl is read;
         a hub id (MS MARCO at a pinned commit), or a folder of .parquet files, with the columns of a .jsonl. Its split
@@ -85,9 +86,9 @@ def load_texts(
         kind = "documents" if documents else "pairs"
         rows = [(text,) for text in sample.documents(found)] if documents else sample.pairs(found)
     elif path is None or (path.is_dir() and any(path.rglob("*.parquet"))):
-        stream = _stream(data_source, str(path or data_source), revision, seed)
+        stream = data_files.numbered(f"data_source={data_source!r}", _stream(data_source, revision, seed))
         with hub.reading(data_source):
-            kind, rows, empty, repeated = _draw_from_hub(data_source, stream, num_samples or HUB_ROWS, documents)
+            kind, rows, empty, repeated = _draw(stream, num_samples or HUB_ROWS, documents)
     else:
         kind, rows, empty = _read_folder(path) if path.is_dir() else _read_file(path)
     if documents and kind != "documents":
@@ -98,7 +99,7 @@ def load_texts(
 # ---- local files
 
 
-def _read_folder(path: Path) -> tuple[str, list[Row], int]:
+def _read_folder(path: Path) -> tuple[str, list[Texts], int]:
     if (corpus := path / "corpus.jsonl").is_file():
         return _read_file(corpus)
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in (".txt", ".md") and file.is_file())
@@ -107,34 +108,41 @@ def _read_folder(path: Path) -> tuple[str, list[Row], int]:
             f"data_source={str(path)!r}: the folder has no .txt, .md or .parquet file and no corpus.jsonl; "
             "give the path of a file, or put the documents there"
         )
-    texts = ["".join(text_files.lines("data_source", file)).strip() for file in files]
+    texts = [_read_text(file) for file in files]
     return "documents", [(text,) for text in texts if text], texts.count("")
 
 
-def _read_file(path: Path) -> tuple[str, list[Row], int]:
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
+
+
+def _read_file(path: Path) -> tuple[str, list[Texts], int]:
     if path.suffix.lower() in (".txt", ".md"):
-        text = "".join(text_files.lines("data_source", path)).strip()
+        text = _read_text(path)
         parts = re.split(blank_lines, text) if re.search(blank_lines := r"\n[ \t]*\n", text) else text.split("\n")
         return "documents", [(part.strip(),) for part in parts if part.strip()], 0
-    read = {".jsonl": text_files.objects, ".csv": text_files.table}.get(path.suffix.lower())
-    if read is None:
-        raise ValueError(f"data_source={str(path)!r}: cannot read this; give .jsonl, .csv, .txt, .md or a folder")
     kind, rows, empty = None, [], 0
-    for where, values in read("data_source", path):
-        kind = kind or _kind(str(path), list(values))
-        row = _row(kind, values, where)
-        if all(row):
-            rows.append(row)
-        elif path.name == "corpus.jsonl" and "_id" in values:
+    for row in data_files.rows("data_source", path, SUFFIXES):
+        kind = kind or _kind(f"data_source={str(path)!r}", row)
+        texts = _texts(kind, row)
+        if path.suffix.lower() == ".csv":  # a field's lines end as those of a text file
+            texts = tuple(re.sub("\r\n?", "\n", text) for text in texts)
+        if all(texts):
+            rows.append(texts)
+        elif path.name == "corpus.jsonl" and "_id" in row.values:
             empty += 1  # BEIR corpora have some, and their qrels count on them
         else:
             raise ValueError(
-                f"{where} has an empty text in `{COLUMNS[kind][row.index('')]}`; fill it in or remove the row"
+                f"{row.where} has an empty text in `{COLUMNS[kind][texts.index('')]}`; fill it in or remove the row"
             )
     return kind or "documents", rows, empty
 
 
-def _kind(data_source: str, found: Sequence[str]) -> str:
+def _kind(source: str, row: Row) -> str:
+    found = row.values
     anchor = any(name in found for name in ANCHORS)
     if anchor and "positive" in found:
         return "triplets" if "negative" in found else "pairs"
@@ -143,37 +151,29 @@ def _kind(data_source: str, found: Sequence[str]) -> str:
     wanting = "`anchor` (or `query`)" if "positive" in found else "`text`, nor `anchor` and `positive`"
     missing = "`positive`" if anchor else wanting
     raise ValueError(
-        f"data_source={data_source!r}: no column {missing}; columns found: {', '.join(found) or 'none'}. Rename a column: "
+        f"{source}: no column {missing}; columns found: {', '.join(found) or 'none'}. Rename a column: "
         "`anchor` and `positive` (perhaps `negative`) make pairs, `text` (perhaps `title`) documents"
     )
 
 
-def _row(kind: str, values: Mapping[str, Any], where: str) -> Row:
+def _texts(kind: str, row: Row) -> Texts:
     """The texts in the order of COLUMNS[kind], "" for an empty one; a title goes before its text."""
-
-    def text(column: str) -> str:
-        value = values.get(column)
-        if not isinstance(value, str | None):
-            raise ValueError(
-                f"{where}: column `{column}` holds a {type(value).__name__}, not text; write it as a string"
-            )
-        return (value or "").strip()
-
     if kind == "documents":
-        title, body = text("title"), text("text")
+        title, body = data_files.text(row, "title").strip(), data_files.text(row, "text").strip()
         return (body if body.startswith(title) else f"{title}\n{body}".strip(),)
-    anchor = next((name for name in ANCHORS if name in values), ANCHORS[0])
-    return tuple(text(anchor if column == "anchor" else column) for column in COLUMNS[kind])
+    anchor = next((name for name in ANCHORS if name in row.values), ANCHORS[0])
+    return tuple(data_files.text(row, anchor if column == "anchor" else column).strip() for column in COLUMNS[kind])
 
 
 # ---- hub sets
 
 
-def _stream(data_source: str, name: str, revision: str | None, seed: int) -> datasets.IterableDataset:
+def _stream(data_source: str, revision: str | None, seed: int) -> datasets.IterableDataset:
     """Rows of the split `train` in a seeded order, read as they are asked for."""
     import datasets
 
     with hub.reading(data_source):
+        name = str(source_path("data_source", data_source) or data_source)
         subsets = datasets.get_dataset_config_names(name, revision=revision)
         chosen = next((s for s in SUBSETS if s in subsets), subsets[0] if len(subsets) == 1 else None)
         if chosen is None:
@@ -181,26 +181,24 @@ def _stream(data_source: str, name: str, revision: str | None, seed: int) -> dat
                 f"data_source={data_source!r} has the subsets {', '.join(subsets)}, of which none is {', '.join(SUBSETS)}; "
                 "download the one that you want and give its folder"
             )
-        splits = datasets.load_dataset(name, chosen, revision=revision, streaming=True)
-    return hub.train_split(data_source, splits).shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+    train = hub.splits(data_source, name=chosen, revision=revision, streaming=True)["train"]
+    return train.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
 
 
-def _draw_from_hub(
-    data_source: str, stream: Iterable[Mapping[str, Any]], wanted: int, documents: bool
-) -> tuple[str, list[Row], int, int]:
+def _draw(stream: Iterable[Row], wanted: int, documents: bool) -> tuple[str, list[Texts], int, int]:
     """The first `wanted` rows with different anchors (MS MARCO has twenty a query): kind, rows, empty and repeated ones."""
-    rows: dict[bytes, Row] = {}
+    rows: dict[bytes, Texts] = {}
     kind, empty, repeated = None, 0, 0
-    for number, values in enumerate(stream, 1):
-        kind = kind or _kind(data_source, list(values))
-        row = _row(kind, values, f"data_source={data_source!r}: row {number} of the stream")
-        key = _digest(row[1 if documents and kind != "documents" else 0])
-        if not all(row):
+    for row in stream:
+        kind = kind or _kind(row.where, row)
+        texts = _texts(kind, row)
+        key = _digest(texts[1 if documents and kind != "documents" else 0])
+        if not all(texts):
             empty += 1
         elif key in rows:
             repeated += 1
         else:
-            rows[key] = row
+            rows[key] = texts
             if len(rows) == wanted:
                 break
     return kind or "documents", list(rows.values()), empty, repeated
@@ -211,7 +209,7 @@ def _draw_from_hub(
 
 def _split(
     kind: str,
-    rows: Sequence[Row],
+    rows: Sequence[Texts],
     data_source: str,
     revision: str | None,
     wanted: int,
@@ -250,7 +248,6 @@ def _split(
     texts = hashlib.sha256(b"".join(_digest(text) for row in drawn for text in row)).hexdigest()
     # The name alone of a local file: results are shared, and the digest says which file it was.
     name = Path(data_source).name if Path(data_source).expanduser().exists() else data_source
-    named = f"{name}@{revision}" if revision else name
     parts = (
         datasets.Dataset.from_dict({column: [drawn[row][i] for row in part] for i, column in enumerate(COLUMNS[kind])})
         for part in kept
@@ -258,11 +255,13 @@ def _split(
     return TextData(
         kind,
         *parts,
-        source=f"{named}, {wanted or 'all'} {kind}, seed {seed}, sha256 {texts[:16]}",
-        provenance={"source": name, "revision": revision, "sha256": texts},
         duplicates_removed=duplicates,
         empty_removed=empty,
         overlaps_removed=sum(map(len, found)) - sum(map(len, kept)),
+        name=name,
+        revision=revision,
+        draw=f"{wanted or 'all'} {kind}, seed {seed}",
+        sha256=texts,
     )
 
 
@@ -272,19 +271,13 @@ def _digest(text: str) -> bytes:
 
 def _groups(keys: Sequence[Sequence[bytes]]) -> list[list[int]]:
     """Rows linked by a chain of shared keys, in the order of their first rows."""
-    import numpy as np
-    from scipy import sparse
+    from scipy.cluster.hierarchy import DisjointSet
 
-    ids: dict[bytes, int] = {}
-    links = [(row, len(keys) + ids.setdefault(key, len(ids))) for row, row_keys in enumerate(keys) for key in row_keys]
-    first, second = np.array(links).T
-    size = len(keys) + len(ids)
-    graph = sparse.coo_matrix((np.ones(len(links), bool), (first, second)), shape=(size, size))
-    _, labels = sparse.csgraph.connected_components(graph, directed=False)
-    groups: dict[int, list[int]] = {}
-    for row, label in enumerate(labels[: len(keys)].tolist()):
-        groups.setdefault(label, []).append(row)
-    return list(groups.values())
+    linked, first = DisjointSet(range(len(keys))), {}
+    for row, row_keys in enumerate(keys):
+        for key in row_keys:
+            linked.merge(row, first.setdefault(key, row))
+    return [sorted(group) for group in linked.subsets()]
 
 
 def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[list[int], list[int], list[int]]:

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 from sentence_transformers.util import cos_sim
 
-from helpers.lejepa import text_files
+from helpers import data_files
 from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.encoding import encode, on_cpu
 from helpers.lejepa.parameters import SHORTER
@@ -121,7 +121,7 @@ def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
     wanted = ", ".join(columns)
     if not path.is_file():
         raise FileNotFoundError(f"similarity={str(path)!r}: no such file; give a CSV of {wanted}")
-    for where, row in text_files.table("similarity", path, columns):
+    for where, _, row in data_files.separated(f"similarity={str(path)!r}", path, columns=columns):
         try:
             scored.append((row["sentence1"], row["sentence2"], float(row["score"])))
         except (TypeError, ValueError) as error:

@@ -42,19 +42,15 @@ def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplit
     Raises ValueError (too few stories, no such column, a damaged file), FileNotFoundError
     and ConnectionError (hub not reachable and nothing cached).
     """
-    path = source_path("data_source", data_source) if data_source != SAMPLE else None
+    path = source_path("data_source", data_source)
     name, revision = path.name if path else data_source, None
     if data_source == SAMPLE:
         found = _split(sample_stories(num_stories or SAMPLE_STORIES, seed), name, num_stories, seed)
     elif path and path.is_file():
         found = _split(_read_file(path), name, num_stories, seed)
     else:
-        import datasets
-
         revision = TINYSTORIES_REVISION if data_source == TINYSTORIES and not path else None
-        with hub.reading(data_source):
-            splits = datasets.load_dataset(str(path or data_source), revision=revision)
-        found = _from_splits(splits, name, num_stories, seed)
+        found = _from_splits(hub.splits(data_source, revision=revision), name, num_stories, seed)
     train, validation, digests, removed = found
     sha256, draw = hashlib.sha256(b"".join(digests)).hexdigest(), f"{num_stories or 'all'} stories, seed {seed}"
     return StorySplits(train, validation, removed, name=name, sha256=sha256, revision=revision, draw=draw)
@@ -67,24 +63,24 @@ def batches(stories: Sequence[str], size: int = 1000) -> Iterator[Sequence[str]]
 
 
 def _read_file(path: Path) -> Iterable[str]:
-    file = f"data_source={str(path)!r}:"
-    if path.suffix in (".jsonl", ".parquet"):
-        return _read_rows(file, path)
+    file = f"data_source={str(path)!r}"
+    if read := {".jsonl": row_files.jsonl, ".parquet": row_files.parquet}.get(path.suffix):
+        return _told(str(path), read(file, path))
     if path.suffix != ".txt":
-        raise ValueError(f"{file} cannot read {path.suffix or 'no suffix'}; use .txt, .jsonl, .parquet")
+        raise ValueError(f"{file}: cannot read {path.suffix or 'no suffix'}; use .txt, .jsonl, .parquet")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} not UTF-8 ({error}); save the file as UTF-8") from error
+        raise ValueError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from error
     return text.split(END_OF_TEXT) if END_OF_TEXT in text else re.split(r"\n\s*\n", text)
 
 
-def _read_rows(file: str, path: Path) -> Iterator[str]:
+def _told(data_source: str, rows: Iterable[row_files.Row]) -> Iterator[str]:
     column = None
-    for number, values in (row_files.parquet if path.suffix == ".parquet" else row_files.jsonl)(file, path):
-        column = column or _text_column(str(path), list(values))
+    for where, _, values in rows:
+        column = column or _text_column(data_source, list(values))
         if not isinstance(values.get(column, 0), str | None):
-            raise ValueError(f"{file} line {number} has no text in field {column!r}; its fields: {list(values)}")
+            raise ValueError(f"{where} has no text in field {column!r}; its fields: {list(values)}")
         yield values[column]
 
 
@@ -108,7 +104,7 @@ def _split(stories: Iterable[str], name: str, num_stories: int, seed: int):
 
 def _from_splits(splits: Any, name: str, num_stories: int, seed: int):
     """The same of a `datasets.DatasetDict`, in which validation stories that are trained on are the repeats."""
-    train = hub.train_split(name, splits)
+    train = splits["train"]
     column = _text_column(name, train.column_names)
     if getattr(train.features[column], "dtype", None) not in ("string", "large_string"):
         raise ValueError(f"data_source={name!r}: column {column!r} is {train.features[column]}, not text")

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
 import json
 import random
 import re
 import sysconfig
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import hub, row_files
+from helpers import data_files, hub
+from helpers.data_source import DataSource
 from helpers.parameters import SAMPLE, source_path
 
 TEXT_COLUMNS = ("text", "sentence", "content", "comment", "texts")
 LABEL_COLUMNS = ("label", "labels", "category", "class", "intent")
 SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 MOST_DECIMALS = 20  # different labels with a decimal point; beyond it they are no labels
+SUFFIXES = (".csv", ".jsonl", ".parquet")
 HELD_OUT = 0.1  # of the training rows, for each split that is not there
 EMOTION = "dair-ai/emotion"
 REVISIONS = {EMOTION: "cab853a1dbdf4c42c2b3ef2173804746df8825fe"}
@@ -33,15 +34,13 @@ Row = tuple[str, str]  # text, label
 
 
 @dataclass(frozen=True)
-class LabelledTexts:
+class LabelledTexts(DataSource):
     """Rows by split, labels as positions in `labels`. No text is twice in a split or in two; case and space do not count."""
 
     train: list[tuple[str, int]]
     validation: list[tuple[str, int]]
     test: list[tuple[str, int]]
     labels: tuple[str, ...]  # of two, the second is the positive one
-    source: str  # data source, seed and a digest of the texts: the same string means the same data
-    provenance: dict[str, str | None]  # the `data` part of results.json: source, revision and sha256 of the texts
     removed: dict[str, int]  # rows, by why they were removed
 
     def results(self) -> dict[str, Any]:
@@ -86,12 +85,13 @@ def load_labelled(
     (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
     path, asked = source_path("data_source", data_source), (text_column, label_column)
+    revision = REVISIONS.get(data_source) if path is None else None
     if data_source == SAMPLE:
         splits = {"train": list(_sample())}
-    elif path is not None:
-        splits = _read_folder(path, asked) if path.is_dir() else {"train": list(_read_file(path, asked))}
     else:
-        splits = _read_hub(data_source, asked)
+        parts = _parts(path) if path else hub.splits(data_source, name=SUBSETS.get(data_source), revision=revision)
+        named = {split: [name for name in names if name in parts] for split, names in SPLITS.items()}
+        splits = {split: list(_read(data_source, parts[found[0]], asked)) for split, found in named.items() if found}
     if positive_label:
         other = f"not {positive_label}"
         for name, rows in splits.items():
@@ -110,13 +110,14 @@ def load_labelled(
     labels = _labels(data_source, cleaned, positive_label)
     positions = {label: position for position, label in enumerate(labels)}
     digest = hashlib.sha256(json.dumps(cleaned, ensure_ascii=True).encode()).hexdigest()
-    name, revision = (path.name, None) if path else (data_source, REVISIONS.get(data_source))
     return LabelledTexts(
         **{name: [(text, positions[label]) for text, label in rows] for name, rows in cleaned.items()},
         labels=labels,
-        source=f"{name}{f'@{revision}' if revision else ''}, seed {seed}, sha256 {digest[:16]}",
-        provenance={"source": name, "revision": revision, "sha256": digest},
         removed=dict(removed),
+        name=path.name if path else data_source,
+        revision=revision,
+        draw=f"seed {seed}",
+        sha256=digest,
     )
 
 
@@ -141,47 +142,44 @@ def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFun
             yield from _docstrings(child)
 
 
-def _read_folder(path: Path, asked: tuple[str, str]) -> dict[str, list[Row]]:
-    found = {}
-    for split, names in SPLITS.items():
-        files = [path / f"{name}{suffix}" for name in names for suffix in READERS]
-        if file := next((file for file in files if file.is_file()), None):
-            found[split] = list(_read_file(file, asked))
-    if "train" not in found:
+def _parts(path: Path) -> dict[str, Path]:
+    """Files by the names of their splits."""
+    if path.is_file():
+        return {"train": path}
+    files = [path / f"{name}{suffix}" for names in SPLITS.values() for name in names for suffix in reversed(SUFFIXES)]
+    parts = {file.stem: file for file in files if file.is_file()}
+    if "train" not in parts:
         raise FileNotFoundError(
             f"data_source={str(path)!r}: no train.csv, train.jsonl or train.parquet in the folder; name the training file so"
         )
-    return found
+    return parts
 
 
-def _read_file(path: Path, asked: tuple[str, str]) -> Iterator[Row]:
-    where, columns = f"data_source={str(path)!r}", None
-    read = READERS.get(path.suffix.lower())
-    if read is None:
-        raise ValueError(f"{where}: cannot read this; give a .csv, .jsonl or .parquet with a text and a label column")
-    for number, values in read(f"{where}:", path):
-        columns = columns or _columns(where, list(values), asked)
-        yield _row(f"{where}: line {number}", values, columns)
-
-
-def _csv(where: str, path: Path) -> Iterator[row_files.Row]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            for values in reader:
-                if None in values or None in values.values():
-                    raise ValueError(
-                        f"{where} line {reader.line_num} has not as many fields as the header; put fields that hold a "
-                        "comma in double quotes"
-                    )
-                yield reader.line_num, values
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} not UTF-8 ({error}); save the file as UTF-8") from error
-    except csv.Error as error:
-        raise ValueError(f"{where} line {reader.line_num} is not CSV ({error})") from error
-
-
-READERS = {".csv": _csv, ".jsonl": row_files.jsonl, ".parquet": row_files.parquet}
+def _read(data_source: str, part: Any, asked: tuple[str, str]) -> Iterator[Row]:
+    """Texts and labels of a file or of a data set's split."""
+    columns, names = None, None
+    if isinstance(part, Path):
+        where, rows = f"data_source={str(part)!r}", data_files.rows("data_source", part, SUFFIXES)
+    else:
+        where = f"data_source={data_source!r}"
+        columns = _columns(where, part.column_names, asked)
+        names = getattr(part.features[columns[1]], "names", None)
+        rows = data_files.numbered(where, part.select_columns([*{*columns}]))
+    for row in rows:
+        columns = columns or _columns(where, [*row.values], asked)
+        label = row.values.get(columns[1])
+        if None in row.values.values() and isinstance(part, Path) and part.suffix.lower() == ".csv":
+            raise ValueError(
+                f"{row.where} has fewer fields than the header; put a field that holds a comma in double quotes"
+            )
+        if isinstance(label, list | dict):
+            raise ValueError(
+                f"{row.where}: column {columns[1]!r} holds a {type(label).__name__}; this notebook trains one label a text, no "
+                "labels of tokens and not several"
+            )
+        if label is None or not str(label).strip():
+            raise ValueError(f"{row.where}: column {columns[1]!r} is empty; every row needs a label")
+        yield data_files.text(row, columns[0]).strip(), str(names[label] if names else label).strip()
 
 
 def _columns(where: str, found: Sequence[str], asked: tuple[str, str]) -> tuple[str, str]:
@@ -197,43 +195,6 @@ def _columns(where: str, found: Sequence[str], asked: tuple[str, str]) -> tuple[
         )
 
     return chosen("text_column", asked[0], TEXT_COLUMNS), chosen("label_column", asked[1], LABEL_COLUMNS)
-
-
-def _row(where: str, values: Mapping[str, Any], columns: tuple[str, str]) -> Row:
-    text, label = (values.get(column) for column in columns)
-    if not isinstance(text, str | None):
-        raise ValueError(f"{where}: column {columns[0]!r} holds a {type(text).__name__}, not text")
-    if isinstance(label, list | dict):
-        raise ValueError(
-            f"{where}: column {columns[1]!r} holds a {type(label).__name__}; this notebook trains one label a text, no labels of "
-            "tokens and not several"
-        )
-    if label is None or not str(label).strip():
-        raise ValueError(f"{where}: column {columns[1]!r} is empty; every row needs a label")
-    return (text or "").strip(), str(label).strip()
-
-
-def _read_hub(data_source: str, asked: tuple[str, str]) -> dict[str, list[Row]]:
-    import datasets
-
-    with hub.reading(data_source):
-        loaded = datasets.load_dataset(data_source, SUBSETS.get(data_source), revision=REVISIONS.get(data_source))
-    hub.train_split(data_source, loaded)  # or an error
-    found = {}
-    for split, names in SPLITS.items():
-        if part := next((loaded[name] for name in names if name in loaded), None):
-            text, label = columns = _columns(f"data_source={data_source!r}", part.column_names, asked)
-            named = getattr(part.features[label], "names", None)
-            rows = zip(part[text], part[label], strict=True)
-            found[split] = [
-                _row(
-                    f"data_source={data_source!r}: row {number}",
-                    {text: said, label: named[of] if named else of},
-                    columns,
-                )
-                for number, (said, of) in enumerate(rows)
-            ]
-    return found
 
 
 # ---- splits

@@ -139,8 +139,8 @@ def read_graph(folder: str | Path) -> KnowledgeGraph:
 def _records(path: Path) -> Iterator[tuple[str, dict]]:
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r}: no such file; a graph is {ENTITIES} and {TRIPLES} in one folder")
-    for number, record in row_files.jsonl(f"{path.name},", path):
-        yield f"{path.name}, line {number}", record
+    for where, _, record in row_files.jsonl(path.name, path):
+        yield where, record
 
 
 def _entity(record: dict, where: str) -> Entity:
