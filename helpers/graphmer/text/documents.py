@@ -94,16 +94,13 @@ class Documents:
             and entity.module in self._sources
         )
 
-    def text(self, entity_id: str, limit: int | None = None) -> str:
-        """The qualified name, a newline and the source lines, dedented; only the name where there are none.
-
-        limit: characters of source before it is dedented, to spare the work on what is cut off anyway.
-        """
+    def text(self, entity_id: str) -> str:
+        """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
         if not self.has_source(entity_id):
             return shown_name(entity_id)
         entity = self.graph.entities[entity_id]
         start, end = self._span(entity)
-        source = self._sources[entity.module][start : end if limit is None else min(end, start + limit)]
+        source = self._sources[entity.module][start:end]
         if indentation := len(source) - len(source.lstrip(" \t")):
             source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
         return f"{shown_name(entity_id)}\n{source}"
@@ -147,11 +144,6 @@ class Documents:
         if name == entity.name:
             found = found[1:]
         return source.count("\n", 0, found[0]) + 1 if found else 0
-
-    def source_length(self, entity_id: str) -> int:
-        """Characters of the source lines before they are dedented."""
-        start, end = self._span(self.graph.entities[entity_id])
-        return end - start
 
     def _span(self, entity: Entity) -> tuple[int, int]:
         starts = self._line_starts(entity.module)
