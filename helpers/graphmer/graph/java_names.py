@@ -64,16 +64,13 @@ class JavaNames:
 
     def _resolve(self, name: str, within: Type) -> Reference | None:
         first, *rest = name.split(".")
-        looking: Type | None = within
-        while looking:
+        for looking in within.around():
             if first in looking.variables:
                 return None
             if looking.name == first:
                 return self._nested(looking, rest)
-            for above in self.above(looking):
-                if isinstance(above, Type) and first in above.members:
-                    return self._nested(above.members[first], rest)
-            looking = looking.outer
+            if above := self.having(looking, "members", first):
+                return self._nested(above.members[first], rest)
         return self._elsewhere(name, within.file)
 
     def _elsewhere(self, name: str, file: File) -> Reference | None:
@@ -101,14 +98,8 @@ class JavaNames:
             if isinstance(found, str):
                 found = f"{found}.{name}"
             elif found:
-                found = next(
-                    (
-                        above.members[name]
-                        for above in self.above(found)
-                        if isinstance(above, Type) and name in above.members
-                    ),
-                    None,
-                )
+                above = self.having(found, "members", name)
+                found = above.members[name] if above else None
         return found
 
     def bases(self, found: Type) -> list[Reference | None]:
@@ -130,6 +121,10 @@ class JavaNames:
                 queue += self.bases(one) if isinstance(one, Type) else []
 
     # ---- members
+
+    def having(self, found: Type, members: str, name: str) -> Type | None:
+        """The nearest of a type and its supertypes in the sources that has such a member: one of `members`, `fields` or `methods`."""
+        return next((one for one in self.above(found) if isinstance(one, Type) and name in getattr(one, members)), None)
 
     def method(self, owner: Reference, name: str, count: int) -> Method | str | None:
         """The method that a call with so many arguments reaches; the id of one outside of the sources."""
@@ -167,14 +162,11 @@ class JavaNames:
             return self.method(owner, name, count) if owner else None
         if place.anonymous:
             return None
-        looking: Type | None = place.type
-        while looking:
-            above = list(self.above(looking))
-            if any(isinstance(one, Type) and name in one.methods for one in above):
+        for looking in place.type.around():
+            if self.having(looking, "methods", name):
                 return self.method(looking, name, count)
-            if looking.outer and not all(isinstance(one, Type) for one in above):
+            if looking.outer and not all(isinstance(one, Type) for one in self.above(looking)):
                 return None  # inherited from outside, or of the class around
-            looking = looking.outer
         return self._static(name, count, place.type.file) or self.method(place.type.top, name, count)
 
     def _static(self, name: str, count: int, file: File) -> Method | str | None:
@@ -223,11 +215,9 @@ class JavaNames:
     def _variable(self, name: str, place: Place) -> Reference | None:
         if name in place.locals:
             return place.locals[name]
-        looking: Type | None = place.type
-        while looking:
-            if any(isinstance(one, Type) and name in one.fields for one in self.above(looking)):
+        for looking in place.type.around():
+            if self.having(looking, "fields", name):
                 return self.field_type(looking, name)
-            looking = looking.outer
         return self.resolve(name, place.type, place.variables)
 
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from helpers.graphmer.graph import java_tree
 from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, JavaNames, Place, Reference, all_types
 from helpers.graphmer.graph.java_tree import File, Method, Type, annotations, modifiers, text, type_name, types
-from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, Entity, KnowledgeGraph, build_graph
-from helpers.graphmer.graph.ontology import UNKNOWN
-from helpers.graphmer.graph.sources import SourceFile, find_sources
+from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, Entity, KnowledgeGraph, build_graph, unresolved
+from helpers.graphmer.graph.sources import TOO_DEEP, SourceFile, read_sources
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 _TEST_ANNOTATIONS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")
-TOO_DEEP = "nested too deep"
 _CERTAINTY = ("class", "interface", "exception", "annotation")  # what a use tells of a type outside, least first
 
 
@@ -30,38 +28,21 @@ def java_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGr
 
     Raises ImportError where there is such a file and no tree-sitter; else like `python_graph`.
     """
-    sources = find_sources(folder, ".java", include_tests)
-    parser = _parser() if sources else None
-    files, listed, failed = [], [], []
-    for source in sources:
-        try:
-            file, sha256 = _read(source, parser)
-        except (SyntaxError, OSError, RecursionError) as error:
-            reason = f"OSError: {error.strerror}" if isinstance(error, OSError) else TOO_DEEP
-            if isinstance(error, SyntaxError):
-                reason = f"line {error.lineno}: {error.msg}"
-            failed.append({"path": source.relative, "error": reason})
-            continue
-        files.append(file)
-        module = file.types[0].id if file.types else file.package
-        listed.append({"path": source.relative, "module": module, "language": "java", "sha256": sha256})
+    files, listed, failed = read_sources(folder, ".java", include_tests, _read)
     graph = _Graph(files)
     failed += [{"path": listed.pop(at)["path"], "error": TOO_DEEP} for at in reversed(graph.too_deep)]
     return build_graph(graph.entities(), graph.triples, {"schema": 1, "files": listed, "failed": failed})
 
 
-def _parser():
+def _read(source: SourceFile, content: bytes) -> tuple[File, str]:
     try:
         import tree_sitter
         import tree_sitter_java
     except ImportError as error:
         raise ImportError(f"Java sources need a parser ({error}): pip install tree-sitter tree-sitter-java") from error
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language()))
-
-
-def _read(source: SourceFile, parser) -> tuple[File, str]:
-    content, sha256 = source.read()
-    return java_tree.read_file(parser.parse(content)), sha256
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language()))
+    file = java_tree.read_file(parser.parse(content))
+    return file, file.types[0].id if file.types else file.package
 
 
 class _Graph:
@@ -125,11 +106,9 @@ class _Graph:
             self.triples.append((head, relation, tail.id))
             return
         name = mention.rpartition(".")[2]
-        entity = tail or f"?.{name}"
-        if tail is None:
-            self.outside.setdefault(entity, Entity(entity, UNKNOWN, name, UNRESOLVED))
-        elif entity not in self.outside or _certainty(kind) > _certainty(self.outside[entity].type):
-            self.outside[entity] = Entity(entity, kind, name, EXTERNAL)
+        entity = tail or unresolved(name)
+        if tail and (tail not in self.outside or _certainty(kind) > _certainty(self.outside[tail].type)):
+            self.outside[tail] = Entity(tail, kind, name, EXTERNAL)
         self.triples.append((head, relation, entity))
 
     def _imports(self, file: File) -> None:
@@ -199,17 +178,16 @@ class _Graph:
 
     def _overrides(self, method: Method) -> None:
         """The nearest method of the same parameter types (as written) on each way up."""
-        bases = [base for base in self.names.bases(method.owner) if isinstance(base, Type)]
-        for base in bases:
-            for above in self.names.above(base):
-                same = (
-                    [one for one in above.methods.get(method.name, []) if one.signature == method.signature]
-                    if isinstance(above, Type)
-                    else []
-                )
-                if same:
-                    self.triples.append((method.id, "overrides", same[0].id))
-                    break
+        for base in self.names.bases(method.owner):
+            same = (
+                one
+                for above in self.names.above(base)
+                if isinstance(above, Type)
+                for one in above.methods.get(method.name, [])
+                if one.signature == method.signature
+            )
+            if nearest := next(same, None):
+                self.triples.append((method.id, "overrides", nearest.id))
 
     # ---- bodies
 

@@ -43,9 +43,16 @@ class Type:
     methods: dict[str, list[Method]] = field(default_factory=dict)
     values: list[Node] = field(default_factory=list)  # what runs outside of methods
 
+    def around(self) -> Iterator[Type]:
+        """The type itself and those that it is inside of, the outermost last."""
+        looking: Type | None = self
+        while looking:
+            yield looking
+            looking = looking.outer
+
     @property
     def top(self) -> Type:
-        return self.outer.top if self.outer else self
+        return list(self.around())[-1]
 
 
 @dataclass(eq=False)
@@ -111,23 +118,18 @@ def _type(node: Node, file: File, outer: Type | None) -> Type:
     for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
         name, written = _variable(parameter)
         found.fields[name] = (written, parameter)
-    for member in _members(node.child_by_field_name("body")):
+    for member in node.child_by_field_name("body").named_children:
         _declare(member, found)
     return found
-
-
-def _members(body: Node) -> Iterator[Node]:
-    for member in body.named_children:
-        if member.type == "enum_body_declarations":
-            yield from member.named_children
-        else:
-            yield member
 
 
 def _declare(node: Node, owner: Type) -> None:
     if node.type in KINDS:
         inner = _type(node, owner.file, owner)
         owner.members[inner.name] = inner
+    elif node.type == "enum_body_declarations":
+        for member in node.named_children:
+            _declare(member, owner)
     elif node.type in ("field_declaration", "constant_declaration"):
         written = type_name(node.child_by_field_name("type"))
         for declarator in _children(node, "variable_declarator"):

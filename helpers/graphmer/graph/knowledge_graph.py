@@ -18,6 +18,7 @@ DEFINED = "defined"  # in the sources
 EXTERNAL = "external"  # outside of them, known by its full name through an import or as a builtin
 UNRESOLVED = "unresolved"  # mentioned, but nothing in the sources says for certain what it is
 STATUSES = (DEFINED, EXTERNAL, UNRESOLVED)
+_NOT_RESOLVED = "?."  # before the name of what is
 ENTITIES, TRIPLES, MANIFEST = "entities.jsonl", "triples.jsonl", "manifest.json"
 
 
@@ -34,6 +35,11 @@ class Entity(NamedTuple):
     module: str = ""  # "" where it is not known
     line: int = 0  # first and last of the definition, from 1; 0 where the sources have none
     end_line: int = 0
+
+
+def unresolved(name: str) -> str:
+    """Id of what stands for every mention of a name that nothing resolves."""
+    return f"{_NOT_RESOLVED}{name}"
 
 
 class Triple(NamedTuple):
@@ -97,13 +103,15 @@ class KnowledgeGraph:
 def build_graph(
     entities: Iterable[Entity], triples: Iterable[tuple[str, str, str]], manifest: dict[str, Any]
 ) -> KnowledgeGraph:
-    """Sorts both and drops repeated triples; of two entities with one id the first stays."""
+    """Sorts both and drops repeated triples; of two entities with one id the first stays, `unresolved` ones may be left out."""
     by_id: dict[str, Entity] = {}
     for entity in entities:
         by_id.setdefault(entity.id, entity)
-    ordered = sorted(
-        dict.fromkeys(triples)
-    )  # not a set: sources come almost in order, which sorts in a third of the time
+    # not a set: sources come almost in order, which sorts in a third of the time
+    ordered = sorted(dict.fromkeys(triples))
+    for _, _, tail in ordered:
+        if tail.startswith(_NOT_RESOLVED) and tail not in by_id:
+            by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
     return KnowledgeGraph({name: by_id[name] for name in sorted(by_id)}, tuple(map(Triple._make, ordered)), manifest)
 
 
@@ -146,7 +154,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict]]:
 def _entity(record: dict, where: str) -> Entity:
     name, entity_type = (_field(record, key, str, where) for key in ("id", "type"))
     status = record.get(
-        "status", UNRESOLVED if name.startswith("?.") else EXTERNAL if entity_type == UNKNOWN else DEFINED
+        "status", UNRESOLVED if name.startswith(_NOT_RESOLVED) else EXTERNAL if entity_type == UNKNOWN else DEFINED
     )
     if status not in STATUSES:
         raise ValueError(f"{where}: status={status!r}: must be one of {', '.join(STATUSES)}")
