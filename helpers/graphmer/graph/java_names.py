@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from helpers.graphmer.graph.java_tree import File, Method, Type, text, type_name
@@ -37,8 +37,8 @@ class Place:
     """Where an expression stands."""
 
     type: Type
-    variables: set[str]  # type parameters of the method
-    locals: dict[str, Reference | None]
+    variables: Set[str] = frozenset()  # type parameters of the method
+    locals: dict[str, Reference | None] = field(default_factory=dict)
     anonymous: bool = False  # in the body of an anonymous or local class, whose own members nobody looks up
 
 
@@ -52,7 +52,7 @@ class JavaNames:
 
     # ---- types
 
-    def resolve(self, name: str, within: Type, variables: set[str] = frozenset()) -> Reference | None:
+    def resolve(self, name: str, within: Type, variables: Set[str] = frozenset()) -> Reference | None:
         """The type that `name` means in a body of `within`; None for a type parameter and for what is not certain."""
         if not name or name.partition(".")[0] in variables:
             return None

@@ -7,13 +7,22 @@ only an import on demand from outside can bring, and what an anonymous class may
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helpers.graphmer.graph import java_tree
 from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, JavaNames, Place, Reference, all_types
 from helpers.graphmer.graph.java_tree import File, Method, Type, annotations, modifiers, text, type_name, types
-from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, Entity, KnowledgeGraph, build_graph, unresolved
+from helpers.graphmer.graph.knowledge_graph import (
+    DEFINED,
+    EXTERNAL,
+    Entity,
+    KnowledgeGraph,
+    build_graph,
+    tested,
+    unresolved,
+)
 from helpers.graphmer.graph.sources import TOO_DEEP, SourceFile, read_sources
 
 if TYPE_CHECKING:
@@ -129,51 +138,45 @@ class _Graph:
                 self._say(head, "imports_name", overloads[0] if len(overloads) == 1 else None, member, "method")
 
     def _type(self, found: Type) -> None:
-        around = found.outer or found
-        for names, relation, kind in (
-            (found.extends, "inherits_from", "interface" if found.kind == "interface" else "class"),
-            (found.implements, "implements", "interface"),
-        ):
-            for name in names:
-                self._say(found.id, relation, self.names.resolve(name, around, found.variables), name, kind)
-        self._annotations(found.id, found.node, found)
+        around, here = found.outer or found, Place(found)
+        above = "interface" if found.kind == "interface" else "class"
+        self._mention(found.id, "inherits_from", found.extends, above, Place(around, found.variables))
+        self._mention(found.id, "implements", found.implements, "interface", Place(around, found.variables))
+        self._mention(found.id, "annotated_with", annotations(found.node), "annotation", here)
         for name, (written, node) in found.fields.items():
             entity = f"{found.id}.{name}"
-            self._has_type(entity, written, found, set())
+            self._typed(entity, "has_type", written, here)
             if node.type != "enum_constant":
-                self._annotations(entity, node, found)
-        self._body(found.id, found.values, Place(found, set(), {}))
+                self._mention(entity, "annotated_with", annotations(node), "annotation", here)
+        self._body(found.id, found.values, here)
         for method in (method for overloads in found.methods.values() for method in overloads):
             self._method(method)
 
-    def _annotations(self, head: str, node: Node, within: Type) -> None:
-        for name in annotations(node):
-            self._say(head, "annotated_with", self.names.resolve(name, within), name, "annotation")
+    def _mention(self, head: str, relation: str, names: list[str], kind: str, place: Place) -> None:
+        """One triple for each type as it is written."""
+        for name in names:
+            self._say(head, relation, self.names.resolve(name, place.type, place.variables), name, kind)
 
-    def _has_type(self, head: str, written: str, within: Type, variables: set[str]) -> None:
-        if written and written not in variables and written not in within.variables:
-            self._say(head, "has_type", self.names.resolve(written, within, variables), written, "class")
+    def _typed(self, head: str, relation: str, written: str, place: Place) -> None:
+        """A triple for the type of a declaration; none for a type parameter."""
+        if written and written not in place.variables | place.type.variables:
+            self._mention(head, relation, [written], "class", place)
 
     def _method(self, method: Method) -> None:
-        owner = method.owner
-        self._annotations(method.id, method.node, owner)
+        place = Place(method.owner, method.variables)
+        self._mention(method.id, "annotated_with", annotations(method.node), "annotation", place)
         for name, written, node in method.parameters:
-            self._has_type(f"{method.id}({name})", written, owner, method.variables)
-            self._annotations(f"{method.id}({name})", node, owner)
-        if method.result and method.result not in method.variables | owner.variables:
-            self._say(
-                method.id, "returns", self.names.resolve(method.result, owner, method.variables), method.result, "class"
-            )
+            parameter = f"{method.id}({name})"
+            self._typed(parameter, "has_type", written, place)
+            self._mention(parameter, "annotated_with", annotations(node), "annotation", place)
+            place.locals[name] = self.names.resolve(written, place.type, place.variables)
+        self._typed(method.id, "returns", method.result, place)
         for clause in (child for child in method.node.named_children if child.type == "throws"):
-            for name in types(clause):
-                self._say(method.id, "raises", self.names.resolve(name, owner, method.variables), name, "exception")
+            self._mention(method.id, "raises", types(clause), "exception", place)
         if not method.is_constructor and not {"static", "private"} & modifiers(method.node):
             self._overrides(method)
         body = method.node.child_by_field_name("body")
         if body is not None:
-            place = Place(owner, method.variables, {})
-            for name, written, _ in method.parameters:
-                place.locals[name] = self.names.resolve(written, owner, method.variables)
             self._body(method.id, [body], place)
 
     def _overrides(self, method: Method) -> None:
@@ -196,15 +199,14 @@ class _Graph:
         stack = [(node, False) for node in nodes[::-1]]
         while stack:
             node, anonymous = stack.pop()
-            here = Place(place.type, place.variables, place.locals, anonymous)
+            here = replace(place, anonymous=anonymous)
             kind = node.type
             if kind == "method_invocation":
-                self._say(
-                    head, "calls", self.names.called(node, here), text(node.child_by_field_name("name")), "method"
-                )
+                name = text(node.child_by_field_name("name"))
+                self._say(head, "calls", self.names.called(node, here), name, "method")
             elif kind == "object_creation_expression" and node.parent.type != "throw_statement":
-                name = type_name(node.child_by_field_name("type"))
-                self._say(head, "instantiates", self.names.resolve(name, place.type, place.variables), name, "class")
+                made = type_name(node.child_by_field_name("type"))
+                self._mention(head, "instantiates", [made], "class", place)
             elif kind == "throw_statement":
                 thrown = node.named_children[0]
                 name = type_name(thrown.child_by_field_name("type")) if "creation" in thrown.type else text(thrown)
@@ -212,8 +214,7 @@ class _Graph:
                 if found or "creation" in thrown.type:
                     self._say(head, "raises", found, name, "exception")
             elif kind == "catch_type":
-                for name in types(node):
-                    self._say(head, "catches", self.names.resolve(name, place.type), name, "exception")
+                self._mention(head, "catches", types(node), "exception", place)
             inside = anonymous or kind in ("class_body", *java_tree.KINDS)
             stack += [(child, inside) for child in node.named_children[::-1]]
 
@@ -272,12 +273,9 @@ class _Graph:
                 self.outside[entity.id] = entity._replace(type="exception")
         tests = {entity.id: entity.module for entity in self.defined.values() if entity.type == "test"}
         in_tests = set(tests.values())
-        self.triples += [
-            (head, "tests", tail)
-            for head, relation, tail in self.triples
-            if head in tests and relation in ("calls", "instantiates")
-            and tail in self.defined and self.defined[tail].module not in in_tests
-        ]  # fmt: skip
+        self.triples += tested(
+            self.triples, tests, {name for name, one in self.defined.items() if one.module not in in_tests}
+        )
 
 
 def _certainty(kind: str) -> int:

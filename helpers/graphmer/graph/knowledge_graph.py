@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +98,17 @@ class KnowledgeGraph:
         (folder / TRIPLES).write_text("".join(_lines(self.triples)), encoding="utf-8", newline="\n")
         manifest = json.dumps(self.manifest, indent=1, sort_keys=True) + "\n"
         (folder / MANIFEST).write_text(manifest, encoding="utf-8", newline="\n")
+
+
+def tested(
+    triples: Iterable[tuple[str, str, str]], tests: Container[str], others: Container[str]
+) -> list[tuple[str, str, str]]:
+    """A `tests` triple for each of `others` that one of `tests` calls or makes."""
+    return [
+        (head, "tests", tail)
+        for head, relation, tail in triples
+        if head in tests and relation in ("calls", "instantiates") and tail in others
+    ]
 
 
 def build_graph(

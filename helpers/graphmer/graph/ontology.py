@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,12 +40,11 @@ class Relation:
 
     def inverted(self) -> Relation:
         assert self.inverse
-        return Relation(
+        return replace(
+            self,
             name=self.inverse,
             domain=self.range,
             range=self.domain,
-            antisymmetric=self.antisymmetric,
-            acyclic=self.acyclic,
             functional=self.inverse_functional,
             inverse_functional=self.functional,
             inverse=self.name,

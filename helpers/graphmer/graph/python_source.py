@@ -6,9 +6,10 @@ import ast
 import gc
 import sys
 import warnings
+from itertools import takewhile
 from pathlib import Path
 
-from helpers.graphmer.graph.knowledge_graph import Entity, KnowledgeGraph, build_graph, unresolved
+from helpers.graphmer.graph.knowledge_graph import Entity, KnowledgeGraph, build_graph, tested, unresolved
 from helpers.graphmer.graph.ontology import UNKNOWN
 from helpers.graphmer.graph.python_names import Resolver, Value
 from helpers.graphmer.graph.python_scopes import Module, Scope
@@ -26,11 +27,10 @@ def python_graph(folder: str | Path, *, include_tests: bool = True) -> Knowledge
     Raises FileNotFoundError: no such folder.
     """
     modules: dict[str, Module] = {}
-    packages: dict[Path, tuple[str, ...]] = {}
 
     def read(source: SourceFile, content: bytes) -> tuple[Module, str]:
         tree = ast.parse(content)
-        module = Module(_module_name(source, packages), source.path.name == "__init__.py")
+        module = Module(_module_name(source), source.path.name == "__init__.py")
         if module.id in modules:  # two files that an import could mean
             module = Module(_dotted(source.relative), module.is_package)
         read_tree(tree, module, content.count(b"\n") + 1)
@@ -51,20 +51,14 @@ def python_graph(folder: str | Path, *, include_tests: bool = True) -> Knowledge
             gc.enable()
 
 
-def _module_name(source: SourceFile, packages: dict[Path, tuple[str, ...]]) -> str:
+def _module_name(source: SourceFile) -> str:
     """As an import says it: from the folder above the outermost `__init__.py`, else from the root or its `src`."""
-    package = _package(source.path.parent, packages)
+    inside = takewhile(lambda folder: folder.name and (folder / "__init__.py").is_file(), source.path.parents)
+    package = [folder.name for folder in inside][::-1]
     if not package:
         return _dotted(source.relative.removeprefix("src/"))
     stem = source.path.stem
     return ".".join(package if stem == "__init__" else (*package, stem.replace(".", "_")))
-
-
-def _package(folder: Path, known: dict[Path, tuple[str, ...]]) -> tuple[str, ...]:
-    if folder not in known:
-        inside = (folder / "__init__.py").is_file() and folder != folder.parent
-        known[folder] = (*_package(folder.parent, known), folder.name) if inside else ()
-    return known[folder]
 
 
 def _dotted(relative: str) -> str:
@@ -193,12 +187,7 @@ class _Triples:
                         found[scope.owner] = module.id
         files |= set(found.values())
         in_tests = {entity[0] for name in files for entity in self.modules[name].entities}
-        tested = self.names.types.keys() - in_tests if found else ()
-        self.triples += [
-            (head, "tests", tail)
-            for head, relation, tail in self.triples
-            if head in found and relation in ("calls", "instantiates") and tail in tested
-        ]
+        self.triples += tested(self.triples, found, self.names.types.keys() - in_tests if found else ())
         return dict.fromkeys(found, "test")
 
 
