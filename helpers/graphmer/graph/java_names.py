@@ -27,6 +27,7 @@ _LANG_EXCEPTION_NAMES = """
     OutOfMemoryError ReflectiveOperationException RuntimeException SecurityException StackOverflowError
     StringIndexOutOfBoundsException Throwable UnsatisfiedLinkError UnsupportedOperationException VirtualMachineError"""
 _LANG, LANG_EXCEPTIONS = frozenset(_LANG_NAMES.split()), frozenset(_LANG_EXCEPTION_NAMES.split())
+SAY_THEIR_TYPE = ("cast_expression", "object_creation_expression")  # expressions
 _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 
 Reference = Type | str  # a type of the sources, or the full name of one outside
@@ -195,9 +196,7 @@ class JavaNames:
             return "java.lang.String"
         if kind == "parenthesized_expression":
             return self.type_of(node.named_children[0], place)
-        if kind == "cast_expression":
-            return self.resolve(type_name(node.child_by_field_name("type")), place.type, place.variables)
-        if kind == "object_creation_expression":
+        if kind in SAY_THEIR_TYPE:
             return self.resolve(type_name(node.child_by_field_name("type")), place.type, place.variables)
         if kind == "field_access":
             owner = self.type_of(node.child_by_field_name("object"), place)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helpers.graphmer.graph import java_tree
-from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, JavaNames, Place, Reference, all_types
+from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, SAY_THEIR_TYPE, JavaNames, Place, Reference, all_types
 from helpers.graphmer.graph.java_tree import File, Method, Type, annotations, modifiers, text, type_name, types
 from helpers.graphmer.graph.knowledge_graph import (
     DEFINED,
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _TEST_ANNOTATIONS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")
-_CERTAINTY = ("class", "interface", "exception", "annotation")  # what a use tells of a type outside, least first
+# How much a use tells of a type outside.
+_CERTAINTY = {"package": 0, "method": 0, "class": 1, "interface": 2, "exception": 3, "annotation": 4}
 
 
 def java_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGraph:
@@ -116,7 +117,7 @@ class _Graph:
             return
         name = mention.rpartition(".")[2]
         entity = tail or unresolved(name)
-        if tail and (tail not in self.outside or _certainty(kind) > _certainty(self.outside[tail].type)):
+        if tail and (tail not in self.outside or _CERTAINTY[kind] > _CERTAINTY[self.outside[tail].type]):
             self.outside[tail] = Entity(tail, kind, name, EXTERNAL)
         self.triples.append((head, relation, entity))
 
@@ -234,14 +235,11 @@ class _Graph:
     def _declared(self, node: Node, place: Place):
         kind = node.type
         if kind == "local_variable_declaration":
-            written = type_name(node.child_by_field_name("type"))
-            for declarator in (child for child in node.named_children if child.type == "variable_declarator"):
+            for name, written, declarator in java_tree.variables(node):
                 value = declarator.child_by_field_name("value")
-                created = value is not None and value.type in ("object_creation_expression", "cast_expression")
-                name = type_name(value.child_by_field_name("type")) if written == "var" and created else written
-                array = declarator.child_by_field_name("dimensions") is not None
-                known = None if array or name == "var" else self.names.resolve(name, place.type, place.variables)
-                yield text(declarator.child_by_field_name("name")), known
+                if written == "var" and value is not None and value.type in SAY_THEIR_TYPE:
+                    written = type_name(value.child_by_field_name("type"))
+                yield name, None if written == "var" else self.names.resolve(written, place.type, place.variables)
         elif kind in ("enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression"):
             if name := node.child_by_field_name("name"):
                 written = type_name(node.child_by_field_name("type") or node.child_by_field_name("right"))
@@ -276,7 +274,3 @@ class _Graph:
         self.triples += tested(
             self.triples, tests, {name for name, one in self.defined.items() if one.module not in in_tests}
         )
-
-
-def _certainty(kind: str) -> int:
-    return _CERTAINTY.index(kind) if kind in _CERTAINTY else -1
