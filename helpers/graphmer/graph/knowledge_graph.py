@@ -164,15 +164,12 @@ def _records(path: Path) -> Iterator[tuple[str, dict]]:
 
 def _entity(record: dict, where: str) -> Entity:
     name, entity_type = (_field(record, key, str, where) for key in ("id", "type"))
-    status = record.get(
-        "status", UNRESOLVED if name.startswith(_NOT_RESOLVED) else EXTERNAL if entity_type == UNKNOWN else DEFINED
-    )
-    if status not in STATUSES:
-        raise ValueError(f"{where}: status={status!r}: must be one of {', '.join(STATUSES)}")
-    record = {"name": name.rpartition(".")[2], "module": "", "line": 0, "end_line": 0} | record
-    texts = [_field(record, key, str, where) for key in ("name", "module")]
-    lines = [_field(record, key, int, where) for key in ("line", "end_line")]
-    return Entity(name, entity_type, texts[0], status, texts[1], *lines)
+    status = UNRESOLVED if name.startswith(_NOT_RESOLVED) else EXTERNAL if entity_type == UNKNOWN else DEFINED
+    record = Entity._field_defaults | {"name": name.rpartition(".")[2], "status": status} | record
+    found = Entity(*(_field(record, key, int if key.endswith("line") else str, where) for key in Entity._fields))
+    if found.status not in STATUSES:
+        raise ValueError(f"{where}: status={found.status!r}: must be one of {', '.join(STATUSES)}")
+    return found
 
 
 def _field(record: dict, name: str, kind: type, where: str) -> Any:

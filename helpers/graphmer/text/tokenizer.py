@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,17 +53,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         max_token_length=LONGEST_TOKEN,
         show_progress=False,
     )
-    seen = False
-
-    def noted() -> Iterable[str]:
-        nonlocal seen
-        for text in texts:
-            seen = seen or bool(text)
-            yield text
-
-    backend.train_from_iterator(noted(), trainer)
-    if not seen:
+    texts = filter(None, texts)
+    first = next(texts, None)
+    if first is None:
         raise ValueError("texts: none to train a tokenizer on; give the sources of the graph")
+    backend.train_from_iterator(chain([first], texts), trainer)
     pad, mask, sep = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
