@@ -64,10 +64,9 @@ class EncodedDocuments:
         self._own_names = encode(tokenizer, [entity.name for entity in self.entities])
         self._encode_documents()
 
-    def document(self, number: int, roots: int | None = None) -> np.ndarray:
-        """Token ids of a document, at most `roots`."""
-        start, end = self._offsets[number], self._offsets[number + 1]
-        return self._ids[start : end if roots is None else min(end, start + roots)]
+    def document(self, number: int) -> np.ndarray:
+        """Token ids of a document."""
+        return self._ids[self._offsets[number] : self._offsets[number + 1]]
 
     def length(self, number: int) -> int:
         return int(self._offsets[number + 1] - self._offsets[number])
