@@ -109,6 +109,7 @@ def test_a_file_with_the_same_text_is_the_same_ontology(tmp_path):
         ('inverse = "held_by"', 'inverse = "labels"', "relation 'labels' is there twice"),
         ('thing = ""', 'thing = "box"', "types.thing: is a kind of itself: thing -> box -> thing"),
         ('box = "thing"', 'box = "thingy"', r"types\.box='thingy'"),
+        ('thing = ""\nbox = "thing"', 'box = "thing"\nthing = 3', r"types\.thing=3: must be another type"),
         ('thing = ""', 'thing = ""\nunknown = ""', "'unknown' is kept"),
         ("[types]", "[kinds]", "needs the tables `types` and `relations`, found: kinds, relations"),
         ("[types]", "[types", "not TOML"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from helpers.graphmer.graph.java_tree import File, Method, Type, text, type_name
@@ -27,6 +27,7 @@ _LANG_EXCEPTION_NAMES = """
     OutOfMemoryError ReflectiveOperationException RuntimeException SecurityException StackOverflowError
     StringIndexOutOfBoundsException Throwable UnsatisfiedLinkError UnsupportedOperationException VirtualMachineError"""
 _LANG, LANG_EXCEPTIONS = frozenset(_LANG_NAMES.split()), frozenset(_LANG_EXCEPTION_NAMES.split())
+SAY_THEIR_TYPE = ("cast_expression", "object_creation_expression")  # expressions
 _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 
 Reference = Type | str  # a type of the sources, or the full name of one outside
@@ -37,8 +38,8 @@ class Place:
     """Where an expression stands."""
 
     type: Type
-    variables: set[str]  # type parameters of the method
-    locals: dict[str, Reference | None]
+    variables: Set[str] = frozenset()  # type parameters of the method
+    locals: dict[str, Reference | None] = field(default_factory=dict)
     anonymous: bool = False  # in the body of an anonymous or local class, whose own members nobody looks up
 
 
@@ -52,7 +53,7 @@ class JavaNames:
 
     # ---- types
 
-    def resolve(self, name: str, within: Type, variables: set[str] = frozenset()) -> Reference | None:
+    def resolve(self, name: str, within: Type, variables: Set[str] = frozenset()) -> Reference | None:
         """The type that `name` means in a body of `within`; None for a type parameter and for what is not certain."""
         if not name or name.partition(".")[0] in variables:
             return None
@@ -64,16 +65,13 @@ class JavaNames:
 
     def _resolve(self, name: str, within: Type) -> Reference | None:
         first, *rest = name.split(".")
-        looking: Type | None = within
-        while looking:
+        for looking in within.around():
             if first in looking.variables:
                 return None
             if looking.name == first:
                 return self._nested(looking, rest)
-            for above in self.above(looking):
-                if isinstance(above, Type) and first in above.members:
-                    return self._nested(above.members[first], rest)
-            looking = looking.outer
+            if above := self.having(looking, "members", first):
+                return self._nested(above.members[first], rest)
         return self._elsewhere(name, within.file)
 
     def _elsewhere(self, name: str, file: File) -> Reference | None:
@@ -101,14 +99,8 @@ class JavaNames:
             if isinstance(found, str):
                 found = f"{found}.{name}"
             elif found:
-                found = next(
-                    (
-                        above.members[name]
-                        for above in self.above(found)
-                        if isinstance(above, Type) and name in above.members
-                    ),
-                    None,
-                )
+                above = self.having(found, "members", name)
+                found = above.members[name] if above else None
         return found
 
     def bases(self, found: Type) -> list[Reference | None]:
@@ -130,6 +122,10 @@ class JavaNames:
                 queue += self.bases(one) if isinstance(one, Type) else []
 
     # ---- members
+
+    def having(self, found: Type, members: str, name: str) -> Type | None:
+        """The nearest of a type and its supertypes in the sources that has such a member: one of `members`, `fields` or `methods`."""
+        return next((one for one in self.above(found) if isinstance(one, Type) and name in getattr(one, members)), None)
 
     def method(self, owner: Reference, name: str, count: int) -> Method | str | None:
         """The method that a call with so many arguments reaches; the id of one outside of the sources."""
@@ -167,14 +163,11 @@ class JavaNames:
             return self.method(owner, name, count) if owner else None
         if place.anonymous:
             return None
-        looking: Type | None = place.type
-        while looking:
-            above = list(self.above(looking))
-            if any(isinstance(one, Type) and name in one.methods for one in above):
+        for looking in place.type.around():
+            if self.having(looking, "methods", name):
                 return self.method(looking, name, count)
-            if looking.outer and not all(isinstance(one, Type) for one in above):
+            if looking.outer and not all(isinstance(one, Type) for one in self.above(looking)):
                 return None  # inherited from outside, or of the class around
-            looking = looking.outer
         return self._static(name, count, place.type.file) or self.method(place.type.top, name, count)
 
     def _static(self, name: str, count: int, file: File) -> Method | str | None:
@@ -203,9 +196,7 @@ class JavaNames:
             return "java.lang.String"
         if kind == "parenthesized_expression":
             return self.type_of(node.named_children[0], place)
-        if kind == "cast_expression":
-            return self.resolve(type_name(node.child_by_field_name("type")), place.type, place.variables)
-        if kind == "object_creation_expression":
+        if kind in SAY_THEIR_TYPE:
             return self.resolve(type_name(node.child_by_field_name("type")), place.type, place.variables)
         if kind == "field_access":
             owner = self.type_of(node.child_by_field_name("object"), place)
@@ -223,11 +214,9 @@ class JavaNames:
     def _variable(self, name: str, place: Place) -> Reference | None:
         if name in place.locals:
             return place.locals[name]
-        looking: Type | None = place.type
-        while looking:
-            if any(isinstance(one, Type) and name in one.fields for one in self.above(looking)):
+        for looking in place.type.around():
+            if self.having(looking, "fields", name):
                 return self.field_type(looking, name)
-            looking = looking.outer
         return self.resolve(name, place.type, place.variables)
 
 

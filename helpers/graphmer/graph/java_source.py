@@ -7,22 +7,30 @@ only an import on demand from outside can bring, and what an anonymous class may
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helpers.graphmer.graph import java_tree
-from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, JavaNames, Place, Reference, all_types
+from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, SAY_THEIR_TYPE, JavaNames, Place, Reference, all_types
 from helpers.graphmer.graph.java_tree import File, Method, Type, annotations, modifiers, text, type_name, types
-from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED, Entity, KnowledgeGraph, build_graph
-from helpers.graphmer.graph.ontology import UNKNOWN
-from helpers.graphmer.graph.sources import SourceFile, find_sources
+from helpers.graphmer.graph.knowledge_graph import (
+    DEFINED,
+    EXTERNAL,
+    Entity,
+    KnowledgeGraph,
+    build_graph,
+    tested,
+    unresolved,
+)
+from helpers.graphmer.graph.sources import TOO_DEEP, SourceFile, read_sources
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 _TEST_ANNOTATIONS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")
-TOO_DEEP = "nested too deep"
-_CERTAINTY = ("class", "interface", "exception", "annotation")  # what a use tells of a type outside, least first
+# How much a use tells of a type outside.
+_CERTAINTY = {"package": 0, "method": 0, "class": 1, "interface": 2, "exception": 3, "annotation": 4}
 
 
 def java_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGraph:
@@ -30,38 +38,21 @@ def java_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGr
 
     Raises ImportError where there is such a file and no tree-sitter; else like `python_graph`.
     """
-    sources = find_sources(folder, ".java", include_tests)
-    parser = _parser() if sources else None
-    files, listed, failed = [], [], []
-    for source in sources:
-        try:
-            file, sha256 = _read(source, parser)
-        except (SyntaxError, OSError, RecursionError) as error:
-            reason = f"OSError: {error.strerror}" if isinstance(error, OSError) else TOO_DEEP
-            if isinstance(error, SyntaxError):
-                reason = f"line {error.lineno}: {error.msg}"
-            failed.append({"path": source.relative, "error": reason})
-            continue
-        files.append(file)
-        module = file.types[0].id if file.types else file.package
-        listed.append({"path": source.relative, "module": module, "language": "java", "sha256": sha256})
+    files, listed, failed = read_sources(folder, ".java", include_tests, _read)
     graph = _Graph(files)
     failed += [{"path": listed.pop(at)["path"], "error": TOO_DEEP} for at in reversed(graph.too_deep)]
     return build_graph(graph.entities(), graph.triples, {"schema": 1, "files": listed, "failed": failed})
 
 
-def _parser():
+def _read(source: SourceFile, content: bytes) -> tuple[File, str]:
     try:
         import tree_sitter
         import tree_sitter_java
     except ImportError as error:
         raise ImportError(f"Java sources need a parser ({error}): pip install tree-sitter tree-sitter-java") from error
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language()))
-
-
-def _read(source: SourceFile, parser) -> tuple[File, str]:
-    content, sha256 = source.read()
-    return java_tree.read_file(parser.parse(content)), sha256
+    parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language()))
+    file = java_tree.read_file(parser.parse(content))
+    return file, file.types[0].id if file.types else file.package
 
 
 class _Graph:
@@ -125,11 +116,9 @@ class _Graph:
             self.triples.append((head, relation, tail.id))
             return
         name = mention.rpartition(".")[2]
-        entity = tail or f"?.{name}"
-        if tail is None:
-            self.outside.setdefault(entity, Entity(entity, UNKNOWN, name, UNRESOLVED))
-        elif entity not in self.outside or _certainty(kind) > _certainty(self.outside[entity].type):
-            self.outside[entity] = Entity(entity, kind, name, EXTERNAL)
+        entity = tail or unresolved(name)
+        if tail and (tail not in self.outside or _CERTAINTY[kind] > _CERTAINTY[self.outside[tail].type]):
+            self.outside[tail] = Entity(tail, kind, name, EXTERNAL)
         self.triples.append((head, relation, entity))
 
     def _imports(self, file: File) -> None:
@@ -150,66 +139,59 @@ class _Graph:
                 self._say(head, "imports_name", overloads[0] if len(overloads) == 1 else None, member, "method")
 
     def _type(self, found: Type) -> None:
-        around = found.outer or found
-        for names, relation, kind in (
-            (found.extends, "inherits_from", "interface" if found.kind == "interface" else "class"),
-            (found.implements, "implements", "interface"),
-        ):
-            for name in names:
-                self._say(found.id, relation, self.names.resolve(name, around, found.variables), name, kind)
-        self._annotations(found.id, found.node, found)
+        around, here = found.outer or found, Place(found)
+        above = "interface" if found.kind == "interface" else "class"
+        self._mention(found.id, "inherits_from", found.extends, above, Place(around, found.variables))
+        self._mention(found.id, "implements", found.implements, "interface", Place(around, found.variables))
+        self._mention(found.id, "annotated_with", annotations(found.node), "annotation", here)
         for name, (written, node) in found.fields.items():
             entity = f"{found.id}.{name}"
-            self._has_type(entity, written, found, set())
+            self._typed(entity, "has_type", written, here)
             if node.type != "enum_constant":
-                self._annotations(entity, node, found)
-        self._body(found.id, found.values, Place(found, set(), {}))
+                self._mention(entity, "annotated_with", annotations(node), "annotation", here)
+        self._body(found.id, found.values, here)
         for method in (method for overloads in found.methods.values() for method in overloads):
             self._method(method)
 
-    def _annotations(self, head: str, node: Node, within: Type) -> None:
-        for name in annotations(node):
-            self._say(head, "annotated_with", self.names.resolve(name, within), name, "annotation")
+    def _mention(self, head: str, relation: str, names: list[str], kind: str, place: Place) -> None:
+        """One triple for each type as it is written."""
+        for name in names:
+            self._say(head, relation, self.names.resolve(name, place.type, place.variables), name, kind)
 
-    def _has_type(self, head: str, written: str, within: Type, variables: set[str]) -> None:
-        if written and written not in variables and written not in within.variables:
-            self._say(head, "has_type", self.names.resolve(written, within, variables), written, "class")
+    def _typed(self, head: str, relation: str, written: str, place: Place) -> None:
+        """A triple for the type of a declaration; none for a type parameter."""
+        if written and written not in place.variables | place.type.variables:
+            self._mention(head, relation, [written], "class", place)
 
     def _method(self, method: Method) -> None:
-        owner = method.owner
-        self._annotations(method.id, method.node, owner)
+        place = Place(method.owner, method.variables)
+        self._mention(method.id, "annotated_with", annotations(method.node), "annotation", place)
         for name, written, node in method.parameters:
-            self._has_type(f"{method.id}({name})", written, owner, method.variables)
-            self._annotations(f"{method.id}({name})", node, owner)
-        if method.result and method.result not in method.variables | owner.variables:
-            self._say(
-                method.id, "returns", self.names.resolve(method.result, owner, method.variables), method.result, "class"
-            )
+            parameter = f"{method.id}({name})"
+            self._typed(parameter, "has_type", written, place)
+            self._mention(parameter, "annotated_with", annotations(node), "annotation", place)
+            place.locals[name] = self.names.resolve(written, place.type, place.variables)
+        self._typed(method.id, "returns", method.result, place)
         for clause in (child for child in method.node.named_children if child.type == "throws"):
-            for name in types(clause):
-                self._say(method.id, "raises", self.names.resolve(name, owner, method.variables), name, "exception")
+            self._mention(method.id, "raises", types(clause), "exception", place)
         if not method.is_constructor and not {"static", "private"} & modifiers(method.node):
             self._overrides(method)
         body = method.node.child_by_field_name("body")
         if body is not None:
-            place = Place(owner, method.variables, {})
-            for name, written, _ in method.parameters:
-                place.locals[name] = self.names.resolve(written, owner, method.variables)
             self._body(method.id, [body], place)
 
     def _overrides(self, method: Method) -> None:
         """The nearest method of the same parameter types (as written) on each way up."""
-        bases = [base for base in self.names.bases(method.owner) if isinstance(base, Type)]
-        for base in bases:
-            for above in self.names.above(base):
-                same = (
-                    [one for one in above.methods.get(method.name, []) if one.signature == method.signature]
-                    if isinstance(above, Type)
-                    else []
-                )
-                if same:
-                    self.triples.append((method.id, "overrides", same[0].id))
-                    break
+        for base in self.names.bases(method.owner):
+            same = (
+                one
+                for above in self.names.above(base)
+                if isinstance(above, Type)
+                for one in above.methods.get(method.name, [])
+                if one.signature == method.signature
+            )
+            if nearest := next(same, None):
+                self.triples.append((method.id, "overrides", nearest.id))
 
     # ---- bodies
 
@@ -218,15 +200,14 @@ class _Graph:
         stack = [(node, False) for node in nodes[::-1]]
         while stack:
             node, anonymous = stack.pop()
-            here = Place(place.type, place.variables, place.locals, anonymous)
+            here = replace(place, anonymous=anonymous)
             kind = node.type
             if kind == "method_invocation":
-                self._say(
-                    head, "calls", self.names.called(node, here), text(node.child_by_field_name("name")), "method"
-                )
+                name = text(node.child_by_field_name("name"))
+                self._say(head, "calls", self.names.called(node, here), name, "method")
             elif kind == "object_creation_expression" and node.parent.type != "throw_statement":
-                name = type_name(node.child_by_field_name("type"))
-                self._say(head, "instantiates", self.names.resolve(name, place.type, place.variables), name, "class")
+                made = type_name(node.child_by_field_name("type"))
+                self._mention(head, "instantiates", [made], "class", place)
             elif kind == "throw_statement":
                 thrown = node.named_children[0]
                 name = type_name(thrown.child_by_field_name("type")) if "creation" in thrown.type else text(thrown)
@@ -234,8 +215,7 @@ class _Graph:
                 if found or "creation" in thrown.type:
                     self._say(head, "raises", found, name, "exception")
             elif kind == "catch_type":
-                for name in types(node):
-                    self._say(head, "catches", self.names.resolve(name, place.type), name, "exception")
+                self._mention(head, "catches", types(node), "exception", place)
             inside = anonymous or kind in ("class_body", *java_tree.KINDS)
             stack += [(child, inside) for child in node.named_children[::-1]]
 
@@ -255,14 +235,11 @@ class _Graph:
     def _declared(self, node: Node, place: Place):
         kind = node.type
         if kind == "local_variable_declaration":
-            written = type_name(node.child_by_field_name("type"))
-            for declarator in (child for child in node.named_children if child.type == "variable_declarator"):
+            for name, written, declarator in java_tree.variables(node):
                 value = declarator.child_by_field_name("value")
-                created = value is not None and value.type in ("object_creation_expression", "cast_expression")
-                name = type_name(value.child_by_field_name("type")) if written == "var" and created else written
-                array = declarator.child_by_field_name("dimensions") is not None
-                known = None if array or name == "var" else self.names.resolve(name, place.type, place.variables)
-                yield text(declarator.child_by_field_name("name")), known
+                if written == "var" and value is not None and value.type in SAY_THEIR_TYPE:
+                    written = type_name(value.child_by_field_name("type"))
+                yield name, None if written == "var" else self.names.resolve(written, place.type, place.variables)
         elif kind in ("enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression"):
             if name := node.child_by_field_name("name"):
                 written = type_name(node.child_by_field_name("type") or node.child_by_field_name("right"))
@@ -294,13 +271,6 @@ class _Graph:
                 self.outside[entity.id] = entity._replace(type="exception")
         tests = {entity.id: entity.module for entity in self.defined.values() if entity.type == "test"}
         in_tests = set(tests.values())
-        self.triples += [
-            (head, "tests", tail)
-            for head, relation, tail in self.triples
-            if head in tests and relation in ("calls", "instantiates")
-            and tail in self.defined and self.defined[tail].module not in in_tests
-        ]  # fmt: skip
-
-
-def _certainty(kind: str) -> int:
-    return _CERTAINTY.index(kind) if kind in _CERTAINTY else -1
+        self.triples += tested(
+            self.triples, tests, {name for name, one in self.defined.items() if one.module not in in_tests}
+        )

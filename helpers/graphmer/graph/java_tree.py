@@ -43,9 +43,16 @@ class Type:
     methods: dict[str, list[Method]] = field(default_factory=dict)
     values: list[Node] = field(default_factory=list)  # what runs outside of methods
 
+    def around(self) -> Iterator[Type]:
+        """The type itself and those that it is inside of, the outermost last."""
+        looking: Type | None = self
+        while looking:
+            yield looking
+            looking = looking.outer
+
     @property
     def top(self) -> Type:
-        return self.outer.top if self.outer else self
+        return list(self.around())[-1]
 
 
 @dataclass(eq=False)
@@ -99,7 +106,7 @@ def _type(node: Node, file: File, outer: Type | None) -> Type:
         file=file,
         outer=outer,
         node=node,
-        variables=_variables(node),
+        variables=_type_parameters(node),
         extends=[
             name
             for child in node.children
@@ -109,30 +116,21 @@ def _type(node: Node, file: File, outer: Type | None) -> Type:
         implements=[name for child in node.children if child.type == "super_interfaces" for name in types(child)],
     )
     for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
-        name, written = _variable(parameter)
-        found.fields[name] = (written, parameter)
-    for member in _members(node.child_by_field_name("body")):
+        found.fields |= {name: (written, parameter) for name, written, _ in variables(parameter)}
+    for member in node.child_by_field_name("body").named_children:
         _declare(member, found)
     return found
-
-
-def _members(body: Node) -> Iterator[Node]:
-    for member in body.named_children:
-        if member.type == "enum_body_declarations":
-            yield from member.named_children
-        else:
-            yield member
 
 
 def _declare(node: Node, owner: Type) -> None:
     if node.type in KINDS:
         inner = _type(node, owner.file, owner)
         owner.members[inner.name] = inner
+    elif node.type == "enum_body_declarations":
+        for member in node.named_children:
+            _declare(member, owner)
     elif node.type in ("field_declaration", "constant_declaration"):
-        written = type_name(node.child_by_field_name("type"))
-        for declarator in _children(node, "variable_declarator"):
-            array = declarator.child_by_field_name("dimensions") is not None
-            owner.fields[text(declarator.child_by_field_name("name"))] = ("" if array else written, node)
+        owner.fields |= {name: (written, node) for name, written, _ in variables(node)}
         owner.values.append(node)
     elif node.type == "enum_constant":
         owner.fields[text(node.child_by_field_name("name"))] = (owner.name, node)
@@ -152,12 +150,10 @@ def _method(node: Node, owner: Type) -> Method:
     declared = node if node.type != "compact_constructor_declaration" else owner.node  # a record's parameters
     parameters, signature = [], []
     for parameter in _children(declared.child_by_field_name("parameters"), *_PARAMETERS):
-        name, written = _variable(parameter)
         variadic = parameter.type == "spread_parameter"
-        parameters.append((name, "" if variadic else written, parameter))
-        kind = next(child for child in parameter.named_children if child.type != "modifiers")
+        parameters += [(name, "" if variadic else written, parameter) for name, written, _ in variables(parameter)]
         dimensions = text(parameter.child_by_field_name("dimensions"))
-        signature.append(_erased(kind) + dimensions + "..." * variadic)
+        signature.append(_erased(_declared_type(parameter)) + dimensions + "..." * variadic)
     name = text(node.child_by_field_name("name"))
     result = node.child_by_field_name("type")
     return Method(
@@ -167,20 +163,24 @@ def _method(node: Node, owner: Type) -> Method:
         node=node,
         parameters=parameters,
         signature=tuple(signature),
-        variables=_variables(node),
+        variables=_type_parameters(node),
         result=type_name(result) if result else "",
     )
 
 
-def _variable(node: Node) -> tuple[str, str]:
-    """Name and type of a parameter; "" for a type that is primitive or an array."""
-    declarator = next(_children(node, "variable_declarator"), node)
-    kind = next(child for child in node.named_children if child.type != "modifiers")
-    array = declarator.child_by_field_name("dimensions") is not None
-    return text(declarator.child_by_field_name("name")), "" if array else type_name(kind)
+def variables(node: Node) -> Iterator[tuple[str, str, Node]]:
+    """Name, type and declarator of each field, local variable or parameter; "" for a type that is primitive or an array."""
+    written = type_name(_declared_type(node))
+    for declarator in [*_children(node, "variable_declarator")] or [node]:
+        array = declarator.child_by_field_name("dimensions") is not None
+        yield text(declarator.child_by_field_name("name")), "" if array else written, declarator
 
 
-def _variables(node: Node) -> set[str]:
+def _declared_type(node: Node) -> Node:
+    return next(child for child in node.named_children if child.type != "modifiers")
+
+
+def _type_parameters(node: Node) -> set[str]:
     parameters = node.child_by_field_name("type_parameters") or next(_children(node, "type_parameters"), None)
     return {
         text(next(_children(parameter, "type_identifier", "identifier")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ DEFINED = "defined"  # in the sources
 EXTERNAL = "external"  # outside of them, known by its full name through an import or as a builtin
 UNRESOLVED = "unresolved"  # mentioned, but nothing in the sources says for certain what it is
 STATUSES = (DEFINED, EXTERNAL, UNRESOLVED)
+_NOT_RESOLVED = "?."  # before the name of what is
 ENTITIES, TRIPLES, MANIFEST = "entities.jsonl", "triples.jsonl", "manifest.json"
 
 
@@ -34,6 +35,11 @@ class Entity(NamedTuple):
     module: str = ""  # "" where it is not known
     line: int = 0  # first and last of the definition, from 1; 0 where the sources have none
     end_line: int = 0
+
+
+def unresolved(name: str) -> str:
+    """Id of what stands for every mention of a name that nothing resolves."""
+    return f"{_NOT_RESOLVED}{name}"
 
 
 class Triple(NamedTuple):
@@ -94,16 +100,29 @@ class KnowledgeGraph:
         (folder / MANIFEST).write_text(manifest, encoding="utf-8", newline="\n")
 
 
+def tested(
+    triples: Iterable[tuple[str, str, str]], tests: Container[str], others: Container[str]
+) -> list[tuple[str, str, str]]:
+    """A `tests` triple for each of `others` that one of `tests` calls or makes."""
+    return [
+        (head, "tests", tail)
+        for head, relation, tail in triples
+        if head in tests and relation in ("calls", "instantiates") and tail in others
+    ]
+
+
 def build_graph(
     entities: Iterable[Entity], triples: Iterable[tuple[str, str, str]], manifest: dict[str, Any]
 ) -> KnowledgeGraph:
-    """Sorts both and drops repeated triples; of two entities with one id the first stays."""
+    """Sorts both and drops repeated triples; of two entities with one id the first stays, `unresolved` ones may be left out."""
     by_id: dict[str, Entity] = {}
     for entity in entities:
         by_id.setdefault(entity.id, entity)
-    ordered = sorted(
-        dict.fromkeys(triples)
-    )  # not a set: sources come almost in order, which sorts in a third of the time
+    # not a set: sources come almost in order, which sorts in a third of the time
+    ordered = sorted(dict.fromkeys(triples))
+    for _, _, tail in ordered:
+        if tail.startswith(_NOT_RESOLVED) and tail not in by_id:
+            by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
     return KnowledgeGraph({name: by_id[name] for name in sorted(by_id)}, tuple(map(Triple._make, ordered)), manifest)
 
 
@@ -145,15 +164,12 @@ def _records(path: Path) -> Iterator[tuple[str, dict]]:
 
 def _entity(record: dict, where: str) -> Entity:
     name, entity_type = (_field(record, key, str, where) for key in ("id", "type"))
-    status = record.get(
-        "status", UNRESOLVED if name.startswith("?.") else EXTERNAL if entity_type == UNKNOWN else DEFINED
-    )
-    if status not in STATUSES:
-        raise ValueError(f"{where}: status={status!r}: must be one of {', '.join(STATUSES)}")
-    record = {"name": name.rpartition(".")[2], "module": "", "line": 0, "end_line": 0} | record
-    texts = [_field(record, key, str, where) for key in ("name", "module")]
-    lines = [_field(record, key, int, where) for key in ("line", "end_line")]
-    return Entity(name, entity_type, texts[0], status, texts[1], *lines)
+    status = UNRESOLVED if name.startswith(_NOT_RESOLVED) else EXTERNAL if entity_type == UNKNOWN else DEFINED
+    record = Entity._field_defaults | {"name": name.rpartition(".")[2], "status": status} | record
+    found = Entity(*(_field(record, key, int if key.endswith("line") else str, where) for key in Entity._fields))
+    if found.status not in STATUSES:
+        raise ValueError(f"{where}: status={found.status!r}: must be one of {', '.join(STATUSES)}")
+    return found
 
 
 def _field(record: dict, name: str, kind: type, where: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,12 +40,11 @@ class Relation:
 
     def inverted(self) -> Relation:
         assert self.inverse
-        return Relation(
+        return replace(
+            self,
             name=self.inverse,
             domain=self.range,
             range=self.domain,
-            antisymmetric=self.antisymmetric,
-            acyclic=self.acyclic,
             functional=self.inverse_functional,
             inverse_functional=self.functional,
             inverse=self.name,
@@ -73,7 +72,7 @@ def read_ontology(path: str | Path | None = None) -> Ontology:
         raise ValueError(f"{name}: not TOML ({error})") from error
     if set(tables) != {"types", "relations"}:
         raise ValueError(f"{name}: needs the tables `types` and `relations`, found: {', '.join(tables) or 'none'}")
-    types = _checked_types(tables["types"], name)
+    types = _ancestors(tables["types"], name)
     relations: dict[str, Relation] = {}
     for relation_name, table in tables["relations"].items():
         relation = _relation(relation_name, table, types, f"{name}, relations.{relation_name}")
@@ -81,25 +80,28 @@ def read_ontology(path: str | Path | None = None) -> Ontology:
             if new.name in relations or (new is not relation and new.name in tables["relations"]):
                 raise ValueError(f"{name}: relation {new.name!r} is there twice; an inverse needs no table of its own")
             relations[new.name] = new
-    return Ontology(types, relations, text)
+    return Ontology(dict(tables["types"]), relations, text)
 
 
-def _checked_types(types: dict, name: str) -> dict[str, str]:
+def _ancestors(types: dict, name: str) -> dict[str, set[str]]:
+    """Of each type itself and all that it is a kind of."""
     if UNKNOWN in types:
         raise ValueError(f"{name}, types: {UNKNOWN!r} is kept for entities that the sources do not define; rename it")
     for entity_type, parent in types.items():
         if not isinstance(parent, str) or (parent and parent not in types):
             raise ValueError(f'{name}, types.{entity_type}={parent!r}: must be another type or "": {", ".join(types)}')
+    found = {}
+    for entity_type in types:
         seen = [entity_type]
-        while parent:
+        while parent := types[seen[-1]]:
             if parent in seen:
                 raise ValueError(f"{name}, types.{entity_type}: is a kind of itself: {' -> '.join([*seen, parent])}")
             seen.append(parent)
-            parent = types[parent]
-    return dict(types)
+        found[entity_type] = set(seen)
+    return found
 
 
-def _relation(relation_name: str, table: dict, types: dict[str, str], where: str) -> Relation:
+def _relation(relation_name: str, table: dict, types: dict[str, set[str]], where: str) -> Relation:
     keys = {field.name for field in fields(Relation)} - {"name", "canonical"}
     if unknown := set(table) - keys:
         raise ValueError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(sorted(keys))}")
@@ -108,7 +110,7 @@ def _relation(relation_name: str, table: dict, types: dict[str, str], where: str
         named = values.get(key)
         if not isinstance(named, list) or not named or not all(entity_type in types for entity_type in named):
             raise ValueError(f"{where}.{key}={named!r}: must be a list of types: {', '.join(types)}")
-        values[key] = frozenset(entity_type for entity_type in types if _ancestors(entity_type, types) & set(named))
+        values[key] = frozenset(entity_type for entity_type, above in types.items() if above & set(named))
     for key in keys - {"domain", "range", "inverse"}:
         if not isinstance(values.get(key, False), bool):
             raise ValueError(f"{where}.{key}={values[key]!r}: must be true or false")
@@ -116,15 +118,6 @@ def _relation(relation_name: str, table: dict, types: dict[str, str], where: str
     if inverse is not None and (not isinstance(inverse, str) or inverse in ("", relation_name)):
         raise ValueError(f"{where}.inverse={inverse!r}: must be the name of another relation")
     return Relation(name=relation_name, **values)
-
-
-def _ancestors(entity_type: str, types: dict[str, str]) -> set[str]:
-    """The type itself and all that it is a kind of."""
-    found = set()
-    while entity_type:
-        found.add(entity_type)
-        entity_type = types[entity_type]
-    return found
 
 
 # ---- violations

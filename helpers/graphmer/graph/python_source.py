@@ -6,16 +6,16 @@ import ast
 import gc
 import sys
 import warnings
+from itertools import takewhile
 from pathlib import Path
 
-from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, KnowledgeGraph, build_graph
+from helpers.graphmer.graph.knowledge_graph import Entity, KnowledgeGraph, build_graph, tested, unresolved
 from helpers.graphmer.graph.ontology import UNKNOWN
 from helpers.graphmer.graph.python_names import Resolver, Value
 from helpers.graphmer.graph.python_scopes import Module, Scope
 from helpers.graphmer.graph.python_tree import read_tree
-from helpers.graphmer.graph.sources import SourceFile, find_sources
+from helpers.graphmer.graph.sources import SourceFile, read_sources
 
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError)  # ValueError: NUL bytes, wrong encoding
 _CLASSES = ("class", "exception")
 _CALLABLE = ("function", "method", "constructor", UNKNOWN)
 _TEST_CASE = ("unittest.case.TestCase", "unittest.TestCase")
@@ -27,22 +27,23 @@ def python_graph(folder: str | Path, *, include_tests: bool = True) -> Knowledge
     Raises FileNotFoundError: no such folder.
     """
     modules: dict[str, Module] = {}
-    files, failed = [], []
-    packages: dict[Path, tuple[str, ...]] = {}
+
+    def read(source: SourceFile, content: bytes) -> tuple[Module, str]:
+        tree = ast.parse(content)
+        module = Module(_module_name(source), source.path.name == "__init__.py")
+        if module.id in modules:  # two files that an import could mean
+            module = Module(_dotted(source.relative), module.is_package)
+        read_tree(tree, module, content.count(b"\n") + 1)
+        modules[module.id] = module
+        return module, module.id
+
     # The trees are millions of objects without cycles; looking for some takes the collector a fifth of the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
         with warnings.catch_warnings():  # of invalid escapes, in code that is not ours
             warnings.simplefilter("ignore")
-            for source in find_sources(folder, ".py", include_tests):
-                try:
-                    module, sha256 = _read(source, modules, packages)
-                except _UNREADABLE as error:
-                    failed.append({"path": source.relative, "error": _reason(error)})
-                    continue
-                modules[module.id] = module
-                files.append({"path": source.relative, "module": module.id, "language": "python", "sha256": sha256})
+            _, files, failed = read_sources(folder, ".py", include_tests, read)
         manifest = {"schema": 1, "files": files, "failed": failed, "python": "{}.{}".format(*sys.version_info)}
         return build_graph(*_Triples(modules).all(), manifest)
     finally:
@@ -50,37 +51,14 @@ def python_graph(folder: str | Path, *, include_tests: bool = True) -> Knowledge
             gc.enable()
 
 
-def _read(source: SourceFile, known: dict[str, Module], packages: dict[Path, tuple[str, ...]]) -> tuple[Module, str]:
-    content, sha256 = source.read()
-    tree = ast.parse(content)
-    module = Module(_module_name(source, packages), source.path.name == "__init__.py")
-    if module.id in known:  # two files that an import could mean
-        module = Module(_dotted(source.relative), module.is_package)
-    read_tree(tree, module, content.count(b"\n") + 1)
-    return module, sha256
-
-
-def _reason(error: Exception) -> str:
-    """Without the path, which differs between machines."""
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
-    return f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
-
-
-def _module_name(source: SourceFile, packages: dict[Path, tuple[str, ...]]) -> str:
+def _module_name(source: SourceFile) -> str:
     """As an import says it: from the folder above the outermost `__init__.py`, else from the root or its `src`."""
-    package = _package(source.path.parent, packages)
+    inside = takewhile(lambda folder: folder.name and (folder / "__init__.py").is_file(), source.path.parents)
+    package = [folder.name for folder in inside][::-1]
     if not package:
         return _dotted(source.relative.removeprefix("src/"))
     stem = source.path.stem
     return ".".join(package if stem == "__init__" else (*package, stem.replace(".", "_")))
-
-
-def _package(folder: Path, known: dict[Path, tuple[str, ...]]) -> tuple[str, ...]:
-    if folder not in known:
-        inside = (folder / "__init__.py").is_file() and folder != folder.parent
-        known[folder] = (*_package(folder.parent, known), folder.name) if inside else ()
-    return known[folder]
 
 
 def _dotted(relative: str) -> str:
@@ -94,7 +72,6 @@ class _Triples:
         self.modules = modules
         self.names = Resolver(modules)
         self.triples: list[tuple[str, str, str]] = []
-        self.unresolved: dict[str, Entity] = {}
         self.thrown: set[str] = set()
 
     def all(self) -> tuple[list[Entity], list[tuple[str, str, str]]]:
@@ -117,7 +94,7 @@ class _Triples:
             for entity in module.entities
             if entity[0] not in self.modules or entity[0] == module.id  # `ndbm = None` where importing it failed
         ]
-        return [*entities, *self.names.external.values(), *self.unresolved.values()], self.triples
+        return [*entities, *self.names.external.values()], self.triples
 
     def _add(self, head: str, relation: str, tail: Value | None, mention: str) -> None:
         if tail is not None:
@@ -125,8 +102,7 @@ class _Triples:
             return
         name = mention.rpartition(".")[2]
         if name.isidentifier():  # the result of a call has no name
-            self.unresolved.setdefault(f"?.{name}", Entity(f"?.{name}", UNKNOWN, name, UNRESOLVED))
-            self.triples.append((head, relation, f"?.{name}"))
+            self.triples.append((head, relation, unresolved(name)))
 
     def _place(self, module: Module) -> None:
         package = module.id.rpartition(".")[0]
@@ -211,12 +187,7 @@ class _Triples:
                         found[scope.owner] = module.id
         files |= set(found.values())
         in_tests = {entity[0] for name in files for entity in self.modules[name].entities}
-        tested = self.names.types.keys() - in_tests if found else ()
-        self.triples += [
-            (head, "tests", tail)
-            for head, relation, tail in self.triples
-            if head in found and relation in ("calls", "instantiates") and tail in tested
-        ]
+        self.triples += tested(self.triples, found, self.names.types.keys() - in_tests if found else ())
         return dict.fromkeys(found, "test")
 
 

@@ -23,10 +23,15 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
         while stack:
             node = stack.pop()
             kind = type(node)
-            if kind is ast.Name or kind is ast.Constant:
-                continue
-            if kind is ast.Attribute or kind is ast.Expr:
+            if kind is ast.Name:
+                if type(node.ctx) is ast.Store:  # in a target whose value is not known
+                    _bind(scope, node, OPAQUE)
+            elif kind is ast.Attribute:
+                if type(node.ctx) is ast.Store:
+                    _bind_field(scope, node, OPAQUE)
                 stack.append(node.value)
+            elif kind is ast.Constant:
+                continue
             elif kind is ast.Call:
                 called = node.func
                 if type(called) is ast.Name:
@@ -57,22 +62,6 @@ def _meaning(value: ast.AST | None, scope: Scope):
     return OPAQUE if chain[0] == "?" else ("chain", chain, scope)
 
 
-def _bind_target(target: ast.AST, scope: Scope, stack: list) -> None:
-    """Names of a target whose value is not known; what else is in it (`a[f()]`) is read on."""
-    kind = type(target)
-    if kind is ast.Name:
-        _bind(scope, target, OPAQUE)
-    elif kind is ast.Tuple or kind is ast.List:
-        for element in target.elts:
-            _bind_target(element, scope, stack)
-    elif kind is ast.Starred:
-        _bind_target(target.value, scope, stack)
-    elif kind is ast.Attribute and type(target.value) is ast.Name:
-        _bind_field(scope, target, OPAQUE)
-    else:
-        stack.append(target)
-
-
 def _bind(scope: Scope, name: ast.Name, meaning) -> None:
     scope = scope.binder(name.id)
     bind(scope.names, name.id, meaning)
@@ -82,7 +71,7 @@ def _bind(scope: Scope, name: ast.Name, meaning) -> None:
 
 def _bind_field(scope: Scope, target: ast.Attribute, meaning) -> None:
     """`self.name = ...` in a method."""
-    if target.value.id == scope.self_name:
+    if type(target.value) is ast.Name and target.value.id == scope.self_name:
         bind(scope.parent.fields, target.attr, meaning)
         scope.parent.define("field", target.attr, target)
 
@@ -149,15 +138,8 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
 def _lambda(node: ast.Lambda, scope: Scope, stack: list) -> None:
     arguments = node.args
     inner = Scope("block", scope.owner, scope.prefix, scope, scope.module)
-    for parameter in (
-        *arguments.posonlyargs,
-        *arguments.args,
-        *arguments.kwonlyargs,
-        arguments.vararg,
-        arguments.kwarg,
-    ):
-        if parameter:
-            inner.names[parameter.arg] = OPAQUE
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    inner.names |= {parameter.arg: OPAQUE for parameter in every if parameter}
     stack += arguments.defaults
     stack += arguments.kw_defaults
     scope.module.todo.append((inner, [node.body]))
@@ -168,8 +150,10 @@ def _comprehension(node: ast.ListComp, scope: Scope, stack: list) -> None:
     inner_stack = [node.key, node.value] if type(node) is ast.DictComp else [node.elt]
     for number, generator in enumerate(node.generators):
         (inner_stack if number else stack).append(generator.iter)  # the first is evaluated outside
-        _bind_target(generator.target, inner, inner_stack)
-        inner_stack += generator.ifs
+        for target in ast.walk(generator.target):
+            if type(target) is ast.Name and type(target.ctx) is ast.Store:
+                _bind(inner, target, OPAQUE)
+        inner_stack += (generator.target, *generator.ifs)
     scope.module.todo.append((inner, inner_stack))
 
 
@@ -191,6 +175,7 @@ def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
 
 def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
     value = node.value
+    stack.append(value)
     for target in node.targets:
         kind = type(target)
         if kind is ast.Name:
@@ -198,11 +183,9 @@ def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
                 scope.module.export(value)
             _bind(scope, target, _meaning(value, scope))
         elif kind is ast.Attribute and type(target.value) is ast.Name:
-            if scope.self_name:
-                _bind_field(scope, target, _meaning(value, scope))
+            _bind_field(scope, target, _meaning(value, scope))
         else:
-            _bind_target(target, scope, stack)
-    stack.append(value)
+            stack.append(target)
 
 
 def _type_alias(node, scope: Scope, stack: list) -> None:
@@ -229,7 +212,7 @@ def _annotated_assign(node: ast.AnnAssign, scope: Scope, stack: list) -> None:
 def _augmented_assign(node: ast.AugAssign, scope: Scope, stack: list) -> None:
     if type(node.target) is ast.Name and node.target.id == "__all__":
         scope.module.export(node.value)
-    stack += (node.target, node.value)
+    stack += (*ast.iter_child_nodes(node.target), node.value)  # not the target itself: it is bound elsewhere
 
 
 def _walrus(node: ast.NamedExpr, scope: Scope, stack: list) -> None:
@@ -237,19 +220,6 @@ def _walrus(node: ast.NamedExpr, scope: Scope, stack: list) -> None:
         scope = scope.parent
     _bind(scope, node.target, _meaning(node.value, scope))
     stack.append(node.value)
-
-
-def _for(node: ast.For, scope: Scope, stack: list) -> None:
-    stack += (node.orelse, node.body, node.iter)
-    _bind_target(node.target, scope, stack)
-
-
-def _with(node: ast.With, scope: Scope, stack: list) -> None:
-    stack.append(node.body)
-    for item in node.items:
-        stack.append(item.context_expr)
-        if item.optional_vars:
-            _bind_target(item.optional_vars, scope, stack)
 
 
 def _except(node: ast.ExceptHandler, scope: Scope, stack: list) -> None:
@@ -331,10 +301,6 @@ _HANDLERS = {
     ast.AnnAssign: _annotated_assign,
     ast.AugAssign: _augmented_assign,
     ast.NamedExpr: _walrus,
-    ast.For: _for,
-    ast.AsyncFor: _for,
-    ast.With: _with,
-    ast.AsyncWith: _with,
     ast.ExceptHandler: _except,
     ast.Raise: _raise,
     ast.Return: _return,

@@ -7,14 +7,20 @@ import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
 # What is installed into or generated beside a project is not its source.
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
+TOO_DEEP = "nested too deep"
+_LANGUAGES = {".py": "python", ".java": "java"}
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError)  # ValueError: NUL bytes, wrong encoding
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,35 @@ def find_sources(folder: str | Path, suffix: str, include_tests: bool) -> list[S
         raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds {suffix} files")
     found = [SourceFile(file, file.relative_to(path).as_posix()) for file in _files(path, suffix, include_tests)]
     return sorted(found, key=lambda file: file.relative)
+
+
+def read_sources(
+    folder: str | Path, suffix: str, include_tests: bool, read: Callable[[SourceFile, bytes], tuple[Read, str]]
+) -> tuple[list[Read], list[dict], list[dict]]:
+    """What `read` makes of each file's content; what a manifest says of these files, and of those that cannot be read or parsed.
+
+    read: gives also the name of the module. Raises FileNotFoundError: no such folder.
+    """
+    found, files, failed = [], [], []
+    for source in find_sources(folder, suffix, include_tests):
+        try:
+            content, sha256 = source.read()
+            one, module = read(source, content)
+        except _UNREADABLE as error:
+            failed.append({"path": source.relative, "error": _reason(error)})
+            continue
+        found.append(one)
+        files.append({"path": source.relative, "module": module, "language": _LANGUAGES[suffix], "sha256": sha256})
+    return found, files, failed
+
+
+def _reason(error: Exception) -> str:
+    """Without the path, which differs between machines."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
+    if isinstance(error, RecursionError):
+        return TOO_DEEP
+    return f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
 
 
 def _files(root: Path, suffix: str, include_tests: bool) -> Iterator[Path]:

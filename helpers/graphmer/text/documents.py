@@ -54,7 +54,7 @@ class Documents:
         """sources: text of each module; lines end in \\n."""
         self.graph = graph
         self._sources = sources
-        self._starts: dict[str, list[int]] = {}  # of a module: where each line begins
+        self._split: dict[str, list[str]] = {}  # of a module: its lines
         self._inside: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # of a module: line, end_line, entity
         for entity in graph.entities.values():
             if entity.line and entity.status == DEFINED and entity.module in sources:
@@ -94,16 +94,12 @@ class Documents:
             and entity.module in self._sources
         )
 
-    def text(self, entity_id: str, limit: int | None = None) -> str:
-        """The qualified name, a newline and the source lines, dedented; only the name where there are none.
-
-        limit: characters of source before it is dedented, to spare the work on what is cut off anyway.
-        """
+    def text(self, entity_id: str) -> str:
+        """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
         if not self.has_source(entity_id):
             return shown_name(entity_id)
         entity = self.graph.entities[entity_id]
-        start, end = self._span(entity)
-        source = self._sources[entity.module][start : end if limit is None else min(end, start + limit)]
+        source = "\n".join(self._lines(entity))
         if indentation := len(source) - len(source.lstrip(" \t")):
             source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
         return f"{shown_name(entity_id)}\n{source}"
@@ -142,32 +138,20 @@ class Documents:
         if not self.has_source(entity_id):
             return 0
         entity = self.graph.entities[entity_id]
-        source, (start, end) = self._sources[entity.module], self._span(entity)
-        found = list(itertools.islice(_occurrences(source, name, start, end), 2))
-        if name == entity.name:
-            found = found[1:]
-        return source.count("\n", 0, found[0]) + 1 if found else 0
+        lines = enumerate(self._lines(entity), entity.line)
+        found = (number for number, line in lines for _ in _occurrences(line, name, 0, len(line)))
+        return next(itertools.islice(found, name == entity.name, None), 0)
 
-    def source_length(self, entity_id: str) -> int:
-        """Characters of the source lines before they are dedented."""
-        start, end = self._span(self.graph.entities[entity_id])
-        return end - start
-
-    def _span(self, entity: Entity) -> tuple[int, int]:
-        starts = self._line_starts(entity.module)
-        if entity.line >= len(starts):
+    def _lines(self, entity: Entity) -> list[str]:
+        """The lines of its module that define an entity."""
+        if entity.module not in self._split:
+            self._split[entity.module] = self._sources[entity.module].split("\n")
+        lines = self._split[entity.module]
+        if entity.line > len(lines):
             raise ValueError(
-                f"{entity.id}: line={entity.line}: its module has {len(starts) - 1} lines; build the graph again"
+                f"{entity.id}: line={entity.line}: its module has {len(lines)} lines; build the graph again"
             )
-        return starts[entity.line - 1], starts[min(max(entity.line, entity.end_line), len(starts) - 1)] - 1
-
-    def _line_starts(self, module: str) -> list[int]:
-        """Where each line begins, and where one after the last would."""
-        if module not in self._starts:
-            text = self._sources[module]
-            starts = [0, *(match.end() for match in re.finditer("\n", text))]
-            self._starts[module] = [*starts, len(text) + 1]
-        return self._starts[module]
+        return lines[entity.line - 1 : max(entity.line, entity.end_line)]
 
 
 def _text(path: Path, file: dict) -> str:

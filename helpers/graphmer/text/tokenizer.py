@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("[PAD]", "[MASK]", "[SEP]")
@@ -23,7 +25,6 @@ LONGEST_TOKEN = 20  # bytes; rulers of dashes would else be entries of their own
 # never belongs to the word after it: ` name` and `.name` hold the same token.
 _WORD = r"_*(?:\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+|\p{Lu}+|\p{N}{1,3})"
 _PIECES = rf"\n|^[ \t]+|{_WORD}|_+|[^\n_\p{{L}}\p{{M}}\p{{N}}]+"
-_NEWLINE = "Ċ"  # in the byte-level alphabet
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -52,17 +53,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         max_token_length=LONGEST_TOKEN,
         show_progress=False,
     )
-    seen = False
-
-    def noted() -> Iterable[str]:
-        nonlocal seen
-        for text in texts:
-            seen = seen or bool(text)
-            yield text
-
-    backend.train_from_iterator(noted(), trainer)
-    if not seen:
+    texts = filter(None, texts)
+    first = next(texts, None)
+    if first is None:
         raise ValueError("texts: none to train a tokenizer on; give the sources of the graph")
+    backend.train_from_iterator(chain([first], texts), trainer)
     pad, mask, sep = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -74,26 +69,19 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, none added, cut or padded; one that spells out a special token is the text it is."""
+def encodings(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[Encoding]:
+    """Tokens of each text and the characters that they stand for: none added, cut or padded; one that spells out a special token
+    is the text it is."""
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = True
-    return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+    return backend.encode_batch(list(texts), add_special_tokens=False)
 
 
-def newline_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """The one token that ends a line; none but it holds a newline."""
-    return tokenizer.convert_tokens_to_ids(_NEWLINE)
-
-
-def token_lengths(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """UTF-8 bytes of each token, int64 [V]; 0 for special ones."""
-    lengths_V = np.zeros(len(tokenizer), dtype=np.int64)
-    for token, index in tokenizer.get_vocab().items():
-        lengths_V[index] = 0 if index < len(SPECIAL_TOKENS) else len(token)
-    return lengths_V
+def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, as `encodings` has them."""
+    return [encoding.ids for encoding in encodings(tokenizer, texts)]
 
 
 def identifier_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:

@@ -6,23 +6,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from helpers.graphmer.graph.knowledge_graph import Entity
 from helpers.graphmer.text.documents import Documents, entity_text, leaf_texts, shown_name
 from helpers.graphmer.text.negatives import Relations
-from helpers.graphmer.text.tokenizer import MASK, PAD, SEP, encode, newline_id, token_lengths
+from helpers.graphmer.text.tokenizer import LONGEST_TOKEN, MASK, PAD, SEP, encode, encodings
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
 CHUNK = 2000  # documents that are encoded at a time
 _MARGIN = 16  # tokens; the last of a text that is cut inside a word are not those of the whole word
-_CHARACTERS = 6  # a token, at most so many on average, where a text is cut before it is encoded
 _PARTS = re.compile(r"[./(]")
 
 Window = tuple[int, int]  # number of a document, and which window of it
@@ -65,10 +64,9 @@ class EncodedDocuments:
         self._own_names = encode(tokenizer, [entity.name for entity in self.entities])
         self._encode_documents()
 
-    def document(self, number: int, roots: int | None = None) -> np.ndarray:
-        """Token ids of a document, at most `roots`."""
-        start, end = self._offsets[number], self._offsets[number + 1]
-        return self._ids[start : end if roots is None else min(end, start + roots)]
+    def document(self, number: int) -> np.ndarray:
+        """Token ids of a document."""
+        return self._ids[self._offsets[number] : self._offsets[number + 1]]
 
     def length(self, number: int) -> int:
         return int(self._offsets[number + 1] - self._offsets[number])
@@ -130,78 +128,46 @@ class EncodedDocuments:
         return self._padded(rows, leaf_tokens)
 
     def _encode_documents(self) -> None:
-        lengths_V, newline = token_lengths(self.tokenizer), newline_id(self.tokenizer)
-        chunks, counts, names, anchors, anchor_counts = [], [], [], [], []
         limit = self.roots * self.windows
+        characters = (limit + _MARGIN) * LONGEST_TOKEN  # at least so many tokens, where the source has them
+        documents, names, anchors = [np.zeros(0, self._dtype)], [], []
         for start in range(0, len(self.entities), CHUNK):
-            chunk = self.entities[start : start + CHUNK]
-            for entity, ids, text in zip(chunk, *self._cut(chunk), strict=True):
-                ids = np.asarray(ids[:limit], dtype=self._dtype)
-                found = self._token_anchors(entity, ids, text, lengths_V, newline)
-                chunks.append(ids)
-                counts.append(len(ids))
-                # With the end of its line; without source all of a document is its name.
-                names.append(int(np.argmax(ids == newline)) + 1 if (ids == newline).any() else len(ids))
-                anchors.extend(found)
-                anchor_counts.append(len(found))
-        self._ids = np.concatenate(chunks) if chunks else np.zeros(0, self._dtype)
-        self._offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            chunk = [entity.id for entity in self.entities[start : start + CHUNK]]
+            texts = [self.documents.text(name)[:characters] for name in chunk]
+            for entity_id, text, tokens in zip(chunk, texts, encodings(self.tokenizer, texts), strict=True):
+                ids = np.asarray(tokens.ids[:limit], self._dtype)
+                name = tokens.char_to_token(len(shown_name(entity_id)))  # the end of its line; none without source
+                name = len(ids) if name is None else min(name, len(ids))
+                documents.append(ids)
+                names.append(min(name + 1, len(ids)))
+                anchors.append([(self.number[entity_id], *self._own_anchor(shown_name(entity_id), tokens, name))])
+                if name < len(ids):
+                    anchors[-1] += self._inner_anchors(entity_id, text, tokens, len(ids))
+        self._ids = np.concatenate(documents)
+        self._offsets = np.cumsum([len(ids) for ids in documents], dtype=np.int64)
         self._names = np.asarray(names, np.int64)
-        self._anchors = np.asarray(anchors, dtype=np.int32).reshape(-1, 3)
-        self._anchor_offsets = np.concatenate([[0], np.cumsum(anchor_counts, dtype=np.int64)])
+        self._anchors = np.asarray([one for found in anchors for one in found], np.int32).reshape(-1, 3)
+        self._anchor_offsets = np.cumsum([0, *map(len, anchors)], dtype=np.int64)
 
-    def _cut(self, entities: list[Entity]) -> tuple[list[list[int]], list[str]]:
-        """Ids, all that windows show or more where the source has so many, and the text that they are the beginning of."""
-        limits = [self.roots * self.windows * _CHARACTERS] * len(entities)
-        ids, texts, short = [[] for _ in entities], ["" for _ in entities], range(len(entities))
-        while short:
-            for n in short:
-                texts[n] = self.documents.text(entities[n].id, limits[n])
-            for n, found in zip(short, encode(self.tokenizer, [texts[n] for n in short]), strict=True):
-                ids[n] = found
-            short = [n for n in short if self._more(entities[n], ids[n], limits[n])]
-            for n in short:
-                limits[n] *= 2
-        return ids, texts
-
-    def _more(self, entity: Entity, ids: list[int], limit: int) -> bool:
-        """Whether there is room, and source that was cut off."""
-        if len(ids) > self.roots * self.windows + _MARGIN or not self.documents.has_source(entity.id):
-            return False
-        return self.documents.source_length(entity.id) > limit
-
-    def _token_anchors(
-        self, entity: Entity, ids: np.ndarray, text: str, lengths_V: np.ndarray, newline: int
-    ) -> list[tuple[int, int, int]]:
+    def _inner_anchors(self, entity_id: str, text: str, tokens: Encoding, kept: int) -> Iterator[tuple[int, int, int]]:
         """Characters to tokens: both ends of a name are ends of tokens."""
-        name_end = int(np.argmax(ids == newline)) if (ids == newline).any() else len(ids)
-        ends_S = np.cumsum(lengths_V[ids])  # bytes
-        found = [(self.number[entity.id], *self._own_anchor(shown_name(entity.id), ends_S[:name_end]))]
-        if name_end == len(ids):
-            return found
-        shown = text.encode()[: ends_S[-1]].decode(errors="ignore")
-        for anchor in self.documents.anchors(entity.id, shown)[1:]:
-            start, end = (len(shown[:place].encode()) for place in (anchor.start, anchor.end))
-            first = int(np.searchsorted(ends_S, start, side="right"))
-            last = int(np.searchsorted(ends_S, end, side="left"))
-            if last < len(ids):
-                found.append((self.number[anchor.entity], first, min(last + 1 - first, self.head_tokens)))
-        return found
+        shown = text[: tokens.token_to_chars(kept - 1)[1]]
+        for anchor in self.documents.anchors(entity_id, shown)[1:]:
+            first = tokens.char_to_token(anchor.start)
+            end = tokens.char_to_token(anchor.end) if anchor.end < len(text) else len(tokens)
+            if end <= kept:
+                yield self.number[anchor.entity], first, min(end - first, self.head_tokens)
 
-    def _own_anchor(self, name: str, ends: np.ndarray) -> tuple[int, int]:
+    def _own_anchor(self, name: str, tokens: Encoding, length: int) -> tuple[int, int]:
         """First token and number of tokens of a document's own name, of a long one its last parts."""
-        if len(ends) <= self.head_tokens:
-            return 0, len(ends)
-        begins = np.concatenate([[0], ends[:-1]])
         first = 0
         for match in _PARTS.finditer(name):
-            byte = len(name[: match.end()].encode())
-            at = int(np.searchsorted(begins, byte))
-            if at < len(begins) and begins[at] == byte:
+            if length - first <= self.head_tokens:
+                break
+            at = tokens.char_to_token(match.end())
+            if at is not None and at < length and tokens.token_to_chars(at)[0] == match.end():
                 first = at
-                if len(ends) - at <= self.head_tokens:
-                    break
-        return first, min(len(ends) - first, self.head_tokens)
+        return first, min(length - first, self.head_tokens)
 
 
 class Windows:
