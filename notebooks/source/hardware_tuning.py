@@ -111,7 +111,7 @@ if task.weights is not None:
 # ## Plan
 #
 # Where tuning starts: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one
-# padding length and plain AdamW.) The memory is counted.
+# padding length and plain AdamW.)
 
 # %%
 start = task.start
@@ -210,7 +210,7 @@ figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned r
 # with one seed there is no spread, and quality counts as not checked. Where validation says that it was lost, a step back is
 # taken and trained, too: without length-grouped batches first, then at full length, with the first optimizer, the first
 # batch size, the first precision. Of two labels the threshold is chosen on validation alone, and so are the settings that
-# stay; what the test says comes after.
+# stay.
 
 # %%
 timed = {"spent": climbed.seconds, "speed_up": climbed.top.speed_up}
@@ -282,7 +282,7 @@ print(results_file.resolve())
 # %% [markdown]
 # ## Next steps
 #
-# - **Your own texts**: set `data_source` to a `.csv` with `text` and `label`. Their lengths decide what padding gives.
+# - **Your own texts**: set `data_source` to a `.csv` with `text` and `label`.
 # - **Use the model elsewhere**: `pipeline("text-classification", "<output_dir>/model")`.
 # - **Out of memory**: shorten `max_length` first (the longest text is printed above), then lower `start_batch_size`. The exported
 #   `training_args.json` takes `gradient_checkpointing`, too, which costs time and gives memory.
