@@ -91,6 +91,10 @@ class Trial:
 
 LEJEPA, BOTH, RANKING, RANKING_HEAD = "LeJEPA", "LeJEPA + contrastive", "MNRL", "MNRL from the head"
 SIMCSE, VICREG, HEAD, START, WHITENED = "SimCSE", "VICReg", "head alone", "start", "start, whitened"
+TWINS, PREDICTOR = (
+    "LeJEPA, dropout twins",
+    "LeJEPA with a predictor",
+)  # the same crop twice; one view predicts the other
 WHITE, PARTLY = (0.0, 1.0), (1.0, 0.5)
 TRIALS = {
     START: [Trial(START)],
@@ -115,6 +119,7 @@ TRIALS = {
         for rate, weight in ((1e-5, 1.0), (1e-4, 1.0), (3e-4, 1.0), (3e-4, 4.0))
     ],
 }
+TRIALS |= {name: [replace(trial, method=name) for trial in TRIALS[LEJEPA]] for name in (TWINS, PREDICTOR)}
 STARTS = (START, WHITENED, HEAD)
 AGAINST = (*STARTS, RANKING, RANKING_HEAD, SIMCSE, VICREG, BOTH)
 WORDS_TRIALS = {
@@ -133,6 +138,7 @@ WORDS_TRIALS = {
         for rate, weight in ((3e-4, 1.0), (1e-3, 1.0), (3e-3, 1.0), (1e-3, 4.0))
     ],
 }
+WORDS_TRIALS[PREDICTOR] = [replace(trial, method=PREDICTOR) for trial in WORDS_TRIALS[LEJEPA]]
 FROZEN = 3  # layers of the retrieval model
 GENTLE = (0.5, 0.2)  # the notebook's head
 RETRIEVAL_TRIALS = {
@@ -242,8 +248,28 @@ class VICReg(nn.Module):
         return loss
 
 
+class Predicted(nn.Module):
+    """(1 - w) squared error of a predictor of each view from the other one + w SIGReg of both; the predictor begins as the identity."""
+
+    def __init__(self, model: SentenceTransformer, sigreg: SIGReg, weight: float) -> None:
+        super().__init__()
+        K = model.get_embedding_dimension()
+        self.model, self.sigreg, self.weight, self.step = model, sigreg, weight, 0
+        self.predictor = nn.Sequential(nn.Linear(K, 2 * K), nn.GELU(), nn.Linear(2 * K, K))
+        nn.init.zeros_(self.predictor[-1].weight)
+        nn.init.zeros_(self.predictor[-1].bias)
+
+    def forward(self, features, labels=None):
+        z_VNK = torch.stack([self.model(column)["sentence_embedding"] for column in features])
+        error = (z_VNK + self.predictor(z_VNK) - z_VNK.flip(0)).square().mean()
+        self.step += 1
+        return (1 - self.weight) * error + self.weight * self.sigreg(z_VNK, self.step - 1)
+
+
 def new_loss(model: SentenceTransformer, trial: Trial, seed: int) -> nn.Module:
-    if trial.method in (LEJEPA, BOTH):
+    if trial.method == PREDICTOR:
+        return Predicted(model, SIGReg(t_max=3.0, n_points=17, num_slices=256, seed=seed), trial.weight)
+    if trial.method in (LEJEPA, BOTH, TWINS):
         sigreg = SIGReg(t_max=3.0, n_points=17, num_slices=256, seed=seed)
         return LeJEPALoss(model, sigreg, sigreg_weight=trial.weight, contrastive_weight=trial.contrastive)
     return VICReg(model, trial.weight) if trial.method == VICREG else MultipleNegativesRankingLoss(model)
@@ -258,7 +284,7 @@ def trained(start: SentenceTransformer, trial: Trial, texts: list[str], steps: i
     model.train()
     loss, rows = new_loss(model, trial, seed), _batches(model, texts, trial, steps, seed)
     begin, first = time.process_time(), next(rows)
-    shares = [gradient_shares(loss, first)] if trial.method in (LEJEPA, BOTH) else []
+    shares = [gradient_shares(loss, first)] if isinstance(loss, LeJEPALoss) else []
     values = _train(
         loss, rows, lambda batch: loss([dict(column) for column in batch], None), steps, trial.learning_rate
     )
@@ -277,7 +303,7 @@ def _batches(model, texts: list[str], trial: Trial, steps: int, seed: int) -> It
             order = drawn.sample(texts, len(texts))
         batch, order = order[: trial.batch], order[trial.batch :]
         views = [[crop(text, drawn, **CROP) for text in batch] for _ in range(2)]
-        if trial.method == SIMCSE:
+        if trial.method in (SIMCSE, TWINS):
             views[1] = views[0]
         yield [dict(model.preprocess(view, max_length=CROP_LENGTH)) for view in views]
 
