@@ -57,7 +57,7 @@ class Corpora:
 
 
 def _plain(value):
-    return sorted(value) if isinstance(value, frozenset) else vars(value)
+    return sorted(value) if isinstance(value, set) else vars(value)
 
 
 def load(folder: Path) -> Corpora:
