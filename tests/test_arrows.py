@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 ROOMS = {path.parent.name for path in (ROOT / "helpers").glob("*/workload.py")}
 # What lies below the planner: the machine, and how things are shown.
-BELOW_PLANNING = {"attention", "hardware", "meter", "parameters", "runtime", "tables", "xla"}
+BELOW_PLANNING = {"attention", "hardware", "meter", "parameters", "ranks", "runtime", "tables", "xla"}
 
 
 def name_of(path: Path) -> str:

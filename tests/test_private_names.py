@@ -83,7 +83,7 @@ ELSEWHERE = {  # tested below, or of the standard library
     "_parallel_loader_kwargs",
     "_reorder_linear_weight",
     *OPERATIONS,
-    *("_asdict", "_fields", "_make", "_replace"),
+    *("_asdict", "_field_defaults", "_fields", "_make", "_replace"),
 }
 
 

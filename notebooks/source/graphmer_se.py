@@ -120,7 +120,7 @@ from helpers.graphmer.pictures import leaf_texts_of, plot_chain
 used = [f"{share:.0%}" for share in corpus.train.fill()]
 sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": corpus.train.leaves}
 tables.show([sizes | {"roots in use": used[0], "leaves in use": used[1]}])
-print(corpus.documents.text(query, 600)[:600], "\n")
+print(corpus.documents.text(query)[:600], "\n")
 tables.show([leaf._asdict() for leaf in leaf_texts_of(corpus.train[0], corpus.tokenizer, corpus.relations)])
 
 # %%
