@@ -113,10 +113,12 @@ class LeJEPALoss(torch.nn.Module):
         `sigreg_excess` is what lies above the floor that an exact Gaussian has. Reading waits for the device; between
         two calls nothing does. Without a batch since: an empty dict.
         """
-        totals, self._totals = self._totals, None
-        if totals is None:
+        if self._totals is None:
             return {}
-        *sums, batches = totals.tolist()
+        *sums, batches = self._totals.tolist()
+        self._totals = torch.zeros_like(self._totals)
+        if batches == 0:
+            return {}
         means = {name: total / batches for name, total in zip(TERMS, sums, strict=True)}
         if not self.contrastive_weight:
             del means["contrastive"]

@@ -99,6 +99,8 @@ class EmbeddingTrainer(TrainerMixin, SentenceTransformerTrainer):
     def _terms(self) -> dict[str, float]:
         """Terms of the loss since the last log, averaged over the processes."""
         terms = self.loss.read_terms() if hasattr(self.loss, "read_terms") else {}
+        if self.runtime.kind == "xla":
+            xla.sync()  # zeroed sums become data as they are between logs, not constants of a new graph
         everywhere = ranks.gather(terms)
         return {name: round(sum(their[name] for their in everywhere) / len(everywhere), 6) for name in terms}
 
