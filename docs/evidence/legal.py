@@ -197,8 +197,8 @@ def throughput() -> str:
     return (
         f"{tables.markdown(rows)}\n\nThe notebook: {each['useful_tokens_per_second']['notebook']:,} useful tokens a second of "
         f"{each['clock']} time, {found['repetitions']} turns of {each['sizes']['steps']} steps, on {found['machine']['device']}, "
-        f"{found['machine']['threads']} thread, beside other work (load {found['machine']['load_average_after']}). Spread between turns: {spreads}; "
-        "so the ratios are rough."
+        f"{found['machine']['threads']} thread, beside other work (load {found['machine']['load_average_after']}). Spread between turns: {spreads}"
+        + ("; so the ratios are rough." if max(each["spread"].values()) > 0.1 else ".")
     )
 
 
