@@ -64,7 +64,7 @@ print(helpers.__file__, use_tpu)
 MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not raised; 130,000 for a new one
     "graphmer_se": 186_500,
     "hardware_tuning": 115_700,
-    "legal_cot_sft": 128_500,
+    "legal_cot_sft": 128_400,
     "lejepa_training": 128_800,
     "tinystories_reservoir": 129_800,
 }

@@ -54,6 +54,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert record["metric"] == "cosine" and len(record["texts"]) > 40
     evidence = results["evidence"]
     assert evidence["chosen_by"][evidence["exported"]] == max(evidence["chosen_by"].values())
+    assert set(evidence["chosen_by"]) == {"backbone, untrained", HEAD, LEJEPA, CONTRASTIVE}
     assert evidence["says"] in text_of(executed) and evidence["says"] in (output / "model" / "README.md").read_text()
     verdict = next(each for each in evidence["verdicts"] if each["against"] == "backbone, untrained")
     before, after = untrained["backbone, untrained"]["ndcg@10"], rows[LEJEPA]["ndcg@10"]

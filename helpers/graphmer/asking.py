@@ -155,9 +155,8 @@ class Repository:
         """The scorer that was saved, on this repository's names and sources."""
         weights = _flat(self.of.settings["weights"])
         scorers = self._predictor.ends() | {"counts": Frequency(_flat(self.of.settings["counts"]))}
-        wanted = dict.fromkeys(
-            name for each in weights.values() for name in each
-        )  # added up in the order of the fitted one
+        # Added up in the order of the fitted one.
+        wanted = dict.fromkeys(name for each in weights.values() for name in each)
         if wanted.keys() - scorers.keys():
             scorers |= lexical_scorers(self.graph, self.documents.text)
         return ScoreFusion({name: scorers[name] for name in wanted}, weights)

@@ -15,10 +15,8 @@ from helpers.runtime import Runtime
 if TYPE_CHECKING:
     import torch
 
-FLASH, SEGMENTWISE = (
-    "flash_attention_2",
-    "packed_segments",
-)  # names under which transformers finds flash-attn and the attention below
+FLASH = "flash_attention_2"
+SEGMENTWISE = "packed_segments"  # name under which transformers finds the attention below
 
 
 def count_blocks(lengths: Sequence[int], block_length: int, strategy: str) -> int:
