@@ -97,6 +97,7 @@ def make_views(
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         where = {"cache_file_name": str(Path(folder) / f"{split}-{described}.arrow")}
+    bars_were_on = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # a pass takes seconds at most
     made = rows.select([row for _, row in drawn]).map(
         views,
@@ -106,6 +107,8 @@ def make_views(
         new_fingerprint=described,
         **where,
     )
+    if bars_were_on:
+        datasets.enable_progress_bars()
     return made.select_columns(list(columns))
 
 

@@ -75,7 +75,7 @@ params = parameters.check(EmbeddingParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
 
-from helpers.lejepa.model import chosen  # not before the device is known: it imports what runs for a TPU or does not
+from helpers.lejepa.model import chosen  # only now: the device is known
 
 params, reason = chosen(params, machine)
 print(f"backbone   {params.base_model}: {reason}")
@@ -213,7 +213,7 @@ tables.show(evaluation.table(untrained, {}))
 #
 # The best weights by nDCG@10 on the validation rows are kept and are the ones loaded at the end, and that may be step 0;
 # `patience` evaluations without improvement end the run. In the study of `docs/lejepa.md` training gained beyond the head with
-# word vectors from nothing, not with layers, nor from a retrieval model. Below is what it gained on your texts.
+# word vectors from nothing, not with layers, nor from a retrieval model.
 
 # %%
 output = trainer.train(resume_from_checkpoint=params.resume)
