@@ -33,9 +33,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from benchmarks.graph_encoders import FOLDER, STEPS, Encoders
+from benchmarks.graph_encoders import FOLDER, STEPS, VARIANTS, Encoders
 from benchmarks.held_out_packages import PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
+from benchmarks.regex_resolver import RegexResolver
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.links.predictor import LinkPredictor
@@ -47,7 +48,8 @@ from helpers.graphmer.text.windows import EncodedDocuments, Windows
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = ("function", "method")
 FEWEST, MOST = 10, 30  # questions of a package
-LEXICAL, JEDI = "lexical", "jedi, then lexical"
+LEXICAL, SIMPLE = "lexical", "all simple methods"
+RESOLVERS = ("regex", "jedi")
 COPIES_LEFT_OUT = ("given end: meaning", "other end: meaning", "other end: total")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -70,6 +72,7 @@ class Question:
     true: set[str]
     features: dict[str, np.ndarray] = field(default_factory=dict)
     jedi: list[str] = field(default_factory=list)  # candidates that it answers with
+    regex: list[str] = field(default_factory=list)  # and those of regex_resolver.py
 
 
 def is_test(module: str) -> bool:
@@ -326,19 +329,24 @@ def read(package: str, environment: Environment) -> tuple[list[Question], dict, 
     if len(found) > MOST:
         found = random.Random(0).sample(found, MOST)
     lexical = Lexical(graph, documents)
+    resolver = RegexResolver({file["module"]: documents.text(file["module"]) for file in graph.manifest["files"]})
     for question in found:
         question.features = lexical.features(question)
         question.jedi = jedi_answers(question, graph, folder)
+        question.regex = resolver.answers(
+            question.module, question.caller, question.receiver, question.name, question.candidates
+        )
     return found, counts | {"asked": len(found)}, graph, documents
 
 
 def rankings(asked: list[Question]) -> Rankings:
-    """With the lexical features, and jedi's answers as `jedi`."""
+    """With the lexical features, and what each of `RESOLVERS` answers."""
     right = [[name in question.true for name in question.candidates] for question in asked]
     found = Rankings([one.package for one in asked], [one.module for one in asked], right)
     for name in asked[0].features:
         found.add(name, [one.features[name] for one in asked])
-    found.add("jedi", [np.array([name in one.jedi for name in one.candidates], float) for one in asked])
+    for method in RESOLVERS:
+        found.add(method, [np.array([name in getattr(one, method) for name in one.candidates], float) for one in asked])
     return found
 
 
@@ -347,6 +355,9 @@ def main() -> None:
     parser.add_argument("--packages", nargs="*", default=[*PACKAGES], choices=PACKAGES)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument(
+        "--variants", nargs="*", default=[*VARIANTS], choices=VARIANTS, help="encoders with a part left out"
+    )
     parser.add_argument("--folder", type=Path, default=Path("outputs/held_out_packages"))
     parser.add_argument("--encoders", type=Path, default=FOLDER, help="folder of the trained encoders")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_open_calls_cpu.json")
@@ -363,12 +374,14 @@ def main() -> None:
 
     found = rankings(asked)
     names, drawn = [*asked[0].features], found.resamples()
-    lexical_R = found.left_out(names)
-    first_R = 1000 * found["jedi"]
-    bases = {LEXICAL: found.ranks(lexical_R), JEDI: found.ranks(lexical_R + first_R)}
+    lexical_R, simple_R = found.left_out(names), found.left_out([*names, *RESOLVERS])
+    bases = {LEXICAL: found.ranks(lexical_R), SIMPLE: found.ranks(simple_R)}
     ranks = {"chance": [found.ranks(np.zeros(len(lexical_R)))]}
     ranks |= {f"one feature: {name}": [found.ranks(found[name])] for name in names}
-    ranks |= {"jedi": [found.ranks(found["jedi"])]} | {name: [each] for name, each in bases.items()}
+    for method in RESOLVERS:
+        ranks[method] = [found.ranks(found[method])]
+        ranks[f"{method}, then lexical"] = [found.ranks(lexical_R + 1000 * found[method])]
+    ranks |= {name: [each] for name, each in bases.items()}
     done: list[int] = []
 
     def write() -> None:
@@ -378,9 +391,12 @@ def main() -> None:
             steps=given.steps,
             seeds=done,
             packages=counts,
-            jedi={
-                "answers": float(np.mean([bool(one.jedi) for one in asked])),
-                "right": float(np.mean([bool(one.true & set(one.jedi)) for one in asked])),
+            resolvers={
+                method: {
+                    "answers": float(np.mean([bool(getattr(one, method)) for one in asked])),
+                    "right": float(np.mean([bool(one.true & set(getattr(one, method))) for one in asked])),
+                }
+                for method in RESOLVERS
             },
             rows={name: found.row(each, bases, drawn) for name, each in ranks.items()},
         )
@@ -388,7 +404,7 @@ def main() -> None:
     write()
     encoders = Encoders(given.steps, given.encoders)
     for seed in given.seeds:
-        for state, make in encoders.of(seed, before=seed == given.seeds[0]):
+        for state, make in encoders.of(seed, before=seed == given.seeds[0], variants=given.variants):
             model, scores = make(), {}
             for package, (graph, documents) in sources.items():
                 inside = [question for question in asked if question.package == package]
@@ -399,15 +415,14 @@ def main() -> None:
             parts = [*scores[id(asked[0])]]
             for part in parts:
                 found.add(part, [scores[id(one)][part] for one in asked])
-            both_R = found.left_out([*names, *parts])
             few = [part for part in parts if part in COPIES_LEFT_OUT]
-            for name, score_R in {
-                f"encoder {state}": found.left_out(parts),
-                f"encoder {state}, copies left out": found.left_out(few),
-                f"lexical and encoder {state}": both_R,
-                f"jedi, then lexical and encoder {state}": both_R + first_R,
+            for name, features in {
+                f"encoder {state}": parts,
+                f"encoder {state}, copies left out": few,
+                f"lexical and encoder {state}": [*names, *parts],
+                f"{SIMPLE} and encoder {state}": [*names, *RESOLVERS, *parts],
             }.items():
-                ranks.setdefault(name, []).append(found.ranks(score_R))
+                ranks.setdefault(name, []).append(found.ranks(found.left_out(features)))
             print(f"{state}, seed {seed}", flush=True)
         done.append(seed)
         write()
