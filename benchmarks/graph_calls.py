@@ -24,7 +24,9 @@ import math
 import random
 import re
 import sys
+import sysconfig
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,8 +34,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import graph_call_sites as call_sites
 from benchmarks import report
-from benchmarks.graph_encoders import FOLDER, STEPS, VARIANTS, Encoders
+from benchmarks.graph_encoders import BEFORE, FOLDER, STEPS, TRAINED, VARIANTS, Encoders
 from benchmarks.held_out_packages import PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
 from benchmarks.regex_resolver import RegexResolver
@@ -49,7 +52,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = ("function", "method")
 FEWEST, MOST = 10, 30  # questions of a package
 LEXICAL, SIMPLE = "lexical", "all simple methods"
-RESOLVERS = ("regex", "jedi")
+RESOLVERS, NGRAMS = ("regex", "jedi"), "character n-grams"
 COPIES_LEFT_OUT = ("given end: meaning", "other end: meaning", "other end: total")
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -73,6 +76,11 @@ class Question:
     features: dict[str, np.ndarray] = field(default_factory=dict)
     jedi: list[str] = field(default_factory=list)  # candidates that it answers with
     regex: list[str] = field(default_factory=list)  # and those of regex_resolver.py
+
+    def site(self) -> call_sites.Site:
+        file, line, _ = self.place
+        lines = Path(file).read_bytes().decode(errors="replace").splitlines()
+        return call_sites.Site(self.caller, self.receiver, self.name, call_sites.around(lines, line))
 
 
 def is_test(module: str) -> bool:
@@ -374,14 +382,22 @@ def main() -> None:
 
     found = rankings(asked)
     names, drawn = [*asked[0].features], found.resamples()
-    lexical_R, simple_R = found.left_out(names), found.left_out([*names, *RESOLVERS])
+    sites, candidates = [one.site() for one in asked], [one.candidates for one in asked]
+    found.add(NGRAMS, call_sites.character_ngrams(sites, candidates))
+    simple = [*names, *RESOLVERS, NGRAMS]
+    lexical_R, simple_R = found.left_out(names), found.left_out(simple)
     bases = {LEXICAL: found.ranks(lexical_R), SIMPLE: found.ranks(simple_R)}
     ranks = {"chance": [found.ranks(np.zeros(len(lexical_R)))]}
     ranks |= {f"one feature: {name}": [found.ranks(found[name])] for name in names}
     for method in RESOLVERS:
         ranks[method] = [found.ranks(found[method])]
         ranks[f"{method}, then lexical"] = [found.ranks(lexical_R + 1000 * found[method])]
+    ranks[NGRAMS] = [found.ranks(found[NGRAMS])]
     ranks |= {name: [each] for name, each in bases.items()}
+    if (weights := environment.encoder()) is not None:
+        found.add("MiniLM", call_sites.of_sentence_encoder(weights, sites, candidates))
+        ranks["MiniLM"] = [found.ranks(found["MiniLM"])]
+        ranks[f"{SIMPLE} and MiniLM"] = [found.ranks(found.left_out([*simple, "MiniLM"]))]
     done: list[int] = []
 
     def write() -> None:
@@ -403,27 +419,49 @@ def main() -> None:
 
     write()
     encoders = Encoders(given.steps, given.encoders)
+    corpus, tokenizer = encoders.corpus, encoders.corpus.tokenizer
+    learned = call_sites.resolved_sites(corpus.graph, Path(sysconfig.get_path("stdlib")))
+    texts = {package: call_sites.Candidates(graph) for package, (graph, _) in sources.items()}
+
+    def rows(state: str, scores: list[dict[str, np.ndarray]]) -> None:
+        """An encoder's features alone, and with the simple methods; `scores` stand in place of an earlier encoder's."""
+        for part in scores[0]:
+            found.add(part, [each[part] for each in scores])
+        wanted = {f"encoder {state}": [*scores[0]]}
+        if few := [part for part in scores[0] if part in COPIES_LEFT_OUT]:
+            wanted[f"encoder {state}, copies left out"] = few
+        wanted |= {
+            f"{LEXICAL} and encoder {state}": [*names, *scores[0]],
+            f"{SIMPLE} and encoder {state}": [*simple, *scores[0]],
+        }
+        for name, features in wanted.items():
+            ranks.setdefault(name, []).append(found.ranks(found.left_out(features)))
+        print(f"{state}, seed {seed}", flush=True)
+
+    def each_package(score: Callable) -> list[dict[str, np.ndarray]]:
+        """score: the package and its questions -> their features; those of all questions, in their order."""
+        packages = {package: [one for one in asked if one.package == package] for package in sources}
+        return [each for package, inside in packages.items() if inside for each in score(package, inside)]
+
     for seed in given.seeds:
-        for state, make in encoders.of(seed, before=seed == given.seeds[0], variants=given.variants):
-            model, scores = make(), {}
-            for package, (graph, documents) in sources.items():
-                inside = [question for question in asked if question.package == package]
-                if inside:
-                    configuration = encoders.configured(seed)
-                    own = encoder_scores(model, encoders.corpus.tokenizer, configuration, inside, graph, documents)
-                    scores |= zip(map(id, inside), own, strict=True)
-            parts = [*scores[id(asked[0])]]
-            for part in parts:
-                found.add(part, [scores[id(one)][part] for one in asked])
-            few = [part for part in parts if part in COPIES_LEFT_OUT]
-            for name, features in {
-                f"encoder {state}": parts,
-                f"encoder {state}, copies left out": few,
-                f"lexical and encoder {state}": [*names, *parts],
-                f"{SIMPLE} and encoder {state}": [*names, *RESOLVERS, *parts],
-            }.items():
-                ranks.setdefault(name, []).append(found.ranks(found.left_out(features)))
-            print(f"{state}, seed {seed}", flush=True)
+        configuration = encoders.configured(seed)
+        variants = given.variants if seed in given.variant_seeds else ()
+        for state, make in encoders.of(seed, before=seed == given.seeds[0], variants=variants):
+            model = make()
+
+            def at_leaves(package: str, inside: list[Question], model=model) -> list[dict[str, np.ndarray]]:
+                return encoder_scores(model, tokenizer, configuration, inside, *sources[package])
+
+            rows(state, each_package(at_leaves))
+            if state in (BEFORE, TRAINED):
+                model = call_sites.tuned(model, tokenizer, corpus.graph, learned, seed)
+
+                def at_sites(package: str, inside: list[Question], model=model) -> list[dict[str, np.ndarray]]:
+                    offered = [one.candidates for one in inside]
+                    return call_sites.cosines(model, tokenizer, [one.site() for one in inside], offered, texts[package])
+
+                rows(f"{state}, tuned on call sites", each_package(at_sites))
+            write()
         done.append(seed)
         write()
 
