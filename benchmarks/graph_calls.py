@@ -444,13 +444,12 @@ def main() -> None:
         return [each for package, inside in packages.items() if inside for each in score(package, inside)]
 
     for seed in given.seeds:
-        configuration = encoders.configured(seed)
         variants = given.variants if seed in given.variant_seeds else ()
         for state, make in encoders.of(seed, before=seed == given.seeds[0], variants=variants):
             model = make()
 
             def at_leaves(package: str, inside: list[Question], model=model) -> list[dict[str, np.ndarray]]:
-                return encoder_scores(model, tokenizer, configuration, inside, *sources[package])
+                return encoder_scores(model, tokenizer, encoders.configuration, inside, *sources[package])
 
             rows(state, each_package(at_leaves))
             if state in (BEFORE, TRAINED):
