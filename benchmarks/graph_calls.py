@@ -366,6 +366,9 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="*", default=[*VARIANTS], choices=VARIANTS, help="encoders with a part left out"
     )
+    parser.add_argument(
+        "--variant-seeds", type=int, nargs="*", default=[0, 1, 2], help="the seeds that these are trained with"
+    )
     parser.add_argument("--folder", type=Path, default=Path("outputs/held_out_packages"))
     parser.add_argument("--encoders", type=Path, default=FOLDER, help="folder of the trained encoders")
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/graphmer_open_calls_cpu.json")
