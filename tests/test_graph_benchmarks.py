@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import graph_call_sites as call_sites
 from benchmarks.code_search import Function, Package, of_encoder, read, tuned, words
 from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions
 from benchmarks.held_out_rows import Rankings
+from benchmarks.regex_resolver import RegexResolver
 from helpers.graphmer import searching
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
@@ -163,6 +165,95 @@ def test_jedi_answers_what_a_type_inference_can(package):
         "zoo", "zoo.report.proved", "zoo.report", "area", "", 0, (), frozenset(), place, candidates, set()
     )
     assert jedi_answers(question, graph, package) == candidates[:1]
+
+
+def test_regular_expressions_name_the_class_that_the_sources_write_down():
+    shop = """
+from .shelf import Shelf as Board
+
+
+class Base:
+    def close(self): ...
+
+
+class Door(Base):
+    def open(self): ...
+
+
+class Window:
+    def close(self): ...
+    def open(self): ...
+
+
+def make():
+    return Window()
+
+
+def act(entry: Door, board):
+    pane = make()
+    pane.open()
+"""
+    resolver = RegexResolver({"shop": shop, "shelf": "class Shelf:\n    def open(self): ...\n"})
+    opens = ["shop.Door.open", "shop.Window.open", "shelf.Shelf.open"]
+    closes = ["shop.Base.close", "shop.Window.close"]
+    for receiver, name, candidates, right in (
+        ("entry", "open", opens, "shop.Door.open"),  # by its annotation
+        ("entry", "close", closes, "shop.Base.close"),  # of a base
+        ("pane", "open", opens, "shop.Window.open"),  # by what is returned
+        ("Board", "open", opens, "shelf.Shelf.open"),  # by an import
+        ("self.window", "close", closes, "shop.Window.close"),  # by its name
+    ):
+        assert resolver.answers("shop", "shop.act", receiver, name, candidates) == [right], receiver
+    assert resolver.answers("shop", "shop.Door.open", "self", "close", closes) == ["shop.Base.close"]
+    assert resolver.answers("shop", "shop.act", "unheard", "open", opens) == []
+
+
+def test_call_sites_are_those_that_the_resolver_proves_and_their_texts_say_where_they_are(package, asked):
+    graph, by_name = asked
+    found = {(site.receiver, entity): site for site, entity in call_sites.resolved_sites(graph, package)}
+    site = found["Circle()", "zoo.shapes.Circle.area"]
+    assert site.caller == "zoo.report.proved" and "return Circle().area()" in site.lines
+    assert not any(receiver == "circle" for receiver, _ in found)  # which class is open
+    close = by_name["close"].site()
+    assert "circle.close(1)" in close.lines and close.short() == "circle"
+    candidate = call_sites.Candidates(graph).long("zoo.shapes.Circle.close")
+    assert "gap" in candidate and "alone" in candidate
+
+
+def test_character_ngrams_find_the_owner_that_the_lines_name(asked):
+    _, by_name = asked
+    close = by_name["close"]
+    [scores] = call_sites.character_ngrams([close.site()], [close.candidates])
+    assert close.candidates[int(scores.argmax())] == "zoo.shapes.Circle.close"
+
+
+def test_tuning_brings_calls_and_what_they_mean_together(package, asked, monkeypatch):
+    graph, _ = asked
+    names = ("Circle", "Square", "Window", "Reader", "Socket", "Thread")
+    sites = [
+        (call_sites.Site("a.f", name.lower(), "close", f"{name.lower()}.close()"), f"a.{name}.close") for name in names
+    ]
+    texts = [site.long() for site, _ in sites] + [entity for _, entity in sites]
+    tokenizer = train_tokenizer(texts * 20, 600)
+    torch.manual_seed(0)
+    model = GraphMERForPreTraining(config(vocab_size=len(tokenizer)))
+    monkeypatch.setitem(call_sites.TUNING, "batch", len(sites))
+    monkeypatch.setitem(call_sites.TUNING, "steps", 40)
+    monkeypatch.setitem(call_sites.TUNING, "warmup", 5)
+
+    def right() -> int:
+        found = call_sites.cosines(
+            model.eval(),
+            tokenizer,
+            [site for site, _ in sites],
+            [[entity for _, entity in sites]] * len(sites),
+            call_sites.Candidates(graph),
+        )
+        return sum(int(each["lines and candidate"].argmax()) == place for place, each in enumerate(found))
+
+    before = right()
+    model = call_sites.tuned(model, tokenizer, graph, sites, 0)
+    assert before < len(sites) and right() == len(sites)
 
 
 def _rankings() -> Rankings:
