@@ -3,6 +3,9 @@
 import email
 import json
 import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -83,27 +86,54 @@ def unreadable(folder: Path) -> None:
     (folder / "notes.ipynb").write_text("{}")
 
 
+def trained_and_measured(folder: Path, run: Path) -> tuple[experiment.Corpus, dict]:
+    """Two steps on a repository: what was read, and how its held-out links rank."""
+    changes = SMALL | {"run.max_steps": 2, "evaluation.unit": "package", "evaluation.max_triples": 20}
+    configuration = override(read_configuration("cpu"), changes)
+    corpus = experiment.load_corpus(str(folder), configuration)
+    trainer = experiment.train(configuration, corpus, runtime.detect(False, precision="fp32"), run)
+    masked = evaluation.masked(trainer.model, corpus, configuration)
+    assert evaluation.masked_table(masked, masked)
+    predictor = LinkPredictor(trainer.model, corpus.validation)
+    return corpus, evaluation.links(evaluation.encoder_scorer(predictor, corpus), corpus, configuration)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
 def test_a_repository_of_any_shape_is_split_by_what_fits_trained_on_and_measured(kind, tmp_path):
     folder = tmp_path / "repository"
     folder.mkdir()
     kind(folder)
     unreadable(folder)
-    changes = SMALL | {"run.max_steps": 2, "evaluation.unit": "package", "evaluation.max_triples": 20}
-    configuration = override(read_configuration("cpu"), changes)
-    corpus = experiment.load_corpus(str(folder), configuration)
+    corpus, found = trained_and_measured(folder, tmp_path / "run")
     assert corpus.splits.said.startswith(KINDS[kind])
     assert {each["path"] for each in corpus.graph.manifest["failed"]} == {"old.py", "broken.py", "data.py"}
     total = sum(map(len, (corpus.splits.train, corpus.splits.validation, corpus.splits.test)))
     for part in (corpus.splits.validation, corpus.splits.test):
         assert 0.02 * total < len(part) <= 0.15 * total
-    here = runtime.detect(False, precision="fp32")
-    trainer = experiment.train(configuration, corpus, here, tmp_path / "run")
-    predictor = LinkPredictor(trainer.model, corpus.validation)
-    found = evaluation.links(evaluation.encoder_scorer(predictor, corpus), corpus, configuration)
     assert 0 < found["both"]["mrr"] <= 1
-    masked = evaluation.masked(trainer.model, corpus, configuration)
-    assert evaluation.masked_table(masked, masked)
+
+
+PROJECTS = (
+    "bleach==6.4.0", "click==8.5.1", "defusedxml==0.7.1", "idna==3.20", "mistune==3.4.0", "more-itertools==11.2.1",
+    "pathvalidate==3.3.1", "pyparsing==3.3.3", "soupsieve==2.8", "tenacity==9.2.1",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", PROJECTS)
+def test_projects_of_one_package_run_unchanged(project, tmp_path):
+    options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(tmp_path)]
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *options, project]
+    fetched = subprocess.run(command, capture_output=True, text=True, check=False)
+    if fetched.returncode:
+        pytest.skip(f"{project} cannot be fetched: {fetched.stderr.strip().splitlines()[-1]}")
+    [wheel] = tmp_path.glob("*.whl")
+    repository = tmp_path / "repository"
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(repository)
+    corpus, found = trained_and_measured(repository, tmp_path / "run")
+    assert not corpus.graph.manifest["failed"]
+    assert 0 < found["both"]["mrr"] <= 1
 
 
 def test_modules_of_namespace_packages_have_the_names_that_imports_use(tmp_path):
