@@ -28,6 +28,7 @@ from helpers.graphmer.graph.sources import TOO_DEEP, SourceFile, read_sources
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
 _TEST_ANNOTATIONS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")
 # How much a use tells of a type outside.
 _CERTAINTY = {"package": 0, "method": 0, "class": 1, "interface": 2, "exception": 3, "annotation": 4}
@@ -36,7 +37,7 @@ _CERTAINTY = {"package": 0, "method": 0, "class": 1, "interface": 2, "exception"
 def java_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGraph:
     """The graph of every .java file in a folder; one that cannot be read or parsed is listed in the manifest.
 
-    Raises ImportError where there is such a file and no tree-sitter; else like `python_graph`.
+    Without tree-sitter that is every file. Raises FileNotFoundError: no such folder.
     """
     files, listed, failed = read_sources(folder, ".java", include_tests, _read)
     graph = _Graph(files)
@@ -49,7 +50,7 @@ def _read(source: SourceFile, content: bytes) -> tuple[File, str]:
         import tree_sitter
         import tree_sitter_java
     except ImportError as error:
-        raise ImportError(f"Java sources need a parser ({error}): pip install tree-sitter tree-sitter-java") from error
+        raise ImportError(f"{NO_PARSER} ({error})") from error
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language()))
     file = java_tree.read_file(parser.parse(content))
     return file, file.types[0].id if file.types else file.package
