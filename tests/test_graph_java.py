@@ -198,6 +198,9 @@ def test_what_a_declaration_says_is_resolved_or_marked(shop, head, relation, exp
         ("class D extends A { void h() { super.f(); } }", "A.f()"),
         ("<B extends I> void g(B b) { b.f(); }", "?.f"),
         ("void g() { ((B) null).f(); }", "B.f()"),
+        ("void g() { try (var b = new B()) { b.f(); } }", "B.f()"),
+        ("void g(Object o) { for (var b : (B) o) b.f(); }", "?.f"),  # what B is a collection of
+        ("void g(Object o) { if (o instanceof B b) b.f(); }", "B.f()"),
         ("void g() { unknown.f(); }", "?.f"),
     ],
 )
