@@ -30,8 +30,7 @@ def load_graph(data_source: str | Path, *, include_tests: bool | None = None) ->
         or with index.scip, or a folder of Python and Java sources.
     include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
 
-    Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (Java alone, without its parser; beside
-    Python it is left out with a warning).
+    Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (no parser, and nothing but Java).
     """
     if data_source == "sample":
         return python_graph(standard_library(), include_tests=bool(include_tests))

@@ -173,9 +173,8 @@ def variables(node: Node) -> Iterator[tuple[str, str]]:
         if declarator.child_by_field_name("dimensions"):
             yield name, ""
         elif written == "var":
-            value = declarator.child_by_field_name("value") if node.type != "enhanced_for_statement" else None
-            said = value is not None and value.type in SAY_THEIR_TYPE
-            yield name, type_name(value.child_by_field_name("type")) if said else ""
+            said = node.type != "enhanced_for_statement" and next(_children(declarator, *SAY_THEIR_TYPE), None)
+            yield name, type_name(said.child_by_field_name("type")) if said else ""
         elif name:  # else a test without a variable, or a resource that is declared elsewhere
             yield name, written
 
