@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.__main__ import main
+from helpers.graphmer.graph.extraction import cached_graph, load_graph
 from helpers.graphmer.graph.java_source import java_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
 from helpers.graphmer.graph.ontology import read_ontology, validate
@@ -197,6 +198,9 @@ def test_what_a_declaration_says_is_resolved_or_marked(shop, head, relation, exp
         ("class D extends A { void h() { super.f(); } }", "A.f()"),
         ("<B extends I> void g(B b) { b.f(); }", "?.f"),
         ("void g() { ((B) null).f(); }", "B.f()"),
+        ("void g() { try (var b = new B()) { b.f(); } }", "B.f()"),
+        ("void g(Object o) { for (var b : (B) o) b.f(); }", "?.f"),  # what B is a collection of
+        ("void g(Object o) { if (o instanceof B b) b.f(); }", "B.f()"),
         ("void g() { unknown.f(); }", "?.f"),
     ],
 )
@@ -231,9 +235,37 @@ def test_python_and_java_of_one_folder_make_one_graph(parser, tmp_path):
     assert {"Good.f()", "tool.f"} <= graph.entities.keys()
 
 
-def test_a_missing_parser_is_asked_for_only_where_there_is_java(tmp_path, monkeypatch):
+@pytest.fixture
+def no_parser(monkeypatch):
     monkeypatch.setitem(sys.modules, "tree_sitter", None)
+
+
+def test_a_missing_parser_is_asked_for_only_where_there_is_java(no_parser, tmp_path):
     assert not java_graph(tmp_path).triples
+    write(tmp_path, {"A.java": "class A { }", "b/B.java": "class B { }"})
+    with pytest.raises(ImportError, match=r"data_source=.*\(2\).*pip install tree-sitter tree-sitter-java"):
+        load_graph(tmp_path)
+
+
+def test_the_shell_asks_for_the_parser_in_one_line(no_parser, tmp_path, capsys):
     write(tmp_path, {"A.java": "class A { }"})
-    with pytest.raises(ImportError, match="pip install tree-sitter tree-sitter-java"):
-        java_graph(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["search", str(tmp_path), "opens a file"])
+    assert "pip install tree-sitter tree-sitter-java" in capsys.readouterr().err
+
+
+def test_without_a_parser_java_beside_python_is_listed_and_left_out(no_parser, tmp_path):
+    write(tmp_path, {"A.java": "class A { }", "b/B.java": "class B { }", "tool.py": "def f(): pass\n"})
+    with pytest.warns(UserWarning, match=r"data_source=.*\(2\).*pip install tree-sitter tree-sitter-java"):
+        graph = load_graph(tmp_path)
+    assert "tool.f" in graph.entities
+    assert [failure["path"] for failure in graph.manifest["failed"]] == ["A.java", "b/B.java"]
+    assert all("pip install tree-sitter tree-sitter-java" in failure["error"] for failure in graph.manifest["failed"])
+
+
+def test_a_graph_without_its_java_is_not_kept_for_when_there_is_a_parser(parser, tmp_path):
+    folder, cache = write(tmp_path / "code", {"A.java": "class A { }", "tool.py": ""}), tmp_path / "cache"
+    with pytest.MonkeyPatch.context() as patched, pytest.warns(UserWarning, match="cannot be read"):
+        patched.setitem(sys.modules, "tree_sitter", None)
+        assert "A" not in cached_graph(folder, cache).entities
+    assert "A" in cached_graph(folder, cache).entities

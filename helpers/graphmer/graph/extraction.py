@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import warnings
 from pathlib import Path
 
-from helpers.graphmer.graph.java_source import java_graph
+from helpers.graphmer.graph.java_source import NO_PARSER, java_graph
 from helpers.graphmer.graph.knowledge_graph import (
     DEFINED,
     ENTITIES,
@@ -29,7 +30,7 @@ def load_graph(data_source: str | Path, *, include_tests: bool | None = None) ->
         or with index.scip, or a folder of Python and Java sources.
     include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
 
-    Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (Java without its parser).
+    Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (no parser, and nothing but Java).
     """
     if data_source == "sample":
         return python_graph(standard_library(), include_tests=bool(include_tests))
@@ -43,13 +44,23 @@ def load_graph(data_source: str | Path, *, include_tests: bool | None = None) ->
     graphs = [graph for graph in graphs if graph.manifest["files"] or graph.manifest["failed"]]
     if not graphs:
         raise ValueError(f'data_source={data_source!r}: no .py and no .java file; use "sample" or another folder')
+    unparsed = sum(_unparsed(graph) for graph in graphs)
+    unread = f"data_source={str(data_source)!r}: its Java files ({unparsed}) cannot be read. {NO_PARSER}"
     if not any(graph.manifest["files"] for graph in graphs):
+        if unparsed:
+            raise ImportError(unread)
         failed = [f"{each['path']} ({each['error']})" for graph in graphs for each in graph.manifest["failed"]]
         raise ValueError(
-            f"data_source={data_source!r}: none of its {len(failed)} files can be read as Python 3 or Java: "
+            f"data_source={str(data_source)!r}: none of its {len(failed)} files can be read as Python 3 or Java: "
             f"{', '.join(failed[:3])}; give another folder"
         )
+    if unparsed:
+        warnings.warn(unread, stacklevel=2)
     return graphs[0] if len(graphs) == 1 else _merged(*graphs)
+
+
+def _unparsed(graph: KnowledgeGraph) -> int:
+    return sum(each["error"].startswith(NO_PARSER) for each in graph.manifest["failed"])
 
 
 def _merged(python: KnowledgeGraph, java: KnowledgeGraph) -> KnowledgeGraph:
@@ -74,6 +85,8 @@ def cached_graph(repository: str | Path, cache: str | Path | None = None, digest
     if (kept / TRIPLES).is_file():
         return read_graph(kept)
     graph = load_graph(folder)
+    if _unparsed(graph):  # the next time the parser may be there
+        return graph
     unfinished = kept.with_name(f"{kept.name}.{os.getpid()}")
     graph.write(unfinished)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from helpers.graphmer.graph.java_tree import File, Method, Type, text, type_name
+from helpers.graphmer.graph.java_tree import SAY_THEIR_TYPE, File, Method, Type, text, type_name
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -27,7 +27,6 @@ _LANG_EXCEPTION_NAMES = """
     OutOfMemoryError ReflectiveOperationException RuntimeException SecurityException StackOverflowError
     StringIndexOutOfBoundsException Throwable UnsatisfiedLinkError UnsupportedOperationException VirtualMachineError"""
 _LANG, LANG_EXCEPTIONS = frozenset(_LANG_NAMES.split()), frozenset(_LANG_EXCEPTION_NAMES.split())
-SAY_THEIR_TYPE = ("cast_expression", "object_creation_expression")  # expressions
 _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 
 Reference = Type | str  # a type of the sources, or the full name of one outside
@@ -47,7 +46,7 @@ class JavaNames:
     def __init__(self, files: list[File]):
         self.known: dict[str, Type] = {}  # types of the sources by full name
         for file in files:
-            for found in all_types(file):
+            for found in file.types:
                 self.known.setdefault(found.id, found)
         self._resolved: dict[tuple[str, str], Reference | None] = {}
 
@@ -218,11 +217,3 @@ class JavaNames:
             if self.having(looking, "fields", name):
                 return self.field_type(looking, name)
         return self.resolve(name, place.type, place.variables)
-
-
-def all_types(file: File) -> Iterator[Type]:
-    stack = file.types[::-1]
-    while stack:
-        found = stack.pop()
-        yield found
-        stack += list(found.members.values())[::-1]

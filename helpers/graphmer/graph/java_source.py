@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helpers.graphmer.graph import java_tree
-from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, SAY_THEIR_TYPE, JavaNames, Place, Reference, all_types
-from helpers.graphmer.graph.java_tree import File, Method, Type, annotations, modifiers, text, type_name, types
+from helpers.graphmer.graph.java_names import LANG_EXCEPTIONS, JavaNames, Place, Reference
+from helpers.graphmer.graph.java_tree import File, Method, Type, annotations, listed, modifiers, text, type_name, types
 from helpers.graphmer.graph.knowledge_graph import (
     DEFINED,
     EXTERNAL,
@@ -28,6 +28,11 @@ from helpers.graphmer.graph.sources import TOO_DEEP, SourceFile, read_sources
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
+_DECLARATIONS = (
+    "local_variable_declaration", "enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression",
+    "catch_formal_parameter",
+)  # fmt: skip
 _TEST_ANNOTATIONS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")
 # How much a use tells of a type outside.
 _CERTAINTY = {"package": 0, "method": 0, "class": 1, "interface": 2, "exception": 3, "annotation": 4}
@@ -36,7 +41,7 @@ _CERTAINTY = {"package": 0, "method": 0, "class": 1, "interface": 2, "exception"
 def java_graph(folder: str | Path, *, include_tests: bool = True) -> KnowledgeGraph:
     """The graph of every .java file in a folder; one that cannot be read or parsed is listed in the manifest.
 
-    Raises ImportError where there is such a file and no tree-sitter; else like `python_graph`.
+    Without tree-sitter that is every file. Raises FileNotFoundError: no such folder.
     """
     files, listed, failed = read_sources(folder, ".java", include_tests, _read)
     graph = _Graph(files)
@@ -49,7 +54,7 @@ def _read(source: SourceFile, content: bytes) -> tuple[File, str]:
         import tree_sitter
         import tree_sitter_java
     except ImportError as error:
-        raise ImportError(f"Java sources need a parser ({error}): pip install tree-sitter tree-sitter-java") from error
+        raise ImportError(f"{NO_PARSER} ({error})") from error
     parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language()))
     file = java_tree.read_file(parser.parse(content))
     return file, file.types[0].id if file.types else file.package
@@ -65,12 +70,12 @@ class _Graph:
         self.outside: dict[str, Entity] = {}
         self.triples: list[tuple[str, str, str]] = []
         for file in files:
-            for found in all_types(file):
+            for found in file.types:
                 self._declare(found)
         self.too_deep: list[int] = []  # files of which not all could be said
         for at, file in enumerate(files):
             try:
-                for found in all_types(file):
+                for found in file.types:
                     self._type(found)
                 self._imports(file)
             except RecursionError:
@@ -172,8 +177,7 @@ class _Graph:
             self._mention(parameter, "annotated_with", annotations(node), "annotation", place)
             place.locals[name] = self.names.resolve(written, place.type, place.variables)
         self._typed(method.id, "returns", method.result, place)
-        for clause in (child for child in method.node.named_children if child.type == "throws"):
-            self._mention(method.id, "raises", types(clause), "exception", place)
+        self._mention(method.id, "raises", listed(method.node, "throws"), "exception", place)
         if not method.is_constructor and not {"static", "private"} & modifiers(method.node):
             self._overrides(method)
         body = method.node.child_by_field_name("body")
@@ -197,10 +201,10 @@ class _Graph:
 
     def _body(self, head: str, nodes: list[Node], place: Place) -> None:
         self._declare_locals(nodes, place)
-        stack = [(node, False) for node in nodes[::-1]]
+        hidden = replace(place, anonymous=True)
+        stack = [(node, place) for node in nodes[::-1]]
         while stack:
-            node, anonymous = stack.pop()
-            here = replace(place, anonymous=anonymous)
+            node, here = stack.pop()
             kind = node.type
             if kind == "method_invocation":
                 name = text(node.child_by_field_name("name"))
@@ -216,7 +220,7 @@ class _Graph:
                     self._say(head, "raises", found, name, "exception")
             elif kind == "catch_type":
                 self._mention(head, "catches", types(node), "exception", place)
-            inside = anonymous or kind in ("class_body", *java_tree.KINDS)
+            inside = hidden if kind in ("class_body", *java_tree.KINDS) else here
             stack += [(child, inside) for child in node.named_children[::-1]]
 
     def _declare_locals(self, nodes: list[Node], place: Place) -> None:
@@ -225,34 +229,18 @@ class _Graph:
         stack = [*nodes]
         while stack:
             node = stack.pop()
-            for name, reference in self._declared(node, place):
-                found.setdefault(name, set()).add(reference)
+            if node.type in _DECLARATIONS:
+                for name, written in java_tree.variables(node):
+                    found.setdefault(name, set()).add(self.names.resolve(written, place.type, place.variables))
+            elif node.type == "lambda_expression":
+                parameters = node.child_by_field_name("parameters")
+                for name in [parameters] if parameters.type == "identifier" else parameters.named_children:
+                    if name.type == "identifier":
+                        found.setdefault(text(name), set()).add(None)
             stack += node.named_children
         place.locals.update(
             {name: next(iter(options)) if len(options) == 1 else None for name, options in found.items()}
         )
-
-    def _declared(self, node: Node, place: Place):
-        kind = node.type
-        if kind == "local_variable_declaration":
-            for name, written, declarator in java_tree.variables(node):
-                value = declarator.child_by_field_name("value")
-                if written == "var" and value is not None and value.type in SAY_THEIR_TYPE:
-                    written = type_name(value.child_by_field_name("type"))
-                yield name, None if written == "var" else self.names.resolve(written, place.type, place.variables)
-        elif kind in ("enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression"):
-            if name := node.child_by_field_name("name"):
-                written = type_name(node.child_by_field_name("type") or node.child_by_field_name("right"))
-                yield text(name), None if written == "var" else self.names.resolve(written, place.type, place.variables)
-        elif kind == "catch_formal_parameter":
-            caught = [name for child in node.named_children if child.type == "catch_type" for name in types(child)]
-            known = self.names.resolve(caught[0], place.type) if len(caught) == 1 else None
-            yield text(node.child_by_field_name("name")), known
-        elif kind == "lambda_expression":
-            parameters = node.child_by_field_name("parameters")
-            for name in [parameters] if parameters.type == "identifier" else parameters.named_children:
-                if name.type == "identifier":
-                    yield text(name), None
 
     # ---- what follows from all of it
 
@@ -260,7 +248,7 @@ class _Graph:
         """Exceptions, by their bases or because they are thrown; and what tests test."""
         thrown = {tail for _, relation, tail in self.triples if relation in ("raises", "catches")}
         for file in self.files:
-            for found in all_types(file):
+            for found in file.types:
                 above = [one.id if isinstance(one, Type) else one for one in self.names.above(found)]
                 lang = any(one and one.startswith("java.lang.") and one[10:] in LANG_EXCEPTIONS for one in above)
                 outside = any(one in self.outside and self.outside[one].type == "exception" for one in above if one)

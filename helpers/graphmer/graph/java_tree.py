@@ -16,6 +16,10 @@ KINDS = {
     "enum_declaration": "enum",
     "annotation_type_declaration": "annotation",
 }
+SAY_THEIR_TYPE = ("cast_expression", "object_creation_expression")  # expressions
+_METHODS = (
+    "method_declaration", "constructor_declaration", "compact_constructor_declaration", "annotation_type_element_declaration",
+)  # fmt: skip
 _PARAMETERS = ("formal_parameter", "spread_parameter")
 
 
@@ -23,7 +27,7 @@ _PARAMETERS = ("formal_parameter", "spread_parameter")
 class File:
     package: str
     tree: object = field(repr=False)  # keeps the nodes alive
-    types: list[Type] = field(default_factory=list)
+    types: list[Type] = field(default_factory=list)  # inner ones after the type that they are inside of
     imports: list[tuple[str, bool, bool]] = field(default_factory=list)  # name, static, on demand
 
 
@@ -80,23 +84,24 @@ def read_file(tree) -> File:
     """Declarations of a parsed file. Raises SyntaxError with the line of the first error."""
     root = tree.root_node
     if root.has_error:
-        line = min(node.start_point[0] for node in _all(root) if node.is_error or node.is_missing) + 1
-        raise SyntaxError("invalid syntax", ("", line, None, None))
-    package = next(
-        (text(node.named_children[-1]) for node in root.named_children if node.type == "package_declaration"), ""
-    )
-    file = File(package, tree)
+        wrong = root
+        while not wrong.is_error and (inside := [child for child in wrong.children if child.has_error]):
+            wrong = inside[0]
+        raise SyntaxError("invalid syntax", ("", wrong.start_point[0] + 1, None, None))
+    file = File("", tree)
     for node in root.named_children:
-        if node.type == "import_declaration":
+        if node.type == "package_declaration":
+            file.package = text(node.named_children[-1])
+        elif node.type == "import_declaration":
             words = {child.type for child in node.children}
             name = next(text(child) for child in node.named_children if "identifier" in child.type)
             file.imports.append((name, "static" in words, "asterisk" in words))
         elif node.type in KINDS:
-            file.types.append(_type(node, file, None))
+            _declare_type(node, file, None)
     return file
 
 
-def _type(node: Node, file: File, outer: Type | None) -> Type:
+def _declare_type(node: Node, file: File, outer: Type | None) -> None:
     name = text(node.child_by_field_name("name"))
     above = outer.id if outer else file.package
     found = Type(
@@ -107,39 +112,31 @@ def _type(node: Node, file: File, outer: Type | None) -> Type:
         outer=outer,
         node=node,
         variables=_type_parameters(node),
-        extends=[
-            name
-            for child in node.children
-            if child.type in ("superclass", "extends_interfaces")
-            for name in types(child)
-        ],
-        implements=[name for child in node.children if child.type == "super_interfaces" for name in types(child)],
+        extends=listed(node, "superclass", "extends_interfaces"),
+        implements=listed(node, "super_interfaces"),
     )
+    if outer:
+        outer.members[name] = found
     for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
-        found.fields |= {name: (written, parameter) for name, written, _ in variables(parameter)}
+        found.fields |= {name: (written, parameter) for name, written in variables(parameter)}
+    file.types.append(found)
     for member in node.child_by_field_name("body").named_children:
         _declare(member, found)
-    return found
 
 
 def _declare(node: Node, owner: Type) -> None:
     if node.type in KINDS:
-        inner = _type(node, owner.file, owner)
-        owner.members[inner.name] = inner
+        _declare_type(node, owner.file, owner)
     elif node.type == "enum_body_declarations":
         for member in node.named_children:
             _declare(member, owner)
     elif node.type in ("field_declaration", "constant_declaration"):
-        owner.fields |= {name: (written, node) for name, written, _ in variables(node)}
+        owner.fields |= {name: (written, node) for name, written in variables(node)}
         owner.values.append(node)
     elif node.type == "enum_constant":
         owner.fields[text(node.child_by_field_name("name"))] = (owner.name, node)
         owner.values.append(node)
-    elif (
-        "method_declaration" in node.type
-        or "constructor_declaration" in node.type
-        or node.type == "annotation_type_element_declaration"
-    ):
+    elif node.type in _METHODS:
         method = _method(node, owner)
         owner.methods.setdefault(method.name, []).append(method)
     else:
@@ -151,7 +148,7 @@ def _method(node: Node, owner: Type) -> Method:
     parameters, signature = [], []
     for parameter in _children(declared.child_by_field_name("parameters"), *_PARAMETERS):
         variadic = parameter.type == "spread_parameter"
-        parameters += [(name, "" if variadic else written, parameter) for name, written, _ in variables(parameter)]
+        parameters += [(name, "" if variadic else written, parameter) for name, written in variables(parameter)]
         dimensions = text(parameter.child_by_field_name("dimensions"))
         signature.append(_erased(_declared_type(parameter)) + dimensions + "..." * variadic)
     name = text(node.child_by_field_name("name"))
@@ -168,16 +165,23 @@ def _method(node: Node, owner: Type) -> Method:
     )
 
 
-def variables(node: Node) -> Iterator[tuple[str, str, Node]]:
-    """Name, type and declarator of each field, local variable or parameter; "" for a type that is primitive or an array."""
+def variables(node: Node) -> Iterator[tuple[str, str]]:
+    """Name and type of each field, local variable or parameter; "" for a type that is primitive, an array or not certain."""
     written = type_name(_declared_type(node))
     for declarator in [*_children(node, "variable_declarator")] or [node]:
-        array = declarator.child_by_field_name("dimensions") is not None
-        yield text(declarator.child_by_field_name("name")), "" if array else written, declarator
+        name = text(declarator.child_by_field_name("name"))
+        if declarator.child_by_field_name("dimensions"):
+            yield name, ""
+        elif written == "var":
+            said = node.type != "enhanced_for_statement" and next(_children(declarator, *SAY_THEIR_TYPE), None)
+            yield name, type_name(said.child_by_field_name("type")) if said else ""
+        elif name:  # else a test without a variable, or a resource that is declared elsewhere
+            yield name, written
 
 
 def _declared_type(node: Node) -> Node:
-    return next(child for child in node.named_children if child.type != "modifiers")
+    said = node.child_by_field_name("type") or node.child_by_field_name("right")  # x instanceof Type name
+    return said or next(child for child in node.named_children if child.type != "modifiers")
 
 
 def _type_parameters(node: Node) -> set[str]:
@@ -188,8 +192,13 @@ def _type_parameters(node: Node) -> set[str]:
     }
 
 
+def listed(node: Node, *clauses: str) -> list[str]:
+    """Every type that a declaration lists in its `extends`, `implements` or `throws`."""
+    return [name for clause in _children(node, *clauses) for name in types(clause)]
+
+
 def types(node: Node) -> list[str]:
-    """Every type that a clause (`extends`, `throws`, `catch`) lists."""
+    """Every type that a clause lists."""
     named = [child for child in node.named_children if child.type != "modifiers"]
     if len(named) == 1 and named[0].type == "type_list":
         named = named[0].named_children
@@ -207,6 +216,8 @@ def type_name(node: Node | None) -> str:
         return ".".join(parts) if all(parts) else ""
     if node.type == "generic_type":
         return type_name(node.named_children[0])
+    if node.type == "catch_type":
+        return type_name(node.named_children[0]) if len(node.named_children) == 1 else ""
     return type_name(node.named_children[-1]) if node.type == "annotated_type" else ""
 
 
@@ -234,11 +245,3 @@ def text(node: Node | None) -> str:
 
 def _children(node: Node | None, *kinds: str) -> Iterator[Node]:
     return (child for child in node.named_children if child.type in kinds) if node else iter(())
-
-
-def _all(root: Node) -> Iterator[Node]:
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += node.children

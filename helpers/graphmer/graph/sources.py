@@ -18,7 +18,8 @@ TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the stand
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
 TOO_DEEP = "nested too deep"
 _LANGUAGES = {".py": "python", ".java": "java"}
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError)  # ValueError: NUL bytes, wrong encoding
+# ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
 
 Read = TypeVar("Read")
 
@@ -81,6 +82,8 @@ def _reason(error: Exception) -> str:
         return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
     if isinstance(error, RecursionError):
         return TOO_DEEP
+    if isinstance(error, ImportError):
+        return str(error)
     return f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
 
 
