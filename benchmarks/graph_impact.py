@@ -5,10 +5,11 @@
 The tests of each package of held_out_packages.py ran under Python's profiler, which says which function of the package called which
 (call_trace.py). What is asked is a function or method outside of tests that something else called. The truth are all functions,
 methods and constructors outside of tests that reach it by one to three of these calls. What a lambda or a comprehension calls, the
-function calls in whose source it stands. At most 30 queries of a package are drawn, and a package with fewer than ten is left out.
+function calls in whose source it stands. At most 30 queries of a package are drawn, and a package with fewer than ten is left out, as are
+queries that more than a hundred functions reach: there nearly any answer is right.
 
 Candidates are functions, methods and constructors that the trace saw running; of others the truth is not known. A query has all true
-ones and as many others, in one drawn order for its package, as make 200, at least 100 where there are so many. In `all` these are
+ones and as many others, in one drawn order for its package, as make 200 in all. In `all` these are
 ranked. In `missed`, what the resolver reaches by at most three resolved calls is neither a candidate nor an answer: there stands what
 tests saw and static resolution does not show. Making an object is a call of its class's constructor for the resolver, too.
 
@@ -56,7 +57,7 @@ ASKED = ("function", "method")
 FUNCTIONS = (*ASKED, "constructor")
 DEPTH = 3  # calls
 FEWEST, MOST = 10, 30  # queries of a package
-CANDIDATES, OTHERS = 200, 100
+CANDIDATES, MOST_TRUE = 200, 100  # of a query
 DRAWS = 10  # orders of candidates of equal score
 INNER = re.compile(r"(\.<locals>)?\.<(lambda|listcomp|genexpr|dictcomp|setcomp)>.*")
 RAREST = 1e-4  # certainty of what nothing leads to, and less
@@ -128,16 +129,16 @@ def reaching(callers: Callers, entity: str, depth: int = DEPTH) -> dict[str, int
 
 def drawn_candidates(running: list[str], true: Collection[str], entity: str) -> list[str]:
     """running: in the order in which those that are not true are taken."""
-    most = max(CANDIDATES - len(true), OTHERS)
     others = [name for name in running if name not in true and name != entity]
-    return sorted([*true, *others[:most]])
+    return sorted([*true, *others[: CANDIDATES - len(true)]])
 
 
 def queries(package: str, root: Path, graph, rows: list[list]) -> tuple[list[Query], dict]:
     """Those that are drawn, and counts."""
     callers, running = traced_calls(root, graph, rows)
     resolved, draw = StaticCalls(graph).resolved, random.Random(0)
-    possible = sorted(name for name in callers if graph.entities[name].type in ASKED)
+    called = sorted(name for name in callers if graph.entities[name].type in ASKED)
+    possible = [name for name in called if len(reaching(callers, name)) <= MOST_TRUE]
     order = draw.sample(running, len(running))
     found = []
     for name in draw.sample(possible, min(MOST, len(possible))):
@@ -149,6 +150,7 @@ def queries(package: str, root: Path, graph, rows: list[list]) -> tuple[list[Que
         "functions": len(functions(graph)),
         "running": len(running),
         "pairs_traced": sum(map(len, callers.values())),
+        "called": len(called),
         "queries": len(possible),
     }
     return found, counts
