@@ -19,7 +19,7 @@ encoder is trained on the standard library; its row is the same logit of the par
 callee's side, and once more with the lexical features, trained and (first seed) before training. Figures are means over packages and seeds: MRR of the
 best right candidate, and average precision over all right ones, each by weights that are fitted for it. Where candidates have the same value of a single
 feature, their order is drawn, ten times. Intervals are of 95 %, from bootstrap samples of the queries' modules within
-each package and of the seeds, paired with `lexical`.
+each package and of the seeds, paired with `lexical` and with that and the encoder before training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from benchmarks.graph_calls import is_test
-from benchmarks.graph_encoders import FOLDER, STEPS, Encoders
+from benchmarks.graph_encoders import BEFORE, FOLDER, STEPS, Encoders
 from benchmarks.held_out_packages import PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
 from helpers.graphmer.graph.extraction import load_graph
@@ -62,6 +62,7 @@ DRAWS = 10  # orders of candidates of equal score
 INNER = re.compile(r"(\.<locals>)?\.<(lambda|listcomp|genexpr|dictcomp|setcomp)>.*")
 RAREST = 1e-4  # certainty of what nothing leads to, and less
 LEXICAL = "lexical"
+UNTRAINED = f"lexical and encoder {BEFORE}"
 TABLES = ALL, MISSED = "all", "missed"
 
 Callers = Mapping[str, Collection[str]]  # callee -> those that call it
@@ -366,7 +367,8 @@ class Table:
 
     def result(self) -> dict:
         found, rows = self.found, {}
-        ranks, precisions = ({LEXICAL: each[LEXICAL][0]} for each in (self.ranks, self.precisions))
+        bases = [name for name in (LEXICAL, UNTRAINED) if name in self.ranks]
+        ranks, precisions = ({name: of[name][0] for name in bases} for of in (self.ranks, self.precisions))
         for name in self.ranks:
             rows[name] = found.row(self.ranks[name], ranks, self.drawn)
             rows[name]["average_precision"] = found.precision_row(self.precisions[name], precisions, self.drawn)
