@@ -1,6 +1,6 @@
 """Impact of a change: which functions of a package depend on this one, that is, reach it by one to three calls?
 
-    python benchmarks/graph_impact.py        # about 25 minutes on one core, with the packages traced and three encoders trained
+    python benchmarks/graph_impact.py        # about 15 minutes on one core, with the packages traced and three encoders trained
 
 The tests of each package of held_out_packages.py ran under Python's profiler, which says which function of the package called which
 (call_trace.py). What is asked is a function or method outside of tests that something else called. The truth are all functions,
