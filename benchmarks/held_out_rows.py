@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import minimize
+from sklearn.metrics import average_precision_score
 
 BOOTSTRAP = 1_000
 
@@ -57,19 +58,37 @@ class Rankings:
         )
         return above_N + (equal_N + 1) / 2
 
-    def left_out(self, names: Sequence[str]) -> np.ndarray:
-        """Scores [R] by a conditional logit of these features, for each package fitted on the other ones."""
+    def average_precision(self, score_R: np.ndarray) -> np.ndarray:
+        """Over all right candidates of each question, [N]; those of equal score are taken together."""
+        ends_N = [*self._starts_N[1:], len(score_R)]
+        places = [slice(*each) for each in zip(self._starts_N, ends_N, strict=True)]
+        return np.array([average_precision_score(self._right_R[each], score_R[each]) for each in places])
+
+    def left_out(self, names: Sequence[str], *, every: bool = False) -> np.ndarray:
+        """Scores [R] by a conditional logit of these features, for each package fitted on the other ones; every: as in `fitted`."""
         table_RF = np.stack([self._standard[name] for name in names], axis=1)
-        start_F = self.fitted(table_RF, np.ones(len(self), bool), np.zeros(len(names)))
+        start_F = self.fitted(table_RF, np.ones(len(self), bool), np.zeros(len(names)), every=every)
         scores_R = np.zeros(len(table_RF))
         for package in dict.fromkeys(self.packages):
             others_N = self.packages != package
             own_R = ~others_N[self._question_R]
-            scores_R[own_R] = table_RF[own_R] @ self.fitted(table_RF, others_N, start_F)
+            scores_R[own_R] = table_RF[own_R] @ self.fitted(table_RF, others_N, start_F, every=every)
         return scores_R
 
-    def fitted(self, table_RF: np.ndarray, chosen_N: np.ndarray, start_F: np.ndarray, ridge: float = 1.0) -> np.ndarray:
-        """Weights [F] that make the right candidates' share of exp(score) large; each package counts alike."""
+    def fitted(
+        self,
+        table_RF: np.ndarray,
+        chosen_N: np.ndarray,
+        start_F: np.ndarray,
+        ridge: float = 1.0,
+        *,
+        every: bool = False,
+    ) -> np.ndarray:
+        """Weights [F] that make the right candidates' share of exp(score) large; each package counts alike.
+
+        every: the mean of the logarithms of each right candidate's share counts, not the logarithm of what they have together, so
+            that one of them with a large share is not enough.
+        """
         rows_R = chosen_N[self._question_R]
         table_RF, right_R = table_RF[rows_R], self._right_R[rows_R]
         sizes_N = np.bincount(self._question_R)[chosen_N]
@@ -78,11 +97,16 @@ class Rankings:
         packages = Counter(self.packages[chosen_N])
         share_N = np.array([1 / packages[package] for package in self.packages[chosen_N]])
         share_N *= len(share_N) / share_N.sum()
+        equal_R = right_R / np.add.reduceat(right_R.astype(float), starts_N)[question_R]
 
         def loss(weight_F: np.ndarray) -> tuple[float, np.ndarray]:
             score_R = table_RF @ weight_F
             all_R = np.exp(score_R - np.maximum.reduceat(score_R, starts_N)[question_R])
             p_R = all_R / np.add.reduceat(all_R, starts_N)[question_R]
+            if every:
+                gradient_F = table_RF.T @ (share_N[question_R] * (p_R - equal_R)) + ridge * weight_F
+                logs_R = np.log(np.maximum(p_R, 1e-300))
+                return -(share_N[question_R] * equal_R * logs_R).sum() + ridge * weight_F @ weight_F / 2, gradient_F
             inside_R = np.where(right_R, p_R, 0)
             inside_N = np.maximum(np.add.reduceat(inside_R, starts_N), 1e-300)
             q_R = inside_R / inside_N[question_R]
@@ -125,16 +149,9 @@ class Rankings:
         ranks: [N] of each seed. bases: name -> ranks [N]. share_BN: of `resamples`; the seeds are drawn again with them.
         """
         reciprocal_SN = np.stack([1 / rank_N for rank_N in ranks])
-        reciprocal_N, S = reciprocal_SN.mean(0), len(ranks)
-        drawn_BS = np.random.default_rng(1).integers(S, size=(len(share_BN), S))
-        sample_B = np.take_along_axis(share_BN @ reciprocal_SN.T, drawn_BS, axis=1).mean(1)
-        above = {
-            name: {
-                "mrr": self.over_packages(reciprocal_N - 1 / base_N),
-                "interval": np.percentile(sample_B - share_BN @ (1 / base_N), (2.5, 97.5)).tolist(),
-            }
-            for name, base_N in bases.items()
-        }
+        reciprocal_N = reciprocal_SN.mean(0)
+        above = self._above(reciprocal_SN, {name: 1 / base_N for name, base_N in bases.items()}, share_BN)
+        above = {name: {"mrr": mean, "interval": interval} for name, (mean, interval) in above.items()}
         return {
             "mrr": self.over_packages(reciprocal_N),
             "mrr_by_seed": [self.over_packages(each_N) for each_N in reciprocal_SN],
@@ -144,4 +161,31 @@ class Rankings:
                 str(package): float(reciprocal_N[self.packages == package].mean())
                 for package in dict.fromkeys(self.packages)
             },
+        }
+
+    def precision_row(self, values: Sequence[np.ndarray], bases: dict[str, np.ndarray], share_BN: np.ndarray) -> dict:
+        """Mean of average precisions, and what is above each base with its 95 % interval; as `row` has it of ranks."""
+        value_SN = np.stack(values)
+        return {
+            "mean": self.over_packages(value_SN.mean(0)),
+            "by_seed": [self.over_packages(each_N) for each_N in value_SN],
+            "above": {
+                name: {"mean": mean, "interval": interval}
+                for name, (mean, interval) in self._above(value_SN, bases, share_BN).items()
+            },
+        }
+
+    def _above(
+        self, value_SN: np.ndarray, bases: dict[str, np.ndarray], share_BN: np.ndarray
+    ) -> dict[str, tuple[float, list[float]]]:
+        """By how much the mean over seeds is above each base's, and the interval of that."""
+        value_N, S = value_SN.mean(0), len(value_SN)
+        drawn_BS = np.random.default_rng(1).integers(S, size=(len(share_BN), S))
+        sample_B = np.take_along_axis(share_BN @ value_SN.T, drawn_BS, axis=1).mean(1)
+        return {
+            name: (
+                self.over_packages(value_N - base_N),
+                np.percentile(sample_B - share_BN @ base_N, (2.5, 97.5)).tolist(),
+            )
+            for name, base_N in bases.items()
         }

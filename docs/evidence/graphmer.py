@@ -17,6 +17,7 @@ OPEN_CALLS = "graphmer_open_calls_cpu.json"
 FIRST_OPEN_CALLS = "graphmer_open_calls_first_study_cpu.json"
 CODE_SEARCH, FEWEST_FUNCTIONS = "graphmer_code_search_cpu.json", 100  # of a package that is searched
 FEWEST_QUESTIONS = 10  # of a package that is asked
+IMPACT = "graphmer_impact_cpu.json"
 ASKING = "graphmer_asking_cpu.json"
 FORMER = "graphmer_se_cpu_seed0.json"  # the former recipe, on the first split
 GRAPH = "graph_extraction_cpu.json"
@@ -102,7 +103,8 @@ def _above(row: dict, base: str) -> tuple[float, float, float]:
 
 
 def _difference(row: dict, base: str) -> str:
-    return "{:+.3f} ({:+.3f} to {:+.3f})".format(*_above(row, base))
+    value, *interval = _above(row, base)
+    return _spanned(value, interval)
 
 
 def _table(rows: dict, shown: dict[str, str], bases: dict[str, str]) -> str:
@@ -155,6 +157,73 @@ def all_code_search() -> str:
     packages = ", ".join(f"{name} {each['version']} ({each['functions']})" for name, each in found["packages"].items())
     bases = {"BM25": "above BM25 (95 %)", "BM25 and TF-IDF": "above BM25 and TF-IDF (95 %)"}
     return f"Functions of {packages}:\n\n{_table(found['rows'], {name: name for name in found['rows']}, bases)}"
+
+
+IMPACT_ROWS = {
+    "chance": "chance",
+    "resolved calls": "one feature: resolved calls",
+    "resolved calls, overriding methods": "one feature: resolved calls, overriding methods",
+    "the same, and any function of a name that is left open": "one feature: resolved calls, overriding methods, open names",
+    "the same, by how certain each call is": "one feature: calls by how certain they are",
+    "names in sources, over three steps": "one feature: names in sources, over three steps",
+    "mentions the name": "one feature: mentions the name",
+    "BM25 of the name": "one feature: BM25 of the name",
+    "BM25 of the source": "one feature: BM25 of the source",
+    "same module": "one feature: same module",
+    "common path": "one feature: common path",
+    "**lexical**: all features": "lexical",
+    "encoder before training": "encoder before training",
+    "encoder, trained": "encoder trained",
+    "lexical and encoder before training": "lexical and encoder before training",
+    "lexical and encoder, trained": "lexical and encoder trained",
+}
+UNTRAINED = "lexical and encoder before training"
+IMPACT_TABLES = {"all": "All callers", "missed": "Callers that resolved calls do not reach"}
+
+
+def impact() -> str:
+    """Which functions reach this one by one to three calls."""
+    found = result(IMPACT)
+    asked = {name: each for name, each in found["packages"].items() if each["asked"]}
+    recall, precision = (fmean(each["resolver"][name] for each in asked.values()) for name in ("recall", "precision"))
+    about = (
+        f"{sum(each['asked'] for each in asked.values())} queries of {len(asked)} packages: {', '.join(asked)}. Resolved calls "
+        f"reach {recall:.0%} of the callers that tests saw, and tests saw {precision:.0%} of what they reach among the candidates. "
+        f"Training of {found['steps']:,} steps, {len(found['seeds'])} seeds, one before training."
+    )
+    return "\n\n".join((about, *(_impact_table(title, **found[name]) for name, title in IMPACT_TABLES.items())))
+
+
+def _impact_table(title: str, packages: dict, rows: dict) -> str:
+    right, candidates = (fmean(each[name] for each in packages.values()) for name in ("right", "candidates"))
+    lines = []
+    for shown, name in IMPACT_ROWS.items():
+        row = rows.get(name)
+        if not row or (name != "chance" and row["mrr"] == rows["chance"]["mrr"]):  # nothing is reached
+            continue
+        precision, of_seeds = row["average_precision"], "encoder" in name  # others have orders of equal candidates
+        above = precision["above"]["lexical"]
+        lines.append(
+            {
+                "scorer": shown,
+                "MRR": spread(row["mrr_by_seed"]) if of_seeds else f"{row['mrr']:.3f}",
+                "MRR above lexical (95 %)": "" if name == "lexical" else _difference(row, "lexical"),
+                "average precision": spread(precision["by_seed"]) if of_seeds else f"{precision['mean']:.3f}",
+                "precision above lexical (95 %)": ""
+                if name == "lexical"
+                else _spanned(above["mean"], above["interval"]),
+            }
+        )
+    trained = rows.get("lexical and encoder trained")
+    gain = f"\n\nTraining changes the last row's MRR by {_difference(trained, UNTRAINED)}." if trained else ""
+    return (
+        f"{title}, {sum(each['asked'] for each in packages.values())} queries with {right:.0f} right ones among {candidates:.0f} "
+        f"candidates on average:\n\n{tables.markdown(lines)}{gain}"
+    )
+
+
+def _spanned(value: float, interval: list[float]) -> str:
+    return "{:+.3f} ({:+.3f} to {:+.3f})".format(value, *interval)
 
 
 def asking() -> str:
