@@ -97,14 +97,14 @@ def documented_functions(
     found = []
     for name in sorted(set(entities)):
         entity = graph.entities[name]
-        if entity.status != DEFINED:
+        one_line = entity.end_line <= entity.line
+        if entity.status != DEFINED or (one_line and entity.type != "method"):
             continue
         header = f"{shown_name(name)}\n"
         source = text(name).removeprefix(header)
-        if source.startswith(JAVADOC):
+        split = None if one_line else split_docstring(source)
+        if source.startswith(JAVADOC):  # also of one line, such as a declaration of an interface
             split = split_javadoc(source)
-        else:
-            split = split_docstring(source) if entity.end_line > entity.line else None
         if split and len(split[0].split()) >= words:
             found.append(Function(name, split[0], header + split[1]))
     shared = Counter(function.sentence.casefold() for function in found)
