@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import html
 import random
 import re
 import sys
@@ -47,6 +46,7 @@ from benchmarks import report
 from benchmarks.graph_encoders import FOLDER, STEPS, Encoders
 from benchmarks.held_out_packages import ENCODER, JAVA_PACKAGES, PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
+from benchmarks.javadoc import JAVADOC, split_javadoc, with_javadoc
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, KnowledgeGraph
 from helpers.graphmer.searching import WORD, bm25
@@ -63,8 +63,6 @@ BM25, LEXICAL = "BM25", "BM25 and TF-IDF"
 OF_BM25 = ("BM25 over source", "BM25 over names")
 CODE_ENCODER = "microsoft/unixcoder-base@5604afdc964f6c53782a6813140ade5216b99006"
 CODE_MODE = "<encoder-only>"  # what UniXcoder reads first where its states stand for a text (its README)
-JAVADOC = "/**"
-MARKUP = re.compile(r"\{@(?P<tag>\w+)\s*(?P<text>(?:[^{}]|\{[^{}]*\})*)\}|</?[a-zA-Z][^>]*>")  # of Javadoc
 
 
 # ---- what is asked
@@ -133,36 +131,6 @@ def split_docstring(source: str) -> tuple[str, str] | None:
     return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0], code
 
 
-def split_javadoc(source: str) -> tuple[str, str] | None:
-    """First sentence of the Javadoc that Java source begins with, in plain words, and the source without it; None if it says nothing."""
-    comment, _, code = source.removeprefix(JAVADOC).partition("*/")
-    text = re.split(r"(?m)^\s*@", re.sub(r"(?m)^[ \t]*\*+", "", comment), maxsplit=1)[
-        0
-    ]  # what precedes @param and the like
-    for paragraph in re.split(r"\n\s*\n|<[pP]\s*/?>", text):
-        if plain := " ".join(html.unescape(MARKUP.sub(_shown, paragraph)).split()):
-            return re.split(r"(?<=[.!?])\s", plain, maxsplit=1)[0], code.lstrip("\n")
-    return None
-
-
-def _shown(found: re.Match) -> str:
-    """What a reader sees of `{@code text}`, `{@link Type#method text}` and `<b>`."""
-    tag, text = found["tag"], found["text"] or ""
-    if tag in ("link", "linkplain"):
-        target, _, label = text.strip().partition(" ")
-        return label or target.lstrip("#").replace("#", ".")
-    return text if tag else " "
-
-
-def javadoc_above(module: str, line: int) -> str:
-    """The Javadoc that ends right above a line of a module's text, and a newline; "" without one."""
-    above = "\n".join(module.split("\n")[: line - 1]).rstrip()
-    before = above.rfind("*/", 0, -2)
-    start = above.find("/*", before + 2 if before >= 0 else 0)
-    is_javadoc = above.endswith("*/") and above.startswith(JAVADOC, start) and len(above) - start > len("/**/")
-    return textwrap.dedent(f"{above[start:]}\n") if is_javadoc else ""
-
-
 @dataclass
 class Package:
     name: str
@@ -186,18 +154,6 @@ def read(name: str, environment: Environment) -> Package:
     text = with_javadoc(documents) if java else documents.text
     functions = documented_functions(graph, text, wanted, functions=MOST, words=WORDS, seed=0)
     return Package(name, functions, [graph.entities[one.entity].module for one in functions], java)
-
-
-def with_javadoc(documents: Documents) -> Callable[[str], str]:
-    """Texts of Java entities with the Javadoc, which stands above the lines that define them."""
-    source_of = cache(lambda module: "".join(documents.sources({module})))
-
-    def text(name: str) -> str:
-        entity, header = documents.graph.entities[name], f"{shown_name(name)}\n"
-        javadoc = javadoc_above(source_of(entity.module), entity.line)
-        return header + javadoc + documents.text(name).removeprefix(header)
-
-    return text
 
 
 # ---- lexical

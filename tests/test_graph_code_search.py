@@ -16,8 +16,8 @@ from benchmarks.code_search import (
     of_code_encoder,
     read,
     split_docstring,
-    split_javadoc,
 )
+from benchmarks.javadoc import split_javadoc
 from helpers.graphmer.graph.knowledge_graph import Entity, build_graph
 
 pytestmark = pytest.mark.once
