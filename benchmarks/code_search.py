@@ -313,11 +313,8 @@ class Questions:
 
     def __init__(self, packages: list[Package]):
         self.packages = sorted(packages, key=lambda one: one.java)  # the order is kept otherwise
-        self._python, self._all = (
-            self._rankings([one for one in self.packages if not one.java]),
-            self._rankings(self.packages),
-        )
-        java = [one for one in self.packages if one.java]
+        python, java = ([one for one in self.packages if one.java == wanted] for wanted in (False, True))
+        self._python, self._all = self._rankings(python), self._rankings(self.packages)
         self._N = len(self._python)
         self._parts = {"rows": (self._python, slice(None, self._N))}  # of the results: which questions
         if java:
