@@ -1,7 +1,8 @@
 """Packages of PyPI that no encoder was trained on, at one version each, in an environment of their own, with their tests.
 
 Wheels of some ship tests; for the others the source archive of the same version is unpacked, without the package itself, so that
-its tests run against what is installed. Nothing of this goes into the environment that runs the benchmarks.
+its tests run against what is installed. Nothing of this goes into the environment that runs the benchmarks. Of projects in Java that
+PyPI has, the source archive is unpacked and nothing is installed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,22 @@ PACKAGES = {
     "docx": Package("python-docx==1.2.0", "tests", True),
     "parso": Package("parso==0.8.7", "test", True),
 }
+
+
+@dataclass(frozen=True)
+class JavaPackage:
+    pin: str
+    sources: str  # folder of them below that of its source archive
+
+    @property
+    def version(self) -> str:
+        return self.pin.partition("==")[2]
+
+
+JAVA_PACKAGES = {
+    "jpype": JavaPackage("JPype1==1.6.0", "native/jpype_module/src/main/java"),
+    "jep": JavaPackage("jep==4.3.2", "src/main/java"),
+}
 ALSO = (
     "pytest==9.2.0",
     "hypothesis",
@@ -86,17 +103,26 @@ class Environment:
                 return None
         return next((path.parent for path in sorted(where.rglob("modules.json"))), None)
 
+    def java(self, name: str) -> Path:
+        """Folder of the Java sources of a package."""
+        package = JAVA_PACKAGES[name]
+        return self._unpacked(name, package.pin) / package.sources
+
     def archive(self, name: str) -> Path:
         """The unpacked source archive of a package, without the package."""
-        folder, pin = self.folder / "archives" / name, PACKAGES[name].pin
+        unpacked = self._unpacked(name, PACKAGES[name].pin)
+        for above in ("", "src", "lib", "Lib"):
+            shutil.rmtree(unpacked / above / name, ignore_errors=True)
+        return unpacked
+
+    def _unpacked(self, name: str, pin: str) -> Path:
+        folder = self.folder / "archives" / name
         if not list(folder.glob("*/")):
             options = f"-q --no-deps --no-binary {pin.partition('==')[0]} -d".split()
             _run(self.python, "-m", "pip", "download", *options, folder, pin)
             with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
                 packed.extractall(folder, filter="data")
         [unpacked] = (path for path in folder.iterdir() if path.is_dir())
-        for above in ("", "src", "lib", "Lib"):
-            shutil.rmtree(unpacked / above / name, ignore_errors=True)
         return unpacked
 
     def traced(self, name: str) -> list[list]:

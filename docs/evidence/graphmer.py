@@ -15,7 +15,7 @@ TASKS = "graphmer_se_tasks_second_split_cpu.json"
 FIRST_SPLIT = "graphmer_se_links_cpu.json"
 OPEN_CALLS = "graphmer_open_calls_cpu.json"
 FIRST_OPEN_CALLS = "graphmer_open_calls_first_study_cpu.json"
-CODE_SEARCH, FEWEST_FUNCTIONS = "graphmer_code_search_cpu.json", 100  # of a package that is searched
+CODE_SEARCH = "graphmer_code_search_cpu.json"
 FEWEST_QUESTIONS = 10  # of a package that is asked
 IMPACT = "graphmer_impact_cpu.json"
 ASKING = "graphmer_asking_cpu.json"
@@ -107,8 +107,12 @@ def _difference(row: dict, base: str) -> str:
     return _spanned(value, interval)
 
 
-def _table(rows: dict, shown: dict[str, str], bases: dict[str, str]) -> str:
-    """shown: title -> name of a row, those that the file lacks left out; bases: row -> title of the column of what is above it."""
+def _table(rows: dict, shown: dict[str, str], bases: dict[str, str], skipped: dict[str, str] | None = None) -> str:
+    """shown: title -> name of a row, those that the file lacks left out; bases: row -> title of the column of what is above it.
+
+    skipped: name of a row that was not measured -> what is shown instead.
+    """
+    skipped = skipped or {}
     return tables.markdown(
         [
             {
@@ -117,8 +121,10 @@ def _table(rows: dict, shown: dict[str, str], bases: dict[str, str]) -> str:
                 "first answer right": f"{rows[name]['first']:.3f}",
             }
             | {column: "" if name == base else _difference(rows[name], base) for base, column in bases.items()}
-            for title, name in shown.items()
             if name in rows
+            else {"scorer": title, "MRR": skipped[name]}
+            for title, name in shown.items()
+            if name in rows or name in skipped
         ]
     )
 
@@ -133,30 +139,81 @@ SEARCH = {
     "**BM25** over source and names": "BM25",
     "BM25 and TF-IDF": "BM25 and TF-IDF",
     "BM25 and MiniLM, pretrained elsewhere": "BM25 and MiniLM",
+    "BM25 and UniXcoder, pretrained on code": "BM25 and unixcoder-base",
     "encoder, trained": "encoder trained",
     "BM25 and encoder before training": "BM25 and encoder before training",
     "BM25 and encoder, trained": "BM25 and encoder trained",
     "BM25 and encoder, also tuned on docstrings": "BM25 and encoder trained, tuned",
 }
+SEARCH_IN_JAVA = SEARCH | {
+    "BM25, TF-IDF and encoder, trained": "BM25 and TF-IDF and encoder trained",
+    "BM25, TF-IDF and encoder, also tuned": "BM25 and TF-IDF and encoder trained, tuned",
+}
+BASES = {"BM25": "above BM25 (95 %)", "BM25 and TF-IDF": "above BM25 and TF-IDF (95 %)"}
 
 
 def code_search() -> str:
     """Functions found by the first sentence of their docstring."""
     found = result(CODE_SEARCH)
-    packages = {name: each for name, each in found["packages"].items() if each["functions"] >= FEWEST_FUNCTIONS}
+    packages = _searched(found, "python")
     return (
-        f"{sum(each['functions'] for each in packages.values()):,} functions of {len(packages)} packages; {found['steps']} steps of training, "
-        f"{found['tuning']['steps']} of tuning; {len(found['seeds'])} seeds, one before training.\n\n"
-        + _table(found["rows"], SEARCH, {"BM25": "above BM25 (95 %)"})
+        f"{sum(each['functions'] for each in packages.values()):,} functions of {len(packages)} Python packages; {found['steps']} steps of "
+        f"training, {found['tuning']['steps']} of tuning; {len(found['seeds'])} seeds, one before training.\n\n"
+        + _table(found["rows"], SEARCH, {"BM25": BASES["BM25"]}, {_with_code_encoder(found): "skipped"})
     )
 
 
+def _searched(found: dict, language: str) -> dict[str, dict]:
+    """The packages of a language that have enough functions, as the rows name them."""
+    rows = found["rows_all"]["chance"]["mrr_by_package"]
+    return {name: each for name, each in found["packages"].items() if name in rows and each["language"] == language}
+
+
+def _with_code_encoder(found: dict) -> str:
+    """The row of BM25 with the encoder that was pretrained on code, whether it was measured or not."""
+    return f"BM25 and {found['code_encoder']['row']}"
+
+
+def _versions(packages: dict[str, dict]) -> str:
+    return ", ".join(f"{name} {each['version']} ({each['functions']})" for name, each in packages.items())
+
+
 def all_code_search() -> str:
-    """Every row, beside both lexical ones."""
+    """Every row of the Python packages, beside both lexical ones."""
     found = result(CODE_SEARCH)
-    packages = ", ".join(f"{name} {each['version']} ({each['functions']})" for name, each in found["packages"].items())
-    bases = {"BM25": "above BM25 (95 %)", "BM25 and TF-IDF": "above BM25 and TF-IDF (95 %)"}
-    return f"Functions of {packages}:\n\n{_table(found['rows'], {name: name for name in found['rows']}, bases)}"
+    encoder = found["code_encoder"]
+    shown, skipped = {name: name for name in found["rows"]}, {}
+    if "skipped" in encoder:
+        skipped = {name: f"skipped: {encoder['skipped']}" for name in (encoder["row"], _with_code_encoder(found))}
+        shown |= {name: name for name in skipped}
+    return (
+        f"Means over {_versions(_searched(found, 'python'))}. `{encoder['row']}` is `{encoder['id']}` of the Hugging Face hub at revision "
+        f"`{encoder['revision'][:12]}`:\n\n{_table(found['rows'], shown, BASES, skipped)}"
+    )
+
+
+def code_search_in_java() -> str:
+    """The main rows on the Java packages, and how far they are above BM25 on those of both languages."""
+    found = result(CODE_SEARCH)
+    packages, both = _searched(found, "java"), found["rows_all"]
+    rows = {name: found["rows_java"][name] for name in SEARCH_IN_JAVA.values() if name in both}
+    of_each = [
+        {"scorer": title}
+        | {f"MRR in {package}": f"{rows[name]['mrr_by_package'][package]:.3f}" for package in packages}
+        | {
+            f"all {len(both[name]['mrr_by_package'])} packages, {above}": ""
+            if name == base
+            else _difference(both[name], base)
+            for base, above in BASES.items()
+        }
+        for title, name in SEARCH_IN_JAVA.items()
+        if name in rows
+    ]
+    main = _table(rows, SEARCH_IN_JAVA, BASES, {_with_code_encoder(found): "skipped"})
+    return (
+        f"Means over {_versions(packages)}; the encoders were trained on Python alone:\n\n{main}\n\n"
+        f"Each of the two, and the differences over the packages of both languages:\n\n{tables.markdown(of_each)}"
+    )
 
 
 IMPACT_ROWS = {
