@@ -19,6 +19,7 @@ CODE_SEARCH = "graphmer_code_search_cpu.json"
 FEWEST_QUESTIONS = 10  # of a package that is asked
 IMPACT = "graphmer_impact_cpu.json"
 ASKING = "graphmer_asking_cpu.json"
+EMBEDDINGS = "graphmer_embeddings_cpu.json"
 FORMER = "graphmer_se_cpu_seed0.json"  # the former recipe, on the first split
 GRAPH = "graph_extraction_cpu.json"
 ENCODER, TOGETHER, LEXICAL = "encoder", "encoder and strings", "strings"  # as the files name them
@@ -132,6 +133,30 @@ def _table(rows: dict, shown: dict[str, str], bases: dict[str, str], skipped: di
 def first_open_calls() -> str:
     """By the benchmark's first form."""
     return open_calls(FIRST_OPEN_CALLS)
+
+
+def embeddings() -> str:
+    """PyKEEN's models on held-out triples of all packages, and asked for open calls."""
+    found = result(EMBEDDINGS)
+    graph, held_out, settings = found["graph"], found["held_out"], found["settings"]
+    packages = {name: each["asked"] for name, each in found["packages"].items() if each["asked"]}
+    bases = {"lexical": "above lexical (95 %)", "jedi, then lexical": "above jedi, then lexical (95 %)"}
+    trained = [
+        {"scorer": name, "MRR": spread([each["mrr"] for each in seeds]), "Hits@10": spread([each["hits@10"] for each in seeds])}
+        for name, seeds in held_out.items()
+    ]  # fmt: skip
+    seeds = len(held_out["RotatE"])
+    seconds = sum(
+        each["processor_seconds"] for seeds in held_out.values() for each in seeds if "processor_seconds" in each
+    )
+    return (
+        f"{graph['triples']:,} triples of {graph['entities']:,} entities, {settings['epochs']} epochs, {settings['width']} real numbers an "
+        f"entity, {seeds} {'seed' if seeds == 1 else 'seeds'}, {seconds / 60:.0f} minutes of processor time for all of it. Held-out triples, "
+        f"{settings['tested']} a seed, from both ends among all entities:\n\n{tables.markdown(trained)}\n\n"
+        f"{sum(packages.values())} open calls of {len(packages)} packages: "
+        f"{', '.join(f'{name} ({count})' for name, count in packages.items())}.\n\n"
+        f"{_table(found['rows'], {name: name for name in found['rows']}, bases)}"
+    )
 
 
 SEARCH = {
