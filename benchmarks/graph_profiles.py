@@ -3,13 +3,13 @@
     python benchmarks/graph_profiles.py          # about half an hour on one core
 
 The sequences are those that the run would see, its curriculum in shares of these steps. Counted are the roots and leaves that are no
-padding, and the masked leaves: each is a question about a link. Every step is traced at its real size, forward, backward and
-optimizer, by torch's FakeTensorMode, which knows shapes and no numbers; the products are counted there. Of a TPU's
-chips one is traced. The published recipe, in the size of `t4`, is what the number of questions for as many products is compared
-with. That the planner plans exactly these jobs is what tests/test_graph_any_repository.py says.
+padding, and the masked leaves: each is a question about a link. Every shape that a micro-batch has is traced at its real size, forward,
+backward and optimizer, by torch's FakeTensorMode, which knows shapes and no numbers; the products are counted there. The published
+recipe, in the size of `t4`, is what the number of questions for as many products is compared with. That the planner plans exactly
+these jobs is what tests/test_graph_any_repository.py says.
 
-Then the model of these profiles, at their first length, learns for 50 steps on the CPU by the trainer of the notebook, with few
-sequences a step: its loss is written.
+Then the model of these profiles learns on the CPU, through the same lengths, by the trainer of the notebook with few sequences a step: its
+loss is written.
 """
 
 from __future__ import annotations
@@ -49,30 +49,32 @@ def configured(name: str) -> Configuration:
 
 
 def tried(configuration: Configuration, corpus: Corpus, devices: int) -> dict:
-    """What the sequences of all steps hold, over all devices, and the products of the first device's share, traced."""
+    """What the sequences of all steps hold, over all devices, and the products of their micro-batches.
+
+    Each shape that they have is traced once: forward, backward and optimizer.
+    """
     begins, lengths = zip(*configuration.stages(), strict=True)
     roots = [configuration.shape(length)[0] for length in lengths]
     a_step, micro = configuration.batch_size(devices), configuration.training_data.micro_batch_size
     data = CurriculumChains(corpus.train, begins, roots, steps=STEPS, examples_per_step=a_step)
     collate = LeafyChainCollator(corpus.train)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake:
-        model = experiment.new_model(configuration, corpus).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=configuration.optimizer.lr)
     total: Counter = Counter()
+    traced: dict[tuple, Counter] = {}  # shapes of every field -> micro-batches that have them, and products of one
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        model = experiment.new_model(configuration, corpus).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=configuration.optimizer.lr)
     for first in range(0, STEPS * a_step, micro):
         batch = collate([data[first + place] for place in range(micro)])
         total += held(batch)
-        total["traced", tuple(batch["root_ids"].shape)] += 1
-        if first // micro % devices == 0:  # of the first device
+        shapes = tuple((name, tuple(value.shape)) for name, value in batch.items())
+        if shapes not in traced:
             inputs = {name: fake.from_tensor(value) for name, value in batch.items()}
             with fake, FlopCounterMode(display=False) as counter:
                 model(**inputs).loss.backward()
-            total["flops"] += counter.get_total_flops()
-        if (first + micro) % a_step == 0:
-            with fake:
                 optimizer.step()
-            optimizer.zero_grad()
+                optimizer.zero_grad()
+            traced[shapes] = Counter(flops=counter.get_total_flops())
+        traced[shapes]["batches"] += 1
     return {
         "weights": sum(each.numel() for each in model.parameters()),
         "sequences_a_step": a_step,
@@ -81,8 +83,11 @@ def tried(configuration: Configuration, corpus: Corpus, devices: int) -> dict:
         "leaves_filled": total["leaves"] / total["leaf slots"],
         "questions": total["questions"],
         "questions_a_sequence": total["questions"] / (STEPS * a_step),
-        "flops": total["flops"] * devices,
-        "shapes": [[*name[1], count] for name, count in total.items() if name[0] == "traced"],
+        "flops": sum(each["flops"] * each["batches"] for each in traced.values()),
+        "traced": [
+            {"root_ids": dict(shapes)["root_ids"], "leaf_ids": dict(shapes)["leaf_ids"], **each}
+            for shapes, each in traced.items()
+        ],
     }
 
 
