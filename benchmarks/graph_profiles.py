@@ -4,7 +4,8 @@
 
 The sequences are those that the run would see, its curriculum in shares of these steps. Counted are the roots and leaves that are no
 padding, and the masked leaves: each is a question about a link. Every shape that a micro-batch has is traced at its real size, forward,
-backward and optimizer, by torch's FakeTensorMode, which knows shapes and no numbers; the products are counted there. The published
+backward and optimizer, by torch's FakeTensorMode, which knows shapes and no numbers; the products are counted there, in fp32 and without
+those that activation checkpointing computes again. The published
 recipe, in the size of `t4`, is what the number of questions for as many products is compared with. That the planner plans exactly
 these jobs is what tests/test_graph_any_repository.py says.
 

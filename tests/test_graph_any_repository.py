@@ -171,11 +171,11 @@ def questions_a_token(folder: Path, configuration: Configuration) -> float:
     return sum(masked) / len(chains) / (configuration.stages()[0][1] + sum(sizes))
 
 
-def test_gpus_ask_for_five_times_as_many_links_of_as_many_tokens_as_the_published_recipe(tmp_path):
+def test_profiles_ask_for_five_times_as_many_links_of_as_many_tokens_as_the_published_recipe(tmp_path):
     folder = library(tmp_path / "library")
     whole = {"evaluation.unit": "definition", "encoding.vocab_size": 1000}
     published = questions_a_token(folder, override(Configuration(), whole))
-    for name in ("t4", "rtx3050", "a100"):
+    for name in ("t4", "rtx3050", "a100", "tpu_v5e_8"):
         assert questions_a_token(folder, override(read_configuration(name), whole)) > 5 * published
 
 

@@ -15,13 +15,16 @@ import torch
 from benchmarks import graph_call_sites as call_sites
 from benchmarks.code_search import Function, Package, of_encoder, read, tuned, words
 from benchmarks.graph_calls import Lexical, Question, jedi_answers, questions
+from benchmarks.graph_profiles import PUBLISHED, configured, held
 from benchmarks.held_out_rows import Rankings
 from benchmarks.regex_resolver import RegexResolver
 from helpers.graphmer import searching
+from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.searching import bm25
 from helpers.graphmer.text.documents import Documents
+from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.tokenizer import train_tokenizer
 
 from .graph_batches import config
@@ -254,6 +257,22 @@ def test_tuning_brings_calls_and_what_they_mean_together(package, asked, monkeyp
     before = right()
     model = call_sites.tuned(model, tokenizer, graph, sites, 0)
     assert before < len(sites) and right() == len(sites)
+
+
+def test_what_a_batch_holds_is_counted_without_padding():
+    batch = {
+        "root_segments": torch.tensor([[1, 1, 2, 0], [1, 0, 0, 0]]),
+        "relation_ids": torch.tensor([[3, 0], [4, 5]]),
+        "mnm_labels": torch.tensor([[[7, IGNORED], [IGNORED, IGNORED]], [[IGNORED, IGNORED], [1, 2]]]),
+    }
+    assert held(batch) == {"roots": 4, "root slots": 8, "leaves": 3, "leaf slots": 4, "questions": 2}
+
+
+def test_the_published_recipe_is_that_of_the_document_in_the_size_of_a_profile():
+    published, profile = configured(PUBLISHED), configured("t4")
+    assert published.model == profile.model and published.stages() == profile.stages()
+    assert published.encoding == Configuration().encoding != profile.encoding
+    assert published.objectives.mnm.mask_prob == 0.2 and profile.objectives.mnm.mask_prob == 0.9
 
 
 def _rankings() -> Rankings:

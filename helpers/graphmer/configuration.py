@@ -26,7 +26,8 @@ from helpers.parameters import parameter as key
 if TYPE_CHECKING:
     from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 
-PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
+RECIPE = Path(__file__).with_name("profiles") / "recipe.yaml"
+PROFILES = {path.stem: path for path in sorted(RECIPE.parent.glob("*.yaml")) if path != RECIPE}
 MOST_BYTES = 100_000  # of a document; a whole one has 4,000
 MAX_LENGTHS = 4  # of a curriculum
 Rate = Annotated[float, Field(ge=0, le=0.99999, description="Decay rate of a moment.")]
@@ -283,7 +284,10 @@ def read_configuration(source: str | Path) -> Configuration:
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
     try:
-        return read(Configuration, path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
+        if source in PROFILES and "objectives:" not in text:
+            text += RECIPE.read_text(encoding="utf-8")
+        return read(Configuration, text, str(path))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error})") from error
 
