@@ -19,6 +19,7 @@ CODE_SEARCH = "graphmer_code_search_cpu.json"
 FEWEST_QUESTIONS = 10  # of a package that is asked
 IMPACT = "graphmer_impact_cpu.json"
 ASKING = "graphmer_asking_cpu.json"
+PROFILES = "graphmer_profiles_cpu.json"
 EMBEDDINGS = "graphmer_embeddings_cpu.json"
 FORMER = "graphmer_se_cpu_seed0.json"  # the former recipe, on the first split
 GRAPH = "graph_extraction_cpu.json"
@@ -43,58 +44,93 @@ LEAST_ASKED = 20  # of a relation with a line of its own
 def headline() -> str:
     """For README.md."""
     rows = result(OPEN_CALLS)["rows"]
-    best, lexical = rows[_best_encoder(rows)], rows["lexical"]
+    best, simple = rows[f"{SIMPLE} and encoder trained"], rows[SIMPLE]
     return (
         f"No gain over simple methods: which function is meant by a call that the resolver leaves open, features of names and sources "
-        f"answer with an MRR of {lexical['mrr']:.3f}, jedi and these with {rows['jedi, then lexical']['mrr']:.3f}, and these with the "
-        f"encoder with {best['mrr']:.3f} (difference {'{:+.3f}, {:+.3f} to {:+.3f}'.format(*_above(best, 'lexical'))})"
+        f"answer with an MRR of {rows['lexical']['mrr']:.3f}, these with regular expressions and character n-grams with {simple['mrr']:.3f}, and all of them with the "
+        f"encoder with {best['mrr']:.3f} (difference {'{:+.3f}, {:+.3f} to {:+.3f}'.format(*_above(best, SIMPLE))})"
     )
 
 
-def _best_encoder(rows: dict) -> str:
-    """The trained encoder with the lexical features, once it was measured."""
-    return next(
-        name
-        for name in ("lexical and encoder trained", "lexical and encoder", "lexical and encoder before training")
-        if name in rows
-    )
-
-
-OPEN = {  # as files name them; the benchmark's first form had no "trained"
-    "lexical": "**lexical**: all features",
+SIMPLE = "all simple methods"
+AT_SITES = "tuned on call sites"
+OPEN = {
+    "regular expressions": "regex",
+    "lexical: all features": "lexical",
+    f"**{SIMPLE}**": SIMPLE,
+    "encoder before training": "encoder before training",
+    "encoder, trained": "encoder trained",
+    "all and encoder before training": f"{SIMPLE} and encoder before training",
+    "all and encoder, trained": f"{SIMPLE} and encoder trained",
+    "all and encoder before training, at call sites": f"{SIMPLE} and encoder before training, at call sites",
+    f"all and encoder, {AT_SITES}": f"{SIMPLE} and encoder before training, {AT_SITES}",
+    f"all and encoder, trained and {AT_SITES}": f"{SIMPLE} and encoder trained, {AT_SITES}",
+    "all and MiniLM, pretrained elsewhere": f"{SIMPLE} and MiniLM",
+}
+FIRST_OPEN = {  # as the benchmark's first form named them
+    "**lexical**: all features": "lexical",
     "jedi, then lexical": "jedi, then lexical",
     "encoder before training": "encoder before training",
-    "encoder": "encoder, trained",
-    "encoder trained": "encoder, trained",
+    "encoder, trained": "encoder",
     "lexical and encoder before training": "lexical and encoder before training",
-    "lexical and encoder": "lexical and encoder, trained",
-    "lexical and encoder trained": "lexical and encoder, trained",
-    "jedi, then lexical and encoder trained": "jedi, then lexical and encoder, trained",
+    "lexical and encoder, trained": "lexical and encoder",
 }
 
 
-def open_calls(file: str = OPEN_CALLS) -> str:
+def open_calls() -> str:
     """Which function is meant by a call that the resolver leaves open."""
-    found = result(file)
-    rows, packages = found["rows"], found["packages"]
-    single = max((name for name in rows if name.startswith("one feature")), key=lambda name: rows[name]["mrr"])
-    shown = {"chance": "chance", f"best single feature: {single.partition(': ')[2]}": single}
-    shown |= {title: name for name, title in OPEN.items() if name in rows}
+    found = result(OPEN_CALLS)
+    rows, answers = found["rows"], found["resolvers"]
+    asked = [each["asked"] for each in found["packages"].values() if each["questions"] >= FEWEST_QUESTIONS]
+    resolvers = ", ".join(
+        f"{title} {answers[name]['answers']:.0%} ({answers[name]['right']:.0%} rightly)"
+        for title, name in (("regular expressions answer", "regex"), ("jedi", "jedi"))
+    )
+    return (
+        f"{sum(asked)} questions of {len(asked)} packages; {resolvers}. Training of {found['steps']:,} steps, {len(found['seeds'])} seeds.\n\n"
+        f"{_table(rows, _single(rows) | OPEN, {SIMPLE: 'above all simple methods (95 %)'}, first=False)}"
+    )
+
+
+def open_calls_parts() -> str:
+    """The encoder with a part left out, and the rows that the page leaves out."""
+    found = result(OPEN_CALLS)
+    rows = found["rows"]
+    counted = {name: len(row["mrr_by_seed"]) for name, row in rows.items()}
+    shown = {
+        f"{name} ({counted[name]} {'seed' if counted[name] == 1 else 'seeds'})" if "encoder" in name else name: name
+        for name in rows
+        if "copies left out" not in name and not name.startswith("one feature")
+    }
+    bases = {"lexical": "MRR above lexical (95 %)", SIMPLE: "MRR above all simple methods (95 %)"}
+    return _table(rows, shown, bases)
+
+
+def first_open_calls() -> str:
+    """By the benchmark's first form."""
+    found = result(FIRST_OPEN_CALLS)
+    rows, jedi = found["rows"], found["jedi"]
+    return (
+        f"{_asked(found)}. jedi answers {jedi['answers']:.0%} of them, {jedi['right']:.0%} rightly. Training of {found['steps']:,} steps, "
+        f"1 seed.\n\n{_table(rows, _single(rows) | FIRST_OPEN, {'lexical': 'MRR above lexical (95 % interval)'})}"
+    )
+
+
+def _single(rows: dict) -> dict[str, str]:
+    """Titles of chance and of the best feature by itself."""
+    best = max((name for name in rows if name.startswith("one feature")), key=lambda name: rows[name]["mrr"])
+    return {"chance": "chance", f"best single feature: {best.partition(': ')[2]}": best}
+
+
+def _asked(found: dict) -> str:
+    """Questions of each package that has enough."""
     asked = {
         name: each.get("asked", each["questions"])
-        for name, each in packages.items()
+        for name, each in found["packages"].items()
         if each["questions"] >= FEWEST_QUESTIONS
     }
-    seeds = len(rows[_best_encoder(rows)]["mrr_by_seed"])
-    last, ahead = rows.get("jedi, then lexical and encoder trained"), ""
-    if last:
-        ahead = f"\n\nThe last row differs from jedi, then lexical by {_difference(last, 'jedi, then lexical')}."
-    return (
-        f"{sum(asked.values())} questions of {len(asked)} packages: "
-        f"{', '.join(f'{name} ({count})' for name, count in asked.items())}. jedi answers "
-        f"{found['jedi']['answers']:.0%} of them, {found['jedi']['right']:.0%} rightly. Training of {found['steps']:,} steps, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}.\n\n{_table(rows, shown, {'lexical': 'MRR above lexical (95 % interval)'})}{ahead}"
-    )
+    counts = ", ".join(f"{name} ({count})" for name, count in asked.items())
+    return f"{sum(asked.values())} questions of {len(asked)} packages: {counts}"
 
 
 def _above(row: dict, base: str) -> tuple[float, float, float]:
@@ -108,10 +144,18 @@ def _difference(row: dict, base: str) -> str:
     return _spanned(value, interval)
 
 
-def _table(rows: dict, shown: dict[str, str], bases: dict[str, str], skipped: dict[str, str] | None = None) -> str:
+def _table(
+    rows: dict,
+    shown: dict[str, str],
+    bases: dict[str, str],
+    skipped: dict[str, str] | None = None,
+    *,
+    first: bool = True,
+) -> str:
     """shown: title -> name of a row, those that the file lacks left out; bases: row -> title of the column of what is above it.
 
     skipped: name of a row that was not measured -> what is shown instead.
+    first: with the share of first answers that are right.
     """
     skipped = skipped or {}
     return tables.markdown(
@@ -119,8 +163,8 @@ def _table(rows: dict, shown: dict[str, str], bases: dict[str, str], skipped: di
             {
                 "scorer": title,
                 "MRR": spread(rows[name]["mrr_by_seed"]),
-                "first answer right": f"{rows[name]['first']:.3f}",
             }
+            | ({"first answer right": f"{rows[name]['first']:.3f}"} if first else {})
             | {column: "" if name == base else _difference(rows[name], base) for base, column in bases.items()}
             if name in rows
             else {"scorer": title, "MRR": skipped[name]}
@@ -128,11 +172,6 @@ def _table(rows: dict, shown: dict[str, str], bases: dict[str, str], skipped: di
             if name in rows or name in skipped
         ]
     )
-
-
-def first_open_calls() -> str:
-    """By the benchmark's first form."""
-    return open_calls(FIRST_OPEN_CALLS)
 
 
 def embeddings() -> str:
@@ -472,3 +511,41 @@ def parameters() -> str:
     """Which configuration, what of it is changed, and what is compared, from the declarations."""
     names = ("config", "changes", "compare_baselines", "ablations", "further_seeds", "query")
     return declarations.table(GraphParameters, names=names)
+
+
+def profiles() -> str:
+    """The first steps of each profile at its real size: what its sequences hold, and questions for as many products."""
+    found = result(PROFILES)
+    rows, steps = found["profiles"], found["steps"]
+    published = rows["published recipe"]
+
+    def questions_a_product(row: dict) -> float:
+        return row["questions"] / row["flops"]
+
+    table = tables.markdown(
+        [
+            {
+                "profile": name if name == "published recipe" else f"`{name}`",
+                "weights": f"{row['weights'] / 1e6:.1f}M",
+                "sequences a step": row["sequences_a_step"],
+                "tokens": " then ".join(map(str, row["lengths"])),
+                "roots filled": f"{row['roots_filled']:.0%}",
+                "leaves filled": f"{row['leaves_filled']:.0%}",
+                "link questions": f"{row['questions']:,}",
+                "TFLOP": f"{row['flops'] / 1e12:,.0f}",
+                "questions for as many products": f"{questions_a_product(row) / questions_a_product(published):.1f}"
+                if row["weights"] > 0.9 * published["weights"]  # of a model as large
+                else "",
+            }
+            for name, row in rows.items()
+        ]
+    )
+    shown = f"{steps} optimizer steps of each profile, each shape that they have traced at its real size:\n\n{table}"
+    trained = found["trained"]
+    if not trained:  # the run was stopped before its end
+        return shown
+    first, last = (fmean(trained["losses"][part]) for part in (slice(0, 10), slice(-10, None)))
+    return (
+        f"{shown}\n\nThe model of `{trained['profile']}` on the CPU, {trained['sequences_a_step']} sequences a step, {len(trained['losses'])} steps, "
+        f"all of them in the warm-up: the mean loss is {first:.1f} in the first ten and {last:.1f} in the last ten."
+    )
