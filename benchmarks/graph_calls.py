@@ -40,17 +40,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import graph_call_sites as call_sites
 from benchmarks import report
-from benchmarks.graph_encoders import BEFORE, FOLDER, STEPS, TRAINED, VARIANTS, Encoders
+from benchmarks.graph_encoders import BEFORE, FOLDER, STEPS, TRAINED, VARIANTS, Encoders, windows
 from benchmarks.held_out_packages import PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
 from benchmarks.regex_resolver import RegexResolver
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import TAIL
 from helpers.graphmer.text.documents import Documents
-from helpers.graphmer.text.negatives import Relations
-from helpers.graphmer.text.windows import EncodedDocuments, Windows
+from helpers.graphmer.text.windows import Windows
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = ("function", "method")
@@ -294,23 +292,9 @@ def jedi_answers(question: Question, graph, root: Path) -> list[str]:
 # ---- the encoder
 
 
-def encoder_scores(
-    model, tokenizer, configuration, asked: list[Question], graph, documents
-) -> list[dict[str, np.ndarray]]:
+def encoder_scores(model, chains: Windows, asked: list[Question]) -> list[dict[str, np.ndarray]]:
     """The parts of the score at either end, as in the notebook's table; of each question's candidates."""
-    encoding = configuration.encoding
-    roots, _ = configuration.shape(configuration.stages()[0][1])
-    encoded = EncodedDocuments(
-        documents,
-        tokenizer,
-        roots=roots,
-        leaf_tokens=encoding.leaf_tokens,
-        head_tokens=encoding.max_head_tokens,
-        entity_tokens=encoding.entity_tokens,
-        windows=encoding.windows_per_document,
-    )
-    relations = Relations(read_ontology())
-    predictor = LinkPredictor(model, Windows(encoded, relations, roots))
+    predictor, relations = LinkPredictor(model, chains), chains.relations
     calls = relations.id("calls")
     predictor.query_features(sorted({question.caller for question in asked}), calls)
     candidates = {name for question in asked for name in question.candidates}
@@ -434,6 +418,7 @@ def main() -> None:
     corpus, tokenizer = encoders.corpus, encoders.corpus.tokenizer
     learned = call_sites.resolved_sites(corpus.graph, Path(sysconfig.get_path("stdlib")))
     texts = {package: call_sites.Candidates(graph) for package, (graph, _) in sources.items()}
+    chains = {name: windows(tokenizer, encoders.configuration, documents) for name, (_, documents) in sources.items()}
 
     def rows(state: str, scores: list[dict[str, np.ndarray]]) -> None:
         """An encoder's features alone, and with the simple methods; `scores` stand in place of an earlier encoder's."""
@@ -459,7 +444,7 @@ def main() -> None:
             model = make()
 
             def at_leaves(package: str, inside: list[Question], model=model) -> list[dict[str, np.ndarray]]:
-                return encoder_scores(model, tokenizer, encoders.configuration, inside, *sources[package])
+                return encoder_scores(model, chains[package], inside)
 
             def at_sites(package: str, inside: list[Question], model=model) -> list[dict[str, np.ndarray]]:
                 offered = [one.candidates for one in inside]

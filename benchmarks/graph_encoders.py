@@ -10,7 +10,11 @@ from helpers.graphmer import experiment
 from helpers.graphmer.configuration import Configuration, override, read_configuration
 from helpers.graphmer.evaluation import ABLATIONS
 from helpers.graphmer.experiment import Corpus
+from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.text.documents import Documents
+from helpers.graphmer.text.negatives import Relations
+from helpers.graphmer.text.windows import EncodedDocuments, Windows
 from helpers.graphmer.training import new_trainer
 
 BEFORE, TRAINED = "before training", "trained"
@@ -30,6 +34,22 @@ VARIANTS = {
     "one layer": {"model.num_layers": 1},
     "two layers": {"model.num_layers": 2},
 }
+
+
+def windows(tokenizer, configuration: Configuration, documents: Documents) -> Windows:
+    """What an encoder of this configuration reads of a graph's documents."""
+    encoding = configuration.encoding
+    roots, _ = configuration.shape(configuration.stages()[0][1])
+    encoded = EncodedDocuments(
+        documents,
+        tokenizer,
+        roots=roots,
+        leaf_tokens=encoding.leaf_tokens,
+        head_tokens=encoding.max_head_tokens,
+        entity_tokens=encoding.entity_tokens,
+        windows=encoding.windows_per_document,
+    )
+    return Windows(encoded, Relations(read_ontology()), roots)
 
 
 class Encoders:

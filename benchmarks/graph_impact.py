@@ -40,17 +40,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from benchmarks.graph_calls import is_test
-from benchmarks.graph_encoders import BEFORE, FOLDER, STEPS, Encoders
+from benchmarks.graph_encoders import BEFORE, FOLDER, STEPS, Encoders, windows
 from benchmarks.held_out_packages import PACKAGES, Environment
 from benchmarks.held_out_rows import Rankings
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.links.ranking import HEAD
 from helpers.graphmer.searching import bm25, words
 from helpers.graphmer.text.documents import Documents
-from helpers.graphmer.text.negatives import Relations
-from helpers.graphmer.text.windows import EncodedDocuments, Windows
+from helpers.graphmer.text.windows import Windows
 
 ROOT = Path(__file__).resolve().parents[1]
 ASKED = ("function", "method")
@@ -294,22 +292,6 @@ def _common(one: list[str], other: list[str]) -> int:
 # ---- the encoder
 
 
-def windows(tokenizer, configuration, graph, documents) -> Windows:
-    """What an encoder of this configuration reads."""
-    encoding = configuration.encoding
-    roots, _ = configuration.shape(configuration.stages()[0][1])
-    encoded = EncodedDocuments(
-        documents,
-        tokenizer,
-        roots=roots,
-        leaf_tokens=encoding.leaf_tokens,
-        head_tokens=encoding.max_head_tokens,
-        entity_tokens=encoding.entity_tokens,
-        windows=encoding.windows_per_document,
-    )
-    return Windows(encoded, Relations(read_ontology()), roots)
-
-
 def encoder_scores(model, chains: Windows, asked: list[Query]) -> list[dict[str, np.ndarray]]:
     """The parts of the score of `candidate calls query` at either end, of each query's candidates."""
     predictor, calls = LinkPredictor(model, chains), chains.relations.id("calls")
@@ -439,10 +421,10 @@ def main() -> None:
         encoders = encoders or Encoders(given.steps, given.encoders)
         for state, make in encoders.of(seed, before=seed == given.seeds[0]):
             model, scores = make(), {}
-            for package, (graph, documents) in sources.items():
+            for package, (_, documents) in sources.items():
                 inside = [query for query in asked if query.package == package]
                 if inside and package not in chains:
-                    chains[package] = windows(encoders.corpus.tokenizer, encoders.configured(seed), graph, documents)
+                    chains[package] = windows(encoders.corpus.tokenizer, encoders.configured(seed), documents)
                 if inside:
                     own = encoder_scores(model, chains[package], inside)
                     scores |= {query.entity: each for query, each in zip(inside, own, strict=True)}

@@ -1,10 +1,6 @@
 """Benchmarks of open calls and of code search: a small package with tests of its own, whose calls are written down here."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -28,8 +24,8 @@ from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.tokenizer import train_tokenizer
 
 from .graph_batches import config
+from .traced_package import traced
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.once
 
 SHAPES = """
@@ -104,14 +100,7 @@ def package(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def calls(package, tmp_path_factory) -> list[list]:
-    output = tmp_path_factory.mktemp("trace") / "zoo.json"
-    command = [sys.executable, ROOT / "benchmarks/call_trace.py", f"{package}/", output, "60", package / "tests"]
-    path = {"PYTHONPATH": str(package.parent)}  # as installed
-    run = subprocess.run(
-        command, env=os.environ | path, cwd=package.parent, capture_output=True, text=True, check=False
-    )
-    assert output.is_file(), run.stdout + run.stderr
-    return json.loads(output.read_text())
+    return traced(package, tmp_path_factory.mktemp("trace") / "zoo.json")
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,13 @@
 """Benchmark of the impact of a change: a small package whose calls are written down here."""
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import graph_impact
+from benchmarks.graph_encoders import windows
 from benchmarks.graph_impact import (
     Lexical,
     Query,
@@ -22,7 +19,6 @@ from benchmarks.graph_impact import (
     reaching,
     resolver,
     traced_calls,
-    windows,
 )
 from benchmarks.held_out_rows import Rankings
 from helpers.graphmer.configuration import read_configuration
@@ -31,7 +27,8 @@ from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreT
 from helpers.graphmer.text.documents import Documents
 from helpers.graphmer.text.tokenizer import train_tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
+from .traced_package import traced
+
 pytestmark = pytest.mark.once
 
 TOOLS = """
@@ -111,18 +108,7 @@ def package(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(package, tmp_path_factory) -> list[list]:
-    output = tmp_path_factory.mktemp("trace") / "zoo.json"
-    command = [sys.executable, ROOT / "benchmarks/call_trace.py", f"{package}/", output, "60", package / "tests"]
-    run = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(package.parent)},
-        cwd=package.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert output.is_file(), run.stdout + run.stderr
-    return json.loads(output.read_text())
+    return traced(package, tmp_path_factory.mktemp("trace") / "zoo.json")
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +220,7 @@ def test_features_say_what_the_sources_say(package, graph, asked):
 
 def test_an_encoder_is_asked_from_the_side_of_what_is_called(package, graph, asked):
     configuration, tokenizer = read_configuration("cpu"), train_tokenizer([TOOLS, SHOP], 400)
-    chains = windows(tokenizer, configuration, graph, Documents.read(graph, package))
+    chains = windows(tokenizer, configuration, Documents.read(graph, package))
     model = GraphMERForPreTraining(configuration.graphmer_config(len(tokenizer), len(chains.relations))).eval()
     inside = list(asked.values())
     found = encoder_scores(model, chains, inside)
