@@ -80,28 +80,6 @@ def test_the_embedding_page_quotes_the_seeds_and_intervals_of_the_study():
             assert f"| LeJEPA less {each['against']} | {quoted} |" in appendix
 
 
-def test_the_legal_page_quotes_three_seeds_and_the_benchmark():
-    page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("legal.md", "legal-tried.md"))
-    files = sorted((ROOT / "docs" / "results").glob("legal_cot_sft_sample_cpu_seed*.json"))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    assert [run["seed"] for run in found] == [0, 1, 2]
-    for test in ("test", "areas"):
-        rows = {"**trained**": [run["eval"]["after"][test] for run in found]}
-        for name in ("constant", "nearest training record", "gold"):
-            rows[name] = [run["eval"]["baselines"][test][name] for run in found]
-        for name, measured in rows.items():
-            shares = [
-                ", ".join(f"{100 * row[metric]['rate']:.0f}" for row in measured)
-                for metric in ("verdict", "findings", "facts", "parties", "support")
-            ]
-            assert f"| {name} | {' | '.join(shares)} |" in page
-    benchmark = json.loads((ROOT / "docs" / "results" / "legal_training_benchmark_cpu.json").read_text())
-    measured = benchmark["comparisons"][0]
-    for peer, ratio in measured["ratio"].items():
-        low, high = measured["ratio_range"][peer]
-        assert f"| {measured['useful_tokens_per_second'][peer]:,} | {ratio} times ({low} to {high}) |" in page
-
-
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 150
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +17,11 @@ from helpers import run_folder, tables
 
 from . import harness
 from .generation import Generated, generate
-from .layout import STEP, Layout, Response, is_conversation, parse_response, response, steps_of
-from .records import NEAR_DUPLICATE, Record, closest
+from .layout import Layout, Response, is_conversation, parse_response, response, steps_of
+from .records import Record
 from .validation import citations
 
 RESAMPLES = 2_000
-OPTION = re.compile(r"\W*(?:the )?(?:correct )?(?:(?:answer|option)(?: is)?\W+)?([A-F])\b(?=[).:,]|$)", re.IGNORECASE)
-OFFERED = re.compile(r"(?:^|\s)\(?([A-F])[).:]\s")
-VERDICT = re.compile(r"\bclaim (succeeds|fails)\b")
-FINDING = re.compile(r"\bso ([^.,;]+?) is (not )?shown\b")
-CASE = re.compile(r"\b\w+ v \w+")
-NAME = re.compile(r"(?<=[a-z,] )[A-Z]\w+")  # a word within a sentence that begins with a capital
 
 
 @dataclass(frozen=True)
@@ -56,48 +49,6 @@ def answers(model, layout: Layout, records: Sequence[Record], **options) -> list
 # ---- measures: from 0 (wrong) to 1 (right) for one question, None where there is nothing to measure
 
 
-def verdict_of(text: str) -> str | None:
-    """None where a text says neither, or both."""
-    found = {*VERDICT.findall(text)}
-    return found.pop() if len(found) == 1 else None
-
-
-def _verdict(sample: Sample) -> float | None:
-    return verdict_of(sample.response.answer) == sample.record.gold.verdict
-
-
-def _findings(sample: Sample) -> float:
-    """Share of the elements asked for whose finding is right."""
-    own = {element: not negated for element, negated in FINDING.findall(sample.response.reasoning)}
-    return fmean(own.get(element) == shown for element, shown in sample.record.gold.findings)
-
-
-def _facts(sample: Sample) -> float:
-    """Share of the question's facts that the reasoning tells."""
-    return fmean(fact in sample.response.reasoning for fact in sample.record.gold.facts)
-
-
-def _parties(sample: Sample) -> float:
-    """The question's are named, and nobody else."""
-    text = CASE.sub("", f"{sample.response.reasoning}\n{sample.response.answer}")
-    known = {*re.findall(r"\w+", sample.record.question)}
-    return {*sample.record.gold.parties} <= {*re.findall(r"\w+", text)} and {*NAME.findall(text)} <= known
-
-
-def _support(sample: Sample) -> float:
-    """Of the question's two cases only the one that went the same way is cited."""
-    cited, gold = sample.response.case_citation, sample.record.gold
-    return gold.citation in cited and gold.other_citation not in cited
-
-
-def _agreement(sample: Sample) -> float:
-    """The findings of the reasoning, its verdict and the answer's are one."""
-    reasoning = sample.response.reasoning
-    found = [not negated for _, negated in FINDING.findall(reasoning)]
-    verdict = "succeeds" if all(found) else "fails"
-    return bool(found) and verdict_of(reasoning) == verdict_of(sample.response.answer) == verdict
-
-
 def _cited(sample: Sample) -> float | None:
     """Share of the record's citations that are cited."""
     entries = citations(sample.record.case_citation)
@@ -110,24 +61,7 @@ def _steps(sample: Sample) -> float | None:
     return len(numbers) >= len(own) and numbers == [*range(1, len(numbers) + 1)] if own else None
 
 
-def _option(sample: Sample) -> float | None:
-    """Of a question with options A, B, C the one that the record's answer begins with."""
-    own, written = (OPTION.match(each.answer) for each in (sample.record, sample.response))
-    if not own or len({*OFFERED.findall(sample.record.question)}) < 2:
-        return None
-    return bool(written) and written[1].upper() == own[1].upper()
-
-
-LABELLED: dict[str, Callable[[Sample], float]] = {  # of records with `gold`
-    "verdict": _verdict,
-    "findings": _findings,
-    "facts": _facts,
-    "parties": _parties,
-    "support": _support,
-    "agreement": _agreement,
-}
-MEASURES: dict[str, Callable[[Sample], float | None]] = LABELLED | {
-    "option": _option,
+MEASURES: dict[str, Callable[[Sample], float | None]] = {
     "cited": _cited,
     "steps": _steps,
     "format": lambda sample: None if is_conversation(sample.record) else sample.response.well_formed,
@@ -139,8 +73,7 @@ def measure(samples: Sequence[Sample]) -> dict[str, Any]:
     """Every measure over `samples` as `rate` or `mean` gives it, and the mean number of steps and of words, all and reasoning."""
     found: dict[str, Any] = {}
     for name, function in MEASURES.items():
-        asked = [sample for sample in samples if name not in LABELLED or sample.record.gold]
-        values = [float(value) for sample in asked if (value := function(sample)) is not None]
+        values = [float(value) for sample in samples if (value := function(sample)) is not None]
         if values:
             found[name] = rate(int(sum(values)), len(values)) if {*values} <= {0.0, 1.0} else mean(values)
     found["mean_steps"] = fmean(sample.response.steps for sample in samples)
@@ -195,25 +128,6 @@ def nearest(train: Sequence[str], asked: Sequence[str]) -> list[int]:
     words.idf_ = words.idf_ - 1  # a word of every text then weighs nothing
     similar_QT = words.transform(asked) @ words.transform(train).T
     return similar_QT.toarray().argmax(1).tolist()
-
-
-def overlap(train: Sequence[Record], asked: Sequence[Record]) -> dict[str, int]:
-    """How many reasoning steps of the records asked are in training, word for word or nearly."""
-    seen = sorted({step for record in train for step in _split(record)})
-    steps = [_split(record) for record in asked]
-    flat = [*itertools.chain(*steps)]
-    verbatim = {*seen} & {*flat}
-    return {
-        "records": len(asked),
-        "records_with_every_step_verbatim": sum({*each} <= verbatim for each in steps if each),
-        "steps": len(flat),
-        "verbatim": sum(step in verbatim for step in flat),
-        "near_duplicates": sum(jaccard >= NEAR_DUPLICATE for jaccard in closest(flat, seen)),
-    }
-
-
-def _split(record: Record) -> list[str]:
-    return [text.strip() for text in STEP.split(record.reasoning)[2::2]]
 
 
 # ---- to read

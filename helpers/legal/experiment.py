@@ -18,7 +18,7 @@ from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime, detect
 
 from . import harness
-from .correctness import Sample, answers, baselines, measure, overlap, table
+from .correctness import Sample, answers, baselines, measure, table
 from .export import export as export_model
 from .generation import Generated, generate
 from .layout import MAX_LENGTH, Layout, choose_max_length
@@ -175,12 +175,6 @@ def train_together(parameters: str) -> None:
 def references(encoded: Encoded, params: LegalParameters) -> dict[str, dict[str, Any]]:
     """`correctness.baselines` on the questions that `examine` asks, by the split they are of."""
     return {name: baselines(encoded.splits.train, asked) for name, asked in _asked(encoded, params).items()}
-
-
-def overlaps(encoded: Encoded, params: LegalParameters) -> list[dict[str, Any]]:
-    """`correctness.overlap` of the same questions, a row a split."""
-    asked = _asked(encoded, params)
-    return [{"questions": name} | overlap(encoded.splits.train, records) for name, records in asked.items()]
 
 
 def _asked(encoded: Encoded, params: LegalParameters) -> dict[str, tuple[Record, ...]]:

@@ -181,16 +181,6 @@ def near_duplicates(texts: Sequence[str], threshold: float = NEAR_DUPLICATE) -> 
     return sorted(pairs)
 
 
-def closest(texts: Sequence[str], others: Sequence[str]) -> list[float]:
-    """The highest Jaccard index of each of `texts` with any of `others`, counted as in `near_duplicates`."""
-    import numpy as np
-
-    highest_R = np.zeros(len(texts))
-    for i, _, jaccard in _jaccard(texts, others):
-        np.maximum.at(highest_R, i, jaccard)
-    return highest_R.tolist()
-
-
 def _jaccard(texts: Sequence[str], others: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
     """Rows of texts, rows of others and the Jaccard index of each pair that shares a shingle, some rows at a time."""
     from sklearn.feature_extraction.text import CountVectorizer

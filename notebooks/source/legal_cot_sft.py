@@ -115,8 +115,6 @@ print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
 encoded = experiment.encode(data.splits, tokenizer, params)
 run_folder.write_json(folder / "set_aside.json", [*map(vars, data.report.findings), *encoded.not_used])
 print(encoded.why)
-overlap = experiment.overlaps(encoded, params)
-tables.show(overlap, "Reasoning steps of the test questions that training has, too")
 print(encoded.layout.shown(encoded.splits.train[0]))
 
 # %% [markdown]
@@ -159,8 +157,7 @@ print(f"plain {plain:.6f}, packed {packed:.6f}, difference {abs(plain - packed):
 #
 # The questions that are asked again afterwards, beside answers that cost nothing: one training record for every question
 # (`constant`), and the one whose question is most alike. `gold` is the test record itself; a measure that it does not always
-# pass is left out. Of the sample the right verdict is known (a coin gets half), of real records only the cases that should be
-# `cited`.
+# pass is left out. Of a record's content only the cases that should be `cited` are measured.
 
 # %%
 references = experiment.references(encoded, params)
@@ -206,7 +203,7 @@ results = dict(
     forecast=forecast.results(),
     data=encoded.results(data),
     model={"base_model": params.base_model, "method": params.method, "trainable": trained},
-    eval={"before": before, "after": after, "baselines": references, "overlap": overlap},
+    eval={"before": before, "after": after, "baselines": references},
     artifacts={"set_aside": "set_aside.json", "figures": "figures"},
 )
 results_file = run_folder.write_results("legal_cot_sft", params, machine, **results)
