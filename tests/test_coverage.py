@@ -1,0 +1,74 @@
+"""Everything that the documents behind this project ask for is there: each name in docs/coverage.md is looked up."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ") and not line.startswith(("| document", "| package"))
+]
+FILES = (".py", ".ipynb", ".md", ".txt", ".json", ".yaml")
+
+
+def in_backticks(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def defined(body: list[ast.stmt]) -> set[str]:
+    """Names of functions, classes and variables of a module or a class."""
+    names = set()
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return names
+
+
+def names_of_helpers() -> set[str]:
+    """`module.name`, `folder/module.name` and `Class.member` for all of helpers; a package has its folder's name."""
+    names = set()
+    for path in (ROOT / "helpers").rglob("*.py"):
+        body = ast.parse(path.read_bytes()).body
+        module = path.parent if path.name == "__init__.py" else path.with_suffix("")
+        for name in defined(body):
+            names |= {f"{module.name}.{name}", f"{module.parent.name}/{module.name}.{name}"}
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                names.update(f"{node.name}.{member}" for member in defined(node.body))
+    return names
+
+
+def names_of_tests() -> set[str]:
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    return {name for source in sources for name in re.findall(r"^ *def (test_\w+)", source, flags=re.MULTILINE)}
+
+
+def test_what_was_asked_for_is_given_by_something_that_exists():
+    known = names_of_helpers()
+    given = [name for row in ROWS for name in in_backticks(row[2])]
+    assert len(ROWS) > 70 and all(in_backticks(row[2]) for row in ROWS)
+    assert [name for name in given if not ((ROOT / name).is_file() if name.endswith(FILES) else name in known)] == []
+
+
+def test_what_was_asked_for_is_shown_by_a_test_that_exists():
+    known = names_of_tests()
+    assert all(in_backticks(row[3]) for row in ROWS)
+    assert [name for row in ROWS for name in in_backticks(row[3]) if name not in known] == []
+
+
+def test_the_packages_of_the_fixed_list_are_required():
+    wanted = (
+        "torch accelerate trl sentence-transformers faiss-cpu wandb nbmake papermill transformers datasets peft".split()
+    )
+    for twin, names in (("gpu", wanted), ("tpu", [*wanted, "torch_xla"])):
+        lines = (ROOT / f"requirements-{twin}.txt").read_text(encoding="utf-8")
+        assert [name for name in names if not re.search(rf"^{name}[>=<]", lines, flags=re.MULTILINE)] == []
