@@ -23,7 +23,7 @@ class GraphParameters(Parameters):
     data_source: Source = parameter(
         SAMPLE,
         "Folder of Python and Java sources, folder with triples.jsonl and entities.jsonl (and ontology.toml, if it has its own), "
-        "folder with index.scip of another language, or 'sample': the standard library of the Python that runs this.",
+        "or 'sample': the standard library of the Python that runs this.",
     )
     output_dir: str = parameter(
         "outputs/graphmer_se",
@@ -74,7 +74,7 @@ class GraphParameters(Parameters):
         if self.data_source != SAMPLE and source_path("data_source", self.data_source) is None:
             raise ValueError(
                 f"data_source={self.data_source!r}: must be a folder of sources, one with triples.jsonl and "
-                f"entities.jsonl or with index.scip, or {SAMPLE!r} (the installed Python's standard library)"
+                f"entities.jsonl, or {SAMPLE!r} (the installed Python's standard library)"
             )
         override(read_configuration("cpu" if self.config == AUTO else self.config), changed(self.changes))
         return self

@@ -1,4 +1,4 @@
-"""The knowledge graph of a data source: sources in Python and Java, an index of any language, or a graph that was written before."""
+"""The knowledge graph of a data source: sources in Python and Java, or a graph that was written before."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from helpers.graphmer.graph.knowledge_graph import (
     read_graph,
 )
 from helpers.graphmer.graph.python_source import python_graph
-from helpers.graphmer.graph.scip import INDEX, scip_graph
 from helpers.graphmer.graph.sources import find_sources, standard_library
 
 
 def load_graph(data_source: str | Path, *, include_tests: bool | None = None) -> KnowledgeGraph:
     """The graph of `data_source`.
 
-    data_source: "sample" (the standard library of the running Python), a folder with triples.jsonl and entities.jsonl
-        or with index.scip, or a folder of Python and Java sources.
+    data_source: "sample" (the standard library of the running Python), a folder with triples.jsonl and entities.jsonl,
+        or a folder of Python and Java sources.
     include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
 
     Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (no parser, and nothing but Java).
@@ -37,8 +36,6 @@ def load_graph(data_source: str | Path, *, include_tests: bool | None = None) ->
     folder = Path(data_source).expanduser()
     if (folder / TRIPLES).is_file():
         return read_graph(folder)
-    if (folder / INDEX).is_file():
-        return scip_graph(folder)
     include_tests = include_tests is not False
     graphs = [read(data_source, include_tests=include_tests) for read in (python_graph, java_graph)]
     graphs = [graph for graph in graphs if graph.manifest["files"] or graph.manifest["failed"]]
@@ -78,7 +75,7 @@ def _merged(python: KnowledgeGraph, java: KnowledgeGraph) -> KnowledgeGraph:
 def cached_graph(repository: str | Path, cache: str | Path | None = None, digest: str = "") -> KnowledgeGraph:
     """`load_graph`, kept in `cache` (default ~/.cache/graphmer) under the hash of the files, and found there the next time."""
     folder = Path(repository).expanduser()
-    if (folder / TRIPLES).is_file() or (folder / INDEX).is_file():
+    if (folder / TRIPLES).is_file():
         return load_graph(folder)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphmer"
     kept = (home if cache is None else Path(cache).expanduser()) / (digest or sources_digest(folder))
@@ -97,9 +94,9 @@ def cached_graph(repository: str | Path, cache: str | Path | None = None, digest
 
 
 def sources_digest(repository: str | Path) -> str:
-    """Of the paths and contents of all sources, and of a graph or an index that is there instead."""
+    """Of the paths and contents of all sources, and of a graph that is there instead."""
     folder, digest = Path(repository).expanduser(), hashlib.sha256()
-    for name in (TRIPLES, ENTITIES, INDEX):
+    for name in (TRIPLES, ENTITIES):
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
     for suffix in (".py", ".java"):
