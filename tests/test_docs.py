@@ -29,8 +29,6 @@ def sentence():
 APPENDICES = {  # pages of generated rows, or of what did not work, that nobody needs to train
     "fault-table": "one row for every fault that was tried",
     "forecasts": "one row for every notebook and machine",
-    "lejepa-study": "one row for every method, start and batch of the study",
-    "lejepa-tried": "one row for every trial of the study, and lessons of earlier runs",
     "reservoir-tried": "one row for every row of the study and every speed",
     "tpu-tried": "one row for every step that was compiled",
 }

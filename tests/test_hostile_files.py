@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from helpers.legal.harness import read_tasks
 from helpers.legal.records import COLUMNS, load_records
 from helpers.lejepa.data import load_texts
-from helpers.lejepa.evaluation import _scored_pairs
 from helpers.reservoir.stories import load_stories
 from helpers.tuning.data import load_labelled
 
@@ -69,10 +68,6 @@ def questions(path: Path):
     return [row["text"] for rows in read_tasks(str(path)).values() for row in rows]
 
 
-def similarity(path: Path):
-    return [first for first, _, _ in _scored_pairs(path)]
-
-
 # name -> reader, suffix, a file that it takes
 READERS = {
     "stories.txt": (stories, ".txt", "\n\n".join(row["text"] for row in LINES).encode()),
@@ -87,7 +82,6 @@ READERS = {
     "questions.tsv": (questions, ".tsv", separated(ANSWERS, "\t")),
     "questions.jsonl": (questions, ".jsonl", jsonl(ANSWERS)),
     "labelled.csv": (labelled, ".csv", separated(LINES)),
-    "similarity.csv": (similarity, ".csv", "".join(f"a{i},b,{i}\n" for i in range(ROWS)).encode()),
     "labelled.jsonl": (labelled, ".jsonl", jsonl(LINES)),
 }
 BROKEN_LINES = [

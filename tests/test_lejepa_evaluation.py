@@ -1,8 +1,6 @@
 """Metrics against hand arithmetic, sklearn, scipy and a slow loop; what evaluation leaves untouched; tables."""
 
-import csv
 import math
-import tempfile
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from helpers.lejepa.encoding import encode, on_cpu
 from helpers.lejepa.evaluation import (
     BY_DIMENSION,
     evaluate_retrieval,
-    evaluate_similarity,
     spread,
     table,
 )
@@ -172,15 +169,15 @@ ON_XLA = """
 import json, tempfile, warnings
 from helpers import xla
 from helpers.lejepa.encoding import encode, on_cpu
-from helpers.lejepa.evaluation import evaluate_retrieval, evaluate_similarity
-from tests.test_lejepa_evaluation import benchmark, build_model, scored, write_csv
+from helpers.lejepa.evaluation import evaluate_retrieval
+from tests.test_lejepa_evaluation import benchmark, build_model
 
 model = build_model(tempfile.mkdtemp())
 model[0].auto_model.embeddings.word_embeddings.weight.requires_grad_(False)
 
 
 def measure():
-    return [evaluate_retrieval(model, benchmark()), evaluate_similarity(model, write_csv(scored(20)))]
+    return [evaluate_retrieval(model, benchmark())]
 
 
 on_host = measure()
@@ -215,58 +212,6 @@ def test_a_model_on_xla_is_measured_by_a_copy_without_compiling():
 
 def test_a_model_on_the_cpu_is_not_copied(model):
     assert on_cpu(model) is model
-
-
-# ---- similarity
-
-
-def scored(count, seed=0):
-    rng = np.random.default_rng(seed)
-    pairs = zip(texts(count, seed), texts(count, seed + 1), strict=True)
-    return [(one, other, float(rng.uniform(0, 5))) for one, other in pairs]
-
-
-def write_csv(rows, *header):
-    with tempfile.NamedTemporaryFile("w", suffix=".csv", newline="", encoding="utf-8", delete=False) as file:
-        csv.writer(file).writerows([*header, *rows])
-    return file.name
-
-
-def test_correlations_are_scipys(model):
-    rows = scored(40)
-    first, second = (model.encode([row[side] for row in rows]).astype(float) for side in (0, 1))
-    cosine = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
-    truth = [row[2] for row in rows]
-    assert evaluate_similarity(model, write_csv(rows)) == pytest.approx(
-        {
-            "spearman_cosine": scipy.stats.spearmanr(truth, cosine)[0],
-            "pearson_cosine": scipy.stats.pearsonr(truth, cosine)[0],
-        },
-        abs=1e-6,
-    )
-
-
-def test_a_file_with_and_without_header_is_the_same(model):
-    rows = [(f'{one}, "{other}"', other, score) for one, other, score in scored(12)]
-    turned = [("x", score, other, one) for one, other, score in rows]
-    headed = write_csv(turned, ("id", "score", "sentence2", "sentence1"))
-    assert evaluate_similarity(model, headed) == evaluate_similarity(model, write_csv(rows))
-
-
-def test_wrong_pairs_are_named(model, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"similarity=.*none.csv': no such file"):
-        evaluate_similarity(model, tmp_path / "none.csv")
-    for content, message in {
-        "a,b,1\na,b\n": r"x.csv', line 2 is \['a', 'b', None\]: must be sentence1",
-        'a,"b"c,1\n': r"x.csv', line 1 is not CSV",
-        "a,b,1\na,b,high\n": r"line 2 is .*'high'\]: must be .*a number",
-        "a,b,1\nc,d,1\n": "scores that are finite and not all the same",
-        "a,b,1\nc,d,nan\n": "scores that are finite",
-        "": "scores that are finite and not all the same",
-    }.items():
-        (tmp_path / "x.csv").write_text(content)
-        with pytest.raises(ValueError, match=message):
-            evaluate_similarity(model, tmp_path / "x.csv")
 
 
 # ---- evidence
@@ -365,9 +310,9 @@ def test_spread_is_mean_and_sample_standard_deviation():
 
 
 def test_a_table_has_a_row_a_model_and_the_spread_over_seeds():
-    untrained = {"backbone": {"ndcg@10": 0.401, "effective_rank": 98.0, "steps": 0}}
-    rows = {seed: {"LeJEPA": {"ndcg@10": 0.41 + seed / 100, "similarity": 0.8}} for seed in range(3)}
+    untrained = {"backbone": {"ndcg@10": 0.401, "steps": 0}}
+    rows = {seed: {"LeJEPA": {"ndcg@10": 0.41 + seed / 100, "mrr@10": 0.8}} for seed in range(3)}
     assert table(untrained, rows) == [
-        {"model": "backbone", "ndcg@10": "0.401", "effective rank": "98.0", "seeds": 1},
-        {"model": "LeJEPA", "ndcg@10": "0.420 ± 0.010", "similarity": "0.800 ± 0.000", "seeds": 3},
+        {"model": "backbone", "ndcg@10": "0.401", "seeds": 1},
+        {"model": "LeJEPA", "ndcg@10": "0.420 ± 0.010", "mrr@10": "0.800 ± 0.000", "seeds": 3},
     ]

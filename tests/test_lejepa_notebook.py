@@ -42,11 +42,8 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert list(rows) == [LEJEPA, CONTRASTIVE]
     assert rows[LEJEPA]["steps"] == rows[CONTRASTIVE]["steps"] == TINY["max_steps"]
     untrained = results["eval"]["baselines"]
-    assert untrained[HEAD]["effective_rank"] > untrained["backbone, untrained"]["effective_rank"]
     for values in (*rows.values(), *untrained.values()):
         assert 0 < values["ndcg@10"] <= 1
-        assert 1 <= values["participation_ratio"] <= values["effective_rank"] <= TINY["output_dim"]
-    assert (output / "figures" / "isotropy.png").read_bytes().startswith(b"\x89PNG")
     assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt"), *output.glob("**/*.pkl")]
     model = SentenceTransformer(str(output / "model"), device="cpu")
     assert model.encode("a text").shape == (TINY["output_dim"],)
@@ -66,12 +63,10 @@ def assert_whole_run(executed, results, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
-    executed, results = run("lejepa_training", alone, TINY | {"further_seeds": 1})
+    executed, results = run("lejepa_training", alone, TINY)
     assert_whole_run(executed, results, "cpu")
-    assert list(results["comparison"]) == ["0", "1"]
-    assert "± " in text_of(executed)
-    executed, again = run("lejepa_training", alone, TINY | {"further_seeds": 1})
-    assert len(re.findall("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)) == 4
+    executed, again = run("lejepa_training", alone, TINY)
+    assert len(re.findall("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)) == 2
     assert again["eval"]["after"]["ndcg@10"] == results["eval"]["after"]["ndcg@10"]
     assert "belongs to another run (seed=0 there, 7 here)" in refused("lejepa_training", alone, TINY | {"seed": 7})
 
@@ -103,7 +98,6 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
 WRONG = [
     ({"num_sample": 3}, "num_sample is not a parameter"),
     ({"benchmark": "no/such/folder"}, "benchmark='no/such/folder'"),
-    ({"similarity": "no.csv"}, "similarity='no.csv'"),
     ({"output_dim": 1}, "output_dim=1"),
     ({"sigreg_weight": 1.5}, "sigreg_weight=1.5"),
     ({"n_points": 16}, "n_points=16"),

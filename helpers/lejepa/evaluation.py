@@ -5,28 +5,24 @@ The metrics are sentence-transformers' own; here is what stands around them.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import (
-    EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
 from sentence_transformers.util import cos_sim
 
-from helpers import data_files
 from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.encoding import encode, on_cpu
 from helpers.lejepa.parameters import SHORTER
 
-SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10", "similarity")
-DIGITS = dict.fromkeys(SCORES, 3) | {"effective_rank": 1, "participation_ratio": 1, "sigreg_excess": 3}  # in a table
+SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10")
+DIGITS = dict.fromkeys(SCORES, 3)  # in a table
 BY_DIMENSION = dict.fromkeys(("ndcg@10", *(f"ndcg@10 of {size}" for size in SHORTER)), 3)
 
 
@@ -48,13 +44,6 @@ class _Retrieval(_NoCard, InformationRetrievalEvaluator):
         found = encode(model, sentences, task=encode_fn_name, precision=self.precision)
         self.encoded.setdefault(encode_fn_name, []).append(found)
         return torch.from_numpy(found).to(model.device)
-
-
-class _Similarity(_NoCard, EmbeddingSimilarityEvaluator):
-    """Encodes by `encode` in a `precision`."""
-
-    def embed_inputs(self, model, sentences, **ignored) -> np.ndarray:
-        return encode(model, sentences, precision=self.precision)
 
 
 def evaluate_retrieval(
@@ -101,37 +90,6 @@ def _evaluator(cls, benchmark: Benchmark, **options):
         score_functions={"cosine": cos_sim},
         **options,
     )
-
-
-def evaluate_similarity(model: SentenceTransformer, path: str | Path, *, precision: str = "fp32") -> dict[str, float]:
-    """Spearman and Pearson correlation of cosines with people's scores, by `EmbeddingSimilarityEvaluator`.
-
-    path: a CSV of sentence1, sentence2, score, with or without that header. Raises FileNotFoundError where it is missing, and
-        ValueError for a row that does not fit or scores that are all the same.
-    """
-    rows = _scored_pairs(Path(path))
-    evaluator = _Similarity(*map(list, zip(*rows, strict=True)), similarity_fn_names=["cosine"])
-    evaluator.precision = precision
-    metrics = evaluator(on_cpu(model))
-    return {name: float(metrics[name]) for name in ("spearman_cosine", "pearson_cosine")}
-
-
-def _scored_pairs(path: Path) -> list[tuple[str, str, float]]:
-    columns, scored = ("sentence1", "sentence2", "score"), []
-    wanted = ", ".join(columns)
-    if not path.is_file():
-        raise FileNotFoundError(f"similarity={str(path)!r}: no such file; give a CSV of {wanted}")
-    for where, _, row in data_files.separated(f"similarity={str(path)!r}", path, columns=columns):
-        try:
-            scored.append((row["sentence1"], row["sentence2"], float(row["score"])))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{where} is {str(list(row.values()))[:200]}: must be {wanted}, the score a number"
-            ) from error
-    scores = {score for _, _, score in scored}
-    if len(scores) < 2 or not all(map(math.isfinite, scores)):
-        raise ValueError(f"similarity={str(path)!r}: a correlation needs scores that are finite and not all the same")
-    return scored
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

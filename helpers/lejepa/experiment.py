@@ -23,11 +23,10 @@ from .beir import Benchmark, from_pairs, read_beir
 from .crops import make_views
 from .data import TextData, load_texts
 from .encoding import encode, on_cpu
-from .evaluation import BY_DIMENSION, evaluate_retrieval, evaluate_similarity, table
+from .evaluation import BY_DIMENSION, evaluate_retrieval, table
 from .evidence import Verdict, compare, ndcg_by_query
 from .gradient_cache import embed
 from .head import HeadFit, fit_head
-from .isotropy import Isotropy, isotropy
 from .loss import new_loss
 from .loss import workload as training_step
 from .model import GaussianEmbeddingGemma, freeze
@@ -37,7 +36,6 @@ from .training import EmbeddingTrainer, new_trainer
 
 HEAD_ROWS = 4000  # for the closed-form head
 WORDS_A_TOKEN = 0.75
-ISOTROPY_TEXTS = 4096  # at most
 HEAD_RATE = 100.0  # the head's learning rate, times the backbone's
 CONTRASTIVE_RATE = 5e-5  # of MultipleNegativesRankingLoss: the study of docs/lejepa.md chose it for MiniLM
 DEV = "validation"
@@ -192,12 +190,11 @@ class Measured:
     """What a model is worth on the test."""
 
     values: dict[str, float]  # for tables and results.json
-    isotropy: Isotropy  # of the documents
     ndcg_Q: np.ndarray  # nDCG@10 of each query
 
 
 def measure(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParameters, runtime: Runtime) -> Measured:
-    """Retrieval on the test, of shorter embeddings too; similarity where a file was given; isotropy of documents."""
+    """Retrieval on the test, of shorter embeddings too."""
     precision, embeddings = _precision(runtime), {}
     model = on_cpu(model)
     values = evaluate_retrieval(model, corpus.test, precision=precision, embeddings=embeddings)
@@ -205,11 +202,7 @@ def measure(model: SentenceTransformer, corpus: Corpus, params: EmbeddingParamet
     for size in (size for size in SHORTER if size < documents_NK.shape[1]):
         cut_Q = ndcg_by_query(queries_QK[:, :size], documents_NK[:, :size], corpus.test)
         values[f"ndcg@10 of {size}"] = float(cut_Q.mean())
-    if params.similarity:
-        values["similarity"] = evaluate_similarity(model, params.similarity, precision=precision)["spearman_cosine"]
-    report = isotropy(documents_NK[:ISOTROPY_TEXTS], t_max=params.t_max, n_points=params.n_points)
-    values |= {name: float(value) for name, value in report.results().items()}
-    return Measured(values, report, ndcg_by_query(queries_QK, documents_NK, corpus.test))
+    return Measured(values, ndcg_by_query(queries_QK, documents_NK, corpus.test))
 
 
 def measure_trained(
@@ -270,25 +263,6 @@ def export(
 def index(model: SentenceTransformer, texts: list[str], runtime: Runtime) -> TextIndex:
     """Texts to search, embedded on the GPU where there is one; on the CPU beside a TPU."""
     return TextIndex(model.to("cuda") if runtime.kind == "cuda" else model, texts)
-
-
-def further_seeds(
-    params: EmbeddingParameters, corpus: Corpus, plan: Plan, runtime: Runtime, output_dir: Path
-) -> dict[int, dict[str, dict[str, float]]]:
-    """Rows of both models for the next `params.further_seeds` seeds: other order, crops, slices and dropout."""
-    rows = {}
-    for seed in range(params.seed + 1, params.seed + 1 + params.further_seeds):
-        seeded, folder = params.model_copy(update={"seed": seed}), output_dir / f"seed-{seed}"
-        model = new_backbone(seeded, corpus)
-        set_head(model, seeded, corpus)
-        backbone = without_head(model)
-        trainer = lejepa_trainer(model, corpus, seeded, plan, runtime, folder / "lejepa")
-        trainer.train(resume_from_checkpoint=params.resume)
-        rows[seed] = {LEJEPA: measure_trained(trainer, corpus, seeded, runtime).values}
-        if params.compare_contrastive:
-            contrastive = train_contrastive(backbone, corpus, seeded, plan, runtime, folder / "contrastive")
-            rows[seed][CONTRASTIVE] = measure_trained(contrastive, corpus, seeded, runtime).values
-    return rows
 
 
 def train_contrastive(

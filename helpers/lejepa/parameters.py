@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from helpers.lejepa.data import MIN_ROWS, MSMARCO
-from helpers.local_paths import ModelSource, existing_file
+from helpers.local_paths import ModelSource
 from helpers.parameters import (
     MACHINE,
     SAMPLE,
@@ -117,17 +117,11 @@ class EmbeddingParameters(Parameters):
         group=EVALUATION,
         identity=False,
     )
-    similarity: str = parameter(
-        "", "CSV of sentence1, sentence2 and score to test on; empty for none.", group=EVALUATION, identity=False
-    )
     compare_contrastive: bool = parameter(
         True,
         "Train the backbone with MultipleNegativesRankingLoss for as many steps beside it.",
         group=EVALUATION,
         identity=False,
-    )
-    further_seeds: int = parameter(
-        0, "Repeat both with so many more seeds, for the spread.", group=EVALUATION, low=0, high=100, identity=False
     )
     patience: int = parameter(
         5, "Evaluations without improvement before the run stops; 0 never stops.", group=EVALUATION, low=0
@@ -150,12 +144,6 @@ class EmbeddingParameters(Parameters):
                 f"give a folder in BEIR's layout, or {HELD_OUT!r} for the test rows of the data"
             )
         return str(folder)
-
-    @field_validator("similarity")
-    @classmethod
-    def _is_a_file(cls, value: str) -> str:
-        remedy = "give a CSV of sentence1, sentence2, score, or '' for none"
-        return existing_file("similarity", value, remedy) if value else value
 
     @field_validator("n_points")
     @classmethod

@@ -14,8 +14,6 @@
 # started with and how sure that is; you have a search over your texts before and after, and a model that
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
 #
-# {picture: Eigenvalues and squared lengths of the test documents' embeddings before and after training, beside a Gaussian's}
-#
 # **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The TPU twin is
 # `lejepa_training_tpu.ipynb`.
 #
@@ -33,8 +31,6 @@
 # Gaussian (SIGReg), so that every dimension is used. At the end it says whether the model is better than what you
 # started with and how sure that is; you have a search over your texts before and after, and a model that
 # `SentenceTransformer("...")` loads: the trained one, or the start where training was not better.
-#
-# {picture: Eigenvalues and squared lengths of the test documents' embeddings before and after training, beside a Gaussian's}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
 # Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU twin
@@ -195,8 +191,7 @@ torch.testing.assert_close(plain, fast, rtol=1e-6, atol=0)
 # %% [markdown]
 # ## Before training
 #
-# The backbone as it came, and with the closed-form head. **Effective rank** says how many dimensions carry the texts;
-# **SIGReg excess** is what lies above the floor that an exact Gaussian has (1.0525, not 0).
+# The backbone as it came, and with the closed-form head.
 
 # %%
 import copy
@@ -234,7 +229,7 @@ tables.show(forecast.beside(cost["train"]))
 # ## Against contrastive training
 #
 # The same backbone with `MultipleNegativesRankingLoss` on the same rows for as many steps, hard negatives included. Skip it
-# with `compare_contrastive=False`; `further_seeds=2` repeats both for the spread. The second table cuts the embeddings to
+# with `compare_contrastive=False`. The second table cuts the embeddings to
 # their first numbers, as `truncate_dim` does.
 
 # %%
@@ -245,7 +240,6 @@ if params.compare_contrastive:
     )
 measured |= {name: experiment.measure_trained(each, corpus, params, machine) for name, each in trainers.items()}
 rows = {params.seed: {name: measured[name].values for name in trainers}}
-rows |= experiment.further_seeds(params, corpus, plan, machine, folder)
 tables.show(evaluation.table(untrained, rows))
 tables.show(evaluation.table(untrained, rows, evaluation.BY_DIMENSION))
 
@@ -265,17 +259,6 @@ verdicts = experiment.verdicts(measured)
 said = evidence.paragraph(exported, experiment.UNTRAINED, list(trainers), scores, verdicts)
 tables.show([vars(verdict) for verdict in verdicts], "nDCG@10 on the test queries, 95 % intervals")
 print(said)
-
-# %% [markdown]
-# ## Isotropy
-#
-# How evenly variance is spread over directions, and squared lengths, beside what a Gaussian gives.
-
-# %%
-from helpers.lejepa.isotropy import plot_isotropy
-
-reports = {name: found.isotropy for name, found in measured.items() if name != experiment.CONTRASTIVE}
-figure = plot_isotropy(reports, folder / "figures" / "isotropy.png", title=f"Test documents ({corpus.test.name})")
 
 # %% [markdown]
 # ## Save and reload
@@ -335,7 +318,7 @@ results_file = run_folder.write_results(
     },
     comparison=rows,
     evidence={"exported": exported, "chosen_by": scores, "says": said, "verdicts": [vars(each) for each in verdicts]},
-    artifacts={"model": "model", "index": "index", "figures": "figures"},
+    artifacts={"model": "model", "index": "index"},
 )
 print(results_file.resolve())
 
