@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import os
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -23,7 +20,7 @@ from filelock import SoftFileLease, Timeout
 
 from . import tracking
 
-LOCK_FILE, OWNER_FILE = "owner.lock", "owner.json"
+LOCK_FILE = "owner.lock"
 SILENCE = 120.0  # seconds; a heartbeat comes every third of it
 UNSIGNED = 5.0  # seconds after which a lock file that is still empty means that its process died while writing it
 
@@ -61,9 +58,6 @@ def own(output_dir: Path | str) -> None:
             return  # a notebook's kernel, which waits for the processes that it launched
         _outwait(lease, path)
     _holds[path] = _Hold(lease) if hold is None else _Hold(lease, hold.since)
-    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
-    owner = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
-    (path / OWNER_FILE).write_text(json.dumps(owner) + "\n", encoding="utf-8")
     atexit.register(lease.release, force=True)
 
 
@@ -71,8 +65,6 @@ def _outwait(lease: SoftFileLease, path: Path) -> None:
     """Acquires the lease if its owner, on another machine, is silent for `SILENCE` seconds; else raises FolderTaken."""
     owner, seen = lease.owner, _heartbeat(path)
     who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        who += f" since {json.loads((path / OWNER_FILE).read_text(encoding='utf-8'))['since']} UTC"
     if owner is None or owner.hostname != socket.gethostname():
         tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
         began = time.monotonic()

@@ -26,6 +26,10 @@ class EvaluationStopped(Exception):
     """Leaves an evaluation: the step before it is saved, and the evaluation is repeated when the run continues."""
 
 
+class EvaluationOutOfMemory(RuntimeError):
+    """Memory ran out in an evaluation; the steps before it are saved."""
+
+
 class NonFiniteLoss(RuntimeError):
     """The loss, a gradient, a weight or an optimizer state became NaN or infinite; nothing was saved since."""
 

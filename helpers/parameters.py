@@ -19,9 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from helpers.uploads import UPLOAD, uploaded
-
-SAMPLE = "sample"
+SAMPLE, UPLOAD = "sample", "upload"
 DATA_SUFFIXES = (".txt", ".parquet", ".jsonl", ".json", ".csv", ".tsv")
 LARGEST = 10**9  # an int without a `high`
 LENGTH = ("max_steps", "patience")  # may change when a run is resumed
@@ -63,7 +61,7 @@ def parameter(
 
 
 def source_path(name: str, value: str) -> Path | None:
-    """The local path `value` (~ expanded), or None if it is "sample" or a hub id.
+    """The local path `value` (~ expanded), or None if it is "sample", "upload" or a hub id.
 
     A path starts with ./ ../ / or ~, ends in a data suffix, or exists.
 
@@ -71,7 +69,7 @@ def source_path(name: str, value: str) -> Path | None:
         FileNotFoundError: the path does not exist.
         ValueError: neither a path nor a possible hub id; a device or a pipe.
     """
-    if value == SAMPLE:
+    if value in (SAMPLE, UPLOAD):
         return None
     path = expanded(name, value)
     if value.strip() and path.exists():
@@ -197,10 +195,7 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
         raise ValueError(
             f"{', '.join(missing)}: not set; run the parameters cell first, it must assign every parameter"
         )
-    values = {name: namespace[name] for name in names}
-    if values["data_source"] == UPLOAD:
-        values["data_source"] = uploaded("data_source")
-    return cls(**values)
+    return cls(**{name: namespace[name] for name in names})
 
 
 def identity(params: Parameters) -> dict[str, bool | int | float | str]:

@@ -26,7 +26,7 @@ SESSIONS_FILE = "sessions.json"
 # If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
 # A frontend's folder, and what a claim that was killed leaves.
-_NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.", folder_lock.LOCK_FILE, folder_lock.OWNER_FILE)
+_NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.", folder_lock.LOCK_FILE)
 RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
 
 

@@ -18,7 +18,6 @@ import datasets
 import numpy as np
 import torch
 import transformers.trainer
-from accelerate.utils.memory import clear_device_cache
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -28,6 +27,7 @@ from . import attention, checkpoint, folder_lock, ranks, run_folder, tracking, x
 from .compilation import CompilationCounter
 from .draws import PlaceSampler, SeededByPlace, seed_generators
 from .interruption import (
+    EvaluationOutOfMemory,
     EvaluationStopped,
     FiniteGuard,
     NonFiniteLoss,
@@ -137,6 +137,7 @@ class TrainerMixin:
             FolderTaken: another process trains in `output_dir`.
             CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
             RuntimeError: memory ran out with the smallest micro-batch.
+            EvaluationOutOfMemory: memory ran out in an evaluation; the steps before it are saved.
             ValueError: the checkpoint of a given path is damaged.
         """
         output_dir, source = self.args.output_dir, None
@@ -163,7 +164,7 @@ class TrainerMixin:
                     output = None
                     break
                 except Exception as error:
-                    if not is_out_of_memory(error):
+                    if isinstance(error, EvaluationOutOfMemory) or not is_out_of_memory(error):
                         raise
                     self._shrink_micro_batch(error)
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
@@ -329,13 +330,7 @@ class TrainerMixin:
 
     def evaluate(self, *args, **kwargs):
         with self.aside("evaluate"):
-            while True:
-                try:
-                    return super().evaluate(*args, **kwargs)
-                except Exception as error:
-                    if not is_out_of_memory(error) or not self._shrink_evaluation():
-                        raise
-                clear_device_cache(garbage_collection=True)
+            return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
         output = super().evaluation_loop(*args, **kwargs)
@@ -352,6 +347,17 @@ class TrainerMixin:
             self.control.should_evaluate = False
             self.control.should_save = self.control.should_training_stop = True
             return {}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if not skip_scheduler:
+                self._save_checkpoint(self.model, trial)
+            raise EvaluationOutOfMemory(
+                f"the evaluation at step {self.state.global_step} does not fit into the memory of "
+                f"{self.runtime.device_name}; the steps before it are saved. Lower "
+                f"per_device_eval_batch_size={self.args.per_device_eval_batch_size} in the cell that makes the trainer "
+                "and run the notebook again: the run continues with this evaluation."
+            ) from error
         self.control.should_save |= self.control.should_training_stop  # it stops early
         if skip_scheduler:  # the start is the first best: its weights are those of checkpoint-0
             improved = self._determine_best_metric(metrics, trial)
@@ -471,8 +477,6 @@ class TrainerMixin:
             f"{accumulation} accumulation, still {micro * accumulation} examples a step and the same learning rate"
         )
         args.per_device_train_batch_size = self._train_batch_size = micro
-        while args.per_device_eval_batch_size > micro and self._shrink_evaluation():
-            pass
         args.gradient_accumulation_steps = accumulation
         self.plan = replace(
             self.plan,
@@ -480,16 +484,6 @@ class TrainerMixin:
             gradient_accumulation_steps=accumulation,
             reasons={**self.plan.reasons, "per_device_batch_size": "halved after running out of memory"},
         )
-
-    def _shrink_evaluation(self) -> bool:
-        """Takes the next smaller evaluation batch; False if there is none."""
-        devices, batch = self.runtime.device_count, self.args.per_device_eval_batch_size
-        smaller = smaller_micro_batch(batch, 1, devices if self.runtime.kind == "xla" else 1)
-        if self.args.world_size > 1 or smaller is None:
-            return False
-        self.args.per_device_eval_batch_size = smaller[0]
-        self._say(f"out of memory: evaluating {smaller[0]} examples at a time instead of {batch}")
-        return True
 
     def _forget_failed_step(self) -> None:
         self.optimizer = self.lr_scheduler = None

@@ -4,8 +4,14 @@ import re
 import zipfile
 from pathlib import Path
 
-UPLOAD = "upload"
+from helpers.parameters import UPLOAD
+
 LARGEST = 4 * 2**30  # bytes that an archive may unpack to
+
+
+def located(data_source: str) -> str:
+    """`data_source` as given, or for "upload" the path of a file that is asked for now. Raises as `uploaded`."""
+    return uploaded("data_source") if data_source == UPLOAD else data_source
 
 
 def uploaded(name: str) -> str:
@@ -30,7 +36,7 @@ def uploaded(name: str) -> str:
         path = first
     if path.suffix.lower() == ".zip":
         path = _unpacked(name, path)
-    print(f"{name}={str(path)!r} (set it so to go on later)")
+    print(f"{name}={UPLOAD!r}: reading {path}")
     return str(path)
 
 

@@ -283,8 +283,8 @@ def _(work, kind):
 @fault("out of memory in an evaluation", "cpu xla")
 def _(work, kind):
     code, said = run(work, kind, exhaust_evaluation_above=8, **ROOM)
-    expect(code == 0, said)
-    return next(line for line in said.splitlines() if line.startswith("out of memory: evaluating"))
+    expect(code == 1, said)
+    return next(line for line in said.splitlines() if "Lower per_device_eval_batch_size=" in line)
 
 
 # ---- services

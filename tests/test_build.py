@@ -238,7 +238,7 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
 
 def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
     files = carried(build.notebook(tiny, "gpu"))
-    needed = ("__init__", "unpacking", "setup", "provenance", "parameters", "uploads")
+    needed = ("__init__", "unpacking", "setup", "provenance", "parameters")
     assert {f"helpers/{name}.py" for name in needed} == set(files)
     assert all((ROOT / name).read_bytes() == content for name, content in files.items())
 
@@ -246,7 +246,7 @@ def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
 def test_setup_cell_says_what_it_carries_before_the_payload(tiny):
     header = build.twin_cells(tiny, "gpu")[1].source.partition("PAYLOAD = ")[0]
     assert header.startswith("# @title Setup: unpack helpers, install what is missing")
-    assert "# PAYLOAD holds 6 files of this project's package helpers" in header
+    assert "# PAYLOAD holds 5 files of this project's package helpers" in header
     assert "`pip install helpers` would install a stranger's" in header
 
 

@@ -1,6 +1,5 @@
 """A run in a Jupyter kernel ends in a whole checkpoint of its last finished step, whoever ends it and however."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from filelock import SoftFileLease
 from jupyter_client.manager import start_new_kernel
 
 from helpers import checkpoint
@@ -73,7 +73,7 @@ def test_a_kernel_whose_papermill_or_nbconvert_dies_saves_and_ends(command, numb
     }[command]
     parent = subprocess.Popen([sys.executable, "-m", *arguments], stderr=subprocess.DEVNULL, cwd=tmp_path)
     wait_for_steps(folder, lambda: parent.poll() is None)
-    owner = psutil.Process(json.loads((folder / "owner.json").read_text())["process"])
+    owner = psutil.Process(SoftFileLease(folder / "owner.lock").owner.pid)
     os.kill(parent.pid, number)
     parent.wait(timeout=60)
     owner.wait(timeout=60)

@@ -146,7 +146,7 @@ def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undist
     full = run(tmp_path, file_limit=50_000)
     assert full.returncode == 1
     assert "CheckpointNotWritten: checkpoint at step 4 was not written to output_dir=" in full.stderr
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0", "owner.json", "sessions.json"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint-0", "sessions.json"]
     result(run(tmp_path))
     assert fingerprint(tmp_path) == fingerprint(folder)
 
@@ -265,14 +265,15 @@ def test_a_finished_run_goes_on_to_more_steps_and_its_schedule_follows(undisturb
         pytest.param({"kind": "xla", "model": "llama", "batch_size": 16}, 8, marks=ON_XLA, id="xla"),
     ],
 )
-def test_out_of_memory_in_an_evaluation_shrinks_the_evaluation_and_nothing_else(options, most, tmp_path):
-    options = {"steps": 4, "accumulation": 1, **options}
+def test_out_of_memory_in_an_evaluation_saves_first_and_names_the_parameter_to_lower(options, most, tmp_path):
+    options = {"steps": 4, "accumulation": 1, "save_steps": 2, **options}
     reference = result(run(tmp_path / "whole", **options))
-    smaller = result(run(tmp_path / "smaller", **options, exhaust_evaluation_above=most))
-    assert any(message.startswith("out of memory: evaluating") for message in smaller["train"]["messages"])
-    assert smaller["losses"] == reference["losses"]
-    assert smaller["eval_losses"] == pytest.approx(reference["eval_losses"], rel=1e-6)
-    assert fingerprint(tmp_path / "smaller", 4) == fingerprint(tmp_path / "whole", 4)
+    stopped = run(tmp_path / "stopped", **options, exhaust_evaluation_above=most)
+    assert stopped.returncode == 1 and "Lower per_device_eval_batch_size=" in stopped.stderr
+    assert checkpoint.newest_whole(tmp_path / "stopped")[0].name == "checkpoint-2"
+    resumed = result(run(tmp_path / "stopped", **options))
+    assert resumed["losses"] == reference["losses"] and resumed["eval_losses"] == reference["eval_losses"]
+    assert fingerprint(tmp_path / "stopped", 4) == fingerprint(tmp_path / "whole", 4)
 
 
 @pytest.mark.once

@@ -40,17 +40,22 @@ def values() -> dict:
     return parameters.Parameters.defaults().model_dump() | {"data_source": "upload"}
 
 
+def test_the_check_of_the_parameters_asks_for_nothing():
+    assert parameters.check(parameters.Parameters, values()).data_source == "upload"
+
+
 def test_outside_of_colab_a_path_is_asked_for():
     with pytest.raises(
         ValueError, match=r"data_source='upload' asks for a file in Colab's window; here give the file's path"
     ):
-        parameters.check(parameters.Parameters, values())
+        uploads.located("upload")
 
 
 def test_the_chosen_file_is_the_data_source_and_chosen_again_it_is_the_same(window):
     window["texts.csv"] = b"text,label\na,b\n"
     for _ in range(2):
-        assert parameters.check(parameters.Parameters, values()).data_source == "texts.csv"
+        assert uploads.located("upload") == "texts.csv"
+    assert uploads.located("other.csv") == "other.csv"
     assert [path.name for path in Path().iterdir()] == ["texts.csv"]
 
 

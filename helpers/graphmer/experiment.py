@@ -28,6 +28,7 @@ from helpers.graphmer.workload import run_recipe, workload
 from helpers.parameters import SAMPLE
 from helpers.plan import Plan
 from helpers.runtime import Runtime
+from helpers.uploads import located
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
 
     Raises what `load_graph`, `read_ontology`, the splits and `LeafyChains` do.
     """
+    data_source = located(data_source)
     graph, ontology = load_graph(data_source), read_ontology(_own_ontology(data_source))
     evaluation, encoding, seed = configuration.evaluation, configuration.encoding, configuration.run.seed
     splits = split_by_module(graph, seed=seed, unit=evaluation.unit, held_out=evaluation.held_out)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import model_validator
 
 from helpers.graphmer.configuration import Configuration, override, read_configuration
-from helpers.parameters import SAMPLE, Parameters, Source, parameter, source_path
+from helpers.parameters import SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
 from helpers.runtime import Runtime, choose_precision
 
 AUTO = "auto"
@@ -71,7 +71,7 @@ class GraphParameters(Parameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Any:
-        if self.data_source != SAMPLE and source_path("data_source", self.data_source) is None:
+        if self.data_source not in (SAMPLE, UPLOAD) and source_path("data_source", self.data_source) is None:
             raise ValueError(
                 f"data_source={self.data_source!r}: must be a folder of sources, one with triples.jsonl and "
                 f"entities.jsonl, or {SAMPLE!r} (the installed Python's standard library)"

@@ -19,6 +19,7 @@ from helpers.data_source import DataSource
 from helpers.legal.sample import PARTS, Gold, sample_records
 from helpers.parameters import SAMPLE, source_path
 from helpers.row_files import Row
+from helpers.uploads import located
 
 LAW = "rzeraat/law"
 SAMPLE_RECORDS = 600
@@ -86,6 +87,7 @@ def load_records(data_source: str, *, num_records: int = 0, seed: int) -> Record
     Raises ValueError (a missing column, a value that is no text, a file that cannot be parsed, no record),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
+    data_source = located(data_source)
     path = source_path("data_source", data_source)
     if data_source == SAMPLE:
         records = [Record(**texts) for texts in sample_records(num_records or SAMPLE_RECORDS, seed)]

@@ -19,6 +19,7 @@ from helpers.data_source import DataSource
 from helpers.lejepa import sample
 from helpers.parameters import SAMPLE, source_path
 from helpers.row_files import Row
+from helpers.uploads import located
 
 if TYPE_CHECKING:
     import datasets
@@ -79,6 +80,7 @@ def load_texts(
     Rows that share an anchor, a positive or a document are on one side. Raises ValueError (a missing column, an empty text, too few rows, none of the subsets),
     FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
+    data_source = located(data_source)
     path, empty, repeated = source_path("data_source", data_source), 0, 0
     revision = MSMARCO_REVISION if data_source == MSMARCO else None
     if data_source == SAMPLE:

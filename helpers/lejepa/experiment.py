@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from helpers import ranks, tables
-from helpers.parameters import SAMPLE, source_path
+from helpers.parameters import UPLOAD, source_path
 from helpers.plan import Plan
 from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
@@ -92,8 +92,8 @@ def searchable(params: EmbeddingParameters, corpus: Corpus) -> list[str]:
     column = "text" if corpus.texts.kind == "documents" else "positive"
     parts = (corpus.texts.test, corpus.texts.validation, corpus.texts.train)
     found = list(dict.fromkeys(text for part in parts for text in part[column]))
-    foreign = params.data_source == SAMPLE or source_path("data_source", params.data_source) is None
-    return found[:INDEXED] if foreign else found
+    ours = params.data_source == UPLOAD or source_path("data_source", params.data_source) is not None
+    return found if ours else found[:INDEXED]
 
 
 def views(params: EmbeddingParameters, corpus: Corpus, rows: int, folder: Path | None = None) -> Dataset:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
-from helpers.parameters import MACHINE, SAMPLE, Parameters, Source, Text, in_range, parameter, source_path
+from helpers.parameters import MACHINE, SAMPLE, UPLOAD, Parameters, Source, Text, in_range, parameter, source_path
 from helpers.plan import Recipe
 from helpers.reservoir.architecture import DEFAULT, parse
 from helpers.reservoir.stories import MIN_STORIES
@@ -121,7 +121,7 @@ class ReservoirParameters(Parameters):
     @property
     def stories_wanted(self) -> int:
         """`num_stories`, or the recipe's count where that is 0 (0 again: all there are)."""
-        from_hub = self.data_source != SAMPLE and source_path("data_source", self.data_source) is None
+        from_hub = self.data_source not in (SAMPLE, UPLOAD) and source_path("data_source", self.data_source) is None
         return self.num_stories or (HUB_STORIES if from_hub else 0)
 
     @property

@@ -12,6 +12,7 @@ from helpers import hub, row_files
 from helpers.data_source import DataSource
 from helpers.parameters import SAMPLE, source_path
 from helpers.reservoir.sample import sample_stories
+from helpers.uploads import located
 
 TINYSTORIES = "roneneldan/TinyStories"
 TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
@@ -42,6 +43,7 @@ def load_stories(data_source: str, *, num_stories: int, seed: int) -> StorySplit
     Raises ValueError (too few stories, no such column, a damaged file), FileNotFoundError
     and ConnectionError (hub not reachable and nothing cached).
     """
+    data_source = located(data_source)
     path = source_path("data_source", data_source)
     name, revision = path.name if path else data_source, None
     if data_source == SAMPLE:
