@@ -66,9 +66,19 @@ def test_what_was_asked_for_is_shown_by_a_test_that_exists():
 
 
 def test_the_packages_of_the_fixed_list_are_required():
-    wanted = (
-        "torch accelerate trl sentence-transformers faiss-cpu wandb nbmake papermill transformers datasets peft".split()
-    )
+    wanted = [
+        "torch",
+        "accelerate",
+        "trl",
+        "sentence-transformers",
+        "faiss-cpu",
+        "wandb",
+        "nbmake",
+        "papermill",
+        "transformers",
+        "datasets",
+        "peft",
+    ]
     for twin, names in (("gpu", wanted), ("tpu", [*wanted, "torch_xla"])):
         lines = (ROOT / f"requirements-{twin}.txt").read_text(encoding="utf-8")
         assert [name for name in names if not re.search(rf"^{name}[>=<]", lines, flags=re.MULTILINE)] == []
