@@ -61,14 +61,6 @@ import helpers.parameters
 
 print(helpers.__file__, use_tpu)
 """
-MOST_BYTES = {  # of a notebook's file, as it is today, to be lowered and not raised; 130,000 for a new one
-    "graphmer_se": 186_500,
-    "hardware_tuning": 115_700,
-    "legal_cot_sft": 128_400,
-    "lejepa_training": 128_800,
-    "tinystories_reservoir": 129_800,
-}
-MOST_BYTES_OF_A_PICTURE = 12_600  # with its caption; 9,000 in base64 are 12,000
 REPORT = "import json, helpers; print(json.dumps([helpers.__file__, hasattr(helpers, 'stranger')]))"
 
 
@@ -350,16 +342,12 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_a_notebook_carries_no_room_but_its_own_and_stays_small(source, tmp_path, monkeypatch):
+def test_a_notebook_carries_no_room_but_its_own(source):
     rooms = {path.parent.name for path in (ROOT / "helpers").glob("*/workload.py")}
-    with_picture = {twin: len(build.written(build.notebook(source, twin))) for twin in build.SUFFIX}
-    monkeypatch.setattr(build, "GALLERY", tmp_path)  # a picture is no code
     for twin in build.SUFFIX:
         notebook = build.notebook(source, twin)
         folders = {Path(name).parts[1] for name in carried(notebook) if len(Path(name).parts) > 2}
         assert len(folders & rooms) == 1
-        assert len(build.written(notebook)) <= MOST_BYTES.get(source.stem, 130_000)
-        assert with_picture[twin] - len(build.written(notebook)) <= MOST_BYTES_OF_A_PICTURE
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
