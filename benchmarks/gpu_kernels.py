@@ -296,64 +296,30 @@ class GivenSlices:
         return self._slices_MK
 
 
-# ---- the reservoirs' recurrences
+# ---- the reservoir's recurrence
 
 
 def recurrence(here: Here) -> dict:
-    """States of 8,192 tokens in half precision: the tanh loop as it is and as a CUDA graph; the linear one in three forms."""
-    from helpers.reservoir import scans
+    """States of 8,192 tokens: the plain loop over time, and as the model runs it (one CUDA graph on a GPU)."""
+    from helpers.reservoir.model import Reservoir, ReservoirConfig, over_time
 
-    B, T, L = (2, 16, 8) if here.small else (64, 128, 512)
+    B, T = (2, 16) if here.small else (64, 128)
     torch.manual_seed(0)
     found = {"sizes": {"B": B, "T": T}, "tanh": {}}
-    dtype = HALF.get(HERE.precision, torch.bfloat16)
-    # The notebook's default, one dense block as wide as 8 GB GPUs are given, and the largest that docs/reservoir.md names.
     for N, blocks in ((16, 2), (16, 1)) if here.small else ((3072, 24), (1024, 1), (4096, 1)):
-        M = N // blocks
-        weight_GMM = torch.randn(blocks, M, M, device=here.kind) * 0.9 / M**0.5
-        drive_BTN = torch.randn(B, T, N, device=here.kind)
-        state_BN = torch.zeros(B, N, device=here.kind)
-
-        def loop(drive_BTN=drive_BTN, weight_GMM=weight_GMM, state_BN=state_BN):
-            with torch.autocast(here.kind, dtype=dtype, cache_enabled=False):
-                return scans.leaky_tanh(drive_BTN, weight_GMM, 0.5, state_BN)
-
-        reference = scans.leaky_tanh(drive_BTN, weight_GMM, 0.5, state_BN)
-        sides = {"loop": loop}
-        if here.kind == "cuda":
-            sides["CUDA graph of the loop"] = _graphed(loop)
-        found["tanh"][f"{N} units, {blocks} blocks"] = compared(sides, reference, here, 5e-2)
+        config = ReservoirConfig(vocab_size=64, units=N, unit_blocks=blocks, input_codes=8)
+        reservoir = Reservoir(config)
+        reservoir.draw(torch.randn(64, 8))
+        reservoir = reservoir.to(here.kind)
+        ids_BT = torch.randint(64, (B, T), device=here.kind)
+        state_BN, one_BT = torch.zeros(B, N, device=here.kind), torch.ones_like(ids_BT)
+        drive_TBN = (reservoir.codes[ids_BT].float() @ reservoir.input_map + reservoir.bias).transpose(0, 1)
+        one_TB1 = one_BT.float().T[..., None]
+        given = (reservoir.weight, state_BN, drive_TBN, one_TB1, config.leak * one_TB1)
+        sides = {
+            "loop": lambda given=given: (over_time(*given).transpose(0, 1),),
+            "model": lambda r=reservoir, i=ids_BT, s=state_BN, o=one_BT: (r(i, s, o, o, i < 0),),
+        }
+        found["tanh"][f"{N} units, {blocks} blocks"] = compared(sides, sides["loop"](), here, 1e-4)
         here.keep(found)
-    radius_L, phase_L = 0.999 * torch.rand(L), torch.pi * torch.rand(L)
-    multiplier_2L = torch.stack((radius_L * phase_L.cos(), radius_L * phase_L.sin())).to(here.kind)
-    drive_BTL, state_B2L = torch.randn(B, T, L, device=here.kind), torch.randn(B, 2, L, device=here.kind)
-    linear_by = {"chunks": scans.chunked, "doubling": scans.doubling, "loop": partial(scans.chunked, length=T)}
-    given = (drive_BTL, multiplier_2L, state_B2L)
-    exact = scans.linear(*(each.double() for each in given), scans.doubling)
-    sides = {name: lambda form=form: (scans.linear(*given, form),) for name, form in linear_by.items()}
-    if here.kind == "cuda":
-        sides["CUDA graph of chunks"] = _graphed(sides["chunks"])
-    return found | {"linear": {"units": L, **compared(sides, (exact,), here, 1e-4)}}
-
-
-def _graphed(call: Call) -> Call:
-    """The same kernels by one launch, captured at the first call; what is returned is overwritten by the next."""
-
-    @functools.cache
-    def captured() -> tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...]]:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # what is made once, such as cuBLAS's workspace, must not be in the graph
-            call()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = call()
-        return graph, results
-
-    def replay() -> tuple[torch.Tensor, ...]:
-        graph, results = captured()
-        graph.replay()
-        return results
-
-    return replay
+    return found

@@ -32,7 +32,9 @@ def llama(implementation: str = "sdpa") -> LlamaForCausalLM:
 
 
 def reservoir() -> ReservoirForCausalLM:
-    return ReservoirForCausalLM(ReservoirConfig(vocab_size=50, reservoirs="tanh:8", embedding_size=4, readout_size=4))
+    return ReservoirForCausalLM(
+        ReservoirConfig(vocab_size=50, units=8, unit_blocks=1, input_codes=4, embedding_size=4, readout_size=4)
+    )
 
 
 def tokens(B: int = 3, T: int = 12) -> torch.Tensor:

@@ -29,7 +29,8 @@ TINY = {
     "batch_size": 16,
     "sequence_length": 64,
     "vocab_size": 512,
-    "reservoirs": "delay:8 delays:4 quadratic:16 + tanh:64 blocks:4 + linear:16 | tanh:32",
+    "units": 64,
+    "unit_blocks": 4,
     "input_codes": 16,
     "embedding_size": 32,
     "readout_blocks": 2,
@@ -59,15 +60,12 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert after["loss"] < before["loss"]
     assert set(after) == set(before) == {"loss", "perplexity", "bits_per_byte"}
     baselines = results["eval"]["baselines"]
-    assert set(baselines) == {"unigram", "bigram", "Kneser-Ney trigram", "ridge readout"}
-    assert baselines["ridge readout"]["loss"] < baselines["unigram"]["loss"]
+    assert set(baselines) == {"unigram", "bigram", "Kneser-Ney trigram"}
     assert_compared(results["comparison"][str(results["seed"])], results)
     model = output / results["artifacts"]["model"]
     assert (model / "model.safetensors").is_file()
     assert not list(model.glob("*.pt"))
-    for figure in ("loss.png", "diagnostics.png"):
-        assert (output / results["artifacts"]["figures"] / figure).read_bytes().startswith(b"\x89PNG")
-    assert results["diagnostics"]["tanh 2"]["spectral_radius"] == pytest.approx(0.9, rel=0.01)
+    assert (output / results["artifacts"]["figures"] / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert results["artifacts"]["same_story"] or kind != "cpu"
 
 
@@ -155,8 +153,8 @@ WRONG = [
     ({"max_steps": -1}, "max_steps=-1"),
     ({"data_source": "no/such/stories.txt"}, "data_source='no/such/stories.txt'"),
     ({"learning_rate": "1e-3"}, "learning_rate='1e-3'"),
-    ({"reservoirs": "tanh:64 leak:2.0"}, "leak=2.0"),
-    ({"reservoirs": "tanh:64 blocks:7"}, "blocks=7"),
+    ({"leak": 2.0}, "leak=2.0"),
+    ({"unit_blocks": 7}, "unit_blocks=7"),
 ]
 
 

@@ -79,13 +79,15 @@ def check_training() -> str:
         machine = runtime.detect(use_tpu=True)
     config = ReservoirConfig(
         vocab_size=64,
-        reservoirs="delay:8 delays:2 + tanh:32 blocks:2 + linear:8 | tanh:16",
+        units=32,
+        unit_blocks=2,
+        input_codes=8,
         embedding_size=16,
         readout_blocks=2,
         readout_size=16,
         eos_token_id=0,
     )
-    model = ReservoirForCausalLM.initialise(config)
+    model = ReservoirForCausalLM.initialise(config, torch.randn(64, 8))
     recipe = Recipe(batch_size=machine.device_count, learning_rate=1e-2, max_steps=2, sequence_length=16)
     planned = plan(recipe, workload(model, "small", recipe.sequence_length), machine, max_steps=2)
     ids = torch.randint(0, 64, (planned.batch_size * 4, 16), generator=torch.Generator().manual_seed(0))

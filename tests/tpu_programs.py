@@ -43,7 +43,7 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
     BertConfig(vocab_size=2000, **SMALL).save_pretrained(folder / "bert")
     (folder / "graph.yaml").write_text(GRAPH, encoding="utf-8")
     return {
-        "reservoir": ("tinystories_reservoir", Asked(model="delay:16 delays:4 + tanh:128 blocks:2 + linear:64")),
+        "reservoir": ("tinystories_reservoir", Asked(model="384")),
         "lejepa": ("lejepa_training", Asked(model=str(folder / "bert"), length=LENGTH)),
         "legal": ("legal_cot_sft", Asked(model=str(folder / "qwen"), length=LENGTH)),
         "legal full": ("legal_cot_sft", Asked(model=str(folder / "qwen"), length=LENGTH, method="full")),

@@ -80,7 +80,9 @@ def build_model(options):
     width = options["width"]
     config = ReservoirConfig(
         vocab_size=200,
-        reservoirs=f"delay:8 delays:3 quadratic:8 + tanh:{width} blocks:4 + linear:{width // 4} | tanh:{width // 4}",
+        units=width,
+        unit_blocks=4,
+        input_codes=8,
         embedding_size=width // 2,
         readout_blocks=2,
         readout_size=32,
@@ -89,7 +91,7 @@ def build_model(options):
         recall_tokens=8,
         eos_token_id=0,
     )
-    return ReservoirForCausalLM.initialise(config, seed=1)
+    return ReservoirForCausalLM.initialise(config, torch.randn(200, 8, generator=torch.Generator().manual_seed(1)), seed=1)
 
 
 def masking_collator():

@@ -73,7 +73,6 @@ def _kernels(parts: Parts) -> Iterator[dict[str, str]]:
         ),
         *(("SIGReg", part["sides"]) for _, part in _done(parts, "sigreg")),
         *((f"tanh, {size}", sides) for _, part in _done(parts, "recurrence") for size, sides in part["tanh"].items()),
-        *(("linear recurrence", part["linear"]) for _, part in _done(parts, "recurrence")),
     ]
     for what, sides in groups:
         for side, found in sides.items():

@@ -75,7 +75,7 @@ def states_before(model: ReservoirForCausalLM, blocks: TokenBlocks) -> np.ndarra
     # Of a short text few: each row reads the washout beside its own blocks.
     rows = max(1, min(ROWS, len(ids_BT) // (4 * warm)))
     own = -(-len(ids_BT) // rows)
-    state_RS = model.initial_state(rows)
+    state_RS = torch.zeros(rows, model.config.units + model.config.recall_tokens, device=model.device)
     with tempfile.TemporaryFile() as file:  # it is on the disk until the array is gone
         states_BS = np.memmap(file, np.float32, "w+", shape=(len(ids_BT), state_RS.shape[1]))
     was_training = model.training
@@ -87,6 +87,6 @@ def states_before(model: ReservoirForCausalLM, blocks: TokenBlocks) -> np.ndarra
             states_BS[places_R[inside_R]] = state_RS.float().cpu().numpy()[inside_R]
         ids_RT = torch.from_numpy(ids_BT[places_R.clip(0, len(ids_BT) - 1)].astype(np.int64)).to(model.device)
         begun_R1 = torch.from_numpy(places_R >= 0)[:, None].to(model.device)  # before the text there is nothing
-        state_RS = model.features(ids_RT, state_RS)[1] * begun_R1
+        state_RS = model.read(ids_RT, state_RS)[-1] * begun_R1
     model.train(was_training)
     return states_BS

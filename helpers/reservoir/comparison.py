@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import torch
-
 from helpers import plan as planner
 from helpers.parameters import SAMPLE
 from helpers.plan import Plan
@@ -35,11 +33,9 @@ def train_transformer(
     """
     reservoir, plan, runtime = beside.model, beside.plan, beside.runtime
     end, length = corpus.tokenizer.eos_token_id, plan.sequence_length
-    trainable, codes_VC = reservoir.num_parameters(), reservoir.reservoirs.codes
+    trainable, codes_VC = reservoir.num_parameters(), reservoir.reservoir.codes
     model = equal_transformer(len(corpus.tokenizer), trainable, length, seed=params.seed, eos_token_id=end)
-    if codes_VC is not None:
-        generator = torch.Generator().manual_seed(params.seed)
-        begin_at_codes(model.get_input_embeddings().weight, codes_VC.cpu().float(), generator)
+    begin_at_codes(model.get_input_embeddings().weight, codes_VC.cpu().float())
     own = planner.plan(
         dataclasses.replace(recipe(length, 0), learning_rate=TRANSFORMER_RATE),
         workload(model, "llama", length),

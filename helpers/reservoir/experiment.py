@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,19 +20,13 @@ from helpers.trainer import TrainerMixin
 from .baselines import kneser_ney_nats
 from .blocks import TokenBlocks, bits_per_byte, states_before
 from .codes import cooccurrence_codes
-from .diagnostics import memory_capacity, plot_diagnostics, spectrum, washout
 from .model import ReservoirConfig, ReservoirForCausalLM
 from .parameters import ReservoirParameters
-from .reservoirs import DelayReservoir
-from .ridge import fit_readout, readout_nats
 from .stories import StorySplits
 from .tokens import token_bytes, tokens_of
 
 VALIDATION_TOKENS = 500_000  # enough for the third decimal of bits per byte
 ADAM_BETA2 = 0.95  # a run is a few hundred steps; 0.999 would average over most of it
-RIDGES = (1.0, 30.0, 1000.0)  # in units of summed squares; features are of order one and tokens many
-RIDGE_TOKENS, RIDGE_ROWS = 400_000, 32  # tokens fitted; blocks at a time
-MEMORY_LAGS = 400  # tokens
 
 
 class LanguageModelTrainer(TrainerMixin, Trainer):
@@ -68,18 +61,15 @@ def tokenise(splits: StorySplits, tokenizer: PreTrainedTokenizerFast) -> Corpus:
 
 def new_model(params: ReservoirParameters, corpus: Corpus) -> ReservoirForCausalLM:
     """An untrained model of the asked-for size; reservoirs and readout both follow from `params.seed`."""
-    tokenizer, codes_VC = corpus.tokenizer, None
-    if params.input_codes:
-        if params.input_codes >= len(tokenizer):
-            raise ValueError(
-                f"input_codes={params.input_codes}: must be below the vocabulary's {len(tokenizer)} tokens"
-            )
-        codes_VC = cooccurrence_codes(corpus.train, len(tokenizer), params.input_codes, params.seed)
+    tokenizer = corpus.tokenizer
+    if params.input_codes >= len(tokenizer):
+        raise ValueError(f"input_codes={params.input_codes}: must be below the vocabulary's {len(tokenizer)} tokens")
+    codes_VC = cooccurrence_codes(corpus.train, len(tokenizer), params.input_codes, params.seed)
     end = tokenizer.eos_token_id
     config = ReservoirConfig(
         vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, pad_token_id=end, **params.architecture
     )
-    return ReservoirForCausalLM.initialise(config, seed=params.seed, codes_VC=codes_VC)
+    return ReservoirForCausalLM.initialise(config, codes_VC, seed=params.seed)
 
 
 def new_trainer(
@@ -176,46 +166,3 @@ def baselines(corpus: Corpus, blocks: TokenBlocks) -> dict[str, dict[str, float]
         name: metrics(kneser_ney_nats(corpus.train, blocks, len(corpus.tokenizer), order), corpus, blocks)
         for order, name in enumerate(names, start=1)
     }
-
-
-def ridge(trainer: LanguageModelTrainer, corpus: Corpus) -> tuple[ReservoirForCausalLM, dict[str, float]]:
-    """The trainer's model with a closed-form readout of its last layer, of 400,000 training tokens, and its `metrics`; of XLA on the CPU."""
-    model = cpu_copy(trainer.model) if trainer.model.device.type == "xla" else trainer.model
-    length, train = trainer.plan.sequence_length, trainer.train_dataset
-    rows = max(1, min(RIDGE_ROWS, len(train) // 2))  # a short text makes two batches too
-
-    def batches(blocks: TokenBlocks, most: int | None = None):
-        for batch in itertools.islice(torch.utils.data.DataLoader(blocks, rows), most):
-            ids_BT = batch["input_ids"].to(model.device)
-            yield model.features(ids_BT, batch["state"].to(model.device))[0][-1], ids_BT
-
-    was_training = model.training
-    model.eval()
-    fitted = batches(train, max(2, RIDGE_TOKENS // (rows * length)))
-    readout = fit_readout(fitted, model.reservoirs.features[-1], len(corpus.tokenizer), RIDGES).to(model.device)
-    nats = readout_nats(readout, batches(trainer.eval_dataset))
-    made = model.with_ridge_readout(readout)
-    model.train(was_training)
-    return made, metrics(nats, corpus, trainer.eval_dataset)
-
-
-def diagnose(model: ReservoirForCausalLM, corpus: Corpus, seed: int, path: Path):
-    """What each reservoir remembers (of two random tokens) and forgets (in real text), as numbers and as a figure at `path`."""
-    reservoirs = (cpu_copy(model) if model.device.type == "xla" else model).reservoirs
-    length = min(1024, len(corpus.train) // 4)
-    ids_BT = torch.from_numpy(corpus.train[: 4 * length].astype(np.int64)).view(4, length)
-    first = {f"{type(r.spec).__name__.lower()} {place}": r for place, r in enumerate(reservoirs.layers[0], start=1)}
-    spectra = {name: spectrum(r) for name, r in first.items() if not isinstance(r, DelayReservoir)}
-    washouts = {name: washout(r, ids_BT, seed) for name, r in first.items() if r.state_size}
-    memories = {name: memory_capacity(r, 2, MEMORY_LAGS, seed) for name, r in first.items()}
-    figure = plot_diagnostics(spectra, washouts, memories, path, title="Reservoirs before training")
-    numbers = {
-        name: {
-            "spectral_radius": spectra[name].spectral_radius if name in spectra else None,
-            "largest_singular_value": spectra[name].singular_value if name in spectra else None,
-            "washout_tokens": washouts[name].tokens if name in washouts else None,
-            "memory_capacity": memories[name].total,
-        }
-        for name in first
-    }
-    return numbers, figure

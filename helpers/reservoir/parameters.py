@@ -8,7 +8,6 @@ from pydantic import field_validator, model_validator
 
 from helpers.parameters import MACHINE, SAMPLE, UPLOAD, Parameters, Source, Text, in_range, parameter, source_path
 from helpers.plan import Recipe
-from helpers.reservoir.architecture import DEFAULT, parse
 from helpers.reservoir.stories import MIN_STORIES
 
 TRANSFORMER_RATE = 1.5e-3  # of a Llama: what the dev stories of benchmarks/reservoir_study.py preferred among three
@@ -48,21 +47,25 @@ class ReservoirParameters(Parameters):
     vocab_size: int = parameter(4096, "Entries of a tokenizer that is trained.", group=TEXT, low=257, high=1_000_000)
     sequence_length: int = parameter(128, "Tokens of a block.", group=TEXT, low=8, high=4096)
 
-    reservoirs: str = parameter(
-        DEFAULT,
-        "`+` puts reservoirs side by side, `|` stacks them (helpers/reservoir/architecture.py).",
+    units: int = parameter(3072, "Units of the frozen network.", group=RESERVOIRS, low=1, high=1_000_000)
+    unit_blocks: int = parameter(
+        24, "Blocks of the frozen network; a step gets so many times cheaper.", group=RESERVOIRS, low=1, high=1_000_000
+    )
+    leak: float = parameter(
+        0.5,
+        "Share of a unit that each token renews; 1 keeps nothing but through W.",
         group=RESERVOIRS,
+        above=0.0,
+        high=1.0,
     )
     input_codes: int = parameter(
         256,
-        "Size of a token's co-occurrence embedding; 0 gives each token a random one.",
+        "Size of a token's co-occurrence embedding.",
         group=RESERVOIRS,
-        low=0,
+        low=1,
         high=4096,
     )
-    recall_tokens: int = parameter(
-        128, "Last tokens that may be proposed again; 0 switches recall off.", group=RESERVOIRS, low=0, high=4096
-    )
+    recall_tokens: int = parameter(128, "Last tokens that may be proposed again.", group=RESERVOIRS, low=4, high=4096)
     token_dropout: float = parameter(
         0.15, "Share of the tokens that the reservoirs do not see in training.", group=RESERVOIRS, low=0.0, high=0.9
     )
@@ -70,9 +73,6 @@ class ReservoirParameters(Parameters):
     embedding_size: int = parameter(256, "Trained numbers of a token.", group=READOUT, low=1)
     readout_blocks: int = parameter(3, "Blocks of the readout; 0 makes it linear.", group=READOUT, low=0, high=4096)
     readout_size: int = parameter(688, "Hidden units of a block.", group=READOUT, low=1)
-    attention_heads: int = parameter(
-        0, "Matrices that attention mixes; 0 is a static readout.", group=READOUT, low=0, high=4096
-    )
     tie_embeddings: bool = parameter(True, "The weights of the head are those of the embedding.", group=READOUT)
     dropout: float = parameter(0.1, "Of the features and of each block's update.", group=READOUT, low=0.0, high=0.9)
 
@@ -113,7 +113,8 @@ class ReservoirParameters(Parameters):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Any:
-        parse(self.reservoirs)
+        if self.units % self.unit_blocks:
+            raise ValueError(f"unit_blocks={self.unit_blocks}: must divide units={self.units}")
         if self.num_stories:
             in_range("num_stories", self.num_stories, MIN_STORIES, 10**9)
         return self
@@ -127,8 +128,8 @@ class ReservoirParameters(Parameters):
     @property
     def architecture(self) -> dict[str, Any]:
         """What of them the model's configuration takes over."""
-        readout = {"embedding_size", "readout_blocks", "readout_size", "attention_heads", "dropout"}
-        taken = self.model_dump(include=readout | {"reservoirs", "recall_tokens", "token_dropout"})
+        readout = {"embedding_size", "readout_blocks", "readout_size", "dropout", "units", "unit_blocks", "leak"}
+        taken = self.model_dump(include=readout | {"input_codes", "recall_tokens", "token_dropout"})
         return taken | {"reservoir_seed": self.seed, "tie_word_embeddings": self.tie_embeddings}
 
 

@@ -33,19 +33,22 @@ def workload(model, name: str, length: int) -> Workload:
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner.
 
-    asked: `model` is the notation of its reservoirs, `examples` are stories.
+    asked: `model` is the number of units, `examples` are stories.
     machine, weights: have no effect here: the weights are few, and always made.
     """
     default = ReservoirParameters.defaults()
-    length, reservoirs = asked.length or default.sequence_length, asked.model or default.reservoirs
+    length, units = asked.length or default.sequence_length, int(asked.model or default.units)
     tokens = (asked.examples or HUB_STORIES) * TOKENS_A_STORY
-    return recipe(length, tokens), _step(reservoirs, length)
+    return recipe(length, tokens), _step(units, length)
 
 
 @functools.lru_cache(maxsize=4)
-def _step(reservoirs: str, length: int) -> Workload:
+def _step(units: int, length: int) -> Workload:
+    import torch
+
     from .model import ReservoirConfig, ReservoirForCausalLM
 
-    taken = ReservoirParameters.defaults().architecture | {"reservoirs": reservoirs}
+    taken = ReservoirParameters.defaults().architecture | {"units": units}
     config = ReservoirConfig(vocab_size=VOCABULARY, **taken)
-    return workload(ReservoirForCausalLM.initialise(config, 0), reservoirs, length)
+    model = ReservoirForCausalLM.initialise(config, torch.randn(VOCABULARY, config.input_codes))
+    return workload(model, f"{units} units", length)

@@ -96,48 +96,14 @@ print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["in
 # %% [markdown]
 # ## Model
 #
-# `frozen` weights are the reservoirs, drawn once from the seed: nothing is trained through time. `reservoirs` names them:
-# **tanh** is Jaeger's leaky echo-state network; `+` puts a **delay** line (the last tokens exactly) or a **linear**
-# reservoir (many speeds of forgetting) beside it, `|` stacks them. A token enters as its embedding by co-occurrence in the
+# `frozen` weights are the echo-state network, drawn once from the seed: nothing is trained through time. A token enters as its embedding by co-occurrence in the
 # training text. **Recall** proposes what followed earlier places of the text that look like the present one.
 
 # %%
 model = experiment.new_model(params, corpus)
 print(model)
-tables.show([model.parameter_counts()], "Weights")
-
-# %% [markdown]
-# ## The idea in six lines
-#
-# The new state mixes the old one with what a random matrix makes of it and of the token. The loop in plain code, beside the
-# form that the model uses; the difference is rounding.
-
-# %%
-import torch
-
-from helpers.reservoir.architecture import Tanh
-from helpers.reservoir.reservoirs import build
-
-echo = build(Tanh(size=64, leak=0.5), len(story_tokenizer))
-echo.draw(torch.Generator().manual_seed(params.seed), tokens=True)
-ids = torch.tensor(story_tokenizer(splits.train[0])["input_ids"])
-state, states = torch.zeros(64), []
-for token in ids:
-    drive = echo.input_weight[token] + echo.bias
-    state = 0.5 * state + 0.5 * torch.tanh(echo.weight[0] @ state + drive)
-    states.append(state)
-fast, _ = echo(ids[None], torch.zeros(1, 64))
-print(f"largest difference from the fast form: {(torch.stack(states) - fast[0]).abs().max():.1e}")
-
-# %% [markdown]
-# ## What the reservoirs do before any training
-#
-# **Spectrum**: eigenvalues of the tanh network lie inside the spectral radius asked for. **Washout**: two different
-# initial states must end in the same trajectory. **Memory**: how well a linear readout recalls the token `lag` steps back.
-
-# %%
-diagnostics, figure = experiment.diagnose(model, corpus, params.seed, folder / "figures" / "diagnostics.png")
-tables.show([{"reservoir": name, **values} for name, values in diagnostics.items()])
+weights = {"trainable": model.num_parameters(), "frozen": sum(b.numel() for b in model.reservoir.buffers())}
+tables.show([weights], "Weights")
 
 # %% [markdown]
 # ## Plan
@@ -151,7 +117,7 @@ from helpers.planning import forecast as forecasts
 from helpers.reservoir.parameters import recipe
 from helpers.reservoir.workload import workload
 
-step = workload(model, params.reservoirs, params.sequence_length)
+step = workload(model, f"{params.units} units", params.sequence_length)
 sizes = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
 plan = planner.plan(recipe(params.sequence_length, len(corpus.train)), step, machine, **sizes)
 tables.show(plan.rows())
@@ -162,13 +128,11 @@ tables.show(forecast.rows())
 # ## Before training
 #
 # The Kneser-Ney trigram is the bar: a model that ends above it has learned no more than which token follows which two.
-# `ridge` is the same reservoirs with the classic readout: linear regression in closed form.
 
 # %%
 trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
 before = experiment.evaluate(trainer, corpus)
 baselines = experiment.baselines(corpus, trainer.eval_dataset)
-ridge_model, baselines["ridge readout"] = experiment.ridge(trainer, corpus)
 tables.show([{"model": name, **values} for name, values in {"untrained": before, **baselines}.items()])
 
 # %% [markdown]
@@ -233,8 +197,6 @@ figure = comparison.plot(
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 trainer.save_model(str(folder / "model"))
-ridge_model.save_pretrained(folder / "ridge_model")
-story_tokenizer.save_pretrained(folder / "ridge_model")
 reloaded = AutoModelForCausalLM.from_pretrained(folder / "model")
 retold = experiment.tell(reloaded, AutoTokenizer.from_pretrained(folder / "model"), params)
 same_story = retold == story
@@ -256,37 +218,16 @@ results_file = run_folder.write_results(
         "train_tokens": len(corpus.train),
         "vocab_size": len(story_tokenizer),
     },
-    model=model.parameter_counts(),
-    diagnostics=diagnostics,
+    model=weights,
     eval={"before": before, "after": {name: after[name] for name in before}, "baselines": baselines},
     comparison=rows,
     caveats=caveats,
-    artifacts={"model": "model", "ridge_model": "ridge_model", "figures": "figures", "same_story": same_story},
+    artifacts={"model": "model", "figures": "figures", "same_story": same_story},
 )
 print(results_file.resolve())
-
-# %% [markdown]
-# ## A text of yours, without a GPU
-#
-# The ridge model learns on by recursive least squares: what a fit on all tokens would give, without the old ones. Paste
-# yours; it counts `times` times.
-
-# %%
-own_text = (
-    "Nim is a robot. Nim lives in a tea pot on the hill. Every day, Nim makes tea for the frog. The tea pot was cold, "
-    "and Nim was sad. The frog made a fire on the hill. The tea pot was warm. Nim makes tea for the frog."
-)
-ridge_model = AutoModelForCausalLM.from_pretrained(folder / "ridge_model")
-ids = story_tokenizer(own_text, return_tensors="pt")["input_ids"]
-heard = ids.shape[1] * 3 // 4
-labels = ids.masked_fill(torch.arange(ids.shape[1]) < heard, -100)  # the last quarter is scored
-print(f"loss of the rest before: {float(ridge_model(ids, labels=labels).loss):.2f}")
-ridge_model.learn(ids[:, :heard], times=20)
-print(f"after {heard} tokens learned: {float(ridge_model(ids, labels=labels).loss):.2f}\n")
-print(experiment.tell(ridge_model, story_tokenizer, params))
 
 # %% [markdown]
 # ## Next steps
 #
 # - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
-# - **Longer or larger**: raise `max_steps`, `num_stories` or the `reservoirs`, in a new `output_dir`.
+# - **Longer or larger**: raise `max_steps`, `num_stories` or `units`, in a new `output_dir`.
