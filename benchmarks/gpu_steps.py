@@ -428,7 +428,8 @@ def together(here: Here) -> dict:
         output = here.folder / f"{processes}.json"
         target = ["benchmarks.gpu_steps:in_processes", "-p", "output", str(output), "-p", "kind", here.kind]
         target += ["-p", "small", "yes"] if here.small else []
-        command = [sys.executable, "-m", "helpers.launch", *target, "--processes", str(processes)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        command = [*torchrun, "-m", "helpers.processes", *target]
         subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=True)
         found[str(processes)] = json.loads(output.read_text())
         here.keep(found)
@@ -479,7 +480,7 @@ def notebook(name: str, here: Here) -> dict:
     """All cells of a notebook on its sample, headless: whether it ends, and what it writes."""
     output = here.folder / "out"
     values = [text for key, value in TOLD[name].items() for text in ("-p", key, str(value))]
-    command = [sys.executable, "-m", "helpers.launch", str(ROOT / f"notebooks/{name}.ipynb"), "--processes", "1"]
+    command = [sys.executable, "-m", "helpers.processes", str(ROOT / f"notebooks/{name}.ipynb")]
     done = subprocess.run(
         [*command, "-p", "output_dir", str(output), *values], cwd=ROOT, stdout=sys.stderr, check=False
     )

@@ -65,14 +65,13 @@ SMALL = {
 
 def trainer_of(notebook: str, values: dict, twin: str = ""):
     """The trainer that a notebook's cells make, just before its training cell."""
-    from helpers.launch import cells
+    from helpers.processes import cells, run_cells
 
-    namespace: dict = {"__name__": "__main__"}
-    for source in cells(ROOT / "notebooks" / f"{notebook}{twin}.ipynb", values):
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(source.partition("output = trainer.train(")[0], namespace)
-        if "trainer" in namespace:
-            return namespace["trainer"]
+    sources = cells(ROOT / "notebooks" / f"{notebook}{twin}.ipynb", values)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for variables in run_cells(source.partition("output = trainer.train(")[0] for source in sources):
+            if "trainer" in variables:
+                return variables["trainer"]
     raise ValueError(f"{notebook}: no cell makes a `trainer`")
 
 

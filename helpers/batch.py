@@ -1,6 +1,6 @@
 """Run a notebook over a grid of parameters with papermill: strict names and types, resumable, one table out.
 
-    python -m helpers.batch NOTEBOOK --output-dir DIR name=value [name=v1,v2,v3 ...] [--kernel NAME] [--stop-on-error]
+    python -m helpers.batch NOTEBOOK --output-dir DIR name=value [name=v1,v2,v3 ...] [--kernel NAME]
         [--jobs N | --ray ADDRESS [--cpus N] [--gpus N]] [--grace SECONDS]
 
 Each combination has its own folder `DIR/<run name>/` with the executed notebook and, in `output/`, what the notebook
@@ -25,7 +25,7 @@ from helpers import tables
 from helpers.execution import Run, finished, logger, show_output
 from helpers.grid import inspect, kind_of, parse, run_name, typed
 from helpers.local_runs import LocalRuns
-from helpers.parameters import one_of, source_path
+from helpers.parameters import source_path
 from helpers.ray_runs import RayRuns
 
 PRINTED = ("train.loss_last", "train.examples_per_second", "eval.after.")
@@ -48,7 +48,6 @@ def run(
     grid: Mapping[str, Sequence] | None = None,
     fixed: Mapping[str, Any] | None = None,
     kernel_name: str = "python3",
-    on_error: str = "continue",
     place: LocalRuns | RayRuns | None = None,
     grace: float = GRACE,
 ) -> list[dict[str, Any]]:
@@ -61,7 +60,6 @@ def run(
         grid: values to try, by parameter; the last name varies fastest.
         fixed: values for all runs. `output_dir` is `<output_dir>/<run name>/output` unless given here for a single run.
         kernel_name: Jupyter kernel. `python3` is the interpreter that runs this.
-        on_error: "continue" with the other runs, or "stop" them, with a checkpoint of each.
         place: where the runs are made; by default one after another on this machine.
         grace: seconds between SIGTERM and SIGKILL.
 
@@ -76,14 +74,11 @@ def run(
         FileNotFoundError: there is no such notebook, or `data_source` is a path without a file.
         Stopped: SIGTERM or SIGINT came (to the main thread), all kernels have ended, and the table is written.
     """
-    one_of("on_error", on_error, ("continue", "stop"))
     runs = plan(notebook, output_dir, grid or {}, fixed or {}, kernel_name)
-    return _run(runs, place or LocalRuns(), kernel_name, on_error == "stop", grace)
+    return _run(runs, place or LocalRuns(), kernel_name, grace)
 
 
-def _run(
-    runs: Sequence[Run], place: LocalRuns | RayRuns, kernel_name: str, stop_on_error: bool, grace: float
-) -> list[dict[str, Any]]:
+def _run(runs: Sequence[Run], place: LocalRuns | RayRuns, kernel_name: str, grace: float) -> list[dict[str, Any]]:
     rows = {
         each.name: {"run": each.name, **each.varied, "status": "not run", "seconds": "", "error": ""} for each in runs
     }
@@ -108,8 +103,7 @@ def _run(
             while place.going():
                 for each, ended in place.ended(POLL):
                     book(each, *ended)
-                failed = stop_on_error and any(row["status"] == "failed" for row in rows.values())
-                if (arrived or failed) and deadline == math.inf:
+                if arrived and deadline == math.inf:
                     deadline = time.monotonic() + grace
                     place.stop()
                     if place.going():
@@ -225,7 +219,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("parameters", nargs="*", metavar="name=value", help="name=v1,v2 runs every combination")
     parser.add_argument("--kernel", default="python3")
-    parser.add_argument("--stop-on-error", action="store_true", help="the first failure stops the other runs")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--jobs", type=int, default=1, help="runs at once on this machine, each on its own GPU")
     where.add_argument("--ray", metavar="ADDRESS", help="send the runs to this Ray cluster; auto: that of this machine")
@@ -248,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     try:
-        rows = _run(runs, place, options.kernel, options.stop_on_error, options.grace)
+        rows = _run(runs, place, options.kernel, options.grace)
         code = int(any(row["status"] == "failed" for row in rows))
     except Stopped as stopped:
         rows, code = stopped.rows, stopped.code

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
-TIMEOUT = "RANKS_TIMEOUT"  # environment variable: seconds that one process waits for another
+PATIENCE = datetime.timedelta(minutes=30)  # that one process waits for another
 
 
 def count() -> int:
@@ -41,10 +41,11 @@ def gather(value: T) -> list[T]:
     """What each process gave, by rank. All processes must call this and each function below."""
     if count() == 1:
         return [value]
-    import torch.distributed as distributed
+    import torch.distributed
 
+    _join()
     values = [None] * count()
-    distributed.all_gather_object(values, value, group=_control())
+    torch.distributed.all_gather_object(values, value)
     return values
 
 
@@ -55,25 +56,19 @@ def broadcast(value: T) -> T:
 
 @contextlib.contextmanager
 def main_process_first() -> Iterator[None]:
-    """Runs the block in process 0, then in the others, which raise RuntimeError if it failed."""
-    if not is_main() and (failure := broadcast("")):
-        raise RuntimeError(f"the first process failed: {failure}")
-    failure = ""
-    try:
-        yield
-    except BaseException as error:
-        failure = repr(error)
-        raise
-    finally:
-        if is_main():
-            broadcast(failure)
+    """Runs the block in process 0, then in the others. If it fails in process 0, the launcher ends the others."""
+    if not is_main():
+        gather(None)
+    yield
+    if is_main():
+        gather(None)
 
 
 @functools.cache
-def _control():
-    import accelerate
-    import torch.distributed as distributed
+def _join() -> None:
+    """One group for both kinds of exchange: objects over gloo, CUDA tensors over NCCL. Joined before accelerate would join."""
+    import torch
 
-    patience = datetime.timedelta(seconds=int(os.environ.get(TIMEOUT, "1800")))
-    accelerate.PartialState(timeout=patience)  # joins the others, unless something has already done so
-    return distributed.new_group(backend="gloo", timeout=patience)
+    if not torch.distributed.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, timeout=PATIENCE)

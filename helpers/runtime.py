@@ -224,5 +224,5 @@ def _pin_to_one_gpu(torch) -> str:
     if count > 1 and "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
         # Trainer would wrap the model in DataParallel, which is slower than one GPU and which TRL refuses.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        return f"; using 1 of {count} (`python -m helpers.launch` uses all)"
+        return f"; using 1 of {count} (torchrun uses all: docs/several-processes.md)"
     return ""

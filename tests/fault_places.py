@@ -137,7 +137,8 @@ class TwoProcesses(Command):
 
     def command(self):
         where = ["-p", "folder", output_of(self.work), "-p", "options", json.dumps(self.options)]
-        return ["helpers.launch", "tests.moments:train", "--processes", "2", *where]
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        return [*torchrun, "-m", "helpers.processes", "tests.moments:train", *where]
 
 
 class OneOfTwo(TwoProcesses):

@@ -1,4 +1,4 @@
-"""The five notebooks' trainers as `python -m helpers.launch tests.launched:train` runs them, in one process or several.
+"""The five notebooks' trainers as `torchrun -m helpers.processes tests.launched:train` runs them, in one process or several.
 
 Small models, real trainers, the same examples a step however many processes share them, and no dropout, which is each
 process's own.
@@ -14,12 +14,6 @@ from pathlib import Path
 STEPS = 4
 BATCH = 8
 MODELS = "reservoir legal lejepa graphmer tuning"
-
-
-def share(folder: str) -> None:
-    from helpers import launch
-
-    launch.check_shared(folder)
 
 
 def linger(folder: str) -> None:

@@ -147,14 +147,6 @@ def test_failed_run_is_resumed_in_its_folder_and_its_traceback_kept(notebook, tm
     assert "out of luck" in (tmp_path / "grid" / "run" / "tiny.attempt1.ipynb").read_text()
 
 
-def test_stop_on_error_leaves_the_rest_not_run(notebook, tmp_path):
-    assert command(notebook, tmp_path / "grid", "max_steps=-1", "seed=0,1", "--stop-on-error") == 1
-    rows = table(tmp_path / "grid")
-    assert [row["status"] for row in rows] == ["failed", "not run"]
-    assert rows[0]["error"].startswith("ValueError: max_steps=-1 is out of range: give 0 or more")
-    assert not (tmp_path / "grid" / "seed=1").exists()
-
-
 def test_results_left_by_an_earlier_run_are_not_taken_for_this_ones(notebook, tmp_path):
     left = tmp_path / "output" / "results.json"
     left.parent.mkdir()

@@ -93,10 +93,10 @@ def test_python_callers_get_their_table_and_their_handlers_back(notebook, tmp_pa
 
 def test_two_jobs_run_at_once_with_their_lines_marked_and_the_table_in_grid_order(notebook, tmp_path):
     folder = tmp_path / "grid"
-    process = command(notebook, folder, "ending=sleep,raise", "--jobs", "2", "--stop-on-error", OMP_NUM_THREADS="")
-    assert process.wait(60) == 1, said(folder)
+    process = command(notebook, folder, "ending=exit,raise", "--jobs", "2", OMP_NUM_THREADS="")
+    assert process.wait(300) == 1, said(folder)
     assert [(row["run"], row["status"]) for row in table(folder)] == [
-        ("ending=sleep", "stopped"),
+        ("ending=exit", "failed"),
         ("ending=raise", "failed"),
     ]
     lines = said(folder).splitlines()
