@@ -58,8 +58,7 @@ from helpers.meter import peak_memory  # noqa: E402
 from helpers.plan import DoesNotFit, Plan, Recipe, plan  # noqa: E402
 from helpers.planning.counting import count  # noqa: E402
 from helpers.planning.forecast import here as forecast_here  # noqa: E402
-from helpers.planning.rooms import room  # noqa: E402
-from helpers.planning.workloads import Asked, Workload  # noqa: E402
+from helpers.planning.workloads import Asked, Workload, room  # noqa: E402
 from helpers.runtime import Runtime  # noqa: E402
 from helpers.trainer import TrainerMixin  # noqa: E402
 

@@ -1,13 +1,11 @@
-"""The planner against this machine: memory and time of the notebooks' own models, and its page of forecasts.
+"""The planner against this machine: memory of the notebooks' own models, and its page of forecasts.
 
-    OMP_NUM_THREADS=1 python benchmarks/planner.py                       # every notebook; an hour on one CPU core
+    OMP_NUM_THREADS=1 python benchmarks/planner.py                       # every notebook; minutes
     OMP_NUM_THREADS=1 python benchmarks/planner.py tinystories_reservoir # replaces this one's lines, the rest stays
     python benchmarks/planner.py --forecasts                             # docs/results/forecasts.json alone; seconds
 
 Memory: an optimizer step of each notebook's default model at its default length is counted on fake tensors, then taken with
-real ones, in fp32 and in bf16; what it took are the allocator's own totals (torch.profiler). Time: the step is calibrated
-at the planner's sizes and predicted at two others, all sizes taking turns. On a CPU with one thread the clock is the
-process's own.
+real ones, in fp32 and in bf16; what it took are the allocator's own totals (torch.profiler).
 """
 
 from __future__ import annotations
@@ -24,28 +22,23 @@ import public_runs  # noqa: E402
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
 from helpers import outlook, runtime  # noqa: E402
-from helpers.planning import calibrate  # noqa: E402
 from helpers.planning.forecast import Forecast  # noqa: E402
-from helpers.planning.rooms import rooms  # noqa: E402
 from helpers.planning.speed import PUBLISHED  # noqa: E402
-from helpers.planning.workloads import Asked  # noqa: E402
+from helpers.planning.workloads import ROOMS, Asked, room  # noqa: E402
 
-MEMORY_TARGET, TIME_TARGET = 0.05, 0.20
+MEMORY_TARGET = 0.05
 EXAMPLES = 2  # of the micro-batch whose memory is measured
-UNSEEN = {"cpu": ((3, 96), (6, 64)), "cuda": ((16, 256), (48, 128))}  # (examples, tokens) of which time is predicted
 
 
 def memory_of(notebook: str, here: runtime.Runtime) -> dict:
     """Counted and allocated bytes of one step."""
     from helpers.planning.counting import count
 
-    _, step = rooms()[notebook].planned(Asked(), here, weights=True)
+    _, step = room(notebook).planned(Asked(), here, weights=True)
     examples = max(EXAMPLES, step.least)
-    counted = count(step, examples, kind=here.kind, precision=here.precision).peak
-    stepper = calibrate.Stepper(step, here)
-    batch = stepper.batch(examples, step.length)
-    stepper.step(batch)  # makes the optimizer's state
-    measured = allocated(stepper, batch)
+    found = count(step, examples, kind=here.kind, precision=here.precision)
+    counted = max(found.begin_peak, found.end_peak) - found.optimizer
+    measured = allocated(step, here, examples)
     return {
         "notebook": notebook,
         "model": step.name,
@@ -58,47 +51,24 @@ def memory_of(notebook: str, here: runtime.Runtime) -> dict:
     }
 
 
-def allocated(stepper: calibrate.Stepper, batch) -> int:
-    """Bytes of tensors at the fullest moment of a step, by the allocator's own totals."""
+def allocated(workload, here: runtime.Runtime, examples: int) -> int:
+    """Bytes of tensors at the fullest moment of a forward and backward pass, by the allocator's own totals."""
     import torch
     from torch.profiler import ProfilerActivity, profile
-    from torch.utils._pytree import tree_leaves
 
-    if stepper.runtime.kind == "cuda":
-        return stepper.peak_bytes(batch)
-    model = stepper.workload.model
-    there = [*model.parameters(), *model.buffers(), *tree_leaves(list(stepper.optimizer.state.values()))]
-    held = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in there if torch.is_tensor(each)}
+    model, batch = workload.model.train(), workload.batch(examples, workload.length)
+    there = sum(tensor.untyped_storage().nbytes() for tensor in (*model.parameters(), *model.buffers()))
+    half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=here.precision == "bf16")
     with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as profiled:
-        stepper.step(batch)
+        with half:
+            loss = workload.loss(model, batch)
+        loss.backward()
     now = peak = 0
     for event in profiled.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             peak = max(peak, now)
-    return sum(held.values()) + peak
-
-
-def time_of(notebook: str, here: runtime.Runtime, repetitions: int) -> list[dict]:
-    """Predicted and measured seconds of a step at sizes that the calibration did not see."""
-    _, step = rooms()[notebook].planned(Asked(), here, weights=True)
-    seen = calibrate.SIZES[here.kind]
-    timed = calibrate.measure(step, here, [*seen, *UNSEEN[here.kind]], repetitions).sizes
-    fixed, rate = calibrate.fit(timed[: len(seen)])
-    return [
-        {
-            "notebook": notebook,
-            "model": step.name,
-            "precision": here.precision,
-            "examples": size.examples,
-            "length": size.length,
-            "predicted_seconds": round(fixed + size.flops / rate, 4),
-            "measured_seconds": round(size.seconds, 4),
-            "measured_seconds_range": [round(value, 4) for value in size.seconds_range],
-            "error": round((fixed + size.flops / rate) / size.seconds - 1, 4),
-        }
-        for size in timed[len(seen) :]
-    ]
+    return there + peak
 
 
 def forecasts() -> dict:
@@ -106,7 +76,7 @@ def forecasts() -> dict:
     hardware, runs = outlook.DEFAULT_HARDWARE.split(","), public_runs.load()
     return {
         name: [each.results() | {"nearest": nearest(each, runs)} for each in outlook.forecasts(name, hardware, Asked())]
-        for name in rooms()
+        for name in ROOMS
     }
 
 
@@ -124,36 +94,33 @@ def nearest(found: Forecast, runs: list[public_runs.Run]) -> dict | None:
 def main() -> int:
     parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="timed steps of each size")
     parser.add_argument("--forecasts", action="store_true", help="write the forecasts alone")
-    parser.add_argument("notebooks", nargs="*", help=f"of {', '.join(rooms())}; all by default")
+    parser.add_argument("notebooks", nargs="*", help=f"of {', '.join(ROOMS)}; all by default")
     given = parsed(parser, "planner_benchmark")
     about = machine(given.device, ("torch", "transformers"))
     write(given.output.with_name("forecasts.json"), about, forecasts=forecasts())
     if given.forecasts:
         return 0
     kept = json.loads(given.output.read_text(encoding="utf-8")) if given.output.exists() else {}
-    found = {what: kept.get(what, []) for what in ("memory", "time")}
-    for name in given.notebooks or rooms():
-        lines = {"memory": [], "time": []}
+    found = {what: kept.get(what, []) for what in ("memory",)}
+    for name in given.notebooks or ROOMS:
+        lines = {"memory": []}
         for precision in ("fp32", "bf16"):
             here = runtime.detect(False, precision)
             lines["memory"].append(memory_of(name, here))
             print(json.dumps(lines["memory"][-1]), flush=True)
             gc.collect()
-        here = runtime.detect(False, "auto")
-        lines["time"] = time_of(name, here, given.repetitions)
-        print(json.dumps(lines["time"]), flush=True)
         found = {what: [*(one for one in found[what] if one["notebook"] != name), *lines[what]] for what in found}
         worst = {what: max(abs(line["error"]) for line in found[what]) for what in found}
         write(
             given.output,
             about,
             repetitions=given.repetitions,
-            targets={"memory": MEMORY_TARGET, "time": TIME_TARGET},
+            targets={"memory": MEMORY_TARGET},
             worst=worst,
             **found,
         )
     print(json.dumps(worst))
-    return int(worst["memory"] > MEMORY_TARGET or worst["time"] > TIME_TARGET)
+    return int(worst["memory"] > MEMORY_TARGET)
 
 
 if __name__ == "__main__":

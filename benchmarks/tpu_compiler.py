@@ -30,10 +30,9 @@ from helpers.plan import plan  # noqa: E402
 from helpers.planning import tpu_compiler  # noqa: E402
 from helpers.planning.counting import count  # noqa: E402
 from helpers.planning.machines import machine, runtime_of  # noqa: E402
-from helpers.planning.rooms import room  # noqa: E402
 from helpers.planning.speed import ADAMW_BYTES  # noqa: E402
 from helpers.planning.tpu_step import begin, trace  # noqa: E402
-from helpers.planning.workloads import Asked  # noqa: E402
+from helpers.planning.workloads import Asked, room  # noqa: E402
 
 OUTPUT = ROOT / "docs/results/tpu_compiler_steps.json"
 HARDWARE = ("v5e-1", "v5e-8")

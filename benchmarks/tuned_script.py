@@ -28,11 +28,10 @@ from benchmarks import report  # before torch, which it gives huge pages
 from transformers import Trainer
 
 from helpers import runtime
-from helpers.planning.calibrate import PROCESSOR, clock
 from helpers.tuning import export
 from helpers.tuning.experiment import load_texts
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.task import Settings, Task, load_task
+from helpers.tuning.task import PROCESSOR, Settings, Task, clock, load_task
 from helpers.tuning.training import ClassifierTrainer
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth

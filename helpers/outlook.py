@@ -16,14 +16,13 @@ from dataclasses import fields, replace
 from . import tables
 from .hardware import Machine
 from .plan import DoesNotFit, Plan, plan
-from .planning import calibration, prices
+from .planning import prices
 from .planning.forecast import NOT_KNOWN, Forecast, between, dollars, forecast
 from .planning.machines import NAMES, machine, runtime_of
 from .planning.range import Range
-from .planning.rooms import room, rooms
 from .planning.tpu_compiler import DoesNotFitChip, available, compile_step
 from .planning.tpu_step import begin, trace
-from .planning.workloads import Asked, Workload
+from .planning.workloads import ROOMS, Asked, Workload, room
 
 DEFAULT_HARDWARE = "T4,2xT4,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
 
@@ -36,7 +35,7 @@ def forecasts(
     precision: str = "auto",
     by_compiler: bool = False,
     hourly: dict[str, prices.Price] | None = None,
-    **given,
+    **settings,
 ) -> list[Forecast]:
     """The plan of a notebook's default run on each named machine, with time and cost.
 
@@ -46,7 +45,7 @@ def forecasts(
         asked: what differs from the notebook's defaults.
         by_compiler: memory and time on a TPU come from the TPU compiler, which takes minutes.
         hourly: prices in place of the table's (`prices.table`).
-        **given: `max_steps` and `gradient_checkpointing` of `plan`, `calibrations` of `forecast`.
+        **settings: `max_steps` and `gradient_checkpointing` of `plan`.
 
     Raises:
         ValueError: an unknown name. (If nothing fits, the forecast has no plan and says why.)
@@ -56,7 +55,6 @@ def forecasts(
         if problem := available():
             raise RuntimeError(problem)
         begin()
-    settings = {name: given.pop(name) for name in ("max_steps", "gradient_checkpointing") if name in given}
     found = []
     for each in map(machine, hardware):
         runtime, price = runtime_of(each, precision), prices.of(each, hourly)
@@ -65,7 +63,7 @@ def forecasts(
             recipe, workload = room(notebook).planned(asked, runtime)
             name = workload.name
             planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
-            expected = forecast(workload, planned, each, price=price, **given)
+            expected = forecast(workload, planned, each, price=price)
             if by_compiler and each.kind == "xla":
                 expected = compiled(expected, workload, each)
             found.append(expected)
@@ -174,12 +172,11 @@ OPTIONS = {  # name: default and help
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns 2, with the reason on stderr, for what cannot be planned."""
     parser = argparse.ArgumentParser(prog="python -m helpers.plan", description=__doc__.splitlines()[0])
-    parser.add_argument("notebook", help=", ".join(rooms()))
+    parser.add_argument("notebook", help=", ".join(ROOMS))
     for name, (default, what) in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing even where it fits")
     parser.add_argument("--prices", help="JSON file with your own prices")
-    parser.add_argument("--calibration", action="append", default=[], help=f"file; ./{calibration.FILE} is read, too")
     parser.add_argument(
         "--compile", action="store_true", help="TPUs: ask Google's TPU compiler; minutes, no TPU needed"
     )
@@ -194,7 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gradient_checkpointing=given.checkpointing or None,
             precision=given.precision,
             by_compiler=given.compile,
-            calibrations=calibration.load([*given.calibration, *calibration.here()]),
             hourly=prices.table(given.prices),
         )
     except (ValueError, OSError, RuntimeError) as error:

@@ -9,8 +9,7 @@ from helpers import plan
 from helpers.lejepa.model import REVISIONS, chosen
 from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, EmbeddingParameters
 from helpers.planning.machines import machine, runtime_of
-from helpers.planning.rooms import room
-from helpers.planning.workloads import Asked
+from helpers.planning.workloads import Asked, room
 
 pytestmark = pytest.mark.once
 CPU, T4, A100 = (runtime_of(machine(name)) for name in ("cpu", "t4", "a100"))

@@ -66,7 +66,7 @@ KNOWN_TO = {  # library: the files that import it
     "torch_xla": ["helpers/xla.py"],
     "jax": ["helpers/planning/tpu_compiler.py"],
     "jaxlib": ["helpers/planning/tpu_compiler.py"],
-    "libtpu": ["helpers/planning/tpu_compiler.py", "helpers/tuning/monitoring.py"],
+    "libtpu": ["helpers/planning/tpu_compiler.py"],
     "ray": ["helpers/ray_runs.py"],
 }
 

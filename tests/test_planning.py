@@ -14,14 +14,13 @@ import pytest
 from helpers import outlook
 from helpers.hardware import find
 from helpers.plan import Recipe, memory_of, plan
-from helpers.planning import calibrate, calibration, prices, rooms
-from helpers.planning.calibration import Calibration, Measured, Size
+from helpers.planning import prices
 from helpers.planning.counting import Count, count
-from helpers.planning.forecast import forecast, here
+from helpers.planning.forecast import forecast
 from helpers.planning.machines import machine, runtime_of
 from helpers.planning.memory import memory
 from helpers.planning.speed import ADAMW_BYTES, PUBLIC, SIZES, clipped, step_seconds
-from helpers.planning.workloads import Asked
+from helpers.planning.workloads import ROOMS, Asked, room
 from helpers.tables import GIB
 
 from .workloads import bert, stack
@@ -88,22 +87,9 @@ def test_bert_large_on_a_v100_is_where_hugging_face_measured_it():
 # -- time --
 
 
-def calibrated(workload, *, kind="cuda", device="Tesla T4", precision="fp16", rate=1e12, fixed=0.01) -> Calibration:
-    size = Size(examples=8, length=16, flops=1e12, seconds=1.0, seconds_range=(1, 1), peak_bytes=None, counted_bytes=1)
-    found = Measured(
-        notebook=workload.notebook,
-        model=workload.name,
-        precision=precision,
-        sizes=(size,),
-        fixed=fixed,
-        flops_per_second=rate,
-    )
-    return Calibration(kind=kind, device=device, threads=1, date="2026-11-22", versions={}, measured=(found,))
-
-
-def seconds(name: str, *calibrations, workload=SMALL, precision="fp16", **changes):
+def seconds(name: str, *, workload=SMALL, precision="fp16", **changes):
     step = counted(0, flops=6.5e12, trained=10**6, **changes)
-    return step_seconds(workload, step, machine(name), precision, calibrations=calibrations)
+    return step_seconds(workload, step, machine(name), precision)
 
 
 def test_a_step_takes_what_published_runs_made_of_their_bound():
@@ -133,7 +119,7 @@ def test_a_smaller_micro_batch_than_any_published_takes_at_most_what_the_smalles
 def test_the_public_run_that_the_legal_notebook_stems_from_is_slower_than_others():
     """2.70 s a step of 4 x 1,000 tokens of a 0.5B model on two T4 under DataParallel, which the notebooks never use."""
     asked = Asked(length=1000, examples=2054)
-    _, workload = rooms.room("legal_cot_sft").planned(asked, runtime_of(machine("2xT4")))
+    _, workload = room("legal_cot_sft").planned(asked, runtime_of(machine("2xT4")))
     step = count(workload, 2, kind="cuda", precision="fp16", length=1000)
     span = step_seconds(workload, step, machine("2xT4"), "fp16")
     assert span.high < 2.70 < 10 * span.high
@@ -159,25 +145,6 @@ def test_a_recurrence_has_no_bound_from_above():
     assert seconds("T4", workload=replace(SMALL, recurrent=True)).high == math.inf
 
 
-def test_a_calibrated_device_answers_with_what_was_measured():
-    span = seconds("T4", calibrated(SMALL))
-    assert (span.value, span.basis) == (pytest.approx(6.51), "measured")
-    assert span.low == pytest.approx(6.51 / 1.2)
-    assert seconds("2xT4", calibrated(SMALL)).low == pytest.approx(6.51 / 1.4)  # devices exchange gradients
-
-
-def test_another_model_on_the_same_device_is_scaled_and_another_device_says_nothing():
-    other = calibrated(replace(SMALL, name="another"))
-    assert (seconds("T4", other).basis, seconds("T4", other).value) == ("scaled from a measurement", pytest.approx(6.5))
-    assert seconds("L4", calibrated(SMALL), precision="bf16").basis == "published runs"
-
-
-def test_a_cpu_is_known_only_by_measurement():
-    assert seconds("CPU", precision="fp32") is None
-    measured = calibrated(SMALL, kind="cpu", device="some", precision="fp32")
-    assert seconds("CPU", measured, precision="fp32").basis == "measured"
-
-
 # -- forecasts --
 
 
@@ -200,16 +167,6 @@ def test_a_run_costs_its_hours_and_several_devices_their_number():
     assert two.price.usd_per_hour == pytest.approx(2 * one.price.usd_per_hour) and "Kaggle" in two.price.free
 
 
-def test_measured_stands_beside_the_forecast_and_what_lies_outside_is_said():
-    found = forecasted(calibrations=[calibrated(SMALL)])
-    expected = found.seconds().value
-    cost = {"steps": 50, "compile_seconds": 0, "evaluate_and_save_seconds": 0, "peak_memory_bytes": 10**12}
-    inside, outside = (
-        [row["inside"] for row in found.beside(cost | {"seconds": factor * expected})] for factor in (1.1, 2.0)
-    )
-    assert inside == [True, False] and outside == [False, False]
-
-
 def test_a_run_that_was_only_found_finished_has_no_memory_of_its_own():
     cost = {"steps": 50, "seconds": 1, "compile_seconds": 0, "evaluate_and_save_seconds": 0, "peak_memory_bytes": 1}
     assert forecasted().beside(cost | {"resumed_from_step": 50})[1]["inside"] is None
@@ -220,87 +177,13 @@ def test_results_are_json_without_infinity():
     assert json.loads(json.dumps(found.results(), allow_nan=False))["run_seconds"]["high"] is None
 
 
-@pytest.mark.slow
-def test_on_this_machine_the_process_grows_by_what_training_was_said_to_add(alone):
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from dataclasses import replace\n"
-        "from helpers.meter import peak_memory; from helpers.plan import plan\n"
-        "from helpers.planning.calibrate import Stepper; from helpers.planning.forecast import here\n"
-        "from tests.test_planning import RECIPE; from tests.workloads import stack; from tests.xla_process import cpu_here\n"
-        "work, runtime = stack(3, width=1024), cpu_here()\n"
-        "planned = plan(replace(RECIPE, batch_size=2048, micro_batch_size=2048), work, runtime)\n"
-        "span, counted = here(work, planned, runtime).memory, planned.memory.count\n"
-        "stepper = Stepper(work, runtime)\n"
-        "before = peak_memory(runtime)\n"
-        "for _ in range(3): stepper.step(stepper.batch(2048, 16))\n"
-        "print(counted.peak - counted.weights, peak_memory(runtime) - before, span.low, span.value, span.high)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, check=True)
-    said, measured, low, value, high = map(float, done.stdout.split()[-5:])
-    assert measured == pytest.approx(said, rel=0.3)
-    assert low < value < high
-
-
-def test_a_calibration_in_the_working_directory_is_used_and_a_broken_one_refused(alone):
-    runtime = cpu_here()
-    planned = plan(RECIPE, SMALL, runtime)
-    assert here(SMALL, planned, runtime).rows()[0]["rests on"].startswith("not known: run python -m")
-    Path(calibration.FILE).write_text(calibrated(SMALL, kind="cpu", precision="fp32").model_dump_json())
-    assert here(SMALL, planned, runtime).rows()[0]["rests on"] == "measured"
-    Path(calibration.FILE).write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"calibration='calibration\.json'.*make it anew"):
-        here(SMALL, planned, runtime)
-
-
-# -- calibrating --
-
-
-def test_a_fit_recovers_what_made_the_times_and_is_never_negative():
-    def sizes(fixed, rate, noise=0.0):
-        flops = (1e9, 2e9, 4e9)
-        made = [(fixed + each / rate) * (1 + noise * (-1) ** index) for index, each in enumerate(flops)]
-        shared = {"examples": 1, "length": 1, "seconds_range": (0, 1), "peak_bytes": None, "counted_bytes": 1}
-        return [Size(**shared, flops=each, seconds=time) for each, time in zip(flops, made, strict=True)]
-
-    assert calibrate.fit(sizes(3e-3, 5e10)) == pytest.approx((3e-3, 5e10), rel=1e-6)
-    fixed, rate = calibrate.fit(sizes(0.0, 5e10, noise=0.05))
-    assert fixed >= 0 and rate == pytest.approx(5e10, rel=0.15)
-
-
-def test_real_steps_are_measured_here_and_come_back_from_the_file(tmp_path):
-    found = calibrate.calibrate([bert(2)], cpu_here(), repeats=2)
-    (measured,) = found.measured
-    assert (found.kind, measured.notebook, measured.model, measured.precision) == ("cpu", "test", "bert", "fp32")
-    assert all(size.seconds > 0 and size.flops > 0 for size in measured.sizes) and measured.flops_per_second > 0
-    # A toy of 2 MiB, of which the kernels of some processors take 128 KiB for themselves.
-    assert all(size.peak_bytes == pytest.approx(size.counted_bytes, rel=0.05, abs=2**18) for size in measured.sizes)
-    file = tmp_path / "calibration.json"
-    file.write_text(found.model_dump_json())
-    assert calibration.load([file]) == [found]
-
-
-@pytest.mark.parametrize("text", ["", "{", "{}", '{"schema_version": 1, "measured": []}', "[]"])
-def test_a_file_that_is_no_calibration_is_refused_naming_it(tmp_path, text):
-    path = tmp_path / "calibration.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"calibration=.*calibration\.json.*make it anew"):
-        calibration.load([path])
-
-
-def test_a_calibration_is_for_its_own_kind_of_device():
-    found = calibrated(SMALL)
-    assert found.is_for(machine("T4")) and found.is_for(machine("2xT4"))
-    assert not found.is_for(machine("V100")) and not found.is_for(machine("CPU"))
-
-
 # -- the rooms and the command line --
 
 
 def test_every_notebook_has_a_room_that_plans_it():
-    assert set(rooms.rooms()) == set(NOTEBOOKS)
+    assert set(ROOMS) == set(NOTEBOOKS)
     with pytest.raises(ValueError, match=r"did you mean legal_cot_sft\?"):
-        rooms.room("legal_cot")
+        room("legal_cot")
 
 
 @functools.cache
@@ -314,7 +197,7 @@ def published(notebook, hardware):
 def test_the_command_line_recommends_the_batch_that_the_notebook_trains_with(notebook, hardware):
     found = published(notebook, hardware)
     here = runtime_of(machine(hardware))
-    ours = plan(*rooms.room(notebook).planned(Asked(), here), here)
+    ours = plan(*room(notebook).planned(Asked(), here), here)
     assert found.plan.memory.fits in ("yes", "tight")
     for name in (
         "per_device_batch_size",
@@ -334,7 +217,7 @@ def test_one_more_doubling_of_the_chosen_micro_batch_would_not_surely_fit(notebo
     chosen = published(notebook, hardware).plan
     if chosen.gradient_accumulation_steps > 1:
         here = runtime_of(machine(hardware))
-        _, workload = rooms.room(notebook).planned(Asked(), here)
+        _, workload = room(notebook).planned(Asked(), here)
         share = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         next_one = min(n for n in range(chosen.per_device_batch_size + 1, share + 1) if share % n == 0)
         assert memory_of(workload, here, next_one, share, chosen.gradient_checkpointing).fits != "yes"
@@ -375,7 +258,7 @@ def test_the_usual_set_ups_fit_where_people_train_them(larger_models, model, met
 
 def test_seven_billion_weights_in_four_bits_take_at_most_twelve_gib_of_a_t4(larger_models):
     t4 = runtime_of(machine("T4"))
-    _, step = rooms.room("legal_cot_sft").planned(Asked(model=str(larger_models / "7b"), method="qlora"), t4)
+    _, step = room("legal_cot_sft").planned(Asked(model=str(larger_models / "7b"), method="qlora"), t4)
     held = memory_of(step, t4, 1, 16, checkpointing=True)
     assert held.count.parameters > 7e9
     assert held.count.weights < 6 * 2**30
@@ -395,7 +278,7 @@ def test_what_does_not_fit_is_said_with_the_bytes_that_are_missing(larger_models
 
 def test_frozen_half_precision_weights_cost_two_bytes_each():
     for hardware, size in (("A100 40GB", 2), ("T4", 2), ("CPU", 4)):
-        _, workload = rooms.room("legal_cot_sft").planned(Asked(), runtime_of(machine(hardware)))
+        _, workload = room("legal_cot_sft").planned(Asked(), runtime_of(machine(hardware)))
         found = count(workload, 1, kind="cpu", precision="fp32", length=16)
         frozen = found.parameters - found.trained
         assert found.weights == pytest.approx(size * frozen + 4 * found.trained, rel=0.001)
@@ -421,12 +304,6 @@ def test_the_report_has_a_line_a_machine_with_fit_price_and_basis(capsys, alone)
     assert "yes" in t4 and "$0 on Colab's free tier" in t4 and "datasheet bound" in t4
     assert "no price" in rtx
     assert "not decided, the intervals overlap" in text
-
-
-def test_a_verdict_needs_intervals_that_are_apart():
-    fast, slow = (forecasted("T4", calibrations=[calibrated(SMALL, rate=rate)]) for rate in (1e12, 1e9))
-    assert outlook.verdict([fast, replace(slow, machine=machine("L4"))])[0] == "fastest: T4"
-    assert "not decided" in outlook.verdict([fast, replace(fast, machine=machine("L4"))])[0]
 
 
 @pytest.mark.parametrize(
@@ -508,7 +385,7 @@ def test_the_command_line_counts_the_step_that_the_notebook_trains(made, tmp_pat
     from helpers.planning.counting import count
 
     notebook, ours = made(tmp_path)
-    _, step = rooms.room(notebook).planned(Asked(model=str(tmp_path), length=128, method="lora"), cpu_here())
+    _, step = room(notebook).planned(Asked(model=str(tmp_path), length=128, method="lora"), cpu_here())
     for precision in ("fp32", "bf16"):
         how = {"kind": "cuda", "precision": precision, "length": 128}
         assert count(step, 4, **how) == count(ours, 4, **how)

@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from helpers import tables, xla
-from helpers.planning.calibrate import clock
 from helpers.runtime import Runtime
 from helpers.tuning import experiment, measurement
 from helpers.tuning.climb import Climb, Climber, Rung, judge, plot, tune
@@ -25,7 +24,7 @@ from helpers.tuning.decision import Noise, Ratio
 from helpers.tuning.measurement import Window
 from helpers.tuning.optimisations import Ladder, Optimisation, ladder
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.task import Settings, Task
+from helpers.tuning.task import Settings, Task, clock
 
 from . import forked
 from .tuning_run import BATCH, WORDS, bench_of, task_of, trainer_of

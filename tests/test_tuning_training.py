@@ -199,7 +199,6 @@ def parameters(**changed) -> dict:
         "window_examples": 64,
         "repetitions": 3,
         "try_compile": False,
-        "calibrate": False,
         "compare_start": True,
         "further_seeds": 0,
         "patience": 2,

@@ -17,9 +17,8 @@ import torch
 
 from helpers.planning import tpu_compiler
 from helpers.planning.machines import machine, runtime_of
-from helpers.planning.rooms import room
 from helpers.planning.tpu_step import begin, trace
-from helpers.planning.workloads import Asked, Workload
+from helpers.planning.workloads import Asked, Workload, room
 from tests.workloads import stack
 
 LENGTH, EXAMPLES = 128, 8  # of a chip

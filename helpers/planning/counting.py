@@ -13,6 +13,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
@@ -25,7 +26,6 @@ from torch.utils._pytree import tree_map_only
 
 from helpers.attention import checkpoint_activations
 
-from . import fusion
 from .live_bytes import LiveBytes
 from .workloads import Workload
 
@@ -120,8 +120,7 @@ def _step(workload, examples, layers, kind, precision, length, checkpointing, ac
             weight.grad = torch.zeros_like(weight)
         weights = _bytes([*model.parameters(), *model.buffers()])
         there = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained if accumulating)]
-        on_xla = kind == "xla"
-        with fusion.FusedBytes(there, precision in HALF) if on_xla else LiveBytes(there) as live:
+        with LiveBytes(there) as live:
             ends = _Ends(live, equal)
             with torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF):
                 loss = workload.loss(model, batch)
@@ -229,7 +228,7 @@ def _kernels_of(kind: str, precision: str):
     """
     with contextlib.ExitStack() as stack:
         if kind == "xla":
-            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fusion.attention))
+            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _attention_written_out))
         if kind == "cuda":
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _fused_attention))
             stack.enter_context(mock.patch.object(functional, "dropout", _dropout))
@@ -240,6 +239,20 @@ def _kernels_of(kind: str, precision: str):
 
 def _fused_attention(query, key, value, *args, attend=functional.scaled_dot_product_attention, **kwargs):
     return attend(query, key, value, *args, **(kwargs | {"dropout_p": 0.0}))  # a CPU's keeps the matrix for its dropout
+
+
+def _attention_written_out(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """`scaled_dot_product_attention` as torch_xla computes it: without a kernel of its own, in the dtype of its inputs."""
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+    scores = query * (scale or query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return functional.dropout(torch.softmax(scores, -1), dropout_p) @ value
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

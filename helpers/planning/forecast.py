@@ -17,15 +17,13 @@ from helpers.hardware import Machine
 from helpers.meter import peak_memory
 from helpers.runtime import Runtime
 
-from . import calibration
-from .calibration import Calibration
 from .range import Range
 from .speed import step_seconds
 from .workloads import Workload
 
 # Bytes that a CPU's process takes beside tensors: modules loaded late, memory that was used before and is used again.
 LIBRARIES = 2**29
-NOT_KNOWN = "not known: run python -m helpers.planning.calibrate there"
+NOT_KNOWN = "not known: no run like it was published"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,6 @@ def forecast(
     machine: Machine,
     *,
     phases: Sequence[tuple[int, int]] = (),
-    calibrations: Sequence[Calibration] = (),
     price: Any = None,
 ) -> Forecast:
     """What a plan takes on a machine.
@@ -122,7 +119,6 @@ def forecast(
         workload: the step that was planned.
         plan: `helpers.plan.Plan`.
         phases: (steps, tokens of a sequence), where lengths change; else all of the workload's.
-        calibrations: used where they are of this kind of device.
         price: `prices.Price` of an hour.
     """
     from .counting import count
@@ -139,7 +135,7 @@ def forecast(
             accumulating=plan.gradient_accumulation_steps > 1,
         )
         accumulation = plan.gradient_accumulation_steps
-        step = step_seconds(workload, counted, machine, plan.precision, accumulation, calibrations)
+        step = step_seconds(workload, counted, machine, plan.precision, accumulation)
         times.append((steps, step))
     return Forecast(
         notebook=workload.notebook,
@@ -154,14 +150,11 @@ def forecast(
 
 
 def here(workload: Workload, plan: Any, runtime: Runtime, phases: Sequence[tuple[int, int]] = ()) -> Forecast:
-    """The forecast of this run; `calibration.json` in the working directory is used where it is of this device.
-
-    Raises ValueError for such a file that is no calibration.
-    """
+    """The forecast of this run."""
     known = runtime.accelerator
     name = known.name if known else "CPU" if runtime.kind == "cpu" else runtime.device_name
     machine = Machine(name=name, kind=runtime.kind, accelerator=known, count=runtime.device_count)
-    found = forecast(workload, plan, machine, phases=phases, calibrations=calibration.load(calibration.here()))
+    found = forecast(workload, plan, machine, phases=phases)
     if runtime.kind != "cpu":
         return found
     return replace(found, memory=_of_process(found.memory, plan.memory.count.weights, peak_memory(runtime)))

@@ -31,7 +31,7 @@ def machine(name: str) -> Machine:
     if plain not in known or (count > 1 and known[plain] not in GPUS):
         raise ValueError(
             f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and N x a GPU such as "
-            "2xT4. For other hardware run `python -m helpers.planning.calibrate` on it"
+            "2xT4"
         )
     found = known[plain]
     if found == "CPU":

@@ -1,30 +1,25 @@
 """Seconds of an optimizer step as an interval that says what it rests on.
 
-A calibration of this device, else what steps that others published made of their bound; of a recurrence the bound alone.
+What steps that others published made of their bound; of a recurrence the bound alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from helpers.hardware import Machine
 
-from .calibration import Calibration
-from .range import Range, around
+from .range import Range
 from .workloads import Workload
 
 if TYPE_CHECKING:
     from .counting import Count
 
-MEASURED, SCALED, PUBLISHED, BOUND = "measured", "scaled from a measurement", "published runs", "datasheet bound"
+PUBLISHED, BOUND = "published runs", "datasheet bound"
 # benchmarks/public_runs.py: log of seconds over their bound, least and most; what the logs of size and balance add.
 PUBLIC = {"cuda": (-1.16, 0.088, -0.376, 0.215), "xla": (-1.084, 0.523, 0.0, 0.215)}
 SIZES = (0.004, 0.5)  # of published micro-batches, in seconds at the peak
-SAME_MODEL = 1.2  # either way, at the sizes that were measured: benchmarks/planner.py
-OTHER_SIZE = 1.4  # the same beyond eight times the largest of them, and on several devices, which exchange gradients
-OTHER_MODEL = 2.0
 ADAMW_BYTES = 28.0  # a trained weight: weight, gradient and two moments are read, all but the gradient written
 
 
@@ -34,18 +29,9 @@ def step_seconds(
     machine: Machine,
     precision: str,
     accumulation: int = 1,
-    calibrations: Sequence[Calibration] = (),
 ) -> Range | None:
     """Seconds of one optimizer step of `accumulation` micro-batches, each of `count` on every device; None: not known."""
     flops = count.flops * accumulation
-    for calibration in (each for each in calibrations if each.is_for(machine)):
-        if found := calibration.find(workload, precision):
-            near = count.flops <= 8 * max(size.flops for size in found.sizes) and machine.count == 1
-            seconds = accumulation * found.seconds(count.flops)
-            return around(seconds, SAME_MODEL if near else OTHER_SIZE, MEASURED)
-        others = [each.flops_per_second for each in calibration.measured if each.precision == precision]
-        if others and not workload.recurrent:
-            return around(flops / max(others), OTHER_MODEL, SCALED)
     peak = machine.accelerator and machine.accelerator.peak_for(precision)
     if not peak:
         return None

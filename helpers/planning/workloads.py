@@ -1,10 +1,14 @@
-"""A training step as a room hands it to the planner, which knows no model; and what a person asks of one."""
+"""A training step as a room hands it to the planner, which knows no model; what a person asks of one; and which rooms there are."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from helpers.parameters import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -46,3 +50,21 @@ class Asked:
     examples: int = 0
     length: int = 0
     batch_size: int = 0
+
+
+# The room of each notebook. Its module `workload` has planned(asked, machine, weights=False) -> (Recipe, Workload), which
+# downloads nothing.
+ROOMS = {
+    "graphmer_se": "graphmer",
+    "hardware_tuning": "tuning",
+    "legal_cot_sft": "legal",
+    "lejepa_training": "lejepa",
+    "tinystories_reservoir": "reservoir",
+}
+
+
+def room(notebook: str) -> ModuleType:
+    """The `workload` module of a notebook's room. Raises ValueError for an unknown notebook, naming those there are."""
+    if notebook not in ROOMS:
+        raise ValueError(f"notebook={notebook!r}: unknown; {did_you_mean(notebook, ROOMS)}there are {', '.join(ROOMS)}")
+    return importlib.import_module(f"helpers.{ROOMS[notebook]}.workload")

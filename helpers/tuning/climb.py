@@ -16,13 +16,12 @@ from pydantic import TypeAdapter
 
 from helpers import ranks, run_folder, tables, tracking
 from helpers.interruption import Stopped, is_out_of_memory
-from helpers.planning.calibrate import clock
 from helpers.run_folder import saved
 
 from .decision import Noise, Ratio
 from .measurement import WARM_UP, Bench, TooSlow, Window
 from .optimisations import Ladder, Optimisation, ladder
-from .task import Settings, Task
+from .task import Settings, Task, clock
 
 LADDER_FILE = "ladder.json"
 MULTIPLE = 8  # tokens: what tensor cores and vector units like a length to be

@@ -1,4 +1,4 @@
-"""Whole runs: what is expected and found of one, start and tuned at equal quality with the step back, the model elsewhere."""
+"""Whole runs: what is expected and found of one, start and tuned at equal quality, the model elsewhere."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import ranks, run_folder, tables, tracking
+from helpers import ranks, tables, tracking
 from helpers.plan import Plan
-from helpers.planning import calibration
-from helpers.planning.calibrate import calibrate as time_steps
 from helpers.planning.forecast import Forecast, here
 from helpers.planning.range import around
-from helpers.planning.speed import MEASURED, SAME_MODEL
 
 from .climb import Climb
 from .data import LabelledTexts, load_labelled
@@ -30,14 +27,7 @@ from .training import ClassifierTrainer
 
 SAME_LOGITS = 1e-4  # of the largest, between a model and its reloaded copy
 START, TUNED = "start", "tuned"
-# What is taken back, and which settings that is: what is likeliest to cost quality for what it gives goes first.
-STEPS_BACK = {
-    "not grouped": ("padding",),
-    "full length": ("length",),
-    "first optimizer": ("optimizer",),
-    "first batch size": ("batch_size", "gradient_checkpointing"),
-    "first precision": ("precision", "tf32"),
-}
+MEASURED, SAME_MODEL = "measured", 1.2  # either way, of timings at the same size
 Rows = Mapping[int, Mapping[str, Mapping]]  # seed -> name of the settings -> what `row` found
 
 
@@ -45,29 +35,6 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     """The texts of `data_source`; arguments and errors as of `load_labelled`."""
     named = ("text_column", "label_column", "num_rows", "eval_rows", "positive_label", "seed")
     return load_labelled(params.data_source, **params.model_dump(include={*named}))
-
-
-def calibrate(task: Task, folder: Path) -> list[dict[str, Any]]:
-    """Times a few steps of this model for the planner and writes them; a second run reads the file. Rows for `tables.show`."""
-    file = folder / calibration.FILE
-    if task.params.resume and file.is_file():
-        tracking.say(f"measured before: {file.name}")
-        (found,) = calibration.load([file])
-    else:
-        found = time_steps([dataclasses.replace(task.step, model=copy.deepcopy(task.model))], task.runtime)
-        run_folder.write_json(file, found.model_dump(mode="json"))
-    place = "into the working directory of the other notebooks: their forecasts then rest on it."
-    tracking.say(f"Put {file.resolve()} {place}")
-    return [
-        {
-            "device": found.device,
-            "model": each.model,
-            "precision": each.precision,
-            "GFLOP/s": each.flops_per_second / 1e9,
-            "fixed time of a step": tables.seconds(each.fixed),
-        }
-        for each in found.measured
-    ]
 
 
 def forecast(climb: Climb, plan: Plan, task: Task) -> Forecast:
@@ -106,10 +73,10 @@ def row(trainer: ClassifierTrainer, task: Task) -> dict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Chosen settings against the start."""
+    """Tuned settings against the start."""
 
     f1: dict[str, list[float]]  # of the test, a value a seed
-    speed_up: list[float]  # training time of the start over that of the chosen, a seed each
+    speed_up: list[float]  # training time of the start over that of the tuned, a seed each
     quality_kept: bool | None  # None with one seed: the spread is not known
     why: str
 
@@ -119,13 +86,11 @@ class Comparison:
     """What the whole runs gave."""
 
     rows: dict[int, dict[str, dict]]
-    chosen: str  # name of the settings that stay
-    trainer: ClassifierTrainer  # of the first seed, trained with these
     verdict: Verdict
 
     def results(self) -> dict[str, Any]:
         """Parts of results.json."""
-        return {"comparison": self.rows, "chosen": self.chosen, "verdict": vars(self.verdict)}
+        return {"comparison": self.rows, "verdict": vars(self.verdict)}
 
     def table(self) -> list[dict[str, Any]]:
         """Every run, for `tables.show`; evaluation and compilation are left out of the time."""
@@ -150,7 +115,7 @@ class Comparison:
 def compare(
     trainer: ClassifierTrainer, task: Task, folder: Path, *, spent: float = 0.0, speed_up: float = 1.0
 ) -> Comparison:
-    """Trains the start and the tuned settings with every seed; where quality is lost, steps back until it is not.
+    """Trains the start and the tuned settings with every seed.
 
     Args:
         trainer: the tuned run of the first seed, trained.
@@ -188,54 +153,21 @@ def compare(
                 break
             run(TUNED, tuned, seed)
             run(START, start, seed)
-    chosen = TUNED
-    for name, settings in steps_back(tuned, start).items() if START in reference else ():
-        lost = quality_lost(rows, chosen)
-        if not lost or not time_for(name, one * len(rows)):
-            break
-        tracking.say(f"\n{lost}: once more, {name}")
-        chosen, trainer = name, run(name, settings, params.seed)
-        for seed in [*rows][1:]:
-            run(name, settings, seed)
-    return Comparison(rows, chosen, trainer, verdict(rows, chosen))
+    return Comparison(rows, verdict(rows))
 
 
-def steps_back(tuned: Settings, start: Settings) -> dict[str, Settings]:
-    """Name -> settings without one more of the changes that alter what is learnt; the others leave the arithmetic as it is."""
-    found, last = {}, tuned
-    for name, fields in STEPS_BACK.items():
-        back = dataclasses.replace(last, **{field: getattr(start, field) for field in fields})
-        if back != last:
-            found[name] = last = back
-    return found
+def _differences(rows: Rows) -> list[float]:
+    """Of test F1 from the start of the same seed, which shares data, order and first weights: what differs between seeds is left out."""
+    return [found[TUNED]["f1"] - found[START]["f1"] for found in rows.values()]
 
 
-def quality_lost(rows: Rows, name: str) -> str:
-    """What to say if validation F1 is below the start's by more than the standard error over seeds; "" if not.
-
-    Stricter than the verdict, and blind to the test: what is chosen by a number is flattered by it.
-    """
-    differences = _differences(rows, name, "validation_f1")
-    if len(differences) == 1:
-        return ""
-    mean, error = statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
-    if mean >= -error:
-        return ""
-    return f"{name}: validation F1 {mean:+.4f} against the start, more than its standard error of {error:.4f}"
-
-
-def _differences(rows: Rows, name: str, score: str) -> list[float]:
-    """From the start of the same seed, which shares data, order and first weights: what differs between seeds is left out."""
-    return [found[name][score] - found[START][score] for found in rows.values()]
-
-
-def verdict(rows: Rows, chosen: str = TUNED) -> Verdict:
-    """Whether the runs of the chosen settings are faster, and whether their test F1 is told apart from the start's over seeds."""
-    f1 = {name: [found[name]["f1"] for found in rows.values() if name in found] for name in (START, chosen)}
+def verdict(rows: Rows) -> Verdict:
+    """Whether the tuned runs are faster, and whether their test F1 is told apart from the start's over seeds."""
+    f1 = {name: [found[name]["f1"] for found in rows.values() if name in found] for name in (START, TUNED)}
     if not f1[START]:
-        return Verdict({chosen: f1[chosen]}, [], None, "quality not checked: the start was not trained")
-    speed_up = [found[START]["training_seconds"] / found[chosen]["training_seconds"] for found in rows.values()]
-    differences = _differences(rows, chosen, "f1")
+        return Verdict({TUNED: f1[TUNED]}, [], None, "quality not checked: the start was not trained")
+    speed_up = [found[START]["training_seconds"] / found[TUNED]["training_seconds"] for found in rows.values()]
+    differences = _differences(rows)
     mean = statistics.mean(differences)
     if len(rows) == 1:
         why = f"quality not checked: F1 {mean:+.4f}, and one seed has no spread; raise further_seeds or tuning_minutes"

@@ -7,9 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from helpers.planning.calibrate import PROCESSOR, clock
-
-from .task import Task
+from .task import PROCESSOR, Task, clock
 
 TENSOR_CORES = (8, 0)  # compute capability from which on TF32 exists (NVIDIA Ampere whitepaper, 2020)
 

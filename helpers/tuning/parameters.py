@@ -62,9 +62,6 @@ class TuningParameters(Parameters):
         identity=False,
     )
     try_compile: bool = parameter(True, "Try torch.compile, too; it takes minutes.", group=TUNING)
-    calibrate: bool = parameter(
-        True, "Time a few steps for the planner and write calibration.json.", group=TUNING, identity=False
-    )
     compare_start: bool = parameter(
         True, "Train with the settings before tuning, too, and compare quality.", group=RUNS, identity=False
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from helpers import plan as planner
+from helpers import ranks
 from helpers.plan import Plan
 from helpers.planning.workloads import Workload
 from helpers.runtime import Runtime
@@ -22,6 +23,7 @@ from .parameters import TuningParameters, recipe
 from .workload import workload
 
 Encoded = list[dict]  # input_ids, attention_mask, labels
+PROCESSOR, WALL = "processor time", "wall time"
 TUNED = ("batch_size", "per_device_batch_size", "gradient_checkpointing")
 
 
@@ -164,3 +166,15 @@ def load_task(params: TuningParameters, texts: LabelledTexts, runtime: Runtime) 
     labels = [label for _, label in texts.train]
     weights = compute_class_weight("balanced", classes=np.unique(labels), y=labels) if params.class_weights else None
     return Task(texts, model, tokenizer, weights, params, runtime)
+
+
+def clock(runtime: Runtime) -> str:
+    """What speeds are measured in, PROCESSOR or WALL.
+
+    One thread of a CPU is timed in processor time, which other programs on the machine do not stretch. Several threads are
+    not: they may use processor time without being faster, and neither is a device that works beside the processor.
+    """
+    import torch
+
+    one = runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1
+    return PROCESSOR if one else WALL

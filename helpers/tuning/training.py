@@ -13,11 +13,10 @@ from transformers import DataCollatorWithPadding, Trainer
 
 from helpers.arguments import training_arguments
 from helpers.plan import Plan
-from helpers.planning.calibrate import PROCESSOR, clock
 from helpers.trainer import TrainerMixin
 
 from .evaluation import IGNORED, scores
-from .task import Encoded, Settings, Task
+from .task import PROCESSOR, Encoded, Settings, Task, clock
 
 # B batch · C labels
 

@@ -153,7 +153,7 @@ if float((slow - fast).abs().max()) > 1e-6:
 # ## Model and plan
 #
 # What will run and why, and what it is expected to take. Memory is counted: the training step
-# runs once on tensors without numbers. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time rests on what others published, on a CPU it is not known.
+# runs once on tensors without numbers. Time rests on what others published, on a CPU it is not known.
 
 # %%
 from helpers.graphmer.workload import workload

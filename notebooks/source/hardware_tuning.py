@@ -144,25 +144,6 @@ figure = climb.plot(
 )
 
 # %% [markdown]
-# The verdict in plain code, on the last change that was timed more than once: of the logarithms of its ratios the mean, and
-# Student's 95 % interval with the larger noise, that of the start or their own.
-
-# %%
-import numpy as np
-from scipy.stats import t
-
-from helpers.tuning.decision import Noise
-
-timed = [rung for rung in climbed.rungs if len(rung.gains) > 1]
-first, last = np.log(timed[0].gains), np.log(timed[-1].gains)
-variance = max(2 * first.var(ddof=1), last.var(ddof=1))
-half = t.ppf(0.975, len(first) + len(last) - 2) * np.sqrt(variance / len(last))
-plain = np.exp(last.mean() + half * np.array([0, -1, 1]))
-print(timed[-1].name, "in plain code: {:.2f} x ({:.2f} to {:.2f})".format(*plain))
-ladder = Noise.of(timed[0].gains).interval(timed[-1].gains)
-np.testing.assert_allclose(plain, [ladder.value, ladder.low, ladder.high])
-
-# %% [markdown]
 # ## The tuned run
 #
 # As many examples as the start would see; a larger batch takes fewer steps, at a learning rate that grows with the square
@@ -170,12 +151,11 @@ np.testing.assert_allclose(plain, [ladder.value, ladder.low, ladder.high])
 # above, whose clock starts after four steps: a run of few steps takes longer.
 
 # %%
-from helpers.planning.calibrate import clock
+from helpers.tuning.task import clock
 from helpers.tuning.training import ClassifierTrainer
 
 trainer = ClassifierTrainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
 tables.show(tuned.changes(start))
-tables.show(trainer.plan.rows())
 
 # %%
 forecast = experiment.forecast(climbed, trainer.plan, task)
@@ -184,14 +164,10 @@ before = experiment.examine(trainer, task)
 tables.show([{"model": "untrained", **before}])
 
 # %%
-from helpers.tuning.monitoring import Monitor
-
-with Monitor(machine) as monitor:
-    output = trainer.train(resume_from_checkpoint=params.resume)
+output = trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown] tags=["gpu"]
 # What the run cost, measured. `mfu`, the model FLOPs utilisation, is the share of the named datasheet peak that was used.
-# Where the plot below shows low utilisation, the device waits: for the loader, for Python, for a larger batch.
 
 # %% [markdown] tags=["tpu"]
 # What the run cost, measured, compilation apart. Compiles after warm-up and host syncs a step must be 0: anything else
@@ -201,25 +177,22 @@ with Monitor(machine) as monitor:
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 tables.show(forecast.beside(measured["train"]))
-figure = monitor.plot(folder / "figures" / "utilisation.png", title="The tuned run")
 
 # %% [markdown]
 # ## Against the start, at equal quality
 #
 # The same training with the stock settings, and both again with `further_seeds` more seeds as far as `tuning_minutes` allow:
-# with one seed there is no spread, and quality counts as not checked. Where validation says that it was lost, a step back is
-# taken and trained, too: without length-grouped batches first, then at full length, with the first optimizer, the first
-# batch size, the first precision. Of two labels the threshold is chosen on validation alone, and so are the settings that
-# stay.
+# with one seed there is no spread, and quality counts as not checked. Of two labels the threshold is chosen
+# on validation alone.
 
 # %%
 timed = {"spent": climbed.seconds, "speed_up": climbed.top.speed_up}
 compared = experiment.compare(trainer, task, folder, **timed)
-after = compared.rows[params.seed][compared.chosen]
+after = compared.rows[params.seed]["tuned"]
 
 # %%
 tables.show(compared.table(), f"Training in {clock(machine)}")
-print(f"{compared.verdict.why}\nkept: {compared.chosen}")
+print(compared.verdict.why)
 
 # %% [markdown]
 # ## Save, reload, classify
@@ -229,10 +202,10 @@ print(f"{compared.verdict.why}\nkept: {compared.chosen}")
 # %%
 from transformers import pipeline
 
-reloaded, tokenizer, difference = experiment.save_and_reload(compared.trainer, task, folder / "model")
+reloaded, tokenizer, difference = experiment.save_and_reload(trainer, task, folder / "model")
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
 classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
-tables.show(classify(params.text, top_k=3, truncation=True, max_length=compared.trainer.settings.length), params.text)
+tables.show(classify(params.text, top_k=3, truncation=True, max_length=trainer.settings.length), params.text)
 if after["threshold"] is not None:
     print(f"on validation {texts.labels[1]!r} was best from a score of {after['threshold']:.2f} on")
 
@@ -245,19 +218,8 @@ if after["threshold"] is not None:
 # %%
 from helpers.tuning import export
 
-for file in export.write(task, compared.trainer.settings, folder / "stock", model="../model"):
+for file in export.write(task, trainer.settings, folder / "stock", model="../model"):
     print(file.resolve())
-
-# %% [markdown]
-# ## Calibrate the planner
-#
-# A few real steps of this model in three sizes. With the file in the folder that a notebook runs in, this model's time is
-# forecast from it before anything is tuned, and that of another notebook's model is scaled from it (`calibrate=False`
-# leaves it out).
-
-# %%
-if params.calibrate:
-    tables.show(experiment.calibrate(task, folder))
 
 # %%
 results_file = run_folder.write_results(
@@ -272,8 +234,7 @@ results_file = run_folder.write_results(
     forecast=forecast.results(),
     data=texts.results(),
     model={"base_model": params.base_model, "trainable": trained},
-    settings={"start": vars(start), "tuned": vars(tuned), "chosen": vars(compared.trainer.settings)},
-    monitoring=monitor.results(),
+    settings={"start": vars(start), "tuned": vars(tuned)},
     eval={"before": before, "after": after, "baselines": {"start": compared.rows[params.seed].get("start")}},
     artifacts={"model": "model", "figures": "figures"},
 )

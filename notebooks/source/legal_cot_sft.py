@@ -121,7 +121,7 @@ print(encoded.layout.shown(encoded.splits.train[0]))
 # ## Plan
 #
 # What will run and why, and what it is expected to take. Memory is counted: the training step runs
-# once on tensors without numbers. Without a `calibration.json` (`hardware_tuning` writes one) time rests on what others published;
+# once on tensors without numbers. Time rests on what others published;
 # a CPU's is unknown.
 
 # %%

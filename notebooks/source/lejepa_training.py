@@ -126,7 +126,7 @@ tables.show([vars(fitted)], "The closed-form head")
 # ## Plan
 #
 # What will run, and why; then what it is expected to take, and what that rests on. Memory is counted with every view as long
-# as it may be. Without a `calibration.json` of this machine (`hardware_tuning` writes one) time rests on what others published, on a CPU
+# as it may be. Time rests on what others published, on a CPU
 # it is not known.
 #
 # SIGReg and the contrastive term are about a whole batch. One that does not fit is embedded in `gradient_accumulation_steps`

@@ -108,8 +108,7 @@ tables.show([weights], "Weights")
 # %% [markdown]
 # ## Plan
 #
-# What will run and why, and what it is expected to take. A `calibration.json` (`hardware_tuning` writes one) makes time a
-# measured one.
+# What will run and why, and what it is expected to take.
 
 # %%
 from helpers import plan as planner
