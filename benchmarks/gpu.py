@@ -69,7 +69,7 @@ def machine(here: Here) -> dict:
     """The device, and which of the optional kernels are installed."""
     import torch
 
-    from helpers import provenance
+    from helpers.run import provenance
 
     found = report.machine(here.kind, ("torch", "transformers", "flash-attn", "bitsandbytes", "triton", "nvidia-ml-py"))
     found["helpers"] = provenance.code()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.gpu_parts import Here  # noqa: E402
-from helpers import runtime  # noqa: E402  before transformers, which it tells whether there is a TPU
+from helpers.machine import runtime  # noqa: E402  before transformers, which it tells whether there is a TPU
 
 HERE = runtime.detect(False)
 

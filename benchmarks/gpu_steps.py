@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.gpu_parts import Here, NotHere  # noqa: E402
-from helpers import ranks, runtime  # noqa: E402  before transformers, which it tells whether there is a TPU
+from helpers.machine import ranks, runtime  # noqa: E402  before transformers, which it tells whether there is a TPU
 
 # isort: split
 import torch  # noqa: E402
@@ -51,16 +51,16 @@ HERE = runtime.detect(False)
 from transformers import BertConfig, PreTrainedModel, Qwen2Config, Trainer, TrainerCallback  # noqa: E402
 
 from benchmarks.timing import WARM_UP, StepTimes  # noqa: E402
-from helpers import checkpoint  # noqa: E402
-from helpers.arguments import training_arguments  # noqa: E402
 from helpers.graphmer.training import use_deterministic_kernels  # noqa: E402
-from helpers.meter import peak_memory  # noqa: E402
-from helpers.plan import DoesNotFit, Plan, Recipe, plan  # noqa: E402
-from helpers.planning.counting import count  # noqa: E402
-from helpers.planning.forecast import here as forecast_here  # noqa: E402
-from helpers.planning.workloads import Asked, Workload, room  # noqa: E402
-from helpers.runtime import Runtime  # noqa: E402
-from helpers.trainer import TrainerMixin  # noqa: E402
+from helpers.machine.runtime import Runtime  # noqa: E402
+from helpers.plan.counting import count  # noqa: E402
+from helpers.plan.forecast import here as forecast_here  # noqa: E402
+from helpers.plan.settings import DoesNotFit, Plan, Recipe, plan  # noqa: E402
+from helpers.plan.workloads import Asked, Workload, room  # noqa: E402
+from helpers.train import checkpoint  # noqa: E402
+from helpers.train.arguments import training_arguments  # noqa: E402
+from helpers.train.meter import peak_memory  # noqa: E402
+from helpers.train.trainer import TrainerMixin  # noqa: E402
 
 STEPS, LEAST_STEPS = 20, 6  # optimizer steps; the least where they take long
 SHARE = 0.4  # of a part's time that goes into steps; the rest is for making the model and for counting
@@ -428,7 +428,7 @@ def together(here: Here) -> dict:
         target = ["benchmarks.gpu_steps:in_processes", "-p", "output", str(output), "-p", "kind", here.kind]
         target += ["-p", "small", "yes"] if here.small else []
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command = [*torchrun, "-m", "helpers.processes", *target]
+        command = [*torchrun, "-m", "helpers.batch.processes", *target]
         subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=True)
         found[str(processes)] = json.loads(output.read_text())
         here.keep(found)
@@ -479,7 +479,7 @@ def notebook(name: str, here: Here) -> dict:
     """All cells of a notebook on its sample, headless: whether it ends, and what it writes."""
     output = here.folder / "out"
     values = [text for key, value in TOLD[name].items() for text in ("-p", key, str(value))]
-    command = [sys.executable, "-m", "helpers.processes", str(ROOT / f"notebooks/{name}.ipynb")]
+    command = [sys.executable, "-m", "helpers.batch.processes", str(ROOT / f"notebooks/{name}.ipynb")]
     done = subprocess.run(
         [*command, "-p", "output_dir", str(output), *values], cwd=ROOT, stdout=sys.stderr, check=False
     )

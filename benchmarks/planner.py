@@ -21,10 +21,11 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import public_runs  # noqa: E402
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
-from helpers import outlook, runtime  # noqa: E402
-from helpers.planning.forecast import Forecast  # noqa: E402
-from helpers.planning.speed import PUBLISHED  # noqa: E402
-from helpers.planning.workloads import ROOMS, Asked, room  # noqa: E402
+from helpers.machine import runtime  # noqa: E402
+from helpers.plan import outlook  # noqa: E402
+from helpers.plan.forecast import Forecast  # noqa: E402
+from helpers.plan.speed import PUBLISHED  # noqa: E402
+from helpers.plan.workloads import ROOMS, Asked, room  # noqa: E402
 
 MEMORY_TARGET = 0.05
 EXAMPLES = 2  # of the micro-batch whose memory is measured
@@ -32,7 +33,7 @@ EXAMPLES = 2  # of the micro-batch whose memory is measured
 
 def memory_of(notebook: str, here: runtime.Runtime) -> dict:
     """Counted and allocated bytes of one step."""
-    from helpers.planning.counting import count
+    from helpers.plan.counting import count
 
     _, step = room(notebook).planned(Asked(), here, weights=True)
     examples = max(EXAMPLES, step.least)

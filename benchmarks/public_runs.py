@@ -5,7 +5,7 @@
 The seconds of a step over what peak and bandwidth allow are fitted by least squares, in which each source weighs the root
 of its number of runs. The interval of a kind of device is the shortest that holds HELD of the residuals of its runs, each
 left out of the fit, but never wider than WIDEST. It is tested on each run by a fit to all others, and on each source by a
-fit, with intervals of its own, to all other sources. helpers/planning/speed.py has the numbers.
+fit, with intervals of its own, to all other sources. helpers/plan/speed.py has the numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from report import machine, write  # noqa: E402
 
-from helpers.hardware import CATALOGUE  # noqa: E402
-from helpers.planning.speed import ADAMW_BYTES, clipped  # noqa: E402
+from helpers.machine.hardware import CATALOGUE  # noqa: E402
+from helpers.plan.speed import ADAMW_BYTES, clipped  # noqa: E402
 
 RUNS = ROOT / "docs/results/public_runs.json"
 FIT = RUNS.with_name("public_runs_fit.json")
@@ -150,7 +150,7 @@ def interval(residuals: np.ndarray) -> tuple[float, float]:
 
 
 def planner(runs: Sequence[Run]) -> dict[str, tuple[float, ...]]:
-    """`helpers.planning.speed.PUBLIC`: least, most, size and balance; on a GPU of kernels that are launched one by one."""
+    """`helpers.plan.speed.PUBLIC`: least, most, size and balance; on a GPU of kernels that are launched one by one."""
     (gpu, tpu, balance, size, alone), residuals = fit(runs)
     constants, slopes = {"cuda": gpu, "xla": tpu}, {"cuda": size + alone, "xla": 0.0}
     return {

@@ -9,10 +9,10 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers import provenance
-from helpers.hardware import cpu_name
+from helpers.machine.hardware import cpu_name
+from helpers.run import provenance
 
-# Huge pages for torch on a CPU, as in the notebooks (helpers/runtime.py); torch reads it when it is loaded.
+# Huge pages for torch on a CPU, as in the notebooks (helpers/machine/runtime.py); torch reads it when it is loaded.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -65,7 +65,7 @@ SMALL = {
 
 def trainer_of(notebook: str, values: dict, twin: str = ""):
     """The trainer that a notebook's cells make, just before its training cell."""
-    from helpers.processes import cells, run_cells
+    from helpers.batch.processes import cells, run_cells
 
     sources = cells(ROOT / "notebooks" / f"{notebook}{twin}.ipynb", values)
     with contextlib.redirect_stdout(io.StringIO()):

@@ -26,13 +26,13 @@ from report import machine as this_machine  # noqa: E402
 from report import write  # noqa: E402
 from transformers import BertConfig  # noqa: E402
 
-from helpers.plan import plan  # noqa: E402
-from helpers.planning import tpu_compiler  # noqa: E402
-from helpers.planning.counting import count  # noqa: E402
-from helpers.planning.machines import machine, runtime_of  # noqa: E402
-from helpers.planning.speed import ADAMW_BYTES  # noqa: E402
-from helpers.planning.tpu_step import begin, trace  # noqa: E402
-from helpers.planning.workloads import Asked, room  # noqa: E402
+from helpers.plan import tpu_compiler  # noqa: E402
+from helpers.plan.counting import count  # noqa: E402
+from helpers.plan.machines import machine, runtime_of  # noqa: E402
+from helpers.plan.settings import plan  # noqa: E402
+from helpers.plan.speed import ADAMW_BYTES  # noqa: E402
+from helpers.plan.tpu_step import begin, trace  # noqa: E402
+from helpers.plan.workloads import Asked, room  # noqa: E402
 
 OUTPUT = ROOT / "docs/results/tpu_compiler_steps.json"
 HARDWARE = ("v5e-1", "v5e-8")

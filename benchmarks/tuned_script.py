@@ -27,7 +27,7 @@ from benchmarks import report  # before torch, which it gives huge pages
 # isort: split
 from transformers import Trainer
 
-from helpers import runtime
+from helpers.machine import runtime
 from helpers.tuning import export
 from helpers.tuning.experiment import load_texts
 from helpers.tuning.parameters import TuningParameters

@@ -23,7 +23,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from helpers import batch
+from helpers.batch import command as batch
 
 ROOT = Path(__file__).resolve().parents[1]
 GALLERY = ROOT / "docs/gallery"

@@ -36,8 +36,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers import tables  # noqa: E402  the checkout's, wherever this is started
 from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
+from helpers.show import tables  # noqa: E402  the checkout's, wherever this is started
 
 MOST_MAIN = 8
 WIDGETS = {str: "string", bool: "boolean", int: "integer", float: "number"}

@@ -16,6 +16,6 @@ except (ValueError, OSError):
 if hashlib.sha256(packed).hexdigest() != SHA256:
     raise RuntimeError("The payload is damaged: upload the notebook again, as it came.")
 files = dict(file.split("\n", 1) for file in packed.decode().split("\0"))
-exec(files["helpers/unpacking.py"], unpacking := {"__name__": "unpacking"})
+exec(files["helpers/notebook/unpacking.py"], unpacking := {"__name__": "unpacking"})
 unpacking["use"](files, SHA256)
-installed = importlib.import_module("helpers.setup").install(REQUIREMENTS)
+installed = importlib.import_module("helpers.notebook.setup").install(REQUIREMENTS)

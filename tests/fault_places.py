@@ -138,7 +138,7 @@ class TwoProcesses(Command):
     def command(self):
         where = ["-p", "folder", output_of(self.work), "-p", "options", json.dumps(self.options)]
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        return [*torchrun, "-m", "helpers.processes", "tests.moments:train", *where]
+        return [*torchrun, "-m", "helpers.batch.processes", "tests.moments:train", *where]
 
 
 class OneOfTwo(TwoProcesses):

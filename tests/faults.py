@@ -45,7 +45,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers import checkpoint, provenance  # noqa: E402
+from helpers.run import provenance  # noqa: E402
+from helpers.train import checkpoint  # noqa: E402
 from tests import fault_places, moments, single_faults  # noqa: E402
 from tests.fault_places import PLACES, Command, output_of  # noqa: E402
 
@@ -225,7 +226,7 @@ def outcome(cell: Cell, references: References, work: Path) -> dict:
 
 
 def versions(kind: str) -> dict[str, str]:
-    code = "import json; from helpers import provenance; print(json.dumps(provenance.versions()))"
+    code = "import json; from helpers.run import provenance; print(json.dumps(provenance.versions()))"
     command = [fault_places.python(kind), "-c", code]
     return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
 

@@ -59,16 +59,16 @@ SMALL = {
 def main(output_dir: str, options: dict) -> dict:
     if options["kind"] == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
-    from helpers import runtime
+    from helpers.machine import runtime
 
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
 
-    from helpers import xla
     from helpers.graphmer import experiment
     from helpers.graphmer.configuration import override, read_configuration
     from helpers.graphmer.training import new_trainer
+    from helpers.machine import xla
 
     torch.set_num_threads(1)
     changes = SMALL | options["changes"]

@@ -1,4 +1,4 @@
-"""The five notebooks' trainers as `torchrun -m helpers.processes tests.launched:train` runs them, in one process or several.
+"""The five notebooks' trainers as `torchrun -m helpers.batch.processes tests.launched:train` runs them, in one process or several.
 
 Small models, real trainers, the same examples a step however many processes share them, and no dropout, which is each
 process's own.
@@ -17,7 +17,7 @@ MODELS = "reservoir legal lejepa graphmer tuning"
 
 
 def linger(folder: str) -> None:
-    from helpers import ranks
+    from helpers.machine import ranks
 
     if ranks.is_main():
         (Path(folder) / "here").touch()
@@ -25,7 +25,7 @@ def linger(folder: str) -> None:
 
 
 def fail(missing: str) -> None:
-    from helpers import ranks
+    from helpers.machine import ranks
 
     if ranks.rank() == 1:
         Path(missing).read_bytes()
@@ -46,7 +46,7 @@ def train(folders: str, models: str = MODELS, halfway: str = "", pause: str = "0
 
 
 def _train(folder: str, models: str, halfway: str) -> None:
-    from helpers import ranks
+    from helpers.machine import ranks
 
     found = {}
     there = ranks.broadcast([path.name for path in Path(folder).glob("*")])
@@ -78,7 +78,7 @@ def _without_dropout() -> None:
 def _stopping_after(steps: int, run) -> None:
     from transformers import TrainerCallback
 
-    from helpers.trainer import TrainerMixin
+    from helpers.train.trainer import TrainerMixin
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -108,7 +108,7 @@ def reservoir(folder: Path) -> list[dict]:
 
 def lejepa(folder: Path) -> list[dict]:
     """In chunks, with the contrastive term; SIGReg's statistic is that of all processes."""
-    from helpers import ranks
+    from helpers.machine import ranks
     from tests import lejepa_run
 
     options = {"batch_size": BATCH, "dropout": 0.0, "steps": STEPS, "save_steps": STEPS // 2, "eval_steps": STEPS // 2}
@@ -131,8 +131,8 @@ def graphmer(folder: Path) -> list[dict]:
     import http
     import json as package
 
-    from helpers import ranks
     from helpers.graphmer import experiment
+    from helpers.machine import ranks
     from tests import graph_run
 
     sources = folder.with_name("sources")
@@ -175,9 +175,9 @@ def tuning(folder: Path) -> list[dict]:
 
 
 def legal(folder: Path) -> list[dict]:
-    from helpers import checkpoint
     from helpers.legal import experiment
     from helpers.legal.parameters import LegalParameters
+    from helpers.train import checkpoint
 
     params = LegalParameters(**LEGAL | {"output_dir": str(folder)})
     experiment.train_together(json.dumps(params.model_dump()))

@@ -55,16 +55,16 @@ def rows(count: int, length: int, seed: int, alphabet: tuple[int, int] = (3, 60)
 def main(output_dir: str, options: dict) -> dict:
     if options["kind"] == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
-    from helpers import runtime
+    from helpers.machine import runtime
 
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
 
-    from helpers import xla
     from helpers.legal.model import load_model
     from helpers.legal.parameters import LegalParameters
     from helpers.legal.training import LegalTrainer
+    from helpers.machine import xla
     from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)

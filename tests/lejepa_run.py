@@ -137,18 +137,18 @@ def retrieval():
 def main(output_dir: str, options: dict) -> dict:
     if options["kind"] == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
-    from helpers import runtime
+    from helpers.machine import runtime
 
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
 
-    from helpers import xla
     from helpers.lejepa.experiment import RankingLoss
     from helpers.lejepa.loss import LeJEPALoss
     from helpers.lejepa.parameters import EmbeddingParameters
     from helpers.lejepa.sigreg import SIGReg
     from helpers.lejepa.training import new_trainer
+    from helpers.machine import xla
     from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)

@@ -30,7 +30,7 @@ DRIVERS = {
 
 def train(folder: str, model: str = "reservoir", kind: str = "cpu", options: str = "{}") -> None:
     """Trains; of `options`, `clock` (seconds by which the clock jumps half way) and `report_to` are meant for here."""
-    from helpers import ranks, runtime
+    from helpers.machine import ranks, runtime
 
     given = json.loads(options)
     clock, report_to = given.pop("clock", 0.0), given.pop("report_to", "none")
@@ -51,8 +51,9 @@ def train(folder: str, model: str = "reservoir", kind: str = "cpu", options: str
 def _prepare(beside: Path, clock: float, report_to: str) -> None:
     from transformers import TrainerCallback
 
-    from helpers import ranks, tracking, xla
-    from helpers.trainer import TrainerMixin
+    from helpers.machine import ranks, xla
+    from helpers.show import tracking
+    from helpers.train.trainer import TrainerMixin
 
     waiting = beside / "moment"
     moment = waiting.read_text() if waiting.exists() and ranks.is_main() else ""

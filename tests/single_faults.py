@@ -23,7 +23,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from helpers import checkpoint, provenance
+from helpers.run import provenance
+from helpers.train import checkpoint
 from tests.fault_places import Command, environment, output_of, python
 from tests.moments import STEPS
 

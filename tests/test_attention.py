@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from helpers import attention
-from helpers.attention import SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
+from helpers.machine import attention
+from helpers.machine.attention import SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
 # B batch · H heads · T tokens · D head size

@@ -10,7 +10,7 @@ import papermill
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from helpers import batch
+from helpers.batch import command as batch
 
 pytestmark = pytest.mark.once
 

@@ -6,10 +6,11 @@ import signal
 
 import pytest
 
-from helpers import batch, local_runs
-from helpers.execution import execute
-from helpers.kernels import Kernels
-from helpers.local_runs import LocalRuns
+from helpers.batch import command as batch
+from helpers.batch import local_runs
+from helpers.batch.execution import execute
+from helpers.batch.kernels import Kernels
+from helpers.batch.local_runs import LocalRuns
 from tests import batch_training
 from tests.batch_training import alive, command, losses, said, table, wait_for
 

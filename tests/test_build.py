@@ -230,7 +230,15 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
 
 def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
     files = carried(build.notebook(tiny, "gpu"))
-    needed = ("__init__", "unpacking", "setup", "provenance", "parameters")
+    needed = (
+        "__init__",
+        "notebook/__init__",
+        "notebook/unpacking",
+        "notebook/setup",
+        "run/__init__",
+        "run/provenance",
+        "parameters",
+    )
     assert {f"helpers/{name}.py" for name in needed} == set(files)
     assert all((ROOT / name).read_bytes() == content for name, content in files.items())
 
@@ -238,7 +246,7 @@ def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
 def test_setup_cell_says_what_it_carries_before_the_payload(tiny):
     header = build.twin_cells(tiny, "gpu")[1].source.partition("PAYLOAD = ")[0]
     assert header.startswith("# @title Setup: unpack helpers, install what is missing")
-    assert "# PAYLOAD holds 5 files of this project's package helpers" in header
+    assert "# PAYLOAD holds 7 files of this project's package helpers" in header
     assert "`pip install helpers` would install a stranger's" in header
 
 
@@ -267,7 +275,7 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
         if cell.cell_type == "code" and "setup" not in cell.metadata.get("tags", [])
     ]
     script = tmp_path / "script.py"
-    script.write_text("import helpers.unpacking, helpers.setup\n" + "\n".join(code), encoding="utf-8")
+    script.write_text("import helpers.notebook.unpacking, helpers.notebook.setup\n" + "\n".join(code), encoding="utf-8")
     finder = modulefinder.ModuleFinder(path=[str(tmp_path)])
     finder.run_script(str(script))
     found = {
@@ -430,9 +438,9 @@ def machine(tiny, tmp_path):
 
 
 def write_stranger(folder: Path) -> None:
-    (folder / "helpers").mkdir(parents=True)
+    (folder / "helpers" / "notebook").mkdir(parents=True)
     (folder / "helpers" / "__init__.py").write_text("stranger = True\n", encoding="utf-8")
-    (folder / "helpers" / "setup.py").write_text("stranger = True\n", encoding="utf-8")
+    (folder / "helpers" / "notebook" / "setup.py").write_text("stranger = True\n", encoding="utf-8")
 
 
 def test_setup_cell_alone_in_an_empty_folder_imports_the_payload(machine):
@@ -468,10 +476,12 @@ def test_a_cache_that_cannot_be_written_is_no_hindrance(machine, tmp_path):
     assert Path(json.loads(finished.stdout.splitlines()[-1])[0]).is_relative_to(machine.temp)
 
 
-@pytest.mark.parametrize("before", ["", "import helpers.setup"], ids=["importable", "imported"])
+@pytest.mark.parametrize("before", ["", "import helpers.notebook.setup"], ids=["importable", "imported"])
 def test_setup_cell_wins_over_a_strangers_helpers(machine, before):
     write_stranger(machine.cwd)
-    finished = machine.run(before, "setup()", REPORT, "import helpers.setup; helpers.setup.install('')")
+    finished = machine.run(
+        before, "setup()", REPORT, "import helpers.notebook.setup; helpers.notebook.setup.install('')"
+    )
     assert finished.returncode == 0, finished.stderr
     file, is_stranger = json.loads(finished.stdout.splitlines()[-1])
     assert Path(file).parents[1] in machine.unpacked()
@@ -507,7 +517,7 @@ def test_setup_cell_prefers_a_checkout_of_the_same_content(machine, tmp_path):
 def test_setup_cell_passes_over_a_checkout_that_differs_in_one_byte(machine, tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
-    with (checkout / "helpers" / "setup.py").open("ab") as file:
+    with (checkout / "helpers" / "notebook" / "setup.py").open("ab") as file:
         file.write(b"\n")
     finished = machine.run("setup()", REPORT, cwd=checkout)
     assert finished.returncode == 0, finished.stderr

@@ -1,4 +1,4 @@
-"""helpers.checkpoint: whole or absent, against damage, a full disk, and a kill at every file operation."""
+"""helpers.train.checkpoint: whole or absent, against damage, a full disk, and a kill at every file operation."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import checkpoint
+from helpers.train import checkpoint
 
 pytestmark = pytest.mark.once
 
@@ -248,7 +248,7 @@ FULL_DISK = """
 import json, resource, signal, sys
 from pathlib import Path
 import safetensors.torch, torch
-from helpers import checkpoint
+from helpers.train import checkpoint
 output_dir = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 state = {"weight": torch.zeros(300_000)}
@@ -299,7 +299,7 @@ def test_refused_writes_leave_only_the_older_checkpoint(full_disk):
 KILLED = """
 import json, shutil, sys
 from pathlib import Path
-from helpers import checkpoint
+from helpers.train import checkpoint
 from tests.killing import killed
 from tests.test_checkpoint import fill, names, truncate, write
 base, case = Path(sys.argv[1]), sys.argv[2]

@@ -1,4 +1,4 @@
-"""helpers.planning.counting: the step on fake tensors against real steps, torch's own counters and hand arithmetic."""
+"""helpers.plan.counting: the step on fake tensors against real steps, torch's own counters and hand arithmetic."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.planning import counting
-from helpers.planning.counting import LiveBytes, count
+from helpers.plan import counting
+from helpers.plan.counting import LiveBytes, count
 
 from .workloads import bert, stack
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import grid
+from helpers.batch import grid
 
 pytestmark = pytest.mark.once
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import checkpoint
+from helpers.train import checkpoint
 
 from .test_resume import SLOW_ON_XLA, fingerprint, result, run
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from helpers import checkpoint, xla
+from helpers.machine import xla
+from helpers.train import checkpoint
 
 from .test_resume import SLOW_ON_XLA, result, run
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers import xla
+from helpers.machine import xla
 from tests import fault_places, faults, moments, single_faults
 from tests.faults import Cell
 

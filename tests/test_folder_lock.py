@@ -1,4 +1,4 @@
-"""helpers.folder_lock: two processes never write one run."""
+"""helpers.run.folder_lock: two processes never write one run."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ from filelock import SoftFileLease
 
 pytestmark = pytest.mark.once
 
-from helpers import folder_lock  # noqa: E402
+from helpers.run import folder_lock  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = "import sys, time; from helpers import folder_lock; folder_lock.own(sys.argv[1]); print('owns', flush=True); time.sleep(60)"
+OWN = "import sys, time; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); print('owns', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_an_owner_on_another_machine_that_gives_a_sign_of_life_is_left_alone(tmp
 
 
 def test_the_owner_comes_back_as_often_as_it_likes_and_leaves_nothing_at_its_end(tmp_path):
-    own = "import sys; from helpers import folder_lock; folder_lock.own(sys.argv[1]); folder_lock.own(sys.argv[1])"
+    own = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1]); folder_lock.own(sys.argv[1])"
     subprocess.run([sys.executable, "-c", own, str(tmp_path)], cwd=ROOT, check=True)
     assert not (tmp_path / folder_lock.LOCK_FILE).exists()
 

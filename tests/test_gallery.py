@@ -12,7 +12,7 @@ import papermill
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from helpers import grid
+from helpers.batch import grid
 
 pytestmark = pytest.mark.once
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import xla
+from helpers.machine import xla
 
 if xla.installed():  # the benchmark says, where it is loaded, that there is no TPU
     pytest.skip(
@@ -21,7 +21,7 @@ if xla.installed():  # the benchmark says, where it is loaded, that there is no 
 
 from benchmarks import gpu, gpu_kernels, gpu_steps
 from benchmarks.gpu_parts import Here, NotHere
-from helpers.hardware import cpu_name
+from helpers.machine.hardware import cpu_name
 
 pytestmark = [
     pytest.mark.once,

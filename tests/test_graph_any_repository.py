@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import runtime
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import PROFILES, Configuration, override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
@@ -21,8 +20,9 @@ from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.parameters import profile
 from helpers.graphmer.training import LeafyChainCollator
 from helpers.graphmer.workload import planned
-from helpers.planning.machines import machine, runtime_of
-from helpers.planning.workloads import Asked
+from helpers.machine import runtime
+from helpers.plan.machines import machine, runtime_of
+from helpers.plan.workloads import Asked
 
 from .graph_run import SMALL
 from .test_graph_documents import library

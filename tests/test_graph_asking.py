@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers import runtime
 from helpers.graphmer import asking, evaluation, experiment
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.asking import GUESS, KNOWN, OPEN, GraphMER
@@ -23,6 +22,7 @@ from helpers.graphmer.graph.knowledge_graph import read_graph
 from helpers.graphmer.links.predictor import ROOT_FIELDS, LinkPredictor
 from helpers.graphmer.links.ranking import DIRECTIONS, admitted, score
 from helpers.graphmer.searching import search
+from helpers.machine import runtime
 
 from .elsewhere import answers
 from .graph_run import SMALL

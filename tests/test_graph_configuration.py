@@ -11,10 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from helpers import runtime
 from helpers.graphmer.configuration import PROFILES, Configuration, Stage, override, read_configuration, to_yaml
 from helpers.graphmer.parameters import GraphParameters, in_precision
-from helpers.runtime import Runtime
+from helpers.machine import runtime
+from helpers.machine.runtime import Runtime
 
 from .graph_batches import weight_count
 

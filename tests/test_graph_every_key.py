@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import plan as planner
-from helpers import runtime
 from helpers.graphmer import evaluation, experiment
 from helpers.graphmer.configuration import PROFILES, Configuration, override, read_configuration
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.encoder import Attention
 from helpers.graphmer.training import new_trainer
+from helpers.machine import runtime
+from helpers.plan import settings as planner
 
 from .xla_process import cpu_here
 

@@ -7,10 +7,10 @@ import torch
 from scipy.sparse.csgraph import shortest_path
 from transformers import AutoModel
 
-from helpers import attention
 from helpers.graphmer.modeling_graphmer.configuration_graphmer import GraphMERConfig
 from helpers.graphmer.modeling_graphmer.encoder import GraphMERModel
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.machine import attention
 
 from .graph_batches import ALL_TERMS, PAD, H, L, V, check_batch, config, inputs, leafy_batch, perturbed, weight_count
 from .xla_process import answers_on_xla
@@ -439,7 +439,7 @@ def test_malformed_batches_raise_an_error_that_names_the_field(change, message):
 ON_XLA = """
 import json
 import torch
-from helpers import xla
+from helpers.machine import xla
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from tests.graph_batches import ALL_TERMS, config, leafy_batch
 from tests.test_graph_model import CASES

@@ -329,7 +329,7 @@ def test_both_directions_of_a_triple_have_different_scores():
 ON_XLA = """
 import json
 import torch
-from helpers import xla
+from helpers.machine import xla
 device = xla.start()
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from tests.graph_batches import ALL_TERMS, config, leafy_batch, perturbed

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import checkpoint, xla
+from helpers.machine import xla
+from helpers.train import checkpoint
 
 from . import forked
 from .test_graph_documents import library

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import xla
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.machine import xla
 
 from .graph_run import SMALL
 from .notebook_run import assert_refuses, refused, run, text_of

@@ -1,13 +1,13 @@
-"""helpers.hardware, machines and prices of the planner: names of machines, what each figure rests on, and what an hour costs."""
+"""helpers.machine.hardware, machines and prices of the planner: names of machines, what each figure rests on, and what an hour costs."""
 
 import json
 import re
 
 import pytest
 
-from helpers import hardware
-from helpers.planning import prices
-from helpers.planning.machines import NAMES, machine, runtime_of
+from helpers.machine import hardware
+from helpers.plan import prices
+from helpers.plan.machines import NAMES, machine, runtime_of
 
 pytestmark = pytest.mark.once
 

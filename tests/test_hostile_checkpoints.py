@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from helpers import checkpoint, run_folder
 from helpers.parameters import Parameters
+from helpers.run import run_folder
+from helpers.train import checkpoint
 
 from .hostile import MARKER, cases, guarded, payload
 from .test_hostile_models import FORMS, HEADERS, header, saved

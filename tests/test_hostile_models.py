@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from helpers import runtime
 from helpers.legal.model import load_model, sample_model, sample_tokenizer
 from helpers.legal.parameters import LegalParameters
 from helpers.lejepa.model import GaussianEmbeddingGemma
+from helpers.machine import runtime
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.tuning.classifier import load_classifier
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import run_folder
 from helpers.graphmer.parameters import GraphParameters
 from helpers.legal.parameters import LegalParameters
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.parameters import parameter as declared
 from helpers.reservoir.parameters import ReservoirParameters
+from helpers.run import run_folder
 from helpers.tuning.parameters import TuningParameters
 
 from .hostile import MARKER, cases, guarded

@@ -1,4 +1,4 @@
-"""helpers.interruption: SIGTERM, a loss that is no number, memory that does not suffice."""
+"""helpers.train.interruption: SIGTERM, a loss that is no number, memory that does not suffice."""
 
 import math
 import os
@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 
 from transformers import TrainerControl  # noqa: E402
 
-from helpers import ranks  # noqa: E402
-from helpers.interruption import (  # noqa: E402
+from helpers.machine import ranks  # noqa: E402
+from helpers.train.interruption import (  # noqa: E402
     SIGNALS,
     FiniteGuard,
     Stops,

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers import checkpoint, processes, runtime
+from helpers.batch import processes
+from helpers.machine import runtime
+from helpers.train import checkpoint
 
 from .launched import MODELS, STEPS
 
@@ -49,7 +51,7 @@ def start(target: str, processes: int, **parameters):
     given = [text for name, value in parameters.items() for text in ("-p", name, str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return subprocess.Popen(
-        [*torchrun, "-m", "helpers.processes", target, *given],
+        [*torchrun, "-m", "helpers.batch.processes", target, *given],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         stdout=subprocess.PIPE,
@@ -194,13 +196,13 @@ def test_what_cannot_be_is_refused_before_anything_runs(arguments, message, note
 
 
 def test_several_processes_or_hosts_on_a_tpu_are_refused(monkeypatch):
-    monkeypatch.setattr("helpers.xla.available", lambda: (True, "a TPU"))
+    monkeypatch.setattr("helpers.machine.xla.available", lambda: (True, "a TPU"))
     with pytest.raises(ValueError, match="num_processes=2: one process drives all chips of one host"):
         runtime.detect(True, num_processes=2)
 
 
 def test_a_step_of_another_size_is_refused(tmp_path):
-    from helpers import run_folder
+    from helpers.run import run_folder
 
     machine = runtime.detect(False)
     run_folder.begin_session(tmp_path, machine, "fp32", 0, 16)

@@ -45,7 +45,7 @@ def test_distances_are_shortest_paths(seed):
 ON_XLA = """
 import json
 import torch
-from helpers import xla
+from helpers.machine import xla
 xla.start()
 import torch_xla
 from helpers.graphmer.modeling_graphmer.graph_attention import distances

@@ -10,13 +10,13 @@ import torch
 from datasets import Dataset
 from trl.trainer.utils import compute_flops_per_token
 
-from helpers import plan as planner
 from helpers.legal import experiment
 from helpers.legal.layout import IGNORED
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters, recipe
 from helpers.legal.records import split_records
 from helpers.legal.training import workload
+from helpers.plan import settings as planner
 
 from .launched import LEGAL
 from .notebook_run import NOTEBOOKS

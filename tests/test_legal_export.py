@@ -338,7 +338,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from transformers import AutoModelForCausalLM
-from helpers import xla
+from helpers.machine import xla
 from helpers.legal.layout import Layout
 from tests.test_legal_export import CHATML, RECORDS, byte_level_bpe, exported, logits, lora_model, whole_model
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from helpers.cpu_copy import cpu_copy
 from helpers.legal.generation import Generated, generate, static_cache
+from helpers.machine.cpu_copy import cpu_copy
 
 from .xla_process import answers_on_xla
 
@@ -142,7 +142,7 @@ ON_XLA = """
 import json
 import torch
 torch.set_num_threads(1)
-from helpers import xla
+from helpers.machine import xla
 from tests.test_legal_generation import prompts, tiny_lora, tiny_model, written
 
 device = xla.start()

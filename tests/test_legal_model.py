@@ -28,7 +28,7 @@ from helpers.legal.model import (
 )
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import load_records
-from helpers.runtime import Runtime
+from helpers.machine.runtime import Runtime
 
 from .test_legal_layout import taught
 
@@ -187,7 +187,7 @@ LOAD = """
 import sys
 from helpers.legal.model import load_model
 from helpers.legal.parameters import LegalParameters
-from helpers.runtime import detect
+from helpers.machine.runtime import detect
 
 try:
     load_model(LegalParameters(base_model="owner/model"), detect(False))

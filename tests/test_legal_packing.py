@@ -13,10 +13,10 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForC
 from trl import pack_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from helpers import xla
 from helpers.legal.layout import IGNORED
 from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, mask_of
-from helpers.runtime import detect
+from helpers.machine import xla
+from helpers.machine.runtime import detect
 
 from .test_legal_model import runtime
 from .xla_process import answers_on_xla
@@ -216,7 +216,7 @@ def test_changing_one_segment_changes_no_logit_of_another(implementation):
 def xla_difference() -> float:
     """Packed on 8 virtual XLA devices, alone on the CPU; run in a process of its own."""
     machine = detect(True, precision="fp32")
-    from helpers.attention import use_one_dtype
+    from helpers.machine.attention import use_one_dtype
 
     batch = packed_batch(examples())
     blocks = len(batch["input_ids"]) // 8 * 8

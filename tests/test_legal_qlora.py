@@ -15,9 +15,9 @@ from helpers.legal.layout import Layout
 from helpers.legal.model import check_method
 from helpers.legal.training import workload
 from helpers.legal.workload import planned
-from helpers.plan import DoesNotFit
-from helpers.planning.counting import count
-from helpers.planning.workloads import Asked
+from helpers.plan.counting import count
+from helpers.plan.settings import DoesNotFit
+from helpers.plan.workloads import Asked
 
 from .test_legal_model import loaded, runtime
 from .test_legal_training import fingerprint, results, run

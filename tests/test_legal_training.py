@@ -17,9 +17,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig
 
-from helpers import checkpoint, xla
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.training import NOT_ON_XLA, LegalTrainer
+from helpers.machine import xla
+from helpers.train import checkpoint
 
 from . import forked
 from .legal_run import rows

@@ -5,11 +5,11 @@ import json
 import pytest
 from transformers import Gemma3TextConfig, Gemma3TextModel
 
-from helpers import plan
 from helpers.lejepa.model import REVISIONS, chosen
 from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, EmbeddingParameters
-from helpers.planning.machines import machine, runtime_of
-from helpers.planning.workloads import Asked, room
+from helpers.plan import settings as plan
+from helpers.plan.machines import machine, runtime_of
+from helpers.plan.workloads import Asked, room
 
 pytestmark = pytest.mark.once
 CPU, T4, A100 = (runtime_of(machine(name)) for name in ("cpu", "t4", "a100"))

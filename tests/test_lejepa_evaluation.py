@@ -167,7 +167,7 @@ def test_a_cuda_model_in_bf16_ranks_nearly_the_same(tmp_path):
 
 ON_XLA = """
 import json, tempfile, warnings
-from helpers import xla
+from helpers.machine import xla
 from helpers.lejepa.encoding import encode, on_cpu
 from helpers.lejepa.evaluation import evaluate_retrieval
 from tests.test_lejepa_evaluation import benchmark, build_model

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from helpers import xla
-from helpers.attention import checkpoint_activations
 from helpers.lejepa import gradient_cache
 from helpers.lejepa.loss import LeJEPALoss
 from helpers.lejepa.model import freeze
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.lejepa.sigreg import SIGReg, gaussian_floor
-from helpers.planning.counting import LiveBytes
+from helpers.machine import xla
+from helpers.machine.attention import checkpoint_activations
+from helpers.plan.counting import LiveBytes
 
 from .test_sigreg import one_of_two
 from .xla_process import answers_on_xla
@@ -441,7 +441,7 @@ ON_XLA = """
 import json
 import torch
 torch.set_num_threads(1)
-from helpers import xla
+from helpers.machine import xla
 from tests.test_lejepa_loss import batch, build, lejepa
 
 device = xla.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from helpers import xla
+from helpers.machine import xla
 
 from .notebook_run import assert_refuses, refused, run, text_of
 

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import checkpoint, xla
 from helpers.lejepa.loss import LeJEPALoss, workload
 from helpers.lejepa.model import column_prompts, freeze
 from helpers.lejepa.sigreg import SIGReg
 from helpers.lejepa.training import flops_per_token, padded
-from helpers.plan import Recipe, plan
-from helpers.planning.counting import LiveBytes, count
-from helpers.runtime import Runtime
+from helpers.machine import xla
+from helpers.machine.runtime import Runtime
+from helpers.plan.counting import LiveBytes, count
+from helpers.plan.settings import Recipe, plan
+from helpers.train import checkpoint
 
 from . import forked
 from .lejepa_run import PROBE, build_model, sentences

@@ -1,12 +1,12 @@
-"""helpers.meter: counts, clocks that keep evaluation apart, MFU against a named peak."""
+"""helpers.train.meter: counts, clocks that keep evaluation apart, MFU against a named peak."""
 
 import signal
 import time
 
 import pytest
 
-from helpers.meter import Meter, peak_memory
-from helpers.runtime import Runtime
+from helpers.machine.runtime import Runtime
+from helpers.train.meter import Meter, peak_memory
 
 from .test_resume import result, run
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import xla
+from helpers.machine import xla
 
 from .notebook_run import NOTEBOOKS, assert_refuses, refused, run, text_of
 

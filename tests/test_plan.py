@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.plan import DoesNotFit, Plan, Recipe, memory_of, plan
-from helpers.runtime import Runtime, choose_precision
-from helpers.tables import GIB
+from helpers.machine.runtime import Runtime, choose_precision
+from helpers.plan.settings import DoesNotFit, Plan, Recipe, memory_of, plan
+from helpers.show.tables import GIB
 
 from .workloads import bert, stack
 
@@ -251,9 +251,9 @@ DEVICES = {
 }
 ARGUMENTS = """
 import json, sys
-from helpers.plan import Plan
-from helpers.runtime import Runtime
-from helpers.arguments import training_arguments
+from helpers.plan.settings import Plan
+from helpers.machine.runtime import Runtime
+from helpers.train.arguments import training_arguments
 base, flips, runtime, output_dir, devices = json.loads(sys.stdin.read())
 def arguments(**changed):
     made = training_arguments(Plan(**{**base, **changed}), Runtime(**runtime), output_dir, seed=3)

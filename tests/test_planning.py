@@ -1,4 +1,4 @@
-"""helpers.planning: memory as an interval, time, forecasts, calibrations, machines; and the command line over all rooms."""
+"""helpers.plan: memory as an interval, time, forecasts, calibrations, machines; and the command line over all rooms."""
 
 import functools
 import json
@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from helpers import outlook
-from helpers.hardware import find
-from helpers.plan import Recipe, memory_of, plan
-from helpers.planning import prices
-from helpers.planning.counting import Count, count
-from helpers.planning.forecast import forecast
-from helpers.planning.machines import machine, runtime_of
-from helpers.planning.memory import memory
-from helpers.planning.speed import ADAMW_BYTES, PUBLIC, SIZES, clipped, step_seconds
-from helpers.planning.workloads import ROOMS, Asked, room
-from helpers.tables import GIB
+from helpers.machine.hardware import find
+from helpers.plan import outlook, prices
+from helpers.plan.counting import Count, count
+from helpers.plan.forecast import forecast
+from helpers.plan.machines import machine, runtime_of
+from helpers.plan.memory import memory
+from helpers.plan.settings import Recipe, memory_of, plan
+from helpers.plan.speed import ADAMW_BYTES, PUBLIC, SIZES, clipped, step_seconds
+from helpers.plan.workloads import ROOMS, Asked, room
+from helpers.show.tables import GIB
 
 from .workloads import bert, stack
 from .xla_process import cpu_here
@@ -382,7 +381,7 @@ def tiny_embedder(folder):
 @pytest.mark.parametrize("made", [tiny_classifier, tiny_language_model, tiny_embedder])
 def test_the_command_line_counts_the_step_that_the_notebook_trains(made, tmp_path):
     """Of a local model: the one loads its weights as the notebook does, the other knows its configuration alone."""
-    from helpers.planning.counting import count
+    from helpers.plan.counting import count
 
     notebook, ours = made(tmp_path)
     _, step = room(notebook).planned(Asked(model=str(tmp_path), length=128, method="lora"), cpu_here())

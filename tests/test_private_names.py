@@ -18,7 +18,7 @@ from transformers.integrations import WandbCallback
 from transformers.masking_utils import eager_mask, sdpa_mask
 from trl import SFTTrainer
 
-from helpers import xla
+from helpers.machine import xla
 
 ROOT = Path(__file__).resolve().parents[1]
 # Methods that our classes put in the place of a library's, and which that library must go on calling.

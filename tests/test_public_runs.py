@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.planning.memory import BESIDE
-from helpers.planning.speed import PUBLIC, SIZES
+from helpers.plan.memory import BESIDE
+from helpers.plan.speed import PUBLIC, SIZES
 
 pytestmark = pytest.mark.once
 

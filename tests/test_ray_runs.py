@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from helpers import ray_runs
+from helpers.batch import ray_runs
 from tests import batch_training
 from tests.batch_training import alive, command, losses, said, table, wait_for
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import checkpoint, xla
+from helpers.machine import xla
+from helpers.train import checkpoint
 
 from . import forked
 

@@ -120,7 +120,7 @@ import json
 import numpy as np
 import torch
 from sentence_transformers.util import semantic_search
-from helpers import xla
+from helpers.machine import xla
 from tests.test_retrieval import as_index, embeddings, indexed
 
 device = xla.start()

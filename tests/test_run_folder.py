@@ -1,4 +1,4 @@
-"""helpers.run_folder: who owns an output folder, and results that are whole whatever happens."""
+"""helpers.run.run_folder: who owns an output folder, and results that are whole whatever happens."""
 
 import hashlib
 import json
@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import checkpoint, run_folder, runtime
+from helpers.machine import runtime
 from helpers.parameters import Parameters, parameter
+from helpers.run import run_folder
+from helpers.train import checkpoint
 
 pytestmark = pytest.mark.once
 
@@ -186,13 +188,13 @@ def test_a_checkout_says_its_commit_and_whether_files_differ_from_it(tmp_path):
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
     def said() -> dict:
-        code = "import json; from helpers import provenance; print(json.dumps(provenance.code()))"
+        code = "import json; from helpers.run import provenance; print(json.dumps(provenance.code()))"
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
 
     before = said()
     assert before["commit"] == head
-    (tmp_path / "helpers" / "hub.py").write_text("# changed\n")
+    (tmp_path / "helpers" / "data" / "hub.py").write_text("# changed\n")
     assert said()["commit"] == f"{head}+" and said()["payload_sha256"] != before["payload_sha256"]
 
 
@@ -249,7 +251,8 @@ def test_keys_that_are_no_text_become_text(tmp_path):
 KILLED = """
 import json, sys
 from pathlib import Path
-from helpers import run_folder, runtime
+from helpers.run import run_folder
+from helpers.machine import runtime
 from helpers.parameters import Parameters
 from tests.killing import killed
 base, case = Path(sys.argv[1]), sys.argv[2]

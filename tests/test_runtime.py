@@ -1,4 +1,4 @@
-"""helpers.runtime and helpers.hardware: what the machine is, what is refused, what falls back and says so."""
+"""helpers.machine.runtime and helpers.machine.hardware: what the machine is, what is refused, what falls back and says so."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import hardware, runtime
+from helpers.machine import hardware, runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_torch_xla = pytest.mark.skipif(
@@ -20,7 +20,7 @@ CLEARED = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "USE_TORCH_XLA", "XLA_USE_BF16", "X
 
 DETECT = """
 import json, os, sys, warnings
-from helpers import runtime
+from helpers.machine import runtime
 for module in {imported!r}:
     __import__(module)
 answers = []
@@ -323,7 +323,7 @@ def test_a_precision_that_a_device_lacks_has_no_peak():
 def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
     code = (
         "import torch_xla, os; assert os.environ['PJRT_DEVICE'] == 'CPU'\n"
-        "from helpers import runtime; print(runtime.detect(True).kind)"
+        "from helpers.machine import runtime; print(runtime.detect(True).kind)"
     )
     clean = {name: value for name, value in os.environ.items() if name not in ("PJRT_DEVICE", "CPU_NUM_DEVICES")}
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""helpers.setup in throwaway environments: real pip, against wheels that are built here."""
+"""helpers.notebook.setup in throwaway environments: real pip, against wheels that are built here."""
 
 import json
 import os
@@ -18,7 +18,7 @@ INSTALL = """
 import json, sys, warnings
 for module in {loaded!r}:
     __import__(module)
-from helpers.setup import install
+from helpers.notebook.setup import install
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     try:
@@ -113,7 +113,7 @@ def environment(tmp_path):
 
 def test_importing_needs_the_standard_library_alone():
     finished = subprocess.run(
-        [sys.executable, "-S", "-c", "import helpers.setup"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-S", "-c", "import helpers.notebook.setup"], cwd=ROOT, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
 

@@ -272,7 +272,7 @@ ON_XLA = """
 import json
 import torch
 torch.set_num_threads(1)
-from helpers import xla
+from helpers.machine import xla
 from tests.test_sigreg import INPUTS, K, error, integral, sigreg, value_and_gradient
 
 device = xla.start()

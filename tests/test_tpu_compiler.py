@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers import xla
-from helpers.planning import tpu_compiler
-from helpers.planning.machines import SLICES, machine, runtime_of
+from helpers.machine import xla
+from helpers.plan import tpu_compiler
+from helpers.plan.machines import SLICES, machine, runtime_of
 from helpers.reservoir.workload import VOCABULARY
 
 ROOT = Path(__file__).resolve().parents[1]

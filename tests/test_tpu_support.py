@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 def check_device() -> str:
     """The device that use_tpu=True gives, with exactly one warning where it is no TPU."""
-    from helpers import runtime, xla
+    from helpers.machine import runtime, xla
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -43,7 +43,7 @@ def check_precision() -> str:
     """The dtype that a matrix product really has under the precision chosen."""
     import torch
 
-    from helpers import runtime
+    from helpers.machine import runtime
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -64,12 +64,12 @@ def check_training() -> str:
     import torch
     import transformers
 
-    from helpers import runtime
-    from helpers.arguments import training_arguments
-    from helpers.plan import Recipe, plan
+    from helpers.machine import runtime
+    from helpers.plan.settings import Recipe, plan
     from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
     from helpers.reservoir.workload import workload
-    from helpers.trainer import TrainerMixin
+    from helpers.train.arguments import training_arguments
+    from helpers.train.trainer import TrainerMixin
 
     class Trainer(TrainerMixin, transformers.Trainer):
         pass
@@ -129,7 +129,7 @@ def test_this_machine_passes_as_it_is():
 def test_eight_virtual_xla_devices_pass():
     import pytest
 
-    from helpers import xla
+    from helpers.machine import xla
 
     if not xla.installed():
         pytest.skip("torch_xla is not installed")

@@ -1,4 +1,4 @@
-"""helpers.tracking: W&B or nothing, lines a person can read, a plot with units."""
+"""helpers.show.tracking: W&B or nothing, lines a person can read, a plot with units."""
 
 import json
 import os
@@ -16,14 +16,14 @@ matplotlib.use("Agg")
 
 from transformers import TrainerControl, TrainerState  # noqa: E402
 
-from helpers import progress as progress_of  # noqa: E402
-from helpers import tables, tracking  # noqa: E402
+from helpers.show import progress as progress_of  # noqa: E402
+from helpers.show import tables, tracking  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = "0123456789abcdef0123456789abcdef01234567"
 REPORT = """
 import json, os, sys
-from helpers.tracking import report_to
+from helpers.show.tracking import report_to
 answers = []
 for environment in json.loads(sys.argv[1]):
     os.environ.update(environment)
@@ -164,7 +164,9 @@ def test_a_table_is_html_in_a_notebook_and_text_in_its_plain_form(tmp_path):
     import nbformat
     import papermill
 
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom helpers import tables\ntables.show({ROWS!r}, 'Two')"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom helpers.show import tables\ntables.show({ROWS!r}, 'Two')"
+    )
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     notebook.metadata.kernelspec = {"name": "python3", "language": "python", "display_name": "Python 3"}
     nbformat.write(notebook, tmp_path / "tables.ipynb")

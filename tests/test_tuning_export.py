@@ -12,7 +12,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers import Trainer, TrainingArguments, pipeline
 
-from helpers import runtime
+from helpers.machine import runtime
 from helpers.tuning import export
 from helpers.tuning.data import load_labelled
 from helpers.tuning.parameters import TuningParameters

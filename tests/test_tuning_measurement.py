@@ -16,8 +16,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
-from helpers import tables, xla
-from helpers.runtime import Runtime
+from helpers.machine import xla
+from helpers.machine.runtime import Runtime
+from helpers.show import tables
 from helpers.tuning import experiment, measurement
 from helpers.tuning.climb import Climb, Climber, Rung, judge, plot, tune
 from helpers.tuning.decision import Noise, Ratio

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from helpers import xla
+from helpers.machine import xla
 from helpers.tuning.evaluation import IGNORED, choose_threshold, predict, scores
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.task import Settings, encode

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import parameters, uploads
+from helpers import parameters
+from helpers.data import uploads
 
 pytestmark = pytest.mark.once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers import xla
+from helpers.machine import xla
 
 from .test_resume import result, run
 

@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from helpers.planning import tpu_compiler
-from helpers.planning.machines import machine, runtime_of
-from helpers.planning.tpu_step import begin, trace
-from helpers.planning.workloads import Asked, Workload, room
+from helpers.plan import tpu_compiler
+from helpers.plan.machines import machine, runtime_of
+from helpers.plan.tpu_step import begin, trace
+from helpers.plan.workloads import Asked, Workload, room
 from tests.workloads import stack
 
 LENGTH, EXAMPLES = 128, 8  # of a chip

@@ -91,7 +91,9 @@ def build_model(options):
         recall_tokens=8,
         eos_token_id=0,
     )
-    return ReservoirForCausalLM.initialise(config, torch.randn(200, 8, generator=torch.Generator().manual_seed(1)), seed=1)
+    return ReservoirForCausalLM.initialise(
+        config, torch.randn(200, 8, generator=torch.Generator().manual_seed(1)), seed=1
+    )
 
 
 def masking_collator():
@@ -111,15 +113,15 @@ def masking_collator():
 def main(output_dir: str, options: dict) -> dict:
     if options["kind"] == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
-    from helpers import runtime
+    from helpers.machine import runtime
 
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
 
-    from helpers import xla
-    from helpers.arguments import training_arguments
-    from helpers.trainer import TrainerMixin
+    from helpers.machine import xla
+    from helpers.train.arguments import training_arguments
+    from helpers.train.trainer import TrainerMixin
     from tests.workloads import plan_by_hand
 
     torch.set_num_threads(1)

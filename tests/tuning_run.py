@@ -51,7 +51,7 @@ def tiny():
 def machine(kind: str, devices: int = 8):
     if kind == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
-    from helpers import runtime
+    from helpers.machine import runtime
 
     return runtime.detect(kind == "xla")
 

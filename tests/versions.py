@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers import provenance  # noqa: E402
+from helpers.run import provenance  # noqa: E402
 
 ENVIRONMENTS = ROOT / ".versions"
 RESULTS = ROOT / "docs/results/versions.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from helpers.plan import Plan
-from helpers.planning.counting import Count
-from helpers.planning.memory import memory
-from helpers.planning.workloads import Workload
+from helpers.plan.counting import Count
+from helpers.plan.memory import memory
+from helpers.plan.settings import Plan
+from helpers.plan.workloads import Workload
 
 
 class Stack(nn.Module):

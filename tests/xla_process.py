@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers import runtime, xla
+from helpers.machine import runtime, xla
 
 from . import forked
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from helpers import tables
 from helpers.parameters import Parameters, extra
+from helpers.show import tables
 
 
 def table(declared: type[Parameters], *, groups: Collection[str] = (), names: Collection[str] = ()) -> str:

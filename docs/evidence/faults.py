@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 from build import result
 
-from helpers import tables
 from helpers.parameters import LENGTH, extra
+from helpers.show import tables
 
 GOOD = ("identical", "equal", "stopped")
 MOMENTS = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from helpers import tables
+from helpers.show import tables
 
 Parts = dict[str, dict[str, Any]]
 

@@ -3,8 +3,8 @@
 from build import ratio, result, spread
 from evidence import declarations
 
-from helpers import tables
 from helpers.graphmer.parameters import GraphParameters
+from helpers.show import tables
 
 STUDIES = {
     "open_calls": "which function a call means that the resolver leaves open",

@@ -2,7 +2,7 @@
 
 from build import result
 
-from helpers import tables
+from helpers.show import tables
 
 CHOICES = {  # the machines of the first screen
     "T4": "a free T4 (Colab)",
@@ -41,7 +41,7 @@ def _choice(forecast: dict) -> str:
 
 def an_hour() -> str:
     """What an hour of the first screen's machines costs where it costs anything, with source and month."""
-    from helpers.planning.prices import table
+    from helpers.plan.prices import table
 
     wanted = {"T4": "T4", "A100 40GB": "A100 40GB", "v5e-1": "TPU v5e"}
     found = table()

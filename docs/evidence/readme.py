@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from build import RESULTS, result
 from evidence import graphmer, legal, lejepa, reservoir, tuning
 
-from helpers import tables
+from helpers.show import tables
 
 ADDRESS = ""  # owner/name on GitHub, once the repository is public: then each notebook has buttons that open it
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from build import result, spread
 from evidence import declarations
 
-from helpers import tables
 from helpers.reservoir.parameters import READOUT, RESERVOIRS, ReservoirParameters
+from helpers.show import tables
 
 STUDY, LONGER = "reservoir_study_cpu.json", "reservoir_study_long_cpu.json"
 

@@ -2,7 +2,7 @@
 
 from build import result
 
-from helpers import tables
+from helpers.show import tables
 
 KINDS = {"cpu": "CPU", "xla": "XLA on a CPU, eight devices"}
 

@@ -2,7 +2,7 @@
 
 from build import result
 
-from helpers import tables
+from helpers.show import tables
 
 
 def _steps() -> list[dict]:

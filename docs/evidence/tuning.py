@@ -5,7 +5,7 @@ import statistics
 from build import ratio, result, spread
 from evidence import declarations
 
-from helpers import tables
+from helpers.show import tables
 from helpers.tuning.decision import half_width
 from helpers.tuning.parameters import TuningParameters
 

@@ -14,9 +14,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from helpers import tables
 from helpers.graphmer.configuration import PROFILES, override, read_configuration, to_yaml
 from helpers.graphmer.parameters import changed
+from helpers.show import tables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from helpers.cpu_copy import cpu_copy
 from helpers.graphmer.graph.extraction import cached_graph, sources_digest
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, KnowledgeGraph
 from helpers.graphmer.graph.ontology import ONTOLOGY, read_ontology
@@ -28,6 +27,7 @@ from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreT
 from helpers.graphmer.text.documents import Documents
 from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.windows import EncodedDocuments, Windows
+from helpers.machine.cpu_copy import cpu_copy
 
 if TYPE_CHECKING:
     from helpers.graphmer.experiment import Corpus

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from helpers.cpu_copy import cpu_copy
 from helpers.graphmer import experiment
 from helpers.graphmer.configuration import Configuration, override
 from helpers.graphmer.experiment import Corpus
@@ -17,7 +16,8 @@ from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.training import LeafyChainCollator
-from helpers.runtime import Runtime
+from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.runtime import Runtime
 
 
 def encoder_scorer(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:

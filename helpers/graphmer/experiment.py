@@ -10,8 +10,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from helpers import plan as planner
-from helpers.data_source import DataSource
+from helpers.data.data_source import DataSource
+from helpers.data.uploads import located
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph
@@ -25,10 +25,10 @@ from helpers.graphmer.text.tokenizer import break_tokens, separator_tokens, trai
 from helpers.graphmer.text.windows import EncodedDocuments
 from helpers.graphmer.training import GraphTrainer, new_trainer, phase_steps
 from helpers.graphmer.workload import run_recipe, workload
+from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE
-from helpers.plan import Plan
-from helpers.runtime import Runtime
-from helpers.uploads import located
+from helpers.plan import settings as planner
+from helpers.plan.settings import Plan
 
 
 @dataclass(frozen=True)

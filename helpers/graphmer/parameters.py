@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import model_validator
 
 from helpers.graphmer.configuration import Configuration, override, read_configuration
+from helpers.machine.runtime import Runtime, choose_precision
 from helpers.parameters import SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
-from helpers.runtime import Runtime, choose_precision
 
 AUTO = "auto"
 SMALL_GPU = 10 * 2**30  # bytes; below it the profile for 8 GB

@@ -15,7 +15,7 @@ from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 from helpers.graphmer.text.masking import IGNORED
 from helpers.graphmer.text.negatives import Relations
 from helpers.graphmer.text.tokenizer import MASK, PAD, SEP
-from helpers.run_folder import saved
+from helpers.run.run_folder import saved
 
 MOST = 24  # neighbours that a picture has room for
 ROOTS, LEAVES = 14, 6  # of a chain

@@ -17,15 +17,16 @@ import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
-from helpers import ranks, tracking, xla
-from helpers.arguments import training_arguments
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.chains import LeafyChains
 from helpers.graphmer.text.windows import stacked
-from helpers.plan import Plan
-from helpers.runtime import Runtime
-from helpers.trainer import TrainerMixin
+from helpers.machine import ranks, xla
+from helpers.machine.runtime import Runtime
+from helpers.plan.settings import Plan
+from helpers.show import tracking
+from helpers.train.arguments import training_arguments
+from helpers.train.trainer import TrainerMixin
 
 OPTIMIZERS = {"adamw": None, "adafactor": "adafactor"}  # None: the plan's, fused where that runs
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from helpers import run_folder, tables
+from helpers.run import run_folder
+from helpers.show import tables
 
 from . import harness
 from .generation import Generated, generate

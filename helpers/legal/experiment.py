@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from helpers import plan as planner
-from helpers import ranks, run_folder, tables
-from helpers.meter import Meter
-from helpers.plan import Plan
-from helpers.planning.workloads import Workload
-from helpers.runtime import Runtime, detect
+from helpers.machine import ranks
+from helpers.machine.runtime import Runtime, detect
+from helpers.plan import settings as planner
+from helpers.plan.settings import Plan
+from helpers.plan.workloads import Workload
+from helpers.run import run_folder
+from helpers.show import tables
+from helpers.train.meter import Meter
 
 from . import harness
 from .correctness import Sample, answers, baselines, measure, table
@@ -148,7 +150,7 @@ def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
     if trainer.runtime.kind == "xla" or count == ranks.count():
         trainer.train(resume_from_checkpoint=params.resume)
         return trainer.results()
-    from helpers import processes
+    from helpers.batch import processes
 
     trainer.model.to("cpu")  # the first process needs the memory
     if trainer.runtime.kind == "cuda":

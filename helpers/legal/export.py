@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from helpers import tables, tracking
-from helpers.cpu_copy import cpu_copy
+from helpers.machine.cpu_copy import cpu_copy
+from helpers.show import tables, tracking
 
 from .layout import SYSTEM, Layout
 from .model import pinned_revision

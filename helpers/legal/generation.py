@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from helpers import xla
-from helpers.cpu_copy import cpu_copy
+from helpers.machine import xla
+from helpers.machine.cpu_copy import cpu_copy
 
 from .layout import Layout, round_up
 from .records import Record

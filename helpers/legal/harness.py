@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from helpers import data_files, provenance
-from helpers.cpu_copy import cpu_copy
+from helpers.data import data_files
+from helpers.machine.cpu_copy import cpu_copy
 from helpers.parameters import did_you_mean
+from helpers.run import provenance
 
 from .records import TEXT
 

@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from helpers import hub, ranks
+from helpers.data import hub
 from helpers.legal.layout import SYSTEM, Layout, response
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.records import SAMPLE_RECORDS, Record
 from helpers.legal.sample import sample_records
+from helpers.machine import ranks
+from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE
-from helpers.runtime import Runtime
 
 if TYPE_CHECKING:
     from peft import PeftModel

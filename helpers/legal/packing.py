@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from helpers.legal.layout import IGNORED
-from helpers.runtime import Runtime
+from helpers.machine.runtime import Runtime
 
 if TYPE_CHECKING:
     import torch

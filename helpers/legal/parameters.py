@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from helpers.local_paths import ModelSource, existing_file
+from helpers.data.local_paths import ModelSource, existing_file
 from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
-from helpers.plan import Recipe
+from helpers.plan.settings import Recipe
 
 NOTEBOOK = "legal_cot_sft"
 EPOCHS = 3

@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from helpers import data_files, hub
-from helpers.data_source import DataSource
+from helpers.data import data_files, hub
+from helpers.data.data_source import DataSource
+from helpers.data.row_files import Row
+from helpers.data.uploads import located
 from helpers.legal.sample import PARTS, Gold, sample_records
 from helpers.parameters import SAMPLE, source_path
-from helpers.row_files import Row
-from helpers.uploads import located
 
 LAW = "rzeraat/law"
 SAMPLE_RECORDS = 600

@@ -16,12 +16,13 @@ from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from helpers import tracking, xla
-from helpers.arguments import training_arguments
-from helpers.plan import Plan
-from helpers.planning.workloads import Workload
-from helpers.runtime import Runtime
-from helpers.trainer import TrainerMixin
+from helpers.machine import xla
+from helpers.machine.runtime import Runtime
+from helpers.plan.settings import Plan
+from helpers.plan.workloads import Workload
+from helpers.show import tracking
+from helpers.train.arguments import training_arguments
+from helpers.train.trainer import TrainerMixin
 
 from .layout import IGNORED, round_up
 from .loss import base_of, tiled_loss

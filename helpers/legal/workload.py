@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from helpers.plan import DoesNotFit, Recipe
-from helpers.planning.workloads import Asked, Workload
-from helpers.runtime import Runtime
+from helpers.machine.runtime import Runtime
+from helpers.plan.settings import DoesNotFit, Recipe
+from helpers.plan.workloads import Asked, Workload
 
 from .layout import MAX_LENGTH
 from .model import NO_TPU, QWEN, apply_lora, frozen_dtype

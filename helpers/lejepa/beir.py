@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import data_files
+from helpers.data import data_files
 
 JUDGED = ("query-id", "corpus-id", "score")
 

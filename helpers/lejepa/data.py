@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from helpers import data_files, hub
-from helpers.data_source import DataSource
+from helpers.data import data_files, hub
+from helpers.data.data_source import DataSource
+from helpers.data.row_files import Row
+from helpers.data.uploads import located
 from helpers.lejepa import sample
 from helpers.parameters import SAMPLE, source_path
-from helpers.row_files import Row
-from helpers.uploads import located
 
 if TYPE_CHECKING:
     import datasets

@@ -13,11 +13,12 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from helpers import ranks, tables
+from helpers.machine import ranks
+from helpers.machine.runtime import Runtime
 from helpers.parameters import UPLOAD, source_path
-from helpers.plan import Plan
-from helpers.planning.workloads import Workload
-from helpers.runtime import Runtime
+from helpers.plan.settings import Plan
+from helpers.plan.workloads import Workload
+from helpers.show import tables
 
 from .beir import Benchmark, from_pairs, read_beir
 from .crops import make_views

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from helpers import xla
+from helpers.machine import xla
 
 # N texts · K embedding · P chunks
 

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, normalize
 from helpers.lejepa.gradient_cache import embed
 from helpers.lejepa.parameters import LEAST_BATCH, NOTEBOOK, EmbeddingParameters
 from helpers.lejepa.sigreg import SIGReg, spread_over_processes
-from helpers.planning.workloads import Workload
+from helpers.plan.workloads import Workload
 
 # V columns: views, then hard negatives · N texts · K embedding · T tokens · C candidates: the texts of all processes
 

@@ -21,10 +21,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-from helpers import hub, run_folder, tracking
+from helpers.data import hub
 from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, EmbeddingParameters
+from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE, source_path
-from helpers.runtime import Runtime
+from helpers.run import run_folder
+from helpers.show import tracking
 
 # D dimensions of the backbone
 

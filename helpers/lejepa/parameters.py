@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
+from helpers.data.local_paths import ModelSource
 from helpers.lejepa.data import MIN_ROWS, MSMARCO
-from helpers.local_paths import ModelSource
 from helpers.parameters import (
     MACHINE,
     SAMPLE,
@@ -18,7 +18,7 @@ from helpers.parameters import (
     in_range,
     parameter,
 )
-from helpers.plan import Recipe
+from helpers.plan.settings import Recipe
 
 NOTEBOOK = "lejepa_training"
 EMBEDDING_GEMMA = "google/embeddinggemma-300m"

@@ -17,17 +17,17 @@ from sentence_transformers import (
 )
 from torch import nn
 
-from helpers import ranks, xla
-from helpers.arguments import training_arguments
 from helpers.lejepa.beir import Benchmark
 from helpers.lejepa.crops import in_order
 from helpers.lejepa.encoding import on_cpu
 from helpers.lejepa.evaluation import retrieval_evaluator
 from helpers.lejepa.model import check_modules, column_prompts
 from helpers.lejepa.parameters import EmbeddingParameters
-from helpers.plan import Plan
-from helpers.runtime import Runtime
-from helpers.trainer import TrainerMixin
+from helpers.machine import ranks, xla
+from helpers.machine.runtime import Runtime
+from helpers.plan.settings import Plan
+from helpers.train.arguments import training_arguments
+from helpers.train.trainer import TrainerMixin
 
 LENGTHS = 4  # that a GPU meets: less padding than one, and few shapes to choose kernels for
 

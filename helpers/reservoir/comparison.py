@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from helpers import plan as planner
 from helpers.parameters import SAMPLE
-from helpers.plan import Plan
-from helpers.run_folder import saved
+from helpers.plan import settings as planner
+from helpers.plan.settings import Plan
+from helpers.run.run_folder import saved
 
 from .experiment import Corpus, LanguageModelTrainer, evaluate, new_model, new_trainer, tell
 from .model import begin_at_codes

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
-from helpers import tracking
-from helpers.arguments import training_arguments
-from helpers.cpu_copy import cpu_copy
-from helpers.plan import Plan
-from helpers.runtime import Runtime
-from helpers.trainer import TrainerMixin
+from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.runtime import Runtime
+from helpers.plan.settings import Plan
+from helpers.show import tracking
+from helpers.train.arguments import training_arguments
+from helpers.train.trainer import TrainerMixin
 
 from .baselines import kneser_ney_nats
 from .blocks import TokenBlocks, bits_per_byte, states_before

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import ModelOutput
 from .counts import WithCounts
 
 try:
-    from helpers import xla
+    from helpers.machine import xla
 except ImportError:  # a saved model is loaded without this suite
     xla = None
 

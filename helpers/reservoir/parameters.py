@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from helpers.parameters import MACHINE, SAMPLE, UPLOAD, Parameters, Source, Text, in_range, parameter, source_path
-from helpers.plan import Recipe
+from helpers.plan.settings import Recipe
 from helpers.reservoir.stories import MIN_STORIES
 
 TRANSFORMER_RATE = 1.5e-3  # of a Llama: what the dev stories of benchmarks/reservoir_study.py preferred among three

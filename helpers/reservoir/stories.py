@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import hub, row_files
-from helpers.data_source import DataSource
+from helpers.data import hub, row_files
+from helpers.data.data_source import DataSource
+from helpers.data.uploads import located
 from helpers.parameters import SAMPLE, source_path
 from helpers.reservoir.sample import sample_stories
-from helpers.uploads import located
 
 TINYSTORIES = "roneneldan/TinyStories"
 TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"

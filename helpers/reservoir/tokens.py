@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from helpers import hub
+from helpers.data import hub
 from helpers.reservoir.stories import END_OF_TEXT, batches
 
 if TYPE_CHECKING:

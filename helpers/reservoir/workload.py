@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from helpers.plan import Recipe
-from helpers.planning.workloads import Asked, Workload
-from helpers.runtime import Runtime
+from helpers.machine.runtime import Runtime
+from helpers.plan.settings import Recipe
+from helpers.plan.workloads import Asked, Workload
 
 from .parameters import HUB_STORIES, ReservoirParameters, recipe
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
-from helpers import hub
+from helpers.data import hub
 from helpers.parameters import SAMPLE, source_path
 
 REVISIONS = {

@@ -14,9 +14,11 @@ from typing import Any
 from accelerate.utils.memory import clear_device_cache
 from pydantic import TypeAdapter
 
-from helpers import ranks, run_folder, tables, tracking
-from helpers.interruption import Stopped, is_out_of_memory
-from helpers.run_folder import saved
+from helpers.machine import ranks
+from helpers.run import run_folder
+from helpers.run.run_folder import saved
+from helpers.show import tables, tracking
+from helpers.train.interruption import Stopped, is_out_of_memory
 
 from .decision import Noise, Ratio
 from .measurement import WARM_UP, Bench, TooSlow, Window

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import data_files, hub
-from helpers.data_source import DataSource
+from helpers.data import data_files, hub
+from helpers.data.data_source import DataSource
 from helpers.parameters import SAMPLE, source_path
 
 TEXT_COLUMNS = ("text", "sentence", "content", "comment", "texts")

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import ranks, tables, tracking
-from helpers.plan import Plan
-from helpers.planning.forecast import Forecast, here
-from helpers.planning.range import around
+from helpers.machine import ranks
+from helpers.plan.forecast import Forecast, here
+from helpers.plan.range import around
+from helpers.plan.settings import Plan
+from helpers.show import tables, tracking
 
 from .climb import Climb
 from .data import LabelledTexts, load_labelled

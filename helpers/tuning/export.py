@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from helpers import run_folder, tracking
 from helpers.parameters import SAMPLE, source_path
+from helpers.run import run_folder
+from helpers.show import tracking
 
 from . import stock_script
 from .classifier import REVISIONS

@@ -16,9 +16,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from helpers import meter, ranks, tables
-from helpers.plan import FITS
-from helpers.progress import Progress
+from helpers.machine import ranks
+from helpers.plan.settings import FITS
+from helpers.show import tables
+from helpers.show.progress import Progress
+from helpers.train import meter
 
 from .task import Encoded, Settings, Task, encode
 from .training import ClassifierTrainer

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import model_validator
 
-from helpers.local_paths import ModelSource
+from helpers.data.local_paths import ModelSource
 from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
-from helpers.plan import Recipe
+from helpers.plan.settings import Recipe
 
 EPOCHS = 3
 LEARNING_RATE = 2e-5

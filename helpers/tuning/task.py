@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from helpers import plan as planner
-from helpers import ranks
-from helpers.plan import Plan
-from helpers.planning.workloads import Workload
-from helpers.runtime import Runtime
+from helpers.machine import ranks
+from helpers.machine.runtime import Runtime
+from helpers.plan import settings as planner
+from helpers.plan.settings import Plan
+from helpers.plan.workloads import Workload
 
 from .classifier import load_classifier
 from .data import LabelledTexts

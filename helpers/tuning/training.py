@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.utils.data import SequentialSampler
 from transformers import DataCollatorWithPadding, Trainer
 
-from helpers.arguments import training_arguments
-from helpers.plan import Plan
-from helpers.trainer import TrainerMixin
+from helpers.plan.settings import Plan
+from helpers.train.arguments import training_arguments
+from helpers.train.trainer import TrainerMixin
 
 from .evaluation import IGNORED, scores
 from .task import PROCESSOR, Encoded, Settings, Task, clock

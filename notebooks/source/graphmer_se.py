@@ -67,9 +67,12 @@
 # Every parameter and every key of the configuration is checked before anything slow starts.
 
 # %%
-from helpers import parameters, run_folder, runtime, tables
+from helpers import parameters
 from helpers.graphmer.configuration import to_yaml
 from helpers.graphmer.parameters import GraphParameters, in_precision
+from helpers.machine import runtime
+from helpers.run import run_folder
+from helpers.show import tables
 
 params = parameters.check(GraphParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
@@ -157,7 +160,7 @@ if float((slow - fast).abs().max()) > 1e-6:
 
 # %%
 from helpers.graphmer.workload import workload
-from helpers.planning import forecast as forecasts
+from helpers.plan import forecast as forecasts
 
 model = experiment.new_model(configuration, corpus)
 step = workload(configuration, model)
@@ -304,8 +307,8 @@ print(results_file.resolve())
 from pathlib import Path
 
 code = Path(experiment.__file__).parents[1]
-answers = saved.ask(code, "helpers.run_folder.same_data", "calls")
-tables.show([answer._asdict() for answer in answers], "helpers.run_folder.same_data calls")
+answers = saved.ask(code, "helpers.run.run_folder.same_data", "calls")
+tables.show([answer._asdict() for answer in answers], "helpers.run.run_folder.same_data calls")
 
 # %% [markdown]
 # ## Next steps

@@ -61,7 +61,11 @@
 # Every parameter is checked before anything is downloaded, and the machine is reported with the reason for each choice.
 
 # %%
-from helpers import parameters, run_folder, runtime, secrets, tables
+from helpers import parameters
+from helpers.machine import runtime
+from helpers.notebook import secrets
+from helpers.run import run_folder
+from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
 
 secrets.provide("HF_TOKEN")

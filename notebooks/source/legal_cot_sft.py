@@ -67,8 +67,12 @@
 # Every parameter is checked before anything is downloaded; each choice of the machine has its reason.
 
 # %%
-from helpers import parameters, run_folder, runtime, secrets, tables
+from helpers import parameters
 from helpers.legal.parameters import LegalParameters
+from helpers.machine import runtime
+from helpers.notebook import secrets
+from helpers.run import run_folder
+from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(LegalParameters, globals())
@@ -125,7 +129,7 @@ print(encoded.layout.shown(encoded.splits.train[0]))
 # a CPU's is unknown.
 
 # %%
-from helpers.planning.forecast import here
+from helpers.plan.forecast import here
 
 plan, step = experiment.plan(model, encoded, params, machine)
 tables.show(plan.rows())

@@ -63,8 +63,12 @@
 # Every parameter is checked before anything is downloaded.
 
 # %%
-from helpers import parameters, run_folder, runtime, secrets, tables
+from helpers import parameters
 from helpers.lejepa.parameters import EmbeddingParameters
+from helpers.machine import runtime
+from helpers.notebook import secrets
+from helpers.run import run_folder
+from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(EmbeddingParameters, globals())
@@ -133,9 +137,9 @@ tables.show([vars(fitted)], "The closed-form head")
 # chunks of `per_device_batch_size` texts (gradient caching): loss and gradient stay exactly those of the whole batch.
 
 # %%
-from helpers import plan as planner
 from helpers.lejepa.parameters import recipe
-from helpers.planning import forecast as forecasts
+from helpers.plan import forecast as forecasts
+from helpers.plan import settings as planner
 
 step = experiment.workload(model, corpus, params)
 plan = planner.plan(

@@ -57,8 +57,12 @@
 # Every parameter is checked before anything is downloaded.
 
 # %%
-from helpers import parameters, run_folder, runtime, secrets, tables
+from helpers import parameters
+from helpers.machine import runtime
+from helpers.notebook import secrets
 from helpers.reservoir.parameters import ReservoirParameters
+from helpers.run import run_folder
+from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(ReservoirParameters, globals())
@@ -111,8 +115,8 @@ tables.show([weights], "Weights")
 # What will run and why, and what it is expected to take.
 
 # %%
-from helpers import plan as planner
-from helpers.planning import forecast as forecasts
+from helpers.plan import forecast as forecasts
+from helpers.plan import settings as planner
 from helpers.reservoir.parameters import recipe
 from helpers.reservoir.workload import workload
 

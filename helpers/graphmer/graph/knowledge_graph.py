@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers import row_files
+from helpers.data import row_files
 from helpers.graphmer.graph.ontology import UNKNOWN
 
 DEFINED = "defined"  # in the sources

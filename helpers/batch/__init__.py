@@ -1,0 +1,1 @@
+"""Grids of runs, here or on Ray.   python -m helpers.batch"""

@@ -1,0 +1,7 @@
+"""python -m helpers.batch"""
+
+import sys
+
+from .command import main
+
+sys.exit(main())

@@ -1,0 +1,186 @@
+"""A notebook in several processes: what torchrun or accelerate starts in each, and how a notebook's kernel starts them.
+
+    torchrun --nproc-per-node 2 -m helpers.batch.processes notebooks/X.ipynb -p seed 3
+    accelerate launch --multi_gpu --num_processes 2 -m helpers.batch.processes notebooks/X.ipynb -p seed 3
+    call("package.module:function", {"name": "value"}, 2)          # in a kernel
+
+Every process runs every cell, so that all take part in every training and evaluation. Three things differ in all but the
+first: their output is not shown; their `output_dir` is a temporary folder, from which a cell can read what it wrote; and a
+trainer (`TrainerMixin`) uses the folder of the first process for its checkpoints. `package.module:function` instead of a
+notebook is called with the parameters. What the processes tell each other is in `ranks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import pkgutil
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from helpers.machine import ranks
+from helpers.show import tracking
+
+GRACE = 60  # seconds that a process without its launcher has to write a checkpoint
+KERNEL = "HELPERS_KERNEL"  # environment variable: the process that `call` was called in
+
+
+def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
+    """Calls `package.module:function` in several processes and prints what the first of them prints.
+
+    For a notebook's kernel: torchrun starts them, with the GPUs that this process saw at first.
+
+    Raises RuntimeError, with what the first process that failed said, if one fails.
+    """
+    from helpers.machine import runtime
+
+    tracking.say(f"training in {processes} processes")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    given = [text for name, value in parameters.items() for text in ("-p", name, value)]
+    package = str(Path(__file__).resolve().parents[__name__.count(".")])
+    environment = {**os.environ, KERNEL: str(os.getpid()), "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if (visible := runtime.gpus()[1]) is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    failure = "a process was killed; the output above says which"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with subprocess.Popen([*launcher, "-m", __name__, function, *given], env=environment, **pipes) as started:
+        try:
+            for line in started.stdout:
+                tracking.say(line.rstrip("\n"))
+                if re.match(r"process \d+ failed: ", line) and failure.startswith("a process"):
+                    failure = line.strip()
+        except BaseException:  # no process outlives an interrupted cell
+            started.terminate()  # which ends its workers too
+            raise
+    if started.returncode:
+        raise RuntimeError(f"training in {processes} processes failed: {failure}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line of one process. Wrong arguments exit with 2 before anything runs."""
+    parser = argparse.ArgumentParser(prog="torchrun -m helpers.batch.processes", description=__doc__.partition("\n")[0])
+    parser.add_argument("target", metavar="NOTEBOOK", help="an .ipynb, or package.module:function")
+    parser.add_argument("-p", dest="parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    options = parser.parse_args(arguments)
+    try:
+        values = _values(options.target, options.parameters)
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            raise ValueError(
+                "accelerate's configuration asks for FSDP, but cells save whole models: set it to MULTI_GPU"
+            )
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    if ranks.count() == 1:
+        _run(options.target, values)
+        return 0
+    # The parameters of the notebook decide, not accelerate's configuration file.
+    os.environ |= {"USE_TORCH_XLA": "0", "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "no"}
+    threading.Thread(target=_end_with_the_launcher, daemon=True).start()
+    try:
+        _take_part(options.target, values)
+    except Exception as error:
+        traceback.print_exc()
+        print(f"process {ranks.rank()} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The given parameters, each of the type that the notebook declares."""
+    from . import grid
+
+    names = [name for name, _ in parameters]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{', '.join(sorted(twice))}: given twice; give each once")
+    if not target.endswith(".ipynb"):
+        return dict(parameters)
+    declared = grid.inspect(Path(target).expanduser())
+    given = {name: grid.from_text(name, text, grid.kind_of(declared, name)) for name, text in parameters}
+    return {"output_dir": ast.literal_eval(declared["output_dir"]["default"])} | given
+
+
+def _take_part(target: str, values: dict[str, Any]) -> None:
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        if not ranks.is_main():
+            os.environ["TQDM_DISABLE"] = "1"
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+            if target.endswith(".ipynb"):
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rank-"))
+                values = values | {"output_dir": str(Path(scratch) / "output")}
+                _let_models_save()
+        ranks.gather(None)  # all are there
+        _run(target, values)
+        ranks.gather(None)
+        torch.distributed.destroy_process_group()
+
+
+def _let_models_save() -> None:
+    """transformers saves a model only in the first process, but the cells of the others also read what they saved."""
+    from transformers import PreTrainedModel
+
+    PreTrainedModel.should_save_on_this_rank = lambda model, is_main_process: is_main_process
+
+
+def _run(target: str, values: Mapping[str, Any]) -> None:
+    if not target.endswith(".ipynb"):
+        pkgutil.resolve_name(target)(**values)
+        return
+    for _ in run_cells(cells(Path(target).expanduser(), values)):
+        pass
+
+
+def cells(notebook: Path, values: Mapping[str, Any]) -> list[str]:
+    """The code of each cell of a notebook, with `values` assigned in a cell after the one that declares the parameters."""
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
+
+    set_up = parameterize_notebook(load_notebook_node(str(notebook)), values)
+    return [cell.source for cell in set_up.cells if cell.cell_type == "code"]
+
+
+def run_cells(sources: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Runs cells in this process, with IPython's magics but without a kernel; yields the notebook's variables after each.
+
+    Raises what a cell raises.
+    """
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+    shell.showtraceback = lambda *args, **kwargs: None  # the error is raised
+    for source in sources:
+        shell.run_cell(source, store_history=True).raise_error()
+        yield shell.user_ns
+
+
+def _end_with_the_launcher() -> None:
+    """Ends this process as SIGTERM does once its launcher, or the kernel that called it, is gone."""
+    launcher, kernel = os.getppid(), int(os.environ.get(KERNEL, os.getppid()))
+    while os.getppid() == launcher and psutil.pid_exists(kernel):
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The rows of a user's file, by its suffix, or of a data set of the hub."""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from helpers.data.row_files import Row, jsonl, parquet
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def rows(name: str, path: Path, suffixes: Sequence[str]) -> Iterator[Row]:
+    """Rows of the file that the parameter `name` names. Raises ValueError if it has none of `suffixes` or cannot be parsed."""
+    file, suffix = f"{name}={str(path)!r}", path.suffix.lower()
+    if suffix not in suffixes:
+        raise ValueError(f"{file}: cannot read {suffix or 'no suffix'}; use {', '.join(suffixes)}")
+    if suffix in DELIMITERS:
+        return separated(file, path, DELIMITERS[suffix])
+    return {".jsonl": jsonl, ".parquet": parquet}[suffix](file, path)
+
+
+def separated(file: str, path: Path, delimiter: str = ",", columns: Sequence[str] = ()) -> Iterator[Row]:
+    """Rows of a file with a header, or with `columns` where its first row does not hold them all; None for a missing field."""
+    options = {"delimiter": delimiter, "strict": True}
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, **options)
+        try:
+            if not {*columns} <= {*(reader.fieldnames or ())}:
+                lines.seek(0)
+                reader = csv.DictReader(lines, columns, **options)
+            for values in reader:
+                where = f"{file}, line {reader.line_num}"
+                if None in values:
+                    raise ValueError(
+                        f"{where} has more fields than the header; put a field that holds a comma or tab in double quotes"
+                    )
+                yield Row(where, reader.line_num, values)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: not UTF-8 ({error}); save the file as UTF-8") from error
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {reader.reader.line_num} is not CSV ({error}); correct it there") from error
+
+
+def numbered(source: str, rows: Iterable[dict]) -> Iterator[Row]:
+    """Rows of what has no lines, such as a data set of the hub."""
+    for number, values in enumerate(rows, 1):
+        yield Row(f"{source}, row {number}", number, values)
+
+
+def text(row: Row, column: str, kinds: type = str) -> str:
+    """The value as text, "" where there is none. Raises ValueError for one that is not of `kinds`."""
+    value = row.values.get(column)
+    if not isinstance(value, kinds | None):
+        raise ValueError(
+            f"{row.where}, column `{column}` holds a {type(value).__name__}, not text; write it as a string"
+        )
+    return "" if value is None else str(value)

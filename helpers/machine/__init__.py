@@ -1,0 +1,1 @@
+"""The device of a run, its precision and its kernels, each with its reason."""

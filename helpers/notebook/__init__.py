@@ -1,0 +1,1 @@
+"""Before torch is there: unpacking, installing, tokens."""

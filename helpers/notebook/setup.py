@@ -1,0 +1,172 @@
+"""Installs what a notebook lacks, and keeps what its runtime came with.
+
+Colab and Kaggle ship a torch built for their driver, with torchvision and torch_xla built for that torch. A plain
+`pip install` of a package that needs another version replaces it under a kernel that may have it loaded; with a
+constraints file of the installed versions pip refuses instead. torch and torch_xla are never upgraded.
+
+Imports only the standard library, since this runs before anything is installed.
+"""
+
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from helpers.run import provenance
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+NEVER_MOVED = ("torch", "torch-xla")
+HELD_WHEN_INSTALLED = ("torch", "torchvision", "torchaudio", "torch_xla", "numpy")
+HELD_WHEN_LOADED = {"pyarrow": "pyarrow", "pandas": "pandas", "PIL": "pillow"}  # module: distribution
+PIP_TAIL_LINES = 15
+
+
+def install(requirements: str) -> list[str]:
+    """Installs those `requirements` that are absent or out of range; needs no network if there are none.
+
+    requirements: one specifier in each line, as in requirements-gpu.txt.
+
+    Returns what was installed for them, as `name==version`. An installed torch or torch_xla is kept, with a warning if it
+    is out of range. An absent torch_xla is left out, with a warning, if it does not fit the installed torch.
+
+    Raises ValueError for a line that is no requirement; RuntimeError if pip is absent or fails, or changed a package
+    that this kernel has loaded.
+    """
+    missing, complaints = _missing(requirements)
+    for complaint in complaints:
+        warnings.warn(complaint, stacklevel=2)
+    if not missing:
+        return []
+    print(f"installing {', '.join(map(str, missing))}")
+    before = _installed_versions()
+    _run_pip([*map(str, missing)], _constraints())
+    importlib.invalidate_caches()
+    after = _installed_versions()
+
+    moved = [name for name in before if after.get(name, before[name]) != before[name] and _is_loaded(name)]
+    if moved:
+        changes = ", ".join(f"{name} {before[name]} to {after[name]}" for name in moved)
+        raise RuntimeError(
+            f"pip changed {changes}, loaded in this kernel: restart the runtime and run all cells again."
+        )
+    still_missing, _ = _missing(requirements)
+    if still_missing:
+        raise RuntimeError(
+            f"pip succeeded, but {sys.executable} does not see {', '.join(map(str, still_missing))}: "
+            "restart the runtime and run all cells again."
+        )
+    installed = [f"{each.name}=={metadata.version(each.name)}" for each in missing]
+    print(f"installed {', '.join(installed)}")
+    return installed
+
+
+def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
+    """What pip must install, and a warning for each package that is out of range but kept."""
+    from packaging.requirements import Requirement
+
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
+    queue = [Requirement(line) for line in lines if line]
+    torch = provenance.version("torch")
+    missing, complaints = [], []
+    while queue:
+        requirement = queue.pop(0)
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        version = provenance.version(requirement.name)
+        in_range = version is not None and requirement.specifier.contains(version, prereleases=True)
+        never_moved = requirement.name.lower().replace("_", "-") in NEVER_MOVED
+        if version is None and never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
+            complaints.append(
+                f"{requirement.name} is not installed, and {requirement} does not fit the installed torch {torch}: "
+                "left out, so this run uses the GPU or the CPU. For a TPU choose a TPU runtime."
+            )
+        elif in_range or (version and never_moved):
+            queue += _requirements_of_extras(requirement)
+            if not in_range:
+                complaints.append(
+                    f"{requirement.name} {version} is installed; this notebook was tested with "
+                    f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
+                )
+        else:
+            missing.append(requirement)
+    return missing, complaints
+
+
+def _requirements_of_extras(requirement: "Requirement") -> list["Requirement"]:
+    """What an installed distribution needs for the required extras, e.g. jax for torch_xla[pallas]."""
+    from packaging.requirements import Requirement
+
+    needed = []
+    for line in metadata.requires(requirement.name) or []:
+        dependency = Requirement(line)
+        marker = dependency.marker
+        if marker and not marker.evaluate() and any(marker.evaluate({"extra": extra}) for extra in requirement.extras):
+            dependency.marker = None
+            needed.append(dependency)
+    return needed
+
+
+def _constraints() -> list[str]:
+    loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
+    return [f"{name}=={version}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (version := provenance.version(name))]
+
+
+def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
+    if importlib.util.find_spec("pip") is None:
+        raise RuntimeError(
+            f"{', '.join(specifiers)} must be installed, but {sys.executable} has no pip. "
+            f"Run `{sys.executable} -m ensurepip`, or install requirements-gpu.txt (TPU: requirements-tpu.txt) "
+            "with the tool that made this environment."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "constraints.txt")
+        file.write_text("\n".join(constraints) + "\n", encoding="utf-8")
+        options = ["--quiet", "--no-input", "--disable-pip-version-check", "-c", str(file)]
+        pip = subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, *specifiers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    if pip.returncode:
+        tail = "\n".join(pip.stdout.splitlines()[-PIP_TAIL_LINES:])
+        raise RuntimeError(
+            f"pip could not install {', '.join(specifiers)} (exit code {pip.returncode}) "
+            f"beside {', '.join(constraints) or 'nothing held'}:\n{tail}\n"
+            "No network? On Kaggle switch Internet on (Settings); elsewhere install requirements-gpu.txt "
+            "(TPU: requirements-tpu.txt) beforehand. A conflict with a held version? Restart the runtime and run this "
+            "cell first; if it stays, choose a newer runtime."
+        )
+
+
+def _installed_versions() -> dict[str, str]:
+    """Version of every distribution; as for `import`, the first on sys.path counts."""
+    from packaging.utils import canonicalize_name
+
+    versions: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        described = distribution.metadata
+        if described["Name"]:  # an interrupted pip leaves folders without one
+            versions.setdefault(canonicalize_name(described["Name"]), described["Version"])
+    return versions
+
+
+def _is_loaded(name: str) -> bool:
+    """Whether a module of this distribution is imported, by its files: many share a top-level name such as `google`."""
+    for file in metadata.files(name) or []:
+        if file.suffix in {".py", ".so", ".pyd"}:
+            stem = PurePosixPath(file).with_name(file.name.partition(".")[0])
+            parts = stem.parts[:-1] if stem.name == "__init__" else stem.parts
+            if ".".join(parts) in sys.modules:
+                return True
+    return False

@@ -1,0 +1,5 @@
+"""python -m helpers.plan"""
+
+from .outlook import main
+
+raise SystemExit(main())

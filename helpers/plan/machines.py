@@ -1,0 +1,68 @@
+"""Machines by their names: `T4`, `2xT4`, `v5e-8`, `CPU`; and the runtime that a notebook would find on one."""
+
+from __future__ import annotations
+
+import re
+
+from helpers.machine.hardware import CATALOGUE, Machine, find
+from helpers.machine.runtime import Runtime, choose_precision
+from helpers.parameters import did_you_mean
+
+SLICES = ("v2-8", "v3-8", "v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v6e-8")
+GPUS = tuple(accelerator.name for accelerator in CATALOGUE if accelerator.kind == "cuda")
+NAMES = (*GPUS, *SLICES, "CPU")
+MOST_GPUS = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
+
+
+def machine(name: str) -> Machine:
+    """The machine of a name: a GPU of the catalogue, `N x` of one, a TPU slice, or `CPU`.
+
+    Case, spaces and hyphens do not matter; `A100` is the one of 40 GB.
+
+    Raises ValueError for an unknown name, with the known ones, and for a count out of range.
+    """
+    plain = _plain(name)
+    repeated = re.fullmatch(r"(-?\d+)[x×](.+)", plain)
+    count, plain = (int(repeated[1]), repeated[2]) if repeated else (1, plain)
+    if not 1 <= count <= MOST_GPUS:
+        raise ValueError(f"hardware={name!r}: {count} devices; give 1 to {MOST_GPUS}")
+    known = {_plain(each): each for each in NAMES} | {"a100": "A100 40GB", "a10040": "A100 40GB", "a10080": "A100 80GB"}
+    known |= {f"tpu{_plain(each)}": each for each in SLICES}
+    if plain not in known or (count > 1 and known[plain] not in GPUS):
+        raise ValueError(
+            f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and N x a GPU such as "
+            "2xT4"
+        )
+    found = known[plain]
+    if found == "CPU":
+        return Machine(name="CPU", kind="cpu", accelerator=None, count=1)
+    if found in SLICES:
+        generation, devices = found.split("-")
+        return Machine(name=found, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
+    label = found if count == 1 else f"{count}x{found}"
+    return Machine(name=label, kind="cuda", accelerator=find(found), count=count)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_]|(?<=\w)-", "", name.lower())
+
+
+def runtime_of(machine: Machine, precision: str = "auto") -> Runtime:
+    """The runtime that `detect` would report on a machine of the catalogue, to plan for it from anywhere else.
+
+    Raises ValueError: a precision that it cannot train in.
+    """
+    capability = machine.accelerator and machine.accelerator.compute_capability
+    chosen, why = choose_precision(machine.kind, machine.name, capability, precision)
+    return Runtime(
+        kind=machine.kind,
+        reason=f"planned for {machine.name}",
+        device_name=machine.name if machine.accelerator is None else machine.accelerator.name,
+        device_count=machine.count,
+        memory=machine.memory,
+        compute_capability=capability,
+        precision=chosen,
+        precision_reason=why,
+        torch="",
+        torch_xla=None,
+    )

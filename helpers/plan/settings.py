@@ -1,0 +1,243 @@
+"""The settings of a run, each with its reason, from a recipe, a workload and a machine."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import pydantic.dataclasses
+from pydantic import PositiveFloat, PositiveInt
+
+from helpers.machine.runtime import Runtime
+from helpers.plan.memory import Memory, memory
+from helpers.plan.workloads import Workload
+from helpers.show import tables
+
+FITS = ("yes", "unknown")  # answers that let the micro-batch grow
+# `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
+OPTIMIZER = {
+    "paged_adamw_8bit": ("paged_adamw_8bit", "moments in 8 bits, which move to the host where a GPU is full"),
+    "cpu": ("adamw_torch", "the fused kernel is for GPUs"),
+    "cuda": ("adamw_torch_fused", "one kernel for the whole update"),
+    "xla": ("adamw_torch", "the fused kernel crashes on XLA"),
+}
+WORKERS = {
+    "cpu": "the training itself needs the cores",
+    "cuda": "an example is one slice of what is in memory",
+    "xla": "torch_xla's loader threads feed the device; forked workers hang",
+}
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The settings of the method, for any machine."""
+
+    batch_size: PositiveInt  # examples in an optimizer step
+    learning_rate: PositiveFloat
+    max_steps: PositiveInt
+    sequence_length: PositiveInt
+    warmup_fraction: float = 0.05  # of max_steps, linear
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    tpu_batch_factor: PositiveInt = 2  # a chip's matrix unit needs larger batches
+    tpu_learning_rate_factor: PositiveFloat = 1.2  # goes with tpu_batch_factor
+    micro_batch_size: int = 0  # examples in a forward pass of one device; 0 = the largest that fits
+    gradient_checkpointing: bool | None = None  # None: only if the smallest micro-batch does not fit without it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The settings of one run, with `reasons` by field name."""
+
+    precision: str
+    per_device_batch_size: int
+    gradient_accumulation_steps: int
+    device_count: int
+    learning_rate: float
+    max_steps: int
+    sequence_length: int
+    warmup_steps: int
+    weight_decay: float
+    max_grad_norm: float
+    optimizer: str
+    gradient_checkpointing: bool
+    dataloader_workers: int
+    pin_memory: bool
+    memory: Memory  # of one device at this micro-batch
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Examples in a forward pass, over all devices."""
+        return self.per_device_batch_size * self.device_count
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in an optimizer step: the effective batch."""
+        return self.micro_batch_size * self.gradient_accumulation_steps
+
+    def results(self) -> dict[str, Any]:
+        """The `plan` part of results.json."""
+        return {"batch_size": self.batch_size, **asdict(self), "memory": self.memory.results()}
+
+    def on(self, runtime: Runtime) -> Runtime:
+        """The machine with the plan's precision."""
+        return replace(runtime, precision=self.precision, precision_reason=self.reasons["precision"])
+
+    def rows(self) -> list[dict[str, str]]:
+        """Setting, value and reason, for `tables.show`."""
+        span = self.memory.peak
+        worded = {
+            "per_device_batch_size": f"{self.per_device_batch_size} x {self.device_count} device(s)",
+            "memory": f"{tables.size(span.low)} to {tables.size(span.high)} a device, fits: {self.memory.fits}",
+            "sequence_length": f"{self.sequence_length:,} tokens",
+            "dataloader_workers": f"{self.dataloader_workers}" + (", pinned memory" if self.pin_memory else ""),
+        }
+        return [
+            {"setting": name, "value": worded.get(name, tables.cell(getattr(self, name))), "why": reason}
+            for name, reason in self.reasons.items()
+        ]
+
+
+class DoesNotFit(ValueError):
+    """Not even the smallest micro-batch fits into the memory of a device; `short` says in a few words what it needs."""
+
+    def __init__(self, message: str, short: str):
+        super().__init__(message)
+        self.short = short
+
+
+def plan(
+    recipe: Recipe,
+    workload: Workload,
+    runtime: Runtime,
+    *,
+    batch_size: int = 0,
+    learning_rate: float = 0.0,
+    max_steps: int = 0,
+    gradient_checkpointing: bool | None = None,
+) -> Plan:
+    """Settings for one run.
+
+    Args:
+        workload: the training step, whose memory is counted.
+        batch_size: examples in an optimizer step over all devices; 0 takes the recipe's (times its TPU factor on XLA).
+        learning_rate: 0 takes the recipe's (times its TPU factor on XLA).
+        max_steps: 0 takes as many steps as it takes to see the recipe's number of examples.
+        gradient_checkpointing: None takes the recipe's.
+
+    Raises:
+        ValueError: a negative value, or a batch size that the devices cannot share.
+        DoesNotFit: the model is too large for a device.
+    """
+    for name, value in (("batch_size", batch_size), ("learning_rate", learning_rate), ("max_steps", max_steps)):
+        if value < 0:
+            raise ValueError(f"{name}={value}: give a positive number, or 0 for the plan's own")
+    on_xla = runtime.kind == "xla"
+    if runtime.precision == "fp16" and workload.overflows_fp16:
+        why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better"
+        runtime = replace(runtime, precision="fp32", precision_reason=why)
+    reasons = {"precision": runtime.precision_reason}
+    effective, reasons["batch_size"] = _chosen(batch_size, recipe.batch_size, recipe.tpu_batch_factor, on_xla)
+    rate, reasons["learning_rate"] = _chosen(
+        learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla
+    )
+    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
+    as_many = f"as many examples as the recipe's {recipe.max_steps} steps of {recipe.batch_size}"
+    reasons["max_steps"] = "asked for" if max_steps else "the recipe's" if steps == recipe.max_steps else as_many
+    devices = runtime.device_count
+    if effective % devices:
+        raise ValueError(
+            f"batch_size={effective}: {devices} devices share it, so it must be a multiple of {devices}; "
+            f"try {max(devices, effective // devices * devices)}"
+        )
+    asked = recipe.gradient_checkpointing if gradient_checkpointing is None else gradient_checkpointing
+    micro, checkpointing, held = _micro_batch(workload, runtime, effective // devices, asked, recipe.micro_batch_size)
+    reasons["per_device_batch_size"] = "the recipe's" if recipe.micro_batch_size else "the largest that fits"
+    if runtime.memory is None:
+        reasons["per_device_batch_size"] = "memory unknown: the whole batch at once"
+    reasons["gradient_accumulation_steps"] = f"keeps {effective} examples a step"
+    reasons["gradient_checkpointing"] = (
+        "asked for" if asked is not None else "does not fit without it" if checkpointing else "fits without it"
+    )
+    there = tables.size(runtime.memory) or "memory unknown"
+    reasons["memory"] = f"{held.peak.basis}; {runtime.device_name} has {there}"
+    reasons |= dict.fromkeys(("sequence_length", "warmup_steps", "weight_decay", "max_grad_norm"), "the recipe's")
+    optimizer, reasons["optimizer"] = OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.kind]
+    reasons["dataloader_workers"] = WORKERS[runtime.kind]
+    return Plan(
+        precision=runtime.precision,
+        per_device_batch_size=micro,
+        gradient_accumulation_steps=effective // devices // micro,
+        device_count=devices,
+        learning_rate=rate,
+        max_steps=steps,
+        sequence_length=recipe.sequence_length,
+        warmup_steps=round(steps * recipe.warmup_fraction),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        optimizer=optimizer,
+        gradient_checkpointing=checkpointing,
+        dataloader_workers=0,
+        pin_memory=runtime.kind == "cuda",
+        memory=held,
+        reasons=reasons,
+    )
+
+
+def _chosen(asked, recipe, tpu_factor, on_xla: bool):
+    """A value with its reason: the user's, or the recipe's (times its factor on a TPU)."""
+    if asked:
+        return asked, "asked for"
+    if on_xla and tpu_factor != 1:
+        return recipe * tpu_factor, f"recipe {recipe:g} x {tpu_factor:g} on a TPU"
+    return recipe, "the recipe's"
+
+
+def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, checkpointing: bool) -> Memory:
+    """Memory of one device that computes its `share` of a batch in micro-batches of `examples`."""
+    from helpers.plan.counting import count
+
+    counted = count(
+        workload,
+        examples,
+        kind=runtime.kind,
+        precision=runtime.precision,
+        checkpointing=checkpointing,
+        accumulating=examples < share,
+    )
+    return memory(counted, runtime.kind, runtime.memory, processes=runtime.device_count)
+
+
+def _micro_batch(
+    workload: Workload, runtime: Runtime, share: int, checkpointing: bool | None, wanted: int
+) -> tuple[int, bool, Memory]:
+    """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this."""
+    from helpers.plan.counting import can_checkpoint
+
+    def held(examples: int, recompute: bool) -> Memory:
+        return memory_of(workload, runtime, examples, share, recompute)
+
+    divisors = [each for each in range(1, share + 1) if share % each == 0]
+    if wanted and wanted not in divisors:
+        raise ValueError(
+            f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give one of {divisors}"
+        )
+    candidates = [wanted] if wanted else [each for each in divisors if each >= workload.least] or [share]
+    both = [False, True] if can_checkpoint(workload.model) else [False]
+    for recompute in both if checkpointing is None else [checkpointing]:
+        # More examples never need less memory: the first number that does not fit ends the search.
+        fitting = bisect.bisect(candidates, False, key=lambda each, on=recompute: held(each, on).fits not in FITS)
+        if fitting:
+            break
+    examples = candidates[max(fitting, 1) - 1]
+    needed = held(examples, recompute)
+    if needed.fits == "no" and not wanted:
+        least, there = tables.size(needed.peak.low), tables.size(runtime.memory)
+        raise DoesNotFit(
+            f"{examples} example(s) of {workload.tokens} tokens need at least {least} and {runtime.device_name} has {there}: "
+            "use a smaller model or a shorter sequence" + ("" if recompute else ", or gradient_checkpointing=True"),
+            f"no: needs {least} of {there}",
+        )
+    return examples, recompute, needed

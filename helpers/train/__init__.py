@@ -1,0 +1,1 @@
+"""The mixin over the Hugging Face trainers, checkpoints, interruption and metering."""

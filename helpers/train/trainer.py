@@ -1,0 +1,621 @@
+"""One mixin over the Hugging Face trainers: exact resume, whole checkpoints, preemption, NaN stop, memory, metering.
+
+    class ReservoirTrainer(TrainerMixin, transformers.Trainer): ...
+
+It adds what the stock trainers lack; arguments, callbacks, evaluation and logging stay those of transformers. On XLA it
+also shards the batches over all chips, and keeps every value on the device between two logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import numpy as np
+import torch
+import transformers.trainer
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.integrations import WandbCallback
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
+
+from helpers.machine import attention, ranks, xla
+from helpers.machine.compilation import CompilationCounter
+from helpers.machine.runtime import Runtime
+from helpers.plan.settings import Plan
+from helpers.run import folder_lock, run_folder
+from helpers.show import tracking
+from helpers.show.progress import Progress, Wandb
+
+from . import checkpoint
+from .draws import PlaceSampler, SeededByPlace, seed_generators
+from .interruption import (
+    EvaluationOutOfMemory,
+    EvaluationStopped,
+    FiniteGuard,
+    NonFiniteLoss,
+    Stopped,
+    Stops,
+    all_finite,
+    is_out_of_memory,
+    smaller_micro_batch,
+)
+from .meter import Meter
+
+METER_FILE = "meter.json"
+SCHEDULED = ("lr", "weight_decay")  # what changes in an optimizer group for one step on XLA
+
+
+class _Finished(Exception):
+    """A resumed run is at its end, as the evaluation that had been stopped shows."""
+
+
+class TrainerMixin:
+    """Put before a Hugging Face trainer class.
+
+    Args:
+        plan: what `plan.plan` returned; if memory runs out, the trainer replaces it by one with smaller micro-batches.
+        runtime: what `runtime.detect` returned.
+        flops_per_token: FLOPs of a training step per token, for MFU (default 6 x trained parameters).
+        patience: evaluations without improvement after which the run stops; 0 never stops early.
+        max_hours: hours after which this session saves and stops; 0 is no limit.
+        *args, **kwargs: the trainer's own.
+    """
+
+    def __init__(
+        self,
+        *args,
+        plan: Plan,
+        runtime: Runtime,
+        flops_per_token: float | None = None,
+        patience: int = 0,
+        max_hours: float = 0.0,
+        **kwargs,
+    ):
+        super().__init__(*args, **kwargs)
+        if ranks.count() > 1:  # one folder for all, as process 0 calls it
+            self.args.output_dir = ranks.broadcast(str(Path(self.args.output_dir).absolute()))
+        self.plan, self.runtime = plan, runtime
+        module = self.trained_module()
+        if tied := [*getattr(self.model, "all_tied_weights_keys", ())]:
+            # A checkpoint holds them once; transformers would warn that the others are missing.
+            self.model._keys_to_ignore_on_save = tied
+        trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
+        self.stops = Stops(max_hours)
+        self.resumed_from: int | None = None
+        self.messages: list[str] = []
+        self._finite: FiniteGuard | None = None
+        self._staging: Path | None = None
+        self._batches_checked = False
+        self._places: PlaceSampler | None = None
+        self._first_step = 0
+        self._unlogged: list | None = None  # of the checkpoint: sum of the losses since a log, step of that log
+        self._rescheduled = False
+        self.compilation = CompilationCounter(enabled=runtime.kind == "xla")
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
+        if self.pop_callback(WandbCallback):
+            self.add_callback(Wandb())
+        self.add_callback(self.stops)
+        self.add_callback(_StepBoundary(self))
+        self.add_callback(Progress())
+        self.patience = patience
+        if patience:
+            self.args.restore_callback_states_from_checkpoint = True
+            self.add_callback(EarlyStoppingCallback(patience))
+        if runtime.kind == "xla":
+            xla.replicate(module)
+            attention.use_one_dtype(self.transformer())
+        if plan.gradient_checkpointing:
+            attention.checkpoint_activations(self.transformer(), runtime.kind)
+
+    def trained_module(self) -> torch.nn.Module:
+        """The module with all trained weights: the model, or a loss around it with weights of its own."""
+        return self.model
+
+    def transformer(self) -> torch.nn.Module:
+        """The transformers model whose attention and checkpointing are set: the model or a part of it."""
+        return self.model
+
+    # -- the run --
+
+    def train(self, resume_from_checkpoint: bool | str | Path | None = True, **kwargs):
+        """Trains to `max_steps`, from the newest whole checkpoint if there is one.
+
+        Args:
+            resume_from_checkpoint: True: the newest whole checkpoint in `output_dir`, or step 0; a path: this
+                checkpoint, which must be whole; False or None: step 0.
+
+        Returns:
+            transformers' `TrainOutput`, or None if the run was finished before. The weights of the best evaluation
+            are loaded.
+
+        Raises:
+            Stopped: a signal came or the time is over; a checkpoint of the last finished step is written.
+            NonFiniteLoss: the loss, a gradient, a weight or an optimizer state became NaN or infinite.
+            FolderTaken: another process trains in `output_dir`.
+            CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
+            RuntimeError: memory ran out with the smallest micro-batch.
+            EvaluationOutOfMemory: memory ran out in an evaluation; the steps before it are saved.
+            ValueError: the checkpoint of a given path is damaged.
+        """
+        output_dir, source = self.args.output_dir, None
+        with (
+            folder_lock.owned(output_dir) if ranks.is_main() else contextlib.nullcontext() as since,
+            self.stops.listening(since),
+            _sharding_survives_skipping(),
+            contextlib.closing(self.meter),
+        ):
+            with ranks.main_process_first():
+                if ranks.is_main():
+                    checkpoint.sweep(output_dir)
+                    source = self._checkpoint_to_resume(resume_from_checkpoint)
+            source = ranks.broadcast(source)
+            self.resumed_from = source and checkpoint.step_of(source)
+            while True:
+                counts = json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else {}
+                self._unlogged = counts.pop("unlogged", None)
+                self.meter.start(counts)
+                try:
+                    output = self._train_from(source, **kwargs)
+                    break
+                except _Finished:
+                    output = None
+                    break
+                except Exception as error:
+                    if isinstance(error, EvaluationOutOfMemory) or not is_out_of_memory(error):
+                        raise
+                    self._shrink_micro_batch(error)
+                # Outside `except`: the traceback would keep the failed step's tensors alive.
+                self._forget_failed_step()
+                source, _ = checkpoint.newest_whole(output_dir)
+            if ranks.is_main():
+                run_folder.note_step(output_dir, self.state.global_step)
+            if self.stops.reason and (self._owes_evaluation() or not self._is_finished(self.state)):
+                self._raise_stopped()
+            self._load_best()
+        return output
+
+    def _raise_stopped(self):
+        step = self.state.global_step
+        raise Stopped(
+            f"{self.stops.reason} at step {step}: checkpoint-{step} is written and whole. "
+            "Run the notebook again with the same output_dir and resume=True to continue from there."
+        )
+
+    def _train_from(self, source: Path | None, **kwargs):
+        if source is not None:
+            state = TrainerState.load_from_json(str(source / transformers.trainer.TRAINER_STATE_NAME))
+            if self._is_finished(state):
+                # Stock Trainer would train one step too many.
+                self._load_from_checkpoint(str(source))
+                self.state = state
+                if self._owes_evaluation():
+                    self._determine_best_metric(self.evaluate(), None)
+                self._say(f"the run is finished: {source.name} is its last step")
+                return None
+            if state.max_steps != self.args.max_steps:
+                self._rescheduled = True
+                self._say(
+                    f"max_steps was {state.max_steps} and is {self.args.max_steps}: from step {state.global_step} on the "
+                    f"learning rate follows the {self.args.lr_scheduler_type.value} schedule of {self.args.max_steps} steps"
+                )
+        self._finite, self._batches_checked = None, False
+        if self.is_world_process_zero():
+            first_step = checkpoint.step_of(source) if source else 0
+            plan = self.plan
+            changed = run_folder.begin_session(
+                self.args.output_dir, self.runtime, plan.precision, first_step, plan.batch_size
+            )
+            if changed:
+                self._say(changed)
+        return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
+
+    def _is_finished(self, state: TrainerState) -> bool:
+        """Whether the run of this state is at its end: all steps are done, or it stopped early."""
+        stopping = state.stateful_callbacks.get(EarlyStoppingCallback.__name__) if self.patience else None
+        lost = bool(stopping) and stopping["attributes"]["early_stopping_patience_counter"] >= self.patience
+        return lost or state.global_step >= self.args.max_steps
+
+    def _owes_evaluation(self) -> bool:
+        """Whether the evaluation of the present step was stopped."""
+        step, every = self.state.global_step, self.args.eval_steps
+        due = self.args.eval_strategy == "steps" and (step % every == 0 or step >= self.args.max_steps)
+        logged = {name for entry in self.state.log_history if entry["step"] == step for name in entry}
+        return due and not any(name.startswith("eval_") for name in logged)
+
+    def _checkpoint_to_resume(self, wanted: bool | str | Path | None) -> Path | None:
+        if wanted is None or wanted is False:
+            return None
+        if wanted is not True:
+            problem = checkpoint.damage(wanted)
+            if problem:
+                raise ValueError(
+                    f"resume_from_checkpoint={str(wanted)!r}: {problem}; give True for the newest whole checkpoint"
+                )
+            return Path(wanted)
+        source, skipped = checkpoint.newest_whole(self.args.output_dir)
+        for line, damaged in zip(skipped, checkpoint.listed(self.args.output_dir), strict=False):
+            self._say(f"{line} (kept as {checkpoint.set_aside(damaged).name})")
+        if source is not None:
+            self._say(f"resuming from {source.name}")
+        elif skipped:
+            self._say("no whole checkpoint: starting from step 0")
+        return source
+
+    def _load_best(self) -> None:
+        if self.state.best_global_step is None:
+            return
+        best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
+        problem = ranks.broadcast(checkpoint.damage(best) if best.is_dir() else "it is gone")
+        if problem:
+            self._say(f"keeping the last weights: the best checkpoint {best.name} cannot be used: {problem}")
+            return
+        self._load_from_checkpoint(str(best))
+        metric = self.args.metric_for_best_model.removeprefix("eval_")
+        self._say(f"loaded {best.name}, the best evaluation ({metric} {self.state.best_metric:.4f})")
+
+    # -- one step --
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if self.runtime.kind == "xla" and not self._batches_checked:
+            self._assert_sharded(inputs)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._finite.update(loss, ends_step=self.accelerator.gradient_state.sync_gradients)
+        self.meter.count(inputs, self.args.world_size)
+        if self.runtime.kind == "xla" and not self.accelerator.gradient_state.sync_gradients:
+            xla.sync()  # one graph a micro-batch, not one that grows with accumulation
+        return loss
+
+    def compute_loss_context_manager(self):
+        stack = super().compute_loss_context_manager()
+        if self.runtime.kind == "xla" and self.plan.precision == "bf16":
+            stack.enter_context(torch.autocast("xla", dtype=torch.bfloat16))
+        return stack
+
+    def _get_dataloader(self, dataset, description, batch_size, sampler_fn=None, is_training=False, **kwargs):
+        if is_training and sampler_fn is not None and hasattr(dataset, "__len__"):
+            if isinstance(dataset, datasets.Dataset):
+                dataset = self._remove_unused_columns(dataset, description=description)
+            self._places = PlaceSampler(sampler_fn(dataset), self.args.seed)
+            dataset, sampler_fn = SeededByPlace(dataset, self.args.seed), lambda _: self._places
+        loader = super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
+        return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        """The loader of all examples. Raises ValueError if the last batch would be shorter on XLA."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        batch = self.args.eval_batch_size
+        if self.runtime.kind == "xla" and hasattr(dataset, "__len__") and len(dataset) % batch:
+            raise ValueError(
+                f"eval_dataset has {len(dataset)} examples, which is no multiple of the evaluation batch of {batch}: "
+                "a shorter last batch would compile anew. Trim or pad it to a multiple."
+            )
+        drop_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = drop_last
+
+    def _assert_sharded(self, inputs) -> None:
+        self._batches_checked = True
+        tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
+        whole = [name for name, tensor in tensors.items() if not xla.is_batch_sharded(tensor)]
+        assert not whole, (
+            f"{whole} are not split over the {self.runtime.device_count} devices: each computes everything"
+        )
+
+    def seed_step(self) -> None:
+        """Seeds every generator from seed, step and process, so that a resumed step draws the same numbers."""
+        value = seed_generators(self.args.seed, self.state.global_step, 1, self.args.process_index)
+        torch.manual_seed(value)  # of all devices
+        if self.runtime.kind == "xla":
+            xla.seed(value)
+
+    # -- logging, evaluation, saving --
+
+    def log(self, logs: dict, start_time: float | None = None) -> None:
+        fp16 = self.plan.precision == "fp16"  # whose infinite gradient norms only lower the loss scale
+        for name in ("loss",) if fp16 else ("loss", "grad_norm"):
+            if name in logs and not torch.isfinite(torch.tensor(logs[name])):
+                self._stop_on_nonfinite(name, logs[name])
+        if "loss" in logs or "eval_loss" in logs:
+            logs["training_seconds"] = round(self.meter.training_seconds(), 3)
+        if not np.isfinite(logs.get("eval_loss", 0.0)):
+            self._check_finite()
+        super().log(logs, start_time)
+        if "loss" in logs:
+            self.compilation.book("log")
+
+    def evaluate(self, *args, **kwargs):
+        with self.aside("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, *args, **kwargs):
+        output = super().evaluation_loop(*args, **kwargs)
+        return output._replace(metrics=ranks.broadcast(output.metrics))  # so that all processes decide alike
+
+    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
+        if skip_scheduler and self.state.global_step and not self._owes_evaluation():
+            return {}  # `eval_on_start` of a resumed run, which has been evaluated
+        try:
+            metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        except EvaluationStopped:
+            if skip_scheduler:  # nothing was trained since the checkpoint
+                self._raise_stopped()
+            self.control.should_evaluate = False
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if not skip_scheduler:
+                self._save_checkpoint(self.model, trial)
+            raise EvaluationOutOfMemory(
+                f"the evaluation at step {self.state.global_step} does not fit into the memory of "
+                f"{self.runtime.device_name}; the steps before it are saved. Lower "
+                f"per_device_eval_batch_size={self.args.per_device_eval_batch_size} in the cell that makes the trainer "
+                "and run the notebook again: the run continues with this evaluation."
+            ) from error
+        self.control.should_save |= self.control.should_training_stop  # it stops early
+        if skip_scheduler:  # the start is the first best: its weights are those of checkpoint-0
+            improved = self._determine_best_metric(metrics, trial)
+            if improved and self.state.global_step:
+                self._save_checkpoint(self.model, trial)
+        return metrics
+
+    def _determine_best_metric(self, metrics, trial) -> bool:
+        if not metrics:  # a stop came during the evaluation
+            return False
+        improved = super()._determine_best_metric(metrics, trial)
+        self.control.should_save |= improved  # the best weights are kept, whatever save_steps is
+        return improved
+
+    def _get_output_dir(self, trial) -> str:
+        return str(self._staging) if self._staging else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        with self.aside("save"):
+            self._check_finite()
+            folder_lock.check(self.args.output_dir)
+            self._save_staged(model, trial)
+
+    def _check_finite(self) -> None:
+        """Raises NonFiniteLoss, in all processes, unless everything that a checkpoint would hold is finite."""
+        trained = (parameter for parameter in self.trained_module().parameters() if parameter.requires_grad)
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        bad = ""
+        if self._finite is not None and self._finite.first_bad_step() is not None:
+            bad = "loss"
+        elif not all_finite(trained):
+            bad = "a weight"
+        elif not all_finite(value for state in states for value in state.values() if torch.is_tensor(value)):
+            bad = "an optimizer state"
+        if bad := next(filter(None, ranks.gather(bad)), ""):
+            self._stop_on_nonfinite(bad, float("nan"))
+
+    def _save_staged(self, model, trial) -> None:
+        output_dir, step = Path(self.args.output_dir), self.state.global_step
+        unlogged = [sum(ranks.gather(float(self._tr_loss))) / ranks.count(), self._globalstep_last_logged]
+        best = self.state.best_global_step
+        self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
+        main = self.is_world_process_zero()  # the others write their generator state into its staging folder
+        theirs = contextlib.nullcontext(checkpoint.staging_folder(output_dir, step))
+        with checkpoint.staged(output_dir, step) if main else theirs as staging:
+            self.accelerator.wait_for_everyone()
+            self._write_checkpoint(staging, model, trial)
+            self.accelerator.wait_for_everyone()
+            if not main:
+                return
+            written = checkpoint.folder(staging, step)
+            # If this checkpoint is the best one, transformers has noted its staging path.
+            self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
+            self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
+            counts = self.meter.state() | {"unlogged": unlogged}
+            (written / METER_FILE).write_text(json.dumps(counts), encoding="utf-8")
+        keep, best = self.args.save_total_limit or 2, self.state.best_model_checkpoint
+        checkpoint.prune(output_dir, keep, newest=step, protect=best)
+        run_folder.note_step(output_dir, step)
+
+    def _write_checkpoint(self, staging: Path, model, trial) -> None:
+        self._staging = staging
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._staging = None
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self._save_weights(output_dir, _internal_call)
+        if output_dir and self._staging is None and ranks.count() > 1:
+            written = ranks.broadcast(str(Path(output_dir).absolute()))
+            if not ranks.is_main() and written != str(Path(output_dir).absolute()):  # where its cells read it
+                shutil.copytree(written, output_dir, dirs_exist_ok=True)
+            ranks.gather(None)
+        if self._staging is None and self.is_world_process_zero():  # an export: nothing reads this pickle
+            Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
+        if self.runtime.kind != "xla":
+            super().save_model(output_dir, internal_call)
+            return
+        xla.sync()
+        copies: dict[int, torch.Tensor] = {}  # one CPU copy of each tensor, so that tied weights stay tied
+        state = {
+            name: copies.setdefault(id(tensor), tensor.detach().cpu())
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+        }
+        self._save(output_dir or self.args.output_dir, state_dict=state)
+
+    def _stop_on_nonfinite(self, name: str, value: float) -> None:
+        bad = None if self._finite is None else self._finite.first_bad_step()
+        step = first_step = self.state.global_step
+        if bad is not None:
+            first_step = self._first_step + bad + 1
+        last, _ = checkpoint.newest_whole(self.args.output_dir)
+        raise NonFiniteLoss(
+            f"{name} is {value} (first at step {first_step}, noticed at step {step}); nothing was saved since. "
+            f"The last good checkpoint is {last.name if last else 'none'} in {self.args.output_dir}. "
+            f"Lower learning_rate (now {self.args.learning_rate:g}) or set precision='fp32' (now {self.plan.precision!r}), "
+            "and start in a new output_dir."
+        )
+
+    # -- out of memory --
+
+    def _shrink_micro_batch(self, error: Exception) -> None:
+        args, devices = self.args, self.runtime.device_count if self.runtime.kind == "xla" else 1
+        smaller = smaller_micro_batch(args.per_device_train_batch_size, args.gradient_accumulation_steps, devices)
+        if args.world_size > 1 or smaller is None:
+            raise RuntimeError(
+                f"out of memory with {args.per_device_train_batch_size} examples of {self.plan.sequence_length} tokens on "
+                f"{self.runtime.device_name}, and no smaller micro-batch keeps {self.plan.batch_size} examples a step. "
+                "Set gradient_checkpointing=True, a shorter sequence_length, or a smaller model or batch_size."
+            ) from error
+        micro, accumulation = smaller
+        self._say(
+            f"out of memory with micro-batch {args.per_device_train_batch_size}: going on with {micro} x "
+            f"{accumulation} accumulation, still {micro * accumulation} examples a step and the same learning rate"
+        )
+        args.per_device_train_batch_size = self._train_batch_size = micro
+        args.gradient_accumulation_steps = accumulation
+        self.plan = replace(
+            self.plan,
+            per_device_batch_size=micro // devices,
+            gradient_accumulation_steps=accumulation,
+            reasons={**self.plan.reasons, "per_device_batch_size": "halved after running out of memory"},
+        )
+
+    def _forget_failed_step(self) -> None:
+        self.optimizer = self.lr_scheduler = None
+        self.model_wrapped = self.model
+        self.model.zero_grad(set_to_none=True)
+        self._finite = None
+        self.accelerator.free_memory()
+
+    # -- measuring --
+
+    def results(self) -> dict:
+        """The `plan`, `train` and, on XLA, `xla` parts of results.json."""
+        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
+        results = {
+            "plan": self.plan.results(),
+            "train": {
+                "steps": self.state.global_step,
+                "loss_first": losses[0] if losses else None,
+                "loss_last": losses[-1] if losses else None,
+                **self.meter.results(),
+                "resumed_from_step": self.resumed_from,
+                "messages": self.messages,
+            },
+        }
+        if self.runtime.kind == "xla":
+            results["xla"] = self.compilation.results()
+        return results
+
+    @contextlib.contextmanager
+    def aside(self, name: str):
+        """Times and counts the block as evaluating or saving, not as training."""
+        self.compilation.book("between")
+        with self.meter.aside():
+            yield
+        self.compilation.book(name)
+
+    def _say(self, message: str) -> None:
+        self.messages.append(message)
+        if self.is_world_process_zero():
+            tracking.say(message)
+
+
+class _StepBoundary(TrainerCallback):
+    """What happens exactly before and after an optimizer step."""
+
+    def __init__(self, trainer: TrainerMixin):
+        self.trainer = trainer
+        self._scheduled: list[dict] = []  # of each optimizer group, while a step uses values close to them
+
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+        self.trainer._first_step = state.global_step
+        for callback in self.trainer.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):  # a checkpoint restores the patience of its time
+                callback.early_stopping_patience = self.trainer.patience
+        if self.trainer._rescheduled:  # the checkpoint has the rates of the former schedule
+            schedule = getattr(self.trainer.lr_scheduler, "scheduler", self.trainer.lr_scheduler)
+            rules = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            schedule._last_lr = [base * rule(schedule.last_epoch) for base, rule in rules]
+            for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
+        self.trainer.compilation.start()
+        # Not under FSDP, where torch counts a step of Adam when it first gathers the state of an optimizer.
+        if (
+            state.global_step == 0
+            and not self.trainer.is_fsdp_enabled
+            and checkpoint.newest_whole(args.output_dir)[0] is None
+        ):
+            # Proves at once that a checkpoint can be written; an early failure goes back to it.
+            self.trainer._save_checkpoint(self.trainer.model, None)
+        self.trainer._finite = FiniteGuard(args.device)
+        if self.trainer._unlogged:
+            loss, self.trainer._globalstep_last_logged = self.trainer._unlogged
+            self.trainer._tr_loss = torch.tensor(loss, device=args.device)
+        if self.trainer.runtime.kind == "xla":
+            xla.settle(optimizer, self.trainer._tr_loss)
+        if state.global_step and self.trainer._owes_evaluation():
+            self.trainer._evaluate(None, None, skip_scheduler=True)
+            if self.trainer.control.should_training_stop:  # stock Trainer would train one step too many
+                self.trainer._save_checkpoint(self.trainer.model, None)
+                raise _Finished
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.trainer.compilation.stop()
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if self.trainer._places is not None:
+            self.trainer._places.set_epoch(int(state.epoch or 0))
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.trainer.compilation.book("between")
+        self.trainer.seed_step()
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        if self.trainer.runtime.kind == "xla":
+            groups = optimizer.param_groups
+            self._scheduled = [{name: group[name] for name in SCHEDULED if name in group} for group in groups]
+            for group, rate in zip(groups, xla.rates_above_zero(groups), strict=True):
+                group["lr"] = rate
+            for group, decay in zip(groups, xla.distinct_decays(groups), strict=True):
+                if decay:
+                    group["weight_decay"] = decay
+
+    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        if self.trainer.runtime.kind == "xla":
+            for group, values in zip(optimizer.param_groups, self._scheduled, strict=True):
+                group.update(values)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.trainer.runtime.kind == "xla":
+            xla.sync()
+            self.trainer.compilation.book("step")
+        if state.global_step >= state.max_steps:
+            control.should_log = control.should_evaluate = control.should_save = True
+
+
+@contextlib.contextmanager
+def _sharding_survives_skipping():
+    """Keeps the sharding when accelerate's `skip_first_batches` rebuilds the device loader, which would drop it."""
+    original = transformers.trainer.skip_first_batches
+
+    def skip(dataloader, num_batches=0):
+        skipped = original(dataloader, num_batches)
+        if hasattr(dataloader, "_parallel_loader_kwargs"):
+            skipped._parallel_loader_kwargs.update(dataloader._parallel_loader_kwargs)
+        return skipped
+
+    transformers.trainer.skip_first_batches = skip
+    try:
+        yield
+    finally:
+        transformers.trainer.skip_first_batches = original
