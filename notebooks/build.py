@@ -4,11 +4,13 @@
     python notebooks/build.py --check    exit 1 and name each one that differs from what would be written
 
 A source is a jupytext percent file. A cell tagged `gpu` or `tpu` goes into that twin only, and so does a line of code
-that ends in `# gpu only` or `# tpu only` (the marker is stripped). Two cells are written from one line each:
+that ends in `# gpu only` or `# tpu only` (the marker is stripped). Three cells are written from one line each:
 
 - tagged `setup`, `# requirements: torch transformers ...`: setup_cell.py, with these requirements in the ranges of
   requirements-gpu.txt or requirements-tpu.txt, and with what the notebook can reach of the `helpers` package (closure.py);
-- tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class.
+- tagged `parameters`, `# parameters: helpers.<room>.parameters.<Class>`: a form of all parameters of that class;
+- tagged `method`, `# method: helpers/<room>/<file>.py`: a cell that shows this file and writes it (`%%writefile`), so that a reader
+  can edit it. The file is left out of the payload (helpers/notebook/method.py).
 
 In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/forecasts.json),
 `{own data}` for how a file of one's own gets into the runtime, and a paragraph `{picture: what it shows}` for the small picture of
@@ -36,6 +38,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from helpers.notebook import method  # noqa: E402
 from helpers.parameters import MAIN, extra, kind_of  # noqa: E402
 from helpers.show import tables  # noqa: E402  the checkout's, wherever this is started
 
@@ -118,6 +121,8 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
         text, metadata = cell.source, {"tags": shown} if shown else {}
         if "parameters" in tags:
             text = parameters_cell(text, twin, where=f"{source}: parameters cell")
+        elif "method" in tags:
+            metadata["file"], text = method_cell(text, where=f"{source}: cell {position}")
         elif cell.cell_type == "code" and "setup" not in tags:
             text = _twin_lines(text, twin, where=f"{source}: cell {position}")
         else:
@@ -127,8 +132,11 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
         new_cell = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         cells.append(new_cell(text, id=f"{position:02d}", metadata=metadata))
     setup = next(cell for cell in cells if "setup" in _tags(cell))
-    files = reachable((cell.source for cell in cells if cell.cell_type == "code" and cell is not setup), ROOT)
-    setup.source = setup_cell(setup.source, twin, files, where=f"{source}: setup cell")
+    apart = ("setup", "method")
+    calling = (cell.source for cell in cells if cell.cell_type == "code" and not {*apart} & {*_tags(cell)})
+    files = reachable(calling, ROOT)
+    shown = {file: files.pop(file) for cell in cells if "method" in _tags(cell) for file in [cell.metadata.pop("file")]}
+    setup.source = setup_cell(setup.source, twin, files, shown, where=f"{source}: setup cell")
     # Folded: in Colab, in Jupyter and VS Code, on Kaggle.
     setup.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}, "_kg_hide-input": True}
     return cells
@@ -188,6 +196,19 @@ def parameters_cell(declaration: str, twin: str, where: str = "parameters cell")
     return "\n".join(lines)
 
 
+def method_cell(declaration: str, where: str = "method cell") -> tuple[str, str]:
+    """Path of the method's file, relative to the repository, and the code of the cell that shows and writes it.
+
+    declaration: the line `# method: helpers/<room>/<file>.py`.
+    """
+    named = re.fullmatch(r"# method: (helpers/[\w/]+\.py)", declaration.strip())
+    if not named or not (ROOT / named[1]).is_file():
+        raise ValueError(
+            f"{where} must hold `# method: helpers/<room>/<file>.py`, a file that exists, not {declaration!r}"
+        )
+    return named[1], f'%%writefile "{{run.method}}"\n{(ROOT / named[1]).read_text(encoding="utf-8").rstrip()}'
+
+
 def _literal(value) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
@@ -203,11 +224,13 @@ def _widget(field, kind: type) -> str:
     return f'{{type:"{WIDGETS[kind]}"}}'
 
 
-def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str = "setup cell") -> str:
+def setup_cell(
+    declaration: str, twin: str, files: dict[str, bytes], shown: dict[str, bytes], where: str = "setup cell"
+) -> str:
     """Code of the setup cell: a readable header, then setup_cell.py with its constants filled in.
 
     declaration: one or more lines `# requirements: name name ...`.
-    files: of the payload.
+    files: of the payload. shown: the file of the method, which has a cell of its own.
     """
     lines = declaration.strip().splitlines()
     if not lines or not all(line.startswith("# requirements:") for line in lines):
@@ -223,13 +246,13 @@ def setup_cell(declaration: str, twin: str, files: dict[str, bytes], where: str 
     constants = {
         "REQUIREMENTS": '"""\n' + "\n".join(requirement_lines(names, twin, where)) + '\n"""',
         "SHA256": f'"{hashlib.sha256(packed(files)).hexdigest()}"',
+        "SHOWN": json.dumps({file: method.digest(content.decode()) for file, content in shown.items()}),
         "PAYLOAD": f'"{payload(files)}"',
     }
     _, _, code = (NOTEBOOKS / "setup_cell.py").read_text(encoding="utf-8").split('"""', 2)
     for name, value in constants.items():
-        placeholder = f'\n{name} = ""\n'
-        assert code.count(placeholder) == 1, f"setup_cell.py must hold {placeholder!r} once"
-        code = code.replace(placeholder, f"\n{name} = {value}\n")
+        code, times = re.subn(rf"(?m)^{name} = .*$", lambda _, line=f"{name} = {value}": line, code)
+        assert times == 1, f"setup_cell.py must assign {name} once"
     return "\n".join(header) + "\n" + code.strip()
 
 

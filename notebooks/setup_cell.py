@@ -7,6 +7,7 @@ import importlib
 
 REQUIREMENTS = ""
 SHA256 = ""
+SHOWN = {}
 PAYLOAD = ""
 
 try:
@@ -17,5 +18,5 @@ if hashlib.sha256(packed).hexdigest() != SHA256:
     raise RuntimeError("The payload is damaged: upload the notebook again, as it came.")
 files = dict(file.split("\n", 1) for file in packed.decode().split("\0"))
 exec(files["helpers/notebook/unpacking.py"], unpacking := {"__name__": "unpacking"})
-unpacking["use"](files, SHA256)
+unpacking["use"](files, SHA256, SHOWN)
 installed = importlib.import_module("helpers.notebook.setup").install(REQUIREMENTS)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from helpers.parameters import Parameters
-from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.train import checkpoint
 
 from .hostile import MARKER, cases, guarded, payload
@@ -162,7 +162,7 @@ INSIDE = ("model", "results.json", "run.json", ".staging-2", "checkpoint-2", "mo
 def test_an_output_folder_with_a_link_out_of_it_is_refused_before_anything_is_written(tmp_path_factory, name, target):
     around = tmp_path_factory.mktemp("around")
     params = Parameters(output_dir=str(around / "run"))
-    run_folder.claim("test", params)
+    RunFolder.claim("test", params)
     (around / "folder").mkdir()
     (around / "file").write_text("mine")
     link = around / "run" / name
@@ -170,13 +170,13 @@ def test_an_output_folder_with_a_link_out_of_it_is_refused_before_anything_is_wr
     link.unlink(missing_ok=True)
     link.symlink_to(around / target if target in ("file", "folder") else target)
     with guarded(around, "output_dir=") as refusal:
-        run_folder.claim("test", params)
+        RunFolder.claim("test", params)
     inside = Path(os.path.realpath(link)).is_relative_to(around / "run")
     assert (refusal and (inside or f"{link} leads out of it" in refusal[0])) or (inside and name != "run.json")
 
 
 def test_a_link_within_the_output_folder_is_nobodys_business(tmp_path):
     params = Parameters(output_dir=str(tmp_path / "run"))
-    run_folder.claim("test", params)
+    RunFolder.claim("test", params)
     (tmp_path / "run" / "latest").symlink_to("run.json")
-    assert run_folder.claim("test", params) == tmp_path / "run"
+    assert RunFolder.claim("test", params).path == tmp_path / "run"

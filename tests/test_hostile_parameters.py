@@ -14,7 +14,7 @@ from helpers.legal.parameters import LegalParameters
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.parameters import parameter as declared
 from helpers.reservoir.parameters import ReservoirParameters
-from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.tuning.parameters import TuningParameters
 
 from .hostile import MARKER, cases, guarded
@@ -68,7 +68,7 @@ def test_an_output_folder_is_made_as_named_or_refused_and_nothing_else_is_writte
         inside = inside.replace("..", "_")
     with guarded(around, "output_dir", writes=around / "run"):
         params = ReservoirParameters(data_source="sample", output_dir=str(around / "run" / inside.lstrip("/")))
-        run_folder.claim("test", params)
+        RunFolder.claim("test", params)
     assert not (around / MARKER).exists()
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import json
 import os
 import pkgutil
 import re
@@ -32,10 +33,12 @@ from typing import Any
 import psutil
 
 from helpers.machine import ranks
+from helpers.notebook import method
 from helpers.show import tracking
 
 GRACE = 60  # seconds that a process without its launcher has to write a checkpoint
 KERNEL = "HELPERS_KERNEL"  # environment variable: the process that `call` was called in
+METHODS = "HELPERS_METHODS"  # environment variable: what `method.used` said there, as JSON
 
 
 def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
@@ -52,6 +55,7 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
     given = [text for name, value in parameters.items() for text in ("-p", name, value)]
     package = str(Path(__file__).resolve().parents[__name__.count(".")])
     environment = {**os.environ, KERNEL: str(os.getpid()), "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment[METHODS] = json.dumps(method.used())
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     environment.pop("CUDA_VISIBLE_DEVICES", None)
@@ -142,6 +146,8 @@ def _let_models_save() -> None:
 
 def _run(target: str, values: Mapping[str, Any]) -> None:
     if not target.endswith(".ipynb"):
+        for module, file in json.loads(os.environ.get(METHODS, "{}")).items():
+            method.use(module, file)
         pkgutil.resolve_name(target)(**values)
         return
     for _ in run_cells(cells(Path(target).expanduser(), values)):

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def use(files: Mapping[str, str], sha256: str) -> None:
+def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None = None) -> None:
     """Makes `import helpers` find these files (path to text): in a checkout that has them, else unpacked.
 
-    sha256: of the payload; it names the folder.
+    sha256: of the payload; it names the folder. shown: digest of the method's file, which has a cell of its own.
 
     Raises RuntimeError if another `helpers` is found first.
     """
@@ -29,7 +29,7 @@ def use(files: Mapping[str, str], sha256: str) -> None:
             f"`import helpers` found {helpers.__file__}, not {root}. Do not pip install helpers (another package): "
             "uninstall it, restart the runtime and run this cell first."
         )
-    helpers.payload_sha256 = sha256
+    helpers.payload_sha256, helpers.shown = sha256, dict(shown or {})
     print(f"helpers {helpers.__version__}, payload {sha256[:12]}: the code of the cells is in {root / 'helpers'}")
 
 

@@ -1,7 +1,7 @@
-"""The output folder of one run, which no other run overwrites.
+"""The folder of one run, which no other run overwrites.
 
-`run.json` holds the parameters of the run; a run with others is refused. `sessions.json` records the machine and the
-code of each part of the run.
+`run.json` holds what defines the run: its notebook, parameters, data and the digest of its method's file; another run is
+refused. `sessions.json` records the machine and the code of each part of the run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from os.path import realpath
 from pathlib import Path
@@ -16,9 +18,12 @@ from typing import Any
 
 import pydantic_core
 
+import helpers
 from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
+from helpers.notebook import method
 from helpers.parameters import Parameters, identity
+from helpers.show import tracking
 from helpers.train import checkpoint
 
 from . import folder_lock, provenance
@@ -28,8 +33,7 @@ RESULTS_FILE = "results.json"
 SESSIONS_FILE = "sessions.json"
 # If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
-# A frontend's folder, and what a claim that was killed leaves.
-_NO_CONTENT = (".ipynb_checkpoints", f".{RUN_FILE}.", folder_lock.LOCK_FILE)
+METHOD_FOLDER = "method"
 RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
 
 
@@ -41,81 +45,176 @@ def begun(output_dir: str) -> dict[str, Any]:
         return {}
 
 
-def claim(notebook: str, params: Parameters) -> Path:
-    """Creates `params.output_dir` for a new run, or takes it for the same run again, which has the same `identity`.
+class RunFolder:
+    """The folder of one run: its absolute path, whose it is, the method's file that it trains, its results.
 
-    Raises:
-        ValueError: the folder holds another run, files that are no run of ours, or a link out of it; or it holds this
-            run, and `resume` is False.
-        PermissionError: the folder cannot be written.
-        FolderTaken: another process owns the folder.
+    path: absolute, whatever `%cd` does later. method: where the cell that shows the method writes its file.
     """
-    output_dir = params.output_dir
-    path = Path(output_dir).expanduser()
-    ours = {"schema": RUN_SCHEMA, "notebook": notebook, "parameters": identity(params)}
-    elsewhere = f"set output_dir to a new folder (now {str(output_dir)!r})"
+
+    def __init__(self, path: Path, notebook: str, params: Parameters):
+        self.path, self.notebook, self.params = path, notebook, params
+        self.method = self._staged_method()
+        self.trained_method: dict[str, Any] = {}
+        self.source = ""
+
+    @classmethod
+    def claim(cls, notebook: str, params: Parameters) -> RunFolder:
+        """Creates `params.output_dir` for a new run, or takes it for the same run again, which has the same `identity`.
+
+        A folder belongs to a run from its first trained step or its results on; before that other parameters may have it.
+
+        Raises:
+            ValueError: the folder holds another run, files that are no run of ours, or a link out of it; or it holds this
+                run, and `resume` is False.
+            PermissionError: the folder cannot be written.
+            FolderTaken: another process owns the folder.
+        """
+        path = Path(params.output_dir).expanduser().absolute()
+        _take(path, {"schema": RUN_SCHEMA, "notebook": notebook, "parameters": identity(params)}, params)
+        return cls(path, notebook, params)
+
+    def _staged_method(self) -> Path | None:
+        if not getattr(helpers, "shown", None):
+            return None
+        module, _ = method.shown()
+        return Path(tempfile.mkdtemp(prefix="method-")) / f"{module.rpartition('.')[2]}.py"
+
+    def use_method(self) -> None:
+        """Imports the notebook's method from the file that its cell wrote, which becomes a part of this run.
+
+        An edited file is another run: it gets a folder of its own, `<output_dir>-edited-<digest>`, and one line says so.
+
+        Raises ValueError if this folder holds a run of another file, and what `claim` raises.
+        """
+        module, known = method.shown()
+        text = self.method.read_text(encoding="utf-8")
+        compile(text, self.method.name, "exec")  # a SyntaxError names the line of the cell
+        ours = method.digest(text)
+        said = f"{self.method.name} is trained as it was shown"
+        if ours != known:
+            before, self.path = self.path, self.path.with_name(f"{self.path.name}-edited-{ours[:8]}")
+            _leave(before)
+            said = f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
+        run = {"schema": RUN_SCHEMA, "notebook": self.notebook, "parameters": identity(self.params)}
+        _take(self.path, run | {"method": {module: ours}}, self.params)
+        if self.source:  # was noted in the folder that this run leaves
+            self.same_data(self.source)
+        kept = self.path / METHOD_FOLDER / self.method.name
+        method.keep(module, text, kept)
+        method.use(module, kept)
+        self.trained_method = {"file": f"{METHOD_FOLDER}/{kept.name}", "sha256": ours, "edited": ours != known}
+        tracking.say(said)
+
+    def same_data(self, source: str) -> None:
+        """Notes the data of a run (`source`, with a digest); a run with checkpoints must find the same data.
+
+        The same parameters can mean other data: a file that was edited, a data set without a pinned revision.
+
+        Raises ValueError: the folder holds checkpoints of a run on other data, or the processes see different data.
+        """
+        if len(seen := set(ranks.gather(source))) > 1:
+            raise ValueError(
+                f"data_source: the processes of this run do not see the same data ({', '.join(sorted(seen))})"
+            )
+        self.source = source
+        run = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
+        before = run.get("data")
+        if before == source:
+            return
+        if before is not None and _progress(self.path):
+            raise ValueError(
+                f"data_source: the data has changed since the run in output_dir={str(self.path)!r} began ({before} there, "
+                f"{source} here), and its checkpoints are for the former; nothing was touched: restore the data, or set "
+                "output_dir to a new folder"
+            )
+        write_json(self.path / RUN_FILE, run | {"data": source})
+
+    def results(self, runtime: Runtime, **parts: Any) -> Path:
+        """Writes `results.json` (docs/architecture.md lists its keys) and returns its path.
+
+        parts: `data` with source, revision and sha256, `eval`, `artifacts` and whatever else the notebook measured.
+        """
+        folder_lock.check(self.path)
+        results = {
+            "schema": RESULTS_SCHEMA,
+            "notebook": self.notebook,
+            "seed": self.params.seed,
+            "parameters": self.params.model_dump(),
+            "code": provenance.code() | ({"method": self.trained_method} if self.trained_method else {}),
+            "versions": provenance.versions(),
+            "sessions": sessions(self.path),
+            "runtime": runtime.results(),
+            **parts,
+        }
+        write_json(self.path / RESULTS_FILE, results)
+        return self.path / RESULTS_FILE
+
+
+def _take(path: Path, ours: dict[str, Any], params: Parameters) -> None:
+    """Makes `path` the folder of the run `ours`, as `RunFolder.claim` says."""
+    elsewhere = f"set output_dir to a new folder (now {str(path)!r})"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        entries = {entry.name for entry in path.iterdir() if not entry.name.startswith(_NO_CONTENT)}
+        entries = {entry.name for entry in path.iterdir() if not _is_harmless(entry.name)}
+        if not os.access(path, os.W_OK):
+            raise PermissionError("no write permission")
         if not entries:
             folder_lock.own(path)
             write_json(path / RUN_FILE, ours)
-            return path
-        if not os.access(path, os.W_OK):
-            raise PermissionError("no write permission")
+            return
     except OSError as error:
-        raise PermissionError(f"output_dir={str(output_dir)!r} cannot be written ({error}); {elsewhere}") from error
+        raise PermissionError(f"output_dir={str(path)!r} cannot be written ({error}); {elsewhere}") from error
     links = (each for each in path.rglob("*") if each.is_symlink())
     if link := next((each for each in links if not Path(realpath(each)).is_relative_to(path.resolve())), None):
-        raise ValueError(f"output_dir={str(output_dir)!r}: {link} leads out of it; remove this link, or {elsewhere}")
+        raise ValueError(f"output_dir={str(path)!r}: {link} leads out of it; remove this link, or {elsewhere}")
     if RUN_FILE not in entries:
         raise ValueError(
-            f"output_dir={str(output_dir)!r} holds files that are no run of this suite ({', '.join(sorted(entries)[:4])}"
+            f"output_dir={str(path)!r} holds files that are no run of this suite ({', '.join(sorted(entries)[:4])}"
             f"{', ...' if len(entries) > 4 else ''}); nothing was touched: {elsewhere}"
         )
     try:
         theirs = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-        differences = _differences(theirs, ours, set(type(params).model_fields))
+        differences = _differences(theirs, ours, params)
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"output_dir={str(output_dir)!r} holds a {RUN_FILE} that cannot be read ({error}); nothing was touched: "
-            f"{elsewhere}"
+            f"output_dir={str(path)!r} holds a {RUN_FILE} that cannot be read ({error}); nothing was touched: {elsewhere}"
         ) from error
-    if differences:
+    progress = _progress(path)
+    if differences and progress:
         raise ValueError(
-            f"output_dir={str(output_dir)!r} belongs to another run ({'; '.join(differences)}); nothing was touched: "
+            f"output_dir={str(path)!r} belongs to another run ({'; '.join(differences)}); nothing was touched: "
             f"{elsewhere}, or set the parameters back to resume that run"
         )
-    if not params.resume and (checkpoint.listed(path) or (path / RESULTS_FILE).exists()):
+    if not params.resume and progress:
         raise ValueError(
-            f"resume=False, but output_dir={str(output_dir)!r} already holds this run; nothing was touched: "
+            f"resume=False, but output_dir={str(path)!r} already holds this run; nothing was touched: "
             f"set resume=True to continue it, or {elsewhere}"
         )
     folder_lock.own(path)
-    return path
+    if differences:  # that run trained nothing
+        for untrained in checkpoint.listed(path):
+            shutil.rmtree(untrained)
+        (path / SESSIONS_FILE).unlink(missing_ok=True)
+        theirs = {}
+    if theirs != theirs | ours:
+        write_json(path / RUN_FILE, theirs | ours)
 
 
-def same_data(output_dir: str | Path, source: str) -> None:
-    """Notes the data of a run (`source`, with a digest) in `run.json`; a run with checkpoints must find the same data.
+def _leave(path: Path) -> None:
+    """Gives up a folder that was claimed for a run which goes elsewhere; removes it if the claim is all that it holds."""
+    folder_lock.release(path)
+    if {entry.name for entry in path.iterdir()} == {RUN_FILE}:
+        shutil.rmtree(path)
 
-    The same parameters can mean other data: a file that was edited, a data set without a pinned revision.
 
-    Raises ValueError: the folder holds checkpoints of a run on other data, or the processes see different data.
-    """
-    path = Path(output_dir)
-    if len(seen := set(ranks.gather(source))) > 1:
-        raise ValueError(f"data_source: the processes of this run do not see the same data ({', '.join(sorted(seen))})")
-    run = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-    before = run.get("data")
-    if before == source:
-        return
-    if before is not None and checkpoint.listed(path):
-        raise ValueError(
-            f"data_source: the data has changed since the run in output_dir={str(output_dir)!r} began ({before} there, "
-            f"{source} here), and its checkpoints are for the former; nothing was touched: restore the data, or set "
-            "output_dir to a new folder"
-        )
-    write_json(path / RUN_FILE, run | {"data": source})
+def _progress(path: Path) -> bool:
+    """Whether the folder holds results, or a checkpoint of a step that was trained."""
+    return (path / RESULTS_FILE).exists() or any(checkpoint.step_of(each) for each in checkpoint.listed(path))
+
+
+def _is_harmless(name: str) -> bool:
+    """Files of a frontend, a file system or a claim that was killed: all hidden ones, and a few others."""
+    return name.startswith(".") or name in ("lost+found", "Thumbs.db", "desktop.ini", folder_lock.LOCK_FILE)
 
 
 def sessions(output_dir: str | Path) -> list[dict[str, Any]]:
@@ -169,28 +268,6 @@ def note_step(output_dir: str | Path, step: int) -> None:
         write_json(Path(output_dir) / SESSIONS_FILE, [*known[:-1], known[-1] | {"last_step": step}])
 
 
-def write_results(notebook: str, params: Parameters, runtime: Runtime, **parts: Any) -> Path:
-    """Writes `results.json` (docs/architecture.md lists its keys) into `params.output_dir`.
-
-    parts: `data` with source, revision and sha256, `eval`, `artifacts` and whatever else the notebook measured.
-    """
-    folder_lock.check(params.output_dir)
-    path = Path(params.output_dir) / RESULTS_FILE
-    results = {
-        "schema": RESULTS_SCHEMA,
-        "notebook": notebook,
-        "seed": params.seed,
-        "parameters": params.model_dump(),
-        "code": provenance.code(),
-        "versions": provenance.versions(),
-        "sessions": sessions(params.output_dir),
-        "runtime": runtime.results(),
-        **parts,
-    }
-    write_json(path, results)
-    return path
-
-
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON under a temporary name and renames it, so that no reader finds half a file.
 
@@ -209,12 +286,16 @@ def saved(figure, path: str | Path):
     return figure
 
 
-def _differences(theirs: Mapping, ours: Mapping, known: set[str]) -> list[str]:
+def _differences(theirs: Mapping, ours: Mapping, params: Parameters) -> list[str]:
+    """What another run is, in words. A parameter that is new since that run began had its default there."""
     if theirs.get("notebook") != ours["notebook"]:
         return [f"notebook {theirs.get('notebook')!r} there, {ours['notebook']!r} here"]
+    fields = type(params).model_fields
     before, now = theirs.get("parameters", {}), ours["parameters"]
-    return [
+    found = [
         f"{name}={before.get(name)!r} there, {now.get(name)!r} here"
-        for name in sorted({*now, *(before.keys() - known)})
-        if before.get(name) != now.get(name)
+        for name in sorted({*now, *(before.keys() - fields.keys())})
+        if before.get(name, fields[name].default if name in fields else None) != now.get(name)
     ]
+    there, here = theirs.get("method"), ours.get("method")
+    return found + (["another text of the method's file"] if there and here and there != here else [])

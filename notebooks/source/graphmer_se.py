@@ -71,7 +71,7 @@ from helpers import parameters
 from helpers.graphmer.configuration import to_yaml
 from helpers.graphmer.parameters import GraphParameters, in_precision
 from helpers.machine import runtime
-from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
 params = parameters.check(GraphParameters, globals())
@@ -92,8 +92,9 @@ print(to_yaml(configuration))
 from helpers.graphmer import experiment
 
 corpus = experiment.load_corpus(params.data_source, configuration)
-folder = run_folder.claim("graphmer_se", params)
-run_folder.same_data(folder, corpus.source)
+run = RunFolder.claim("graphmer_se", params)
+folder = run.path
+run.same_data(corpus.source)
 print(f"output: {folder.resolve()}\n{corpus.splits.said}")
 graph, splits, counts = corpus.graph, corpus.splits, corpus.graph.counts()
 tables.show([counts["types"]], f"{len(graph.entities):,} entities by type")
@@ -277,9 +278,7 @@ if difference > 1e-6:
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
 
 # %%
-results_file = run_folder.write_results(
-    "graphmer_se",
-    params,
+results_file = run.results(
     machine,
     **measured,
     forecast=forecast.results(),
@@ -307,8 +306,8 @@ print(results_file.resolve())
 from pathlib import Path
 
 code = Path(experiment.__file__).parents[1]
-answers = saved.ask(code, "helpers.run.run_folder.same_data", "calls")
-tables.show([answer._asdict() for answer in answers], "helpers.run.run_folder.same_data calls")
+answers = saved.ask(code, "helpers.run.run_folder.sessions", "calls")
+tables.show([answer._asdict() for answer in answers], "helpers.run.run_folder.sessions calls")
 
 # %% [markdown]
 # ## Next steps

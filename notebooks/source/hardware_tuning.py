@@ -65,6 +65,7 @@ from helpers import parameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
 from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
 
@@ -72,8 +73,9 @@ secrets.provide("HF_TOKEN")
 params = parameters.check(TuningParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
-folder = run_folder.claim("hardware_tuning", params)
-print(f"output     {folder.resolve()}")
+run = RunFolder.claim("hardware_tuning", params)
+folder = run.path
+print(f"output     {folder}")
 
 # %% [markdown]
 # ## Data
@@ -91,7 +93,7 @@ print(f"output     {folder.resolve()}")
 from helpers.tuning import experiment
 
 texts = experiment.load_texts(params)
-run_folder.same_data(folder, texts.source)
+run.same_data(texts.source)
 print(texts)
 tables.show([{"rows removed": why, "": count} for why, count in texts.removed.items()])
 print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3]), sep="\n")
@@ -226,9 +228,7 @@ for file in export.write(task, trainer.settings, folder / "stock", model="../mod
     print(file.resolve())
 
 # %%
-results_file = run_folder.write_results(
-    "hardware_tuning",
-    params,
+results_file = run.results(
     machine,
     **measured,
     **climbed.results(),

@@ -72,14 +72,16 @@ from helpers.legal.parameters import LegalParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
 from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(LegalParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision, params.num_processes)
 print(machine)
-folder = run_folder.claim("legal_cot_sft", params)
-print(f"output     {folder.resolve()}")
+run = RunFolder.claim("legal_cot_sft", params)
+folder = run.path
+print(f"output     {folder}")
 
 # %% [markdown]
 # ## Data
@@ -93,7 +95,7 @@ from helpers.legal import correctness, experiment
 
 experiment.check(params, machine)
 data = experiment.load_data(params)
-run_folder.same_data(folder, data.records.source)
+run.same_data(data.records.source)
 tables.show(data.report.rows())
 print(data.splits)
 
@@ -210,7 +212,7 @@ results = dict(
     eval={"before": before, "after": after, "baselines": references},
     artifacts={"set_aside": "set_aside.json", "figures": "figures"},
 )
-results_file = run_folder.write_results("legal_cot_sft", params, machine, **results)
+results_file = run.results(machine, **results)
 
 # %% [markdown]
 # ## Ask it
@@ -232,7 +234,7 @@ answer = experiment.ask(trainer, encoded, question, params, stream=True)
 # %%
 print(*experiment.export(trainer, encoded, data, params, folder, references, before, after), sep="\n")
 results["artifacts"] |= {"model": "model"}
-print(run_folder.write_results("legal_cot_sft", params, machine, **results).resolve())
+print(run.results(machine, **results).resolve())
 
 # %% [markdown]
 # ## Next steps

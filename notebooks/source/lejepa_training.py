@@ -67,7 +67,7 @@ from helpers import parameters
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
-from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
@@ -79,8 +79,9 @@ from helpers.lejepa.model import chosen  # only now: the device is known
 
 params, reason = chosen(params, machine)
 print(f"backbone   {params.base_model}: {reason}")
-folder = run_folder.claim("lejepa_training", params)
-print(f"output     {folder.resolve()}")
+run = RunFolder.claim("lejepa_training", params)
+folder = run.path
+print(f"output     {folder}")
 
 # %% [markdown]
 # ## Data
@@ -98,7 +99,7 @@ from helpers.lejepa import experiment
 
 corpus = experiment.load_corpus(params)
 texts = corpus.texts
-run_folder.same_data(folder, texts.source)
+run.same_data(texts.source)
 print(
     f"{len(texts.train)} training, {len(texts.validation)} validation, {len(texts.test)} test {texts.kind}: {texts.source}"
 )
@@ -300,9 +301,7 @@ question = ask or params.query
 tables.show(side_by_side(indexes, question), f"{question} ({len(found)} texts)")
 
 # %%
-results_file = run_folder.write_results(
-    "lejepa_training",
-    params,
+results_file = run.results(
     machine,
     **cost,
     forecast=forecast.results(),

@@ -61,15 +61,16 @@ from helpers import parameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
 from helpers.reservoir.parameters import ReservoirParameters
-from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
 params = parameters.check(ReservoirParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
 print(machine)
-folder = run_folder.claim("tinystories_reservoir", params)
-print(f"output     {folder.resolve()}")
+run = RunFolder.claim("tinystories_reservoir", params)
+folder = run.path
+print(f"output     {folder}")
 
 # %% [markdown]
 # ## Data
@@ -80,10 +81,22 @@ print(f"output     {folder.resolve()}")
 from helpers.reservoir.stories import load_stories
 
 splits = load_stories(params.data_source, num_stories=params.stories_wanted, seed=params.seed)
-run_folder.same_data(folder, splits.source)
+run.same_data(splits.source)
 counts = {"training stories": len(splits.train), "validation stories": len(splits.validation)}
 tables.show([counts | {"duplicates removed": splits.duplicates_removed}], splits.source)
 print(splits.train[0])
+
+# %% [markdown]
+# ## The method, in one file
+#
+# Change a line below and run all cells again: your version is what trains, in a folder of its own.
+
+# %% tags=["method"]
+# method: helpers/reservoir/model.py
+
+# %%
+run.use_method()
+folder = run.path
 
 # %% [markdown]
 # The same story as the model sees it, in byte-level tokens.
@@ -208,9 +221,7 @@ if machine.kind == "cpu" and machine.precision == "fp32" and not same_story:
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one:\n{retold}")
 
 # %%
-results_file = run_folder.write_results(
-    "tinystories_reservoir",
-    params,
+results_file = run.results(
     machine,
     **measured,
     forecast=forecast.results(),

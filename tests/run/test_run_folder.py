@@ -16,11 +16,12 @@ import pytest
 from helpers.machine import runtime
 from helpers.parameters import Parameters, parameter
 from helpers.run import run_folder
+from helpers.run.run_folder import RunFolder
 from helpers.train import checkpoint
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "batch_size": 0}
 IDENTITY |= {"use_tpu": False, "precision": "auto"}
 
@@ -31,8 +32,14 @@ class More(Parameters):
     lora_rank: int = parameter(8, "Of a room.")
 
 
-def claim(path: Path | str, notebook: str = "legal_cot_sft", cls: type[Parameters] = Parameters, **changes) -> Path:
-    return run_folder.claim(notebook, cls(**{"seed": 7, "learning_rate": 1e-3, "output_dir": str(path)} | changes))
+def owned(
+    path: Path | str, notebook: str = "legal_cot_sft", cls: type[Parameters] = Parameters, **changes
+) -> RunFolder:
+    return RunFolder.claim(notebook, cls(**{"seed": 7, "learning_rate": 1e-3, "output_dir": str(path)} | changes))
+
+
+def claim(path: Path | str, *arguments, **changes) -> Path:
+    return owned(path, *arguments, **changes).path
 
 
 def tree(path: Path) -> dict[str, str]:
@@ -61,9 +68,11 @@ def test_an_empty_folder_is_taken(tmp_path, resume):
     assert claim(tmp_path, resume=resume) == tmp_path
 
 
-def test_a_notebook_frontends_own_folder_does_not_count_as_content(tmp_path):
-    (tmp_path / ".ipynb_checkpoints").mkdir()
+@pytest.mark.parametrize("name", [".ipynb_checkpoints", ".DS_Store", ".gitkeep", ".nfs0001", "lost+found", "Thumbs.db"])
+def test_what_frontends_and_file_systems_leave_does_not_count_as_content(tmp_path, name):
+    (tmp_path / name).mkdir()
     assert claim(tmp_path) == tmp_path
+    assert (tmp_path / name).is_dir()
 
 
 def test_a_home_directory_is_expanded(tmp_path, monkeypatch):
@@ -94,23 +103,55 @@ def refused(path: Path, **arguments) -> str:
     return str(raised.value)
 
 
-def test_a_changed_parameter_is_refused_with_both_values(tmp_path):
+def test_a_run_that_trained_is_kept_from_changed_parameters_with_both_values(tmp_path):
     claim(tmp_path)
+    add_checkpoint(tmp_path)
     assert "seed=7 there, 8 here" in refused(tmp_path, seed=8)
 
 
-def test_a_parameter_that_is_new_or_gone_is_refused_naming_it(tmp_path):
+@pytest.mark.parametrize("left", ["nothing", "a figure", "the checkpoint of step 0"])
+def test_a_run_that_trained_nothing_does_not_keep_its_folder(tmp_path, left):
+    owned(tmp_path).same_data("a set whose name was mistyped")
+    if left == "a figure":
+        (tmp_path / "figures").mkdir()
+    if left == "the checkpoint of step 0":
+        run_folder.begin_session(tmp_path, runtime.detect(False), "fp32", 0, 32)
+        add_checkpoint(tmp_path, step=0)
+    owned(tmp_path, seed=8, batch_size=16).same_data("the right set")
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["parameters"]["seed"], run["parameters"]["batch_size"], run["data"]) == (8, 16, "the right set")
+    assert checkpoint.listed(tmp_path) == [] and run_folder.sessions(tmp_path) == []
+
+
+def test_a_parameter_that_is_new_since_the_run_began_had_its_default_there(tmp_path):
     claim(tmp_path)
-    assert "lora_rank=None there, 8 here" in refused(tmp_path, cls=More)
-    shutil.rmtree(tmp_path)
+    add_checkpoint(tmp_path)
+    assert claim(tmp_path, cls=More) == tmp_path
     claim(tmp_path, cls=More)
+    assert "lora_rank=8 there, 16 here" in refused(tmp_path, cls=More, lora_rank=16)
+
+
+def test_a_parameter_that_is_gone_since_the_run_began_is_named(tmp_path):
+    claim(tmp_path, cls=More)
+    add_checkpoint(tmp_path)
     assert "lora_rank=8 there, None here" in refused(tmp_path)
 
 
 def test_another_notebook_is_refused_naming_both(tmp_path):
     claim(tmp_path)
+    add_checkpoint(tmp_path)
     message = refused(tmp_path, notebook="lejepa_training")
     assert "'legal_cot_sft' there" in message and "'lejepa_training' here" in message
+
+
+def test_the_folder_stays_where_it_was_when_a_cell_changes_the_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = owned("run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run.same_data("mine")
+    assert run.results(runtime.detect(False)) == tmp_path / "run/results.json"
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
 def test_a_checkpoint_without_resume_is_refused(tmp_path):
@@ -120,8 +161,7 @@ def test_a_checkpoint_without_resume_is_refused(tmp_path):
 
 
 def test_results_without_resume_are_refused(tmp_path):
-    claim(tmp_path)
-    written(tmp_path)
+    owned(tmp_path).results(runtime.detect(False))
     assert "resume=False" in refused(tmp_path, resume=False)
 
 
@@ -160,8 +200,7 @@ def test_a_folder_that_cannot_be_written_is_refused_naming_it():
 
 
 def written(folder: Path, **parts) -> Path:
-    params = Parameters(output_dir=str(folder), seed=3)
-    return run_folder.write_results("tiny", params, runtime.detect(False), **parts)
+    return owned(folder, notebook="tiny").results(runtime.detect(False), **parts)
 
 
 def results_of(tmp_path: Path, results: dict) -> dict:
@@ -171,8 +210,8 @@ def results_of(tmp_path: Path, results: dict) -> dict:
 def test_results_can_be_traced_to_parameters_code_libraries_and_sessions(tmp_path):
     run_folder.begin_session(tmp_path, runtime.detect(False), "fp32", 0)
     found = results_of(tmp_path, {"data": {"source": "mine"}})
-    assert (found["schema"], found["notebook"], found["seed"], found["data"]) == (2, "tiny", 3, {"source": "mine"})
-    assert found["parameters"] == Parameters(output_dir=str(tmp_path), seed=3).model_dump()
+    assert (found["schema"], found["notebook"], found["seed"], found["data"]) == (2, "tiny", 7, {"source": "mine"})
+    assert found["parameters"] == Parameters(output_dir=str(tmp_path), seed=7, learning_rate=1e-3).model_dump()
     assert len(found["code"]["payload_sha256"]) == 64
     assert found["versions"]["transformers"] == metadata.version("transformers")
     assert found["sessions"][0]["torch"] == found["versions"]["torch"] == metadata.version("torch")
@@ -251,19 +290,18 @@ def test_keys_that_are_no_text_become_text(tmp_path):
 KILLED = """
 import json, sys
 from pathlib import Path
-from helpers.run import run_folder
 from helpers.machine import runtime
 from helpers.parameters import Parameters
+from helpers.run.run_folder import RunFolder
 from tests.killing import killed
 base, case = Path(sys.argv[1]), sys.argv[2]
 machine = runtime.detect(False)
 
 def work(path, count=2_000):
     params = Parameters(output_dir=str(path), seed=1)
-    if case == "claim":
-        run_folder.claim("notebook", params)
-    else:
-        run_folder.write_results("notebook", params, machine, numbers=list(range(count)))
+    run = RunFolder.claim("notebook", params)
+    if case == "results":
+        run.results(machine, numbers=list(range(count)))
 
 kills, bad = 0, []
 while True:
@@ -298,34 +336,34 @@ def test_a_kill_at_any_file_operation_leaves_the_old_file_or_the_new_and_can_be_
 
 def test_the_data_are_noted_and_the_same_come_back(tmp_path):
     claim(tmp_path)
-    run_folder.same_data(tmp_path, "mine.csv, sha256 1")
+    owned(tmp_path).same_data("mine.csv, sha256 1")
     add_checkpoint(tmp_path)
     before = tree(tmp_path)
-    run_folder.same_data(claim(tmp_path), "mine.csv, sha256 1")
+    owned(tmp_path).same_data("mine.csv, sha256 1")
     assert tree(tmp_path) == before
 
 
 def test_checkpoints_of_other_data_are_not_gone_on_with(tmp_path):
     claim(tmp_path)
-    run_folder.same_data(tmp_path, "mine.csv, sha256 1")
+    owned(tmp_path).same_data("mine.csv, sha256 1")
     add_checkpoint(tmp_path)
     before = tree(tmp_path)
     with pytest.raises(
         ValueError, match=r"data_source: the data has changed.*sha256 1 there.*sha256 2 here.*new folder"
     ):
-        run_folder.same_data(claim(tmp_path), "mine.csv, sha256 2")
+        owned(tmp_path).same_data("mine.csv, sha256 2")
     assert tree(tmp_path) == before
 
 
 def test_data_may_be_corrected_before_the_first_checkpoint(tmp_path):
     claim(tmp_path)
     for source in ("mine.csv, sha256 1", "mine.csv, sha256 2"):
-        run_folder.same_data(tmp_path, source)
+        owned(tmp_path).same_data(source)
     assert json.loads((tmp_path / "run.json").read_text())["data"] == "mine.csv, sha256 2"
 
 
 def test_a_run_from_before_data_were_noted_goes_on(tmp_path):
     claim(tmp_path)
     add_checkpoint(tmp_path)
-    run_folder.same_data(claim(tmp_path), "mine.csv, sha256 1")
+    owned(tmp_path).same_data("mine.csv, sha256 1")
     assert json.loads((tmp_path / "run.json").read_text())["data"] == "mine.csv, sha256 1"

@@ -1,0 +1,75 @@
+"""The file of a notebook's method: shown in a cell, edited there, and imported from the folder of the run.
+
+A room's modules come from the payload or from a checkout; its method comes from the cell. `use` imports it in this process alone,
+so that neither a checkout nor another notebook sees an edit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import helpers
+
+_used: dict[str, str] = {}  # module of a method -> file that this process imports it from
+
+
+def digest(text: str) -> str:
+    """sha256 of a method's text; blank lines at its end do not count, since a cell has none."""
+    return hashlib.sha256((text.rstrip() + "\n").encode()).hexdigest()
+
+
+def shown() -> tuple[str, str]:
+    """Module and digest of the file that this notebook shows, as it was built.
+
+    Raises RuntimeError if the notebook shows none, or its setup cell has not run.
+    """
+    files = getattr(helpers, "shown", {})
+    if len(files) != 1:
+        raise RuntimeError("this notebook shows no method's file, or its first cell was not run: run all cells")
+    ((file, known),) = files.items()
+    return file.removesuffix(".py").replace("/", "."), known
+
+
+def keep(module: str, text: str, file: Path) -> None:
+    """Writes the method's text to `file`, and beside it the other modules of its room, which a saved model may bring along."""
+    room = Path(importlib.import_module(module.rpartition(".")[0]).__path__[0])
+    kept = {path.name: path.read_bytes() for path in room.glob("*.py")} | {file.name: text.encode()}
+    file.parent.mkdir(exist_ok=True)
+    for name, content in kept.items():
+        path = file.with_name(name)
+        if not path.is_file() or path.read_bytes() != content:
+            temporary = path.with_name(f".{name}.{os.getpid()}")
+            temporary.write_bytes(content)
+            temporary.replace(path)
+
+
+def used() -> dict[str, str]:
+    """Modules of methods, and the files that this process imports them from: for the processes that it starts."""
+    return dict(_used)
+
+
+def use(module: str, file: Path | str) -> None:
+    """Makes `import module` find `file`, and imports the module's room anew.
+
+    module: dotted name, `helpers.<room>.<name>`; `file` must be called `<name>.py`.
+
+    Objects that were made from the room before keep their old classes.
+
+    Raises FileNotFoundError if there is no such file.
+    """
+    file = Path(file).resolve(strict=True)
+    room, _, name = module.rpartition(".")
+    assert file.name == f"{name}.py", f"{file} cannot be imported as {module}"
+    for known in [known for known in sys.modules if known == room or known.startswith(f"{room}.")]:
+        del sys.modules[known]
+    package = importlib.import_module(room)
+    spec = importlib.util.spec_from_file_location(module, file)
+    loaded = sys.modules[module] = importlib.util.module_from_spec(spec)
+    setattr(package, name, loaded)
+    spec.loader.exec_module(loaded)
+    _used[module] = str(file)
