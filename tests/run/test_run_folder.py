@@ -208,6 +208,7 @@ def results_of(tmp_path: Path, results: dict) -> dict:
 
 
 def test_results_can_be_traced_to_parameters_code_libraries_and_sessions(tmp_path):
+    owned(tmp_path, notebook="tiny")
     run_folder.begin_session(tmp_path, runtime.detect(False), "fp32", 0)
     found = results_of(tmp_path, {"data": {"source": "mine"}})
     assert (found["schema"], found["notebook"], found["seed"], found["data"]) == (2, "tiny", 7, {"source": "mine"})
