@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from helpers.graphmer.graph.extraction import cached_graph, sources_digest
+from helpers.graphmer.graph.extraction import cached_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity, KnowledgeGraph
 from helpers.graphmer.graph.ontology import ONTOLOGY, read_ontology
 from helpers.graphmer.links.baselines import Frequency, lexical_scorers
@@ -113,9 +113,9 @@ class GraphMER:
 
         Raises what `load_graph` does.
         """
-        digest = sources_digest(repository)
+        graph = cached_graph(repository, self._cache)
+        digest = graph.digest()
         if digest not in self._read:
-            graph = cached_graph(repository, self._cache, digest)
             self._read[digest] = Repository(self, graph, Documents.read(graph, repository))
         return self._read[digest]
 

@@ -1,25 +1,34 @@
-"""The knowledge graph of a data source: sources in Python and Java, or a graph that was written before."""
+"""The knowledge graph of a data source: sources in Python and Java, or a graph that was written before; and its cache."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import gc
 import hashlib
-import os
-import shutil
+import sys
 import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-from helpers.graphmer.graph.java_source import NO_PARSER, java_graph
+from helpers.graphmer.graph import cache
+from helpers.graphmer.graph.build import Build
+from helpers.graphmer.graph.imports import PROJECT_FILES, Imports, above, module_path
+from helpers.graphmer.graph.java import NO_PARSER, JavaResolver, read_java
 from helpers.graphmer.graph.knowledge_graph import (
     DEFINED,
-    ENTITIES,
-    STATUSES,
     TRIPLES,
+    Entity,
     KnowledgeGraph,
+    Triple,
     build_graph,
     read_graph,
 )
-from helpers.graphmer.graph.python_source import python_graph
-from helpers.graphmer.graph.sources import find_sources, standard_library
+from helpers.graphmer.graph.python import read_tree
+from helpers.graphmer.graph.resolution import Resolver
+from helpers.graphmer.graph.scopes import Module
+from helpers.graphmer.graph.sources import Sources, find_sources, standard_library
 
 
 def load_graph(data_source: str | Path, *, include_tests: bool | None = None) -> KnowledgeGraph:
@@ -32,78 +41,134 @@ def load_graph(data_source: str | Path, *, include_tests: bool | None = None) ->
     Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (no parser, and nothing but Java).
     """
     if data_source == "sample":
-        return python_graph(standard_library(), include_tests=bool(include_tests))
+        return _graph(standard_library(), find_sources(standard_library(), bool(include_tests)))
     folder = Path(data_source).expanduser()
     if (folder / TRIPLES).is_file():
         return read_graph(folder)
-    include_tests = include_tests is not False
-    graphs = [read(data_source, include_tests=include_tests) for read in (python_graph, java_graph)]
-    graphs = [graph for graph in graphs if graph.manifest["files"] or graph.manifest["failed"]]
-    if not graphs:
-        raise ValueError(f'data_source={data_source!r}: no .py and no .java file; use "sample" or another folder')
-    unparsed = sum(_unparsed(graph) for graph in graphs)
-    unread = f"data_source={str(data_source)!r}: its Java files ({unparsed}) cannot be read. {NO_PARSER}"
-    if not any(graph.manifest["files"] for graph in graphs):
-        if unparsed:
-            raise ImportError(unread)
-        failed = [f"{each['path']} ({each['error']})" for graph in graphs for each in graph.manifest["failed"]]
+    return _graph(folder, find_sources(folder, include_tests is not False))
+
+
+def cached_graph(repository: str | Path, folder: str | Path | None = None) -> KnowledgeGraph:
+    """`load_graph`, kept for the next time in `folder` (default: the user's cache) as long as no file changes."""
+    path = Path(repository).expanduser()
+    if (path / TRIPLES).is_file():
+        return read_graph(path)
+    sources = find_sources(path, include_tests=True)
+    digest = sources.digest(_code())
+    found = cache.read(path, folder, digest)
+    if found is None:
+        found = _graph(repository, sources)
+        if not _unparsed(found):  # the next time the parser may be there
+            cache.write(path, folder, digest, found)
+    return found
+
+
+def _code() -> str:
+    """sha256 of what reads sources: a graph that other code made is not that of this code."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _graph(data_source: str | Path, sources: Sources) -> KnowledgeGraph:
+    if not sources.files:
+        raise ValueError(f'data_source={str(data_source)!r}: no .py and no .java file; use "sample" or another folder')
+    with _quiet():
+        builds = {"": _python(sources)} | _java(sources)
+        manifest = {
+            "schema": 1, "files": sources.read, "failed": sources.failed, "python": "{}.{}".format(*sys.version_info)
+        }  # fmt: skip
+        entities, triples, sites = _merged(builds)
+        graph = build_graph(entities, triples, manifest, sites)
+    unparsed = f"data_source={str(data_source)!r}: its Java files ({_unparsed(graph)}) cannot be read. {NO_PARSER}"
+    if not sources.read and _unparsed(graph):
+        raise ImportError(unparsed)
+    if not sources.read:
+        failed = [f"{each['path']} ({each['error']})" for each in sources.failed]
         raise ValueError(
             f"data_source={str(data_source)!r}: none of its {len(failed)} files can be read as Python 3 or Java: "
             f"{', '.join(failed[:3])}; give another folder"
         )
-    if unparsed:
-        warnings.warn(unread, stacklevel=2)
-    return graphs[0] if len(graphs) == 1 else _merged(*graphs)
+    if _unparsed(graph):
+        warnings.warn(unparsed, stacklevel=3)
+    return graph
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings of invalid escapes, in code that is not ours, and without the collector: the trees are millions of
+    objects without cycles, and looking for some takes a fifth of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _python(sources: Sources) -> Build:
+    files = {sources.above + file: file for file in sources.files if file.endswith(".py")}
+    folders = {folder for file in files for folder in above(file)}
+    projects = [folder for folder in folders if sources.has(folder, PROJECT_FILES)]
+    imports = Imports(files, projects)
+    names = imports.names()
+    modules: dict[str, Module] = {}
+    for path, file in files.items():
+        place = module_path(path)
+
+        def read(content: bytes, name: str = names[place], place: str = place) -> Module:
+            module = Module(name, place, imports.root(place), place in imports.packages)
+            read_tree(ast.parse(content), module, content.count(b"\n") + 1)
+            return module
+
+        if module := sources.parse(file, "python", read):
+            modules[module.id] = module
+    return Build(Resolver(modules, imports))
+
+
+def _java(sources: Sources) -> dict[str, Build]:
+    """All files together; where two folders define one type, those of each by themselves."""
+    roots: dict[str, list[Module]] = defaultdict(list)
+    for file in sources.files:
+        if file.endswith(".java") and (module := sources.parse(file, "java", read_java)) and module.id:
+            below = f"{module.package.replace('.', '/')}/" if module.package else ""
+            root = f"/{file}".rpartition("/")[0].removeprefix("/") + "/"
+            project = root.removesuffix(below).partition("src/")[0].rstrip("/")
+            roots[project].append(module)
+    count = Counter(module.id for modules in roots.values() for module in {each.id: each for each in modules}.values())
+    alone = {root for root, modules in roots.items() if any(count[module.id] > 1 for module in modules)}
+    shared = [module for root, modules in roots.items() if root not in alone for module in modules]
+    return {"java": Build(JavaResolver(shared))} | {root: Build(JavaResolver(roots[root])) for root in alone}
+
+
+def _merged(builds: dict[str, Build]) -> tuple[list[Entity], list[tuple[str, str, str]], dict[Triple, list[int]]]:
+    """All parts; what two of them define under one name is two things, and says which part it is of."""
+    count = Counter(
+        name
+        for build in builds.values()
+        for name in {each.id for each in build.entities if each.status == DEFINED and each.type != "package"}
+    )
+    entities, triples, sites = [], [], {}
+    for label, build in builds.items():
+        names = {
+            each.id: f"{label}:{each.id}"
+            for each in build.entities
+            if label and count[each.id] > 1 and each.status == DEFINED
+        }
+
+        def named(name: str, names: dict[str, str] = names) -> str:
+            return names.get(name, name)
+
+        entities += [each._replace(id=named(each.id), module=named(each.module)) for each in build.entities]
+        triples += [(named(head), relation, named(tail)) for head, relation, tail in build.triples]
+        sites |= {Triple(named(head), relation, named(tail)): at for (head, relation, tail), at in build.sites.items()}
+    entities.sort(key=lambda entity: entity.status != DEFINED)
+    return entities, triples, sites
 
 
 def _unparsed(graph: KnowledgeGraph) -> int:
     return sum(each["error"].startswith(NO_PARSER) for each in graph.manifest["failed"])
-
-
-def _merged(python: KnowledgeGraph, java: KnowledgeGraph) -> KnowledgeGraph:
-    """One graph of both languages; a name that both define would be two things under one id."""
-    for name in python.entities.keys() & java.entities.keys():
-        if python.entities[name].status == java.entities[name].status == DEFINED:
-            raise ValueError(f"{name}: defined in Python and in Java; rename one, or give one language alone")
-    both = sorted(
-        (*python.entities.values(), *java.entities.values()), key=lambda entity: STATUSES.index(entity.status)
-    )
-    manifest = python.manifest | {key: python.manifest[key] + java.manifest[key] for key in ("files", "failed")}
-    return build_graph(both, (*python.triples, *java.triples), manifest)
-
-
-def cached_graph(repository: str | Path, cache: str | Path | None = None, digest: str = "") -> KnowledgeGraph:
-    """`load_graph`, kept in `cache` (default ~/.cache/graphmer) under the hash of the files, and found there the next time."""
-    folder = Path(repository).expanduser()
-    if (folder / TRIPLES).is_file():
-        return load_graph(folder)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphmer"
-    kept = (home if cache is None else Path(cache).expanduser()) / (digest or sources_digest(folder))
-    if (kept / TRIPLES).is_file():
-        return read_graph(kept)
-    graph = load_graph(folder)
-    if _unparsed(graph):  # the next time the parser may be there
-        return graph
-    unfinished = kept.with_name(f"{kept.name}.{os.getpid()}")
-    graph.write(unfinished)
-    try:
-        unfinished.rename(kept)
-    except OSError:  # another process was faster
-        shutil.rmtree(unfinished)
-    return graph
-
-
-def sources_digest(repository: str | Path) -> str:
-    """Of the paths and contents of all sources, and of a graph that is there instead."""
-    folder, digest = Path(repository).expanduser(), hashlib.sha256()
-    for name in (TRIPLES, ENTITIES):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    for suffix in (".py", ".java"):
-        for source in find_sources(folder, suffix, include_tests=True):
-            try:
-                sha256 = source.read()[1]
-            except OSError as error:
-                sha256 = str(error)
-            digest.update(f"{source.relative}\n{sha256}\n".encode())
-    return digest.hexdigest()[:32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +56,7 @@ class KnowledgeGraph:
     triples: tuple[Triple, ...] = field(repr=False)
     # files: path, module, language, sha256 of each source · failed: path and error of each that could not be read
     manifest: dict[str, Any] = field(default_factory=dict, repr=False)
+    sites: dict[Triple, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)  # lines that say it
 
     def place(self, entity: Entity, line: int = 0) -> str:
         """`file:line` of an entity's definition, or of another line of its module; "" where that is not known."""
@@ -100,19 +101,11 @@ class KnowledgeGraph:
         (folder / MANIFEST).write_text(manifest, encoding="utf-8", newline="\n")
 
 
-def tested(
-    triples: Iterable[tuple[str, str, str]], tests: Container[str], others: Container[str]
-) -> list[tuple[str, str, str]]:
-    """A `tests` triple for each of `others` that one of `tests` calls or makes."""
-    return [
-        (head, "tests", tail)
-        for head, relation, tail in triples
-        if head in tests and relation in ("calls", "instantiates") and tail in others
-    ]
-
-
 def build_graph(
-    entities: Iterable[Entity], triples: Iterable[tuple[str, str, str]], manifest: dict[str, Any]
+    entities: Iterable[Entity],
+    triples: Iterable[tuple[str, str, str]],
+    manifest: dict[str, Any],
+    sites: Mapping[Triple, Iterable[int]] | None = None,
 ) -> KnowledgeGraph:
     """Sorts both and drops repeated triples; of two entities with one id the first stays, `unresolved` ones may be left out."""
     by_id: dict[str, Entity] = {}
@@ -123,7 +116,10 @@ def build_graph(
     for _, _, tail in ordered:
         if tail.startswith(_NOT_RESOLVED) and tail not in by_id:
             by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
-    return KnowledgeGraph({name: by_id[name] for name in sorted(by_id)}, tuple(map(Triple._make, ordered)), manifest)
+    lines = {triple: tuple(sorted(set(at))) for triple, at in (sites or {}).items()}
+    return KnowledgeGraph(
+        {name: by_id[name] for name in sorted(by_id)}, tuple(map(Triple._make, ordered)), manifest, lines
+    )
 
 
 def read_graph(folder: str | Path) -> KnowledgeGraph:

@@ -1,4 +1,4 @@
-"""Source files of a folder: which ones, under which name, with which hash."""
+"""Source files of a folder: which ones, with which hash, and which of them cannot be read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,25 +16,10 @@ TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the stand
 # What is installed into or generated beside a project is not its source.
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
 TOO_DEEP = "nested too deep"
-_LANGUAGES = {".py": "python", ".java": "java"}
 # ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
 
 Read = TypeVar("Read")
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    path: Path
-    relative: str  # to its folder, with forward slashes
-
-    def read(self) -> tuple[bytes, str]:
-        """Content and its sha256. Raises OSError, also for a pipe, a device, or what nobody wrote by hand."""
-        found = self.path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"no file, or one of more than {MOST_BYTES:,} bytes")
-        content = self.path.read_bytes()
-        return content, hashlib.sha256(content).hexdigest()
 
 
 def standard_library() -> Path:
@@ -43,37 +27,88 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def find_sources(folder: str | Path, suffix: str, include_tests: bool) -> list[SourceFile]:
-    """Files that end in `suffix` in a folder, by path.
+def find_sources(folder: str | Path, include_tests: bool) -> Sources:
+    """The .py and .java files of a folder, by path.
 
     Installed packages, caches, virtual environments and hidden folders are left out, links to folders are not followed.
     Raises FileNotFoundError: no such folder.
     """
-    path = Path(folder).expanduser().resolve()
-    if not path.is_dir():
-        raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds {suffix} files")
-    found = [SourceFile(file, file.relative_to(path).as_posix()) for file in _files(path, suffix, include_tests)]
-    return sorted(found, key=lambda file: file.relative)
-
-
-def read_sources(
-    folder: str | Path, suffix: str, include_tests: bool, read: Callable[[SourceFile, bytes], tuple[Read, str]]
-) -> tuple[list[Read], list[dict], list[dict]]:
-    """What `read` makes of each file's content; what a manifest says of these files, and of those that cannot be read or parsed.
-
-    read: gives also the name of the module. Raises FileNotFoundError: no such folder.
-    """
-    found, files, failed = [], [], []
-    for source in find_sources(folder, suffix, include_tests):
-        try:
-            content, sha256 = source.read()
-            one, module = read(source, content)
-        except _UNREADABLE as error:
-            failed.append({"path": source.relative, "error": _reason(error)})
+    root = Path(folder).expanduser().resolve()
+    if not root.is_dir():
+        raise FileNotFoundError(f"{str(folder)!r}: no such folder; name one that holds .py or .java files")
+    left_out = _FOREIGN if include_tests else _FOREIGN | TEST_FOLDERS
+    found = []
+    for inside, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in left_out and not name.startswith(".")]
+        if "pyvenv.cfg" in files:
+            inner.clear()
             continue
-        found.append(one)
-        files.append({"path": source.relative, "module": module, "language": _LANGUAGES[suffix], "sha256": sha256})
-    return found, files, failed
+        found += [Path(inside, name).relative_to(root).as_posix() for name in files if name.endswith((".py", ".java"))]
+    return Sources(root, sorted(found))
+
+
+class Sources:
+    """Files of a folder, by their paths below it with forward slashes.
+
+    above: the folders of packages around it, as "package/", where it lies in one. read: path, module, language and sha256 of
+    each file that was parsed. failed: path and error of each other one.
+    """
+
+    def __init__(self, root: Path, files: list[str]):
+        self.root, self.files = root, files
+        self.above = ""
+        while root.name and (root / "__init__.py").is_file():
+            self.above = f"{root.name}/{self.above}"
+            root = root.parent
+        self.read: list[dict] = []
+        self.failed: list[dict] = []
+        self._contents: dict[str, bytes | OSError] = {}
+
+    def has(self, folder: str, names: Collection[str]) -> bool:
+        """Whether a folder, named as in `above + path`, holds one of these files."""
+        inside = self.root / folder.removeprefix(self.above) if folder.startswith(self.above) else None
+        return inside is not None and any((inside / name).is_file() for name in names)
+
+    def digest(self, start: str) -> str:
+        """sha256 of the paths and contents of all files, and of `start`."""
+        digest = hashlib.sha256(start.encode())
+        for file in self.files:
+            content = self._content(file)
+            digest.update(f"\n{file}\n{content if isinstance(content, OSError) else _sha256(content)}".encode())
+        return digest.hexdigest()
+
+    def parse(self, file: str, language: str, parser: Callable[[bytes], Read]) -> Read | None:
+        """What `parser` makes of a file, an object with an `id`; None where it cannot be read or parsed."""
+        content = self._contents.pop(file, None) or self._content(file)
+        try:
+            if isinstance(content, OSError):
+                raise content
+            module = parser(content)
+        except _UNREADABLE as error:
+            self.failed.append({"path": file, "error": _reason(error)})
+            return None
+        self.read.append({"path": file, "module": module.id, "language": language, "sha256": _sha256(content)})
+        return module
+
+    def _content(self, file: str) -> bytes | OSError:
+        if file not in self._contents:
+            try:
+                self._contents[file] = _read(self.root / file)
+            except OSError as error:
+                self._contents[file] = error
+        return self._contents[file]
+
+
+def _read(path: Path) -> bytes:
+    """Raises OSError, also for a pipe, a device, or what nobody wrote by hand."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"no file, or one of more than {MOST_BYTES:,} bytes")
+    return path.read_bytes()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _reason(error: Exception) -> str:
@@ -85,13 +120,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ImportError):
         return str(error)
     return f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
-
-
-def _files(root: Path, suffix: str, include_tests: bool) -> Iterator[Path]:
-    left_out = _FOREIGN if include_tests else _FOREIGN | TEST_FOLDERS
-    for folder, inner, files in os.walk(root):
-        inner[:] = [name for name in inner if name not in left_out and not name.startswith(".")]
-        if "pyvenv.cfg" in files:
-            inner.clear()
-            continue
-        yield from (Path(folder, name) for name in files if name.endswith(suffix))

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.extraction import load_graph as python_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
 from helpers.graphmer.graph.ontology import read_ontology, validate
-from helpers.graphmer.graph.python_source import python_graph
 from helpers.graphmer.graph.sources import standard_library
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 INTROSPECTED = (  # modules of the standard library that import on every platform and stay as written
     "argparse", "configparser", "email.message", "http.client", "json.decoder", "logging.handlers", "string", "textwrap",
     "unittest.case", "unittest.suite", "urllib.request", "wsgiref.handlers", "xml.sax.handler", "zipfile",

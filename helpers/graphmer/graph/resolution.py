@@ -1,4 +1,4 @@
-"""What a name in Python source stands for: scopes, imports, inheritance. Second pass of `python_source`.
+"""What a name in source code stands for: scopes, imports, inheritance. Second pass, after every file was read.
 
 Nothing is guessed: a name with two different meanings, an attribute of a value of unknown class, or one that a base class
 outside of the sources may define is unresolved.
@@ -9,18 +9,22 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
+from collections.abc import Iterable
 from types import BuiltinFunctionType
 from typing import NamedTuple
 
+from helpers.graphmer.graph.imports import Imports
 from helpers.graphmer.graph.knowledge_graph import EXTERNAL, Entity
 from helpers.graphmer.graph.ontology import UNKNOWN
-from helpers.graphmer.graph.python_scopes import NOTHING, Module, Scope, bind
+from helpers.graphmer.graph.scopes import NOTHING, Module, Scope, bind
 
 _BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
     name: value
     for name, value in vars(builtins).items()
     if (isinstance(value, type | BuiltinFunctionType) and not name.startswith("_")) or name in ("input", "__import__")
 }
+
+CLASSES = ("class", "exception", "interface", "enum", "annotation")
 
 
 class Value(NamedTuple):
@@ -29,14 +33,17 @@ class Value(NamedTuple):
 
 
 class Resolver:
-    """Meaning of chains in scopes, and the graph that follows from it."""
+    """Meaning of chains in the scopes of Python files."""
 
-    def __init__(self, modules: dict[str, Module]):
-        self.modules = modules
+    def __init__(self, modules: dict[str, Module], imports: Imports):
+        self.modules, self.imports = modules, imports
+        self.files = {module.path: module for module in modules.values()}
+        self.folders: dict[str, str] = {}  # entity of a folder without __init__.py -> its path
         self.classes = {name: scope for module in modules.values() for name, scope in module.classes.items()}
         self.results = {name: result for module in modules.values() for name, result in module.results.items()}
         self.properties = set().union(*(module.properties for module in modules.values()))
         self.types = {entity[0]: entity[1] for module in modules.values() for entity in module.entities}
+        self.module_of = {entity[0]: module.id for module in modules.values() for entity in module.entities}
         self.external: dict[str, Entity] = {}
         self.orders: dict[str, list[str]] = {}
         self.members: dict[tuple[str, str], Value | None] = {}
@@ -86,7 +93,7 @@ class Resolver:
         if kind == "chain":
             return self.value(meaning[2], meaning[1])
         if kind == "module":
-            return self.module(meaning[1])
+            return self.module(meaning[1], module)
         if kind == "member":
             return self.imported(meaning[1], meaning[2], module)
         if kind == "any":
@@ -102,21 +109,37 @@ class Resolver:
                 return next(iter(found))
         return next(iter(found)) if len(found) == 1 else None
 
-    def module(self, name: str) -> Value | None:
-        """A module by the name that an import uses."""
-        if not name:
+    def module(self, name: str, importer: Module) -> Value | None:
+        """A module by the name that an import uses; None where two could be meant."""
+        path = self.imports.find(name, importer.path)
+        if path is None or path:
+            return self._at(path) if path else None
+        below = name.lstrip(".")
+        dots = name[: len(name) - len(below)]
+        if not below:  # `from . import x` in the folder of all sources
             return None
-        if name in self.modules:
-            return Value(name, False)
-        package, _, last = name.rpartition(".")
-        if package and (parent := self.module(package)) and not self._is_external(parent.entity):
-            return self._attribute(parent, last) or self._outside(name, "module")  # os.path is an attribute of os
-        return self._outside(name, "module")
+        package, _, last = below.rpartition(".")
+        if not (package or dots):
+            return self._outside(name, "module")
+        parent = self.module(dots + package, importer)
+        if parent is None:
+            return None
+        known = (
+            None if self._is_external(parent.entity) else self._attribute(parent, last)
+        )  # os.path is an attribute of os
+        return known or self._outside(f"{parent.entity}.{last}", "module")
+
+    def _at(self, path: str) -> Value:
+        if path in self.files:
+            return Value(self.files[path].id, False)
+        found = self._outside(path.replace("/", "."), "module")
+        self.folders[found.entity] = path
+        return found
 
     def imported(self, origin: str, name: str, importer: Module) -> Value | None:
-        module = self.module(origin)
-        if module and module.entity == importer.id and (sub := f"{module.entity}.{name}") in self.modules:
-            return Value(sub, False)  # `from . import sub` in a package binds what it asks for
+        module = self.module(origin, importer)
+        if module and module.entity == importer.id and (sub := f"{importer.path}/{name}") in self.files:
+            return self._at(sub)  # `from . import sub` in a package binds what it asks for
         return module and self._attribute(module, name)
 
     def _module_member(self, module: Module, name: str) -> Value | None:
@@ -132,7 +155,7 @@ class Resolver:
         """`name` through `from x import *`; several that have it must mean the same."""
         found = set()
         for origin in module.stars:
-            starred = self.module(origin)
+            starred = self.module(origin, module)
             if starred and starred.entity in self.modules and starred.entity != module.id:
                 inside = self.modules[starred.entity]
                 if name in inside.exports if inside.exports is not None else name[0] != "_":
@@ -144,11 +167,13 @@ class Resolver:
         if value is None:
             return None
         entity = value.entity
+        if entity in self.folders:
+            path = f"{self.folders[entity]}/{name}"
+            return self._at(path) if path in self.files or path in self.imports.folders else None
         if entity in self.modules:
             module = self.modules[entity]
-            sub = f"{entity}.{name}"
-            if sub in self.modules and name not in module.scope.names:
-                return Value(sub, False)
+            if (sub := f"{module.path}/{name}") in self.files and name not in module.scope.names:
+                return self._at(sub)
             return self._module_member(module, name) or self._from_outside(module, name)
         if name == "__class__" and value.is_instance:
             return Value(entity, False)
@@ -167,7 +192,7 @@ class Resolver:
         """What calling a value gives: an instance of a class, or what the function's annotation says."""
         if called is None or called.is_instance:
             return None
-        if self.type_of(called.entity) in ("class", "exception"):
+        if self.type_of(called.entity) in CLASSES:
             return Value(called.entity, True)
         if called.entity in self.results:
             return self.value(*self.results[called.entity])
@@ -184,20 +209,32 @@ class Resolver:
 
     def _order(self, entity: str) -> list[str]:
         if entity not in self.classes:
-            builtin = _builtin_class(entity)
-            return [f"builtins.{kind.__name__}" for kind in builtin.__mro__] if builtin else [entity, "?"]
+            return self._order_outside(entity)
         scope = self.classes[entity]
-        values = [self.value(scope.parent, chain) for chain in scope.bases]
-        bases = [value.entity if value and not value.is_instance else "?" for value in values] or ["builtins.object"]
-        order = [entity]
+        values = [self.value(scope.parent, chain) for _, chain in scope.bases]
+        bases = [value.entity if value and not value.is_instance else "?" for value in values] or [*self.no_base]
         rows = [[*self.order(base)] if base != "?" else ["?"] for base in bases] + [bases]
-        while rows := [row for row in rows if row]:
-            head = next((row[0] for row in rows if not any(row[0] in other[1:] for other in rows)), None)
-            if head is None:
-                return [entity, "?"]
-            order.append(head)
-            rows = [row[1:] if row[0] == head else row for row in rows]
-        return order
+        order = linear(rows)
+        return [entity, *(self._no_order(rows) if order is None else order)]
+
+    def _no_order(self, rows: list[list[str]]) -> list[str]:
+        return ["?"]
+
+    no_base: tuple[str, ...] = ("builtins.object",)  # of a class that names none
+
+    def _order_outside(self, entity: str) -> list[str]:
+        builtin = _builtin_class(entity)
+        return [f"builtins.{kind.__name__}" for kind in builtin.__mro__] if builtin else [entity, "?"]
+
+    def overriding(self, scope: Scope) -> Iterable[str]:
+        """Names of a class whose meaning may override that of a base."""
+        return scope.names
+
+    def is_exception(self, entity: str) -> bool:
+        return entity == "builtins.BaseException"
+
+    def used(self, entity: str, relation: str) -> None:
+        """What a use tells of an entity outside of the sources."""
 
     def member(self, entity: str, name: str) -> Value | None:
         if (entity, name) not in self.members:
@@ -225,9 +262,9 @@ class Resolver:
     def _inherited(self, scope: Scope, after: str, name: str) -> Value | None:
         """`super().name` or `super(after, self).name`, in whichever class the scope is in."""
         within: Scope | None = scope
-        while within is not None and within.kind != "class":
+        while within is not None and within.kind != "class" and not within.hidden:
             within = within.parent
-        if within is None:
+        if within is None or within.hidden:
             return None
         order = self.order(within.owner)
         start = self.value(scope, after) if after else Value(within.owner, False)
@@ -271,6 +308,18 @@ class Resolver:
 
     def type_of(self, entity: str) -> str:
         return self.types.get(entity) or (self.external[entity].type if entity in self.external else UNKNOWN)
+
+
+def linear(rows: list[list[str]]) -> list[str] | None:
+    """The C3 order of classes that all rows agree with (www.python.org/download/releases/2.3/mro); None where there is none."""
+    order = []
+    while rows := [row for row in rows if row]:
+        head = next((row[0] for row in rows if not any(row[0] in other[1:] for other in rows)), None)
+        if head is None:
+            return None
+        order.append(head)
+        rows = [row[1:] if row[0] == head else row for row in rows]
+    return order
 
 
 def _builtin_class(entity: str) -> type | None:

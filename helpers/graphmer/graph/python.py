@@ -1,15 +1,28 @@
-"""What one Python file defines and what it mentions, in one pass over its tree: the first half of `python_source`."""
+"""What one Python file defines and what it mentions, in one pass over its tree."""
 
 from __future__ import annotations
 
 import ast
 
 from helpers.graphmer.graph.knowledge_graph import DEFINED
-from helpers.graphmer.graph.python_scopes import NOTHING, OPAQUE, Module, Scope, annotated_types, bind, chain_of
+from helpers.graphmer.graph.scopes import NOTHING, OPAQUE, Module, Scope, bind
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
 _LEAVES = ("ctx", "op", "ops", "arg", "attr", "kwd_attrs", "conversion", "type_params")  # fields with nothing to read
 _CHILDREN: dict[type, list[str]] = {}  # the other fields, the last first, by kind of node; none of what is no node
+
+_LITERALS = {
+    ast.JoinedStr: "<str>",
+    ast.List: "<list>",
+    ast.ListComp: "<list>",
+    ast.Dict: "<dict>",
+    ast.DictComp: "<dict>",
+    ast.Set: "<set>",
+    ast.SetComp: "<set>",
+    ast.Tuple: "<tuple>",
+}
+_CONSTANTS = {kind: f"<{kind.__name__}>" for kind in (str, bytes, int, float, complex, bool)}
+_TYPE_OPERATORS = {"Optional", "Union", "Annotated", "ClassVar", "Final", "InitVar", "Required", "NotRequired", "Type"}
 
 
 def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
@@ -19,7 +32,6 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
     todo = module.todo
     todo.append((module.scope, [tree.body]))
     for scope, stack in todo:  # grows: functions and classes are read after what surrounds them
-        calls = scope.calls
         while stack:
             node = stack.pop()
             kind = type(node)
@@ -35,9 +47,9 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
             elif kind is ast.Call:
                 called = node.func
                 if type(called) is ast.Name:
-                    calls[called.id] = None
+                    scope.call(called.id, node.lineno)
                 else:
-                    calls[chain_of(called)] = None
+                    scope.call(chain_of(called), called.end_lineno)
                     stack.append(called)
                 stack += node.args
                 for keyword in node.keywords:
@@ -66,14 +78,14 @@ def _bind(scope: Scope, name: ast.Name, meaning) -> None:
     scope = scope.binder(name.id)
     bind(scope.names, name.id, meaning)
     if scope.kind != "function":
-        scope.define("field" if scope.kind == "class" else "variable", name.id, name)
+        scope.define("field" if scope.kind == "class" else "variable", name.id, _lines(name))
 
 
 def _bind_field(scope: Scope, target: ast.Attribute, meaning) -> None:
     """`self.name = ...` in a method."""
     if type(target.value) is ast.Name and target.value.id == scope.self_name:
         bind(scope.parent.fields, target.attr, meaning)
-        scope.parent.define("field", target.attr, target)
+        scope.parent.define("field", target.attr, _lines(target))
 
 
 def _used(node: ast.AST) -> tuple[str, list]:
@@ -83,6 +95,16 @@ def _used(node: ast.AST) -> tuple[str, list]:
     return chain_of(node), [node]
 
 
+def _lines(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.end_lineno
+
+
+def _export(module: Module, names: ast.AST) -> None:
+    if isinstance(names, ast.List | ast.Tuple):
+        written = {element.value for element in names.elts if isinstance(element, ast.Constant)}
+        module.exports = (module.exports or set()) | written
+
+
 # ---- statements and expressions that bind, define or say more than a call
 
 
@@ -90,7 +112,7 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
     in_class = scope.kind == "class"
     name, arguments = node.name, node.args
     kind = ("constructor" if name == "__init__" else "method") if in_class else "function"
-    entity = scope.define(kind, name, node)
+    entity = scope.define(kind, name, _lines(node))
     binder = scope.binder(name)
     bind(binder.names, name, ("known", entity, False))
     inner = Scope("function", entity, f"{entity}.<locals>.", scope, scope.module)
@@ -114,12 +136,12 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
             inner.self_name = first
     if arguments.vararg:
         inner.names[arguments.vararg.arg] = ("chain", "<tuple>", inner)
-        inner.parameter(arguments.vararg)
+        inner.parameter(arguments.vararg.arg, _lines(arguments.vararg))
     if arguments.kwarg:
         inner.names[arguments.kwarg.arg] = ("chain", "<dict>", inner)
-        inner.parameter(arguments.kwarg)
+        inner.parameter(arguments.kwarg.arg, _lines(arguments.kwarg))
     for parameter in (*parameters, *arguments.kwonlyargs):
-        parameter_id = inner.parameter(parameter)
+        parameter_id = inner.parameter(parameter.arg, _lines(parameter))
         types = annotated_types(parameter.annotation) if parameter.annotation else ()
         inner.names[parameter.arg] = ("chain", f"{types[0]}()", scope) if len(types) == 1 else OPAQUE
         for chain in types:
@@ -158,7 +180,7 @@ def _comprehension(node: ast.ListComp, scope: Scope, stack: list) -> None:
 
 
 def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
-    entity = scope.define("class", node.name, node)
+    entity = scope.define("class", node.name, _lines(node))
     bind(scope.binder(node.name).names, node.name, ("known", entity, False))
     for decorator in node.decorator_list:
         chain, rest = _used(decorator)
@@ -169,7 +191,8 @@ def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
     inner = scope.module.classes.get(entity)
     if inner is None:
         inner = scope.module.classes[entity] = Scope("class", entity, f"{entity}.", scope, scope.module)
-        inner.bases = [chain_of(base.value if type(base) is ast.Subscript else base) for base in node.bases]
+        bases = [chain_of(base.value if type(base) is ast.Subscript else base) for base in node.bases]
+        inner.bases = [("inherits_from", chain) for chain in bases]
     scope.module.todo.append((inner, [node.body]))
 
 
@@ -180,7 +203,7 @@ def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
         kind = type(target)
         if kind is ast.Name:
             if target.id == "__all__" and scope.kind == "module":
-                scope.module.export(value)
+                _export(scope.module, value)
             _bind(scope, target, _meaning(value, scope))
         elif kind is ast.Attribute and type(target.value) is ast.Name:
             _bind_field(scope, target, _meaning(value, scope))
@@ -211,7 +234,7 @@ def _annotated_assign(node: ast.AnnAssign, scope: Scope, stack: list) -> None:
 
 def _augmented_assign(node: ast.AugAssign, scope: Scope, stack: list) -> None:
     if type(node.target) is ast.Name and node.target.id == "__all__":
-        scope.module.export(node.value)
+        _export(scope.module, node.value)
     stack += (*ast.iter_child_nodes(node.target), node.value)  # not the target itself: it is bound elsewhere
 
 
@@ -271,7 +294,7 @@ def _import(node: ast.Import, scope: Scope, stack: list) -> None:
 
 
 def _import_from(node: ast.ImportFrom, scope: Scope, stack: list) -> None:
-    origin = scope.module.absolute(node.module or "", node.level)
+    origin = "." * node.level + (node.module or "")
     for alias in node.names:
         scope.module.imports.append((origin, alias.name))
         if alias.name == "*":
@@ -286,6 +309,53 @@ def _capture(node: ast.MatchAs, scope: Scope, stack: list) -> None:
     if name:
         bind(scope.binder(name).names, name, OPAQUE)
     stack += [getattr(node, field, None) for field in ("pattern", "patterns", "keys")]
+
+
+def chain_of(node: ast.AST) -> str:
+    names = ""
+    while True:
+        kind = type(node)
+        if kind is ast.Attribute:
+            names = f".{node.attr}{names}"
+            node = node.value
+        elif kind is ast.Name:
+            return node.id + names
+        elif kind is ast.Call:
+            if type(node.func) is ast.Name and node.func.id == "super" and node.args:
+                return f"super({chain_of(node.args[0])}){names}"
+            names = f"(){names}"
+            node = node.func
+        else:
+            root = _CONSTANTS.get(type(node.value)) if kind is ast.Constant else _LITERALS.get(kind)
+            if root is None:
+                return "?." + names.rpartition(".")[2] if names else "?"
+            return root + names
+
+
+def annotated_types(node: ast.AST | None) -> list[str]:
+    """Chains of the types that an annotation names; of `list[int]` only the outer one, of `X | None` only X."""
+    if node is None:
+        return []
+    kind = type(node)
+    if kind is ast.Name or kind is ast.Attribute:
+        return [chain_of(node)]
+    if kind is ast.BinOp:
+        return annotated_types(node.left) + annotated_types(node.right)
+    if kind is ast.Subscript:
+        outer = chain_of(node.value)
+        if outer.rpartition(".")[2] not in _TYPE_OPERATORS:
+            return [] if outer.rpartition(".")[2] == "Literal" else [outer]
+        inner = node.slice
+        if type(inner) is ast.Tuple:
+            union = outer.endswith("Union")
+            return [chain for part in inner.elts[: None if union else 1] for chain in annotated_types(part)]
+        return annotated_types(inner)
+    if kind is ast.Constant and type(node.value) is str:
+        try:
+            return annotated_types(ast.parse(node.value.strip(), mode="eval").body)
+        except (SyntaxError, ValueError):
+            return []
+    return []
 
 
 _HANDLERS = {

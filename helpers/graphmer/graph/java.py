@@ -1,0 +1,586 @@
+"""What one Java file defines and mentions, parsed by tree-sitter, and what its names stand for by the rules of the language.
+
+A method's id has its parameter types as written, `a.b.C.run(String,int[])`; one outside of the sources has none, and is
+named by the type it is called on, as in bytecode. In a scope it has the number of its arguments, `run/2`: an overload that
+this number does not tell, a name that only an import on demand from outside can bring, and what an anonymous class may inherit
+are unresolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from helpers.graphmer.graph.imports import Imports
+from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.graph.resolution import CLASSES, Resolver, Value
+from helpers.graphmer.graph.scopes import OPAQUE, Module, Scope, bind
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
+KINDS = {
+    "class_declaration": "class",
+    "record_declaration": "class",
+    "interface_declaration": "interface",
+    "enum_declaration": "enum",
+    "annotation_type_declaration": "annotation",
+}
+_METHODS = (
+    "method_declaration", "constructor_declaration", "compact_constructor_declaration", "annotation_type_element_declaration",
+)  # fmt: skip
+_PARAMETERS = ("formal_parameter", "spread_parameter")
+_FIELDS = ("field_declaration", "constant_declaration")
+_LOCALS = (
+    "local_variable_declaration", "enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression",
+    "catch_formal_parameter", "field_declaration",
+)  # fmt: skip
+_TESTS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")  # annotations of JUnit
+_MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
+# Of the types that need no import (JLS 7.5.5), those that programs mention.
+_LANG = frozenset(
+    [
+        "Appendable",
+        "AutoCloseable",
+        "Boolean",
+        "Byte",
+        "CharSequence",
+        "Character",
+        "Class",
+        "ClassLoader",
+        "Cloneable",
+        "Comparable",
+        "Deprecated",
+        "Double",
+        "Enum",
+        "Float",
+        "FunctionalInterface",
+        "Integer",
+        "Iterable",
+        "Long",
+        "Math",
+        "Module",
+        "Number",
+        "Object",
+        "Override",
+        "Package",
+        "Process",
+        "ProcessBuilder",
+        "Readable",
+        "Record",
+        "Runnable",
+        "Runtime",
+        "SafeVarargs",
+        "Short",
+        "StackTraceElement",
+        "StackWalker",
+        "StrictMath",
+        "String",
+        "StringBuffer",
+        "StringBuilder",
+        "SuppressWarnings",
+        "System",
+        "Thread",
+        "ThreadGroup",
+        "ThreadLocal",
+        "Void",
+    ]
+)
+_LANG_EXCEPTIONS = frozenset(
+    [
+        "ArithmeticException",
+        "ArrayIndexOutOfBoundsException",
+        "ArrayStoreException",
+        "AssertionError",
+        "ClassCastException",
+        "ClassNotFoundException",
+        "CloneNotSupportedException",
+        "Error",
+        "Exception",
+        "ExceptionInInitializerError",
+        "IllegalAccessException",
+        "IllegalArgumentException",
+        "IllegalMonitorStateException",
+        "IllegalStateException",
+        "IndexOutOfBoundsException",
+        "InstantiationException",
+        "InternalError",
+        "InterruptedException",
+        "LinkageError",
+        "NegativeArraySizeException",
+        "NoClassDefFoundError",
+        "NoSuchFieldException",
+        "NoSuchMethodException",
+        "NullPointerException",
+        "NumberFormatException",
+        "OutOfMemoryError",
+        "ReflectiveOperationException",
+        "RuntimeException",
+        "SecurityException",
+        "StackOverflowError",
+        "StringIndexOutOfBoundsException",
+        "Throwable",
+        "UnsatisfiedLinkError",
+        "UnsupportedOperationException",
+        "VirtualMachineError",
+    ]
+)
+_OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
+# What a use says of a type outside of the sources, the surest last.
+_USED_AS = {
+    "imports": "class", "has_type": "class", "returns": "class", "inherits_from": "class", "instantiates": "class",
+    "implements": "interface", "raises": "exception", "catches": "exception", "annotated_with": "annotation",
+}  # fmt: skip
+_CERTAINTY = ("class", "interface", "exception", "annotation")
+
+
+# ---- what a file says
+
+
+def read_java(content: bytes) -> Module:
+    """Raises SyntaxError with the line of the first error, and ImportError: no parser."""
+    try:
+        import tree_sitter
+        import tree_sitter_java
+    except ImportError as error:
+        raise ImportError(f"{NO_PARSER} ({error})") from error
+    root = tree_sitter.Parser(tree_sitter.Language(tree_sitter_java.language())).parse(content).root_node
+    if root.has_error:
+        wrong = root
+        while not wrong.is_error and (inside := [child for child in wrong.children if child.has_error]):
+            wrong = inside[0]
+        raise SyntaxError("invalid syntax", ("", wrong.start_point[0] + 1, None, None))
+    package = "".join(_text(node.named_children[-1]) for node in _children(root, "package_declaration"))
+    types = [*_children(root, *KINDS)]
+    name = _name(types[0]) if types else ""
+    module = Module(f"{package}.{name}" if package and name else name or package)
+    module.path, module.package = module.id, package
+    module.scope = Scope("module", package, f"{package}." if package else "", None, module)
+    if package:
+        module.entities.append((package, "package", package.rpartition(".")[2], DEFINED, package, 0, 0))
+        module.stars.append(package)
+    for node in _children(root, "import_declaration"):
+        _import(node, module)
+    for node in types:
+        _type(node, module.scope)
+    return module
+
+
+def _import(node: Node, module: Module) -> None:
+    words = {child.type for child in node.children}
+    name = next(_text(child) for child in node.named_children if "identifier" in child.type)
+    static, on_demand = "static" in words, "asterisk" in words
+    owner, _, last = name.rpartition(".")
+    if on_demand:
+        module.stars.append(name)
+        module.scope.uses.append((module.id, "imports", _full("class" if static else "package", name)))
+    elif static:
+        module.scope.uses.append((module.id, "imports", _full("class", owner)))
+        module.scope.uses.append((module.id, "imports_name", _full("member", name)))
+        module.scope.names[f"{last}/"] = ("static", owner)
+    else:
+        module.scope.uses.append((module.id, "imports", _full("class", name)))
+        module.scope.names[last] = ("chain", _full("class", name), module.scope)
+
+
+def _full(kind: str, name: str) -> str:
+    """The chain of a full name, which is looked up nowhere."""
+    return f"<{kind} {name.replace('.', '/')}>"
+
+
+def _type(node: Node, around: Scope) -> None:
+    name, module = _name(node), around.module
+    entity = around.define(KINDS[node.type], name, _lines(node))
+    bind(around.names, name, ("known", entity, False))
+    scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
+    scope.names |= dict.fromkeys(_type_parameters(node), OPAQUE)
+    above = "implements" if node.type != "interface_declaration" else "inherits_from"
+    scope.bases = [("inherits_from", base) for base in _listed(node, "superclass", "extends_interfaces")]
+    scope.bases += [(above, base) for base in _listed(node, "super_interfaces")]
+    _annotated(node, entity, scope)
+    for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
+        _field(parameter, scope)
+    for member in node.child_by_field_name("body").named_children:
+        _member(member, node, scope)
+
+
+def _member(node: Node, owner: Node, scope: Scope) -> None:
+    if node.type in KINDS:
+        _type(node, scope)
+    elif node.type == "enum_body_declarations":
+        for member in node.named_children:
+            _member(member, owner, scope)
+    elif node.type in _METHODS:
+        _method(node, owner, scope)
+    elif node.type == "enum_constant":
+        entity = scope.define("field", _name(node), _lines(node))
+        scope.uses.append((entity, "has_type", _name(owner)))
+        scope.names[_name(node)] = ("known", scope.owner, True)
+        _body([node], Scope("block", scope.owner, scope.prefix, scope, scope.module))
+    else:
+        if node.type in _FIELDS:
+            _field(node, scope)
+        _body([node], Scope("block", scope.owner, scope.prefix, scope, scope.module))
+
+
+def _field(node: Node, scope: Scope) -> None:
+    for name, chain in _variables(node):
+        entity = scope.define("field", name, _lines(node))
+        _typed(entity, "has_type", chain, scope)
+        _annotated(node, entity, scope)
+        bind(scope.names, name, ("chain", chain, scope) if chain else OPAQUE)
+
+
+def _method(node: Node, owner: Node, outer: Scope) -> None:
+    declared = node if node.type != "compact_constructor_declaration" else owner  # a record's parameters
+    parameters = [*_children(declared.child_by_field_name("parameters"), *_PARAMETERS)]
+    signature = ",".join(map(_written, parameters))
+    name, annotations, modifiers = _name(node), _annotations(node), _modifiers(node)
+    test = any(chain.rpartition(".")[2] in _TESTS for chain in annotations)
+    kind = "constructor" if "constructor" in node.type else "test" if test else "method"
+    entity = outer.define(kind, name, _lines(node), f"({signature})")
+    scope = Scope("function", entity, f"{entity}.", outer, outer.module)
+    scope.names |= {"this": ("known", outer.owner, True)} | dict.fromkeys(_type_parameters(node), OPAQUE)
+    _annotated(node, entity, scope)
+    meaning = ("known", entity, False)
+    if kind != "constructor":
+        more = _MOST_VARIADIC if signature.endswith("...") else 0
+        for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
+            bind(outer.names, f"{name}/{count}", meaning)
+        if not {"static", "private"} & modifiers:
+            outer.names[f"{name}({signature})"] = meaning
+        result = _chain_of_type(node.child_by_field_name("type"))
+        _typed(entity, "returns", result and f"{result}()", scope)
+        if result and result not in scope.names:
+            outer.module.results[entity] = (scope, f"{result}()")
+    for parameter in parameters:
+        for each, chain in _variables(parameter):
+            chain = "" if parameter.type == "spread_parameter" else chain
+            inside = scope.parameter(each, _lines(parameter))
+            _typed(inside, "has_type", chain, scope)
+            _annotated(parameter, inside, scope)
+            bind(scope.names, each, ("chain", chain, scope) if chain else OPAQUE)
+    scope.uses += [(entity, "raises", chain) for chain in _listed(node, "throws")]
+    if body := node.child_by_field_name("body"):
+        _body([body], scope)
+
+
+def _typed(entity: str, relation: str, chain: str, scope: Scope) -> None:
+    """A triple for the type that a chain says, an instance of it; none for a type parameter."""
+    written = chain.removesuffix("()")
+    if written and (chain != written) and not _is_type_parameter(written, scope):
+        scope.uses.append((entity, relation, written))
+
+
+def _is_type_parameter(name: str, scope: Scope | None) -> bool:
+    while scope is not None and scope.kind != "module":
+        if name in scope.names:
+            return scope.names[name] is OPAQUE
+        scope = scope.parent
+    return False
+
+
+def _annotated(node: Node, entity: str, scope: Scope) -> None:
+    scope.uses += [(entity, "annotated_with", chain) for chain in _annotations(node)]
+
+
+def _body(nodes: list[Node], scope: Scope) -> None:
+    """Locals, calls, what is made, thrown and caught; variables of one name and two types have none."""
+    head = scope.owner
+    stack = [(node, scope) for node in nodes[::-1]]
+    while stack:
+        node, here = stack.pop()
+        kind = node.type
+        if kind in _LOCALS:
+            for name, chain in _variables(node):
+                bind(here.names, name, ("chain", chain, here) if chain else OPAQUE)
+        elif kind == "lambda_expression":
+            parameters = node.child_by_field_name("parameters")
+            for one in [parameters] if parameters.type == "identifier" else parameters.named_children:
+                if one.type == "identifier":
+                    bind(here.names, _text(one), OPAQUE)
+        elif kind == "method_invocation":
+            here.call(_chain(node).removesuffix("()"), node.start_point[0] + 1)
+        elif kind == "object_creation_expression" and node.parent.type != "throw_statement":
+            line = node.start_point[0] + 1
+            here.uses.append((head, "instantiates", _chain_of_type(node.child_by_field_name("type")), line))
+        elif kind == "throw_statement":
+            chain, made = _chain(node.named_children[0]), "creation" in node.named_children[0].type
+            here.uses.append((head, "raises", chain.removesuffix("()")) if made else (head, "raises a value", chain))
+        elif kind == "catch_type":
+            here.uses += [(head, "catches", chain) for chain in _types(node)]
+        inside = here
+        if kind in ("class_body", *KINDS):
+            inside = Scope("block", head, here.prefix, here, here.module)
+            inside.hidden = True
+            inside.names["this"] = OPAQUE
+        stack += [(child, inside) for child in node.named_children[::-1]]
+
+
+# ---- chains
+
+
+def _chain(node: Node | None) -> str:
+    """What an expression mentions, as `scopes` says it."""
+    names = ""
+    while node is not None:
+        kind = node.type
+        if kind == "method_invocation":
+            count = len(node.child_by_field_name("arguments").named_children)
+            names = f".{_name(node)}/{count}(){names}"
+            node = node.child_by_field_name("object")
+            if node is None:
+                return names[1:]
+        elif kind == "field_access":
+            names = f".{_text(node.child_by_field_name('field'))}{names}"
+            node = node.child_by_field_name("object")
+        elif kind == "parenthesized_expression":
+            node = node.named_children[0]
+        elif kind in ("identifier", "this"):
+            return _text(node) + names
+        elif kind == "super":
+            return f"super(){names}"
+        elif kind == "string_literal":
+            return f"<String>{names}"
+        elif kind in ("cast_expression", "object_creation_expression"):
+            made = _chain_of_type(node.child_by_field_name("type"))
+            return f"{made}(){names}" if made else _opaque(names)
+        else:
+            break
+    return _opaque(names)
+
+
+def _opaque(names: str) -> str:
+    return f"?.{names.rpartition('.')[2]}" if names else "?"
+
+
+def _variables(node: Node) -> Iterator[tuple[str, str]]:
+    """Name and chain of each field, local variable or parameter; "" for one that is primitive, an array or not certain."""
+    written = _declared_type(node)
+    said = _chain_of_type(written)
+    for declarator in [*_children(node, "variable_declarator")] or [node]:
+        name = _name(declarator)
+        if declarator.child_by_field_name("dimensions"):
+            yield name, ""
+        elif _text(written) == "var":
+            value = declarator.child_by_field_name("value")
+            chain = _chain(value) if value is not None and node.type != "enhanced_for_statement" else "?"
+            yield name, "" if chain[0] == "?" else chain
+        elif name:  # else a test without a variable, or a resource that is declared elsewhere
+            yield name, f"{said}()" if said else ""
+
+
+def _declared_type(node: Node) -> Node:
+    said = node.child_by_field_name("type") or node.child_by_field_name("right")  # x instanceof Type name
+    return said or next(child for child in node.named_children if child.type != "modifiers")
+
+
+def _type_parameters(node: Node) -> list[str]:
+    parameters = node.child_by_field_name("type_parameters") or next(_children(node, "type_parameters"), None)
+    return [
+        _text(next(_children(parameter, "type_identifier", "identifier")))
+        for parameter in _children(parameters, "type_parameter")
+    ]
+
+
+def _listed(node: Node, *clauses: str) -> list[str]:
+    """Every type that a declaration lists in its `extends`, `implements` or `throws`."""
+    return [name for clause in _children(node, *clauses) for name in _types(clause)]
+
+
+def _types(node: Node) -> list[str]:
+    named = [child for child in node.named_children if child.type != "modifiers"]
+    if len(named) == 1 and named[0].type == "type_list":
+        named = named[0].named_children
+    return [name for child in named if (name := _chain_of_type(child))]
+
+
+def _chain_of_type(node: Node | None) -> str:
+    """`a.b.C` of `a.b.C<D>`; "" for a type that is primitive or an array."""
+    kind = node.type if node is not None else ""
+    if kind in ("type_identifier", "identifier"):
+        return _text(node)
+    if kind in ("scoped_type_identifier", "scoped_identifier"):
+        parts = [_chain_of_type(child) for child in node.named_children if "annotation" not in child.type]
+        return ".".join(parts) if all(parts) else ""
+    if kind == "generic_type" or (kind == "catch_type" and len(node.named_children) == 1):
+        return _chain_of_type(node.named_children[0])
+    return _chain_of_type(node.named_children[-1]) if kind == "annotated_type" else ""
+
+
+def _written(parameter: Node) -> str:
+    """The type of a parameter as a signature shows it: without package, type arguments and annotations."""
+    dimensions = _text(parameter.child_by_field_name("dimensions"))
+    return _erased(_declared_type(parameter)) + dimensions + "..." * (parameter.type == "spread_parameter")
+
+
+def _erased(node: Node) -> str:
+    if node.type == "array_type":
+        return _erased(node.child_by_field_name("element")) + _text(node.child_by_field_name("dimensions"))
+    return _chain_of_type(node).rpartition(".")[2] or _text(node)
+
+
+def _annotations(node: Node) -> list[str]:
+    found = _children(next(_children(node, "modifiers"), None), "marker_annotation", "annotation")
+    return [_chain_of_type(annotation.child_by_field_name("name")) for annotation in found]
+
+
+def _modifiers(node: Node) -> set[str]:
+    found = next(_children(node, "modifiers"), None)
+    return {child.type for child in found.children} if found else set()
+
+
+def _name(node: Node) -> str:
+    return _text(node.child_by_field_name("name"))
+
+
+def _text(node: Node | None) -> str:
+    return node.text.decode("utf-8", "replace") if node else ""
+
+
+def _lines(node: Node) -> tuple[int, int]:
+    return node.start_point[0] + 1, node.end_point[0] + 1
+
+
+def _children(node: Node | None, *kinds: str) -> Iterator[Node]:
+    return (child for child in node.named_children if child.type in kinds) if node else iter(())
+
+
+# ---- what a name stands for
+
+
+class JavaResolver(Resolver):
+    """Types by the rules of the language (JLS 6), methods by name and number of arguments."""
+
+    no_base = ()
+
+    def __init__(self, modules: list[Module]):
+        super().__init__({f"{module.id} {number}": module for number, module in enumerate(modules)}, Imports((), ()))
+        full = [chain for module in modules for _, _, chain, *_ in module.scope.uses]
+        starts = [module.package.partition(".")[0] for module in modules]
+        starts += [chain.partition(" ")[2].partition("/")[0] for chain in full]
+        self.packages = {"java", "javax", *starts}
+        self.defined_packages = {module.package for module in modules}
+
+    def _name(self, scope: Scope, name: str) -> Value | None:
+        if name[0] == "<":
+            kind, _, full = name[1:-1].partition(" ")
+            return self._of_full(kind, full.replace("/", ".")) if full else Value(self._lang(kind).entity, True)
+        looking = scope
+        while looking.parent is not None:
+            if looking.kind == "class":
+                if found := self._in_class(looking, name):
+                    return found[0]
+            elif name in looking.names:
+                return self._meaning(looking.names[name], looking.module)
+            elif looking.hidden and "/" in name:
+                return None
+            looking = looking.parent
+        return self._of_file(looking, name, scope)
+
+    def _of_full(self, kind: str, name: str) -> Value:
+        owner, _, last = name.rpartition(".")
+        if kind != "member" or owner not in self.classes:
+            return (
+                Value(name, False)
+                if name in self.classes
+                else self._outside(name, "method" if kind == "member" else kind)
+            )
+        known = {name for key, name in self._members_of(owner) if key.partition("/")[0] == last}
+        known |= {name} & self.types.keys()
+        return Value(known.pop(), False) if len(known) == 1 else None
+
+    def _members_of(self, owner: str) -> Iterator[tuple[str, str]]:
+        """Methods of a class by name and number of arguments."""
+        for key, meaning in self.classes[owner].names.items():
+            if "/" in key:
+                yield from ((key, one[1]) for one in (meaning[1] if meaning[0] == "any" else [meaning]))
+
+    def _in_class(self, scope: Scope, name: str) -> tuple[Value | None] | None:
+        """What a class says of a name in its body; None where what is around it is asked."""
+        if scope.owner == f"{scope.parent.prefix}{name}":
+            return (Value(scope.owner, False),)
+        order = self.order(scope.owner)
+        if any(one in self.classes and name in self.classes[one].names for one in order):
+            return (self.member(scope.owner, name),)
+        outside = any(one not in self.classes for one in order)
+        # A method is inherited from outside, or one of the class around.
+        return (None,) if "/" in name and outside and scope.parent.kind == "class" else None
+
+    def _of_file(self, file: Scope, name: str, scope: Scope) -> Value | None:
+        module, method = file.module, name.partition("/")[0]
+        if name in file.names:
+            return self._meaning(file.names[name], module)
+        if "/" in name and f"{method}/" in file.names:
+            owner = file.names[f"{method}/"][1]
+            return self.member(owner, name) if owner in self.classes else self._outside(f"{owner}.{method}", "method")
+        for origin in (module.package, *module.stars):
+            if origin in self.classes and name in self.classes[origin].names:
+                return self.member(origin, name)
+            full = f"{origin}.{name}" if origin else name
+            if full in self.classes:
+                return Value(full, False)
+        if "/" in name:
+            while scope.kind != "class" or scope.parent.kind == "class":
+                scope = scope.parent
+            return self.member(scope.owner, name)
+        return Value(name, False) if name in self.packages else self._lang(name)
+
+    def _lang(self, name: str) -> Value | None:
+        if name in _LANG or name in _LANG_EXCEPTIONS:
+            return self._outside(f"java.lang.{name}", "class" if name in _LANG else "exception")
+        return None
+
+    def _attribute(self, value: Value | None, name: str) -> Value | None:
+        if value is None:
+            return None
+        full = f"{value.entity}.{name}"
+        if value.entity in self.classes:
+            return self.member(value.entity, name)
+        if value.entity in self.packages:
+            if full in self.classes or "/" in name:
+                return Value(full, False) if full in self.classes else None
+            if name[0].islower():
+                self.packages.add(full)
+                return Value(full, False)
+            return self._outside(full, "class")
+        if self.type_of(value.entity) not in CLASSES:
+            return None
+        if "/" in name:
+            return self._outside(full.partition("/")[0], "method")
+        nested = not value.is_instance and name[0].isupper() and not name.isupper()
+        return self._outside(full, "class") if nested else None
+
+    def found(self, order: list[str], name: str) -> Value | None:
+        outside = []
+        for entity in order:
+            if entity not in self.classes:
+                outside.append(entity)
+            elif meaning := self.classes[entity].names.get(name):
+                scope = self.classes[entity]
+                # What stands above it and outside may have a better one.
+                return self._meaning(meaning, scope.module) if "(" in name or not outside else None
+        method, is_method, _ = name.partition("/")
+        if is_method and method in _OBJECT_METHODS:
+            return self._outside(f"java.lang.Object.{method}", "method")
+        if is_method and len(outside) == 1 and outside[0] != "?":  # it compiles, so it is there
+            return self._outside(f"{outside[0]}.{method}", "method")
+        return None
+
+    def _order_outside(self, entity: str) -> list[str]:
+        return [entity]
+
+    def _no_order(self, rows: list[list[str]]) -> list[str]:
+        return list(dict.fromkeys(name for row in rows for name in row))
+
+    def overriding(self, scope: Scope) -> Iterable[str]:
+        return [name for name in scope.names if "(" in name]
+
+    def is_exception(self, entity: str) -> bool:
+        return entity in self.external and self.external[entity].type == "exception"
+
+    def used(self, entity: str, relation: str) -> None:
+        known, kind = self.external.get(entity), _USED_AS.get(relation)
+        if known and kind and known.type in _CERTAINTY and _CERTAINTY.index(kind) > _CERTAINTY.index(known.type):
+            self.external[entity] = known._replace(type=kind)
