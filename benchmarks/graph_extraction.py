@@ -57,7 +57,8 @@ def compare(repetitions: int) -> list[dict]:
     read beforehand, with Python's collector as the interpreter has it and without. No graph is alive meanwhile: with one
     the collector would cost the peer twice its time.
     """
-    sources = [source.read()[0] for source in find_sources(standard_library(), ".py", include_tests=False)]
+    files = find_sources(standard_library(), include_tests=False).files
+    sources = [(standard_library() / file).read_bytes() for file in files if file.endswith(".py")]
     times = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(-1, repetitions):  # the first is a warm-up
