@@ -31,6 +31,7 @@ DEFAULTS = {
     "eval_on_start": False,
     "evaluation_pause": 0.0,  # seconds that every evaluation sleeps
     "step_pause": 0.0,  # seconds that every step sleeps
+    "hold": "",  # while this file is there, the run stands still after its fifth step, unless it is asked to stop
     "blocks": 40,
     "length": 16,
     "width": 64,
@@ -144,6 +145,10 @@ def main(output_dir: str, options: dict) -> dict:
     class Interrupt(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             time.sleep(options["step_pause"])
+            if state.global_step == 5 and options["hold"]:
+                Path(output_dir, "held").touch()
+                while Path(options["hold"]).exists() and not trainer.stops.reason:
+                    time.sleep(0.05)
             if options["file_limit"] and state.global_step == 2:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], resource.RLIM_INFINITY))

@@ -1,1 +1,1 @@
-"""Grids of runs, here or on Ray.   python -m helpers.batch"""
+"""Grids of runs, here or on Ray, and what torchrun or accelerate starts.   python -m helpers.batch"""

@@ -10,27 +10,24 @@ kernels, which have `grace` seconds to save a checkpoint.
 
 import argparse
 import contextlib
-import csv
-import itertools
 import math
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 from typing import Any
 
-from helpers.batch.execution import Run, finished, logger, show_output
-from helpers.batch.grid import inspect, kind_of, parse, run_name, typed
-from helpers.batch.local_runs import LocalRuns
-from helpers.batch.ray_runs import RayRuns
-from helpers.parameters import source_path
 from helpers.show import tables
+
+from .execution import POLL, Ended, LocalRuns, finished, logger, show_output
+from .grid import Run, inspect, parse, plan
+from .ray_runs import RayRuns
 
 PRINTED = ("train.loss_last", "train.examples_per_second", "eval.after.")
 COLUMNS = 9  # of the printed table
 GRACE = 60.0  # seconds between SIGTERM and SIGKILL: a long step and a checkpoint
-POLL = 0.5  # seconds
 
 
 class Stopped(SystemExit):
@@ -64,56 +61,80 @@ def run(
 
     Returns:
         One flat dict for each run, as in the table: `run`, the varied parameters, `status` ("done", "done before", "failed",
-        "stopped" or "not run"), `seconds`, `error`, `failed_cell` (the n of In [n]), `notebook`, `output_dir`, and every scalar
-        of results.json under its dotted name.
+        "stopped" or "not run"), `seconds`, `error`, `notebook`, `output_dir`, and every scalar of results.json under its
+        dotted name.
 
     Raises:
-        ValueError: before anything runs: a name that the notebook does not have, a value of another type, a kernel
-            that is not installed, or a folder that holds a run with other parameters.
+        ValueError: before anything runs: a name that the notebook does not have, a value of another type, or a
+            kernel that is not installed.
         FileNotFoundError: there is no such notebook, or `data_source` is a path without a file.
         Stopped: SIGTERM or SIGINT came (to the main thread), all kernels have ended, and the table is written.
     """
-    runs = plan(notebook, output_dir, grid or {}, fixed or {}, kernel_name)
+    runs = _checked(notebook, output_dir, grid or {}, fixed or {}, kernel_name)
     return _run(runs, place or LocalRuns(), kernel_name, grace)
 
 
-def _run(runs: Sequence[Run], place: LocalRuns | RayRuns, kernel_name: str, grace: float) -> list[dict[str, Any]]:
-    rows = {
-        each.name: {"run": each.name, **each.varied, "status": "not run", "seconds": "", "error": ""} for each in runs
-    }
+def _checked(notebook, output_dir, grid, fixed, kernel_name: str) -> list[tuple[Run, Ended | None]]:
+    """Every run, and what it gave if it is done. Raises as `run`."""
+    from jupyter_client.kernelspec import KernelSpecManager
 
-    def book(each: Run, outcome: Mapping, results: Mapping) -> None:
-        row = rows[each.name]
-        row |= {**outcome, "notebook": str(each.executed), "output_dir": str(each.output_dir)}
-        for name, value in _scalars(results):
-            row.setdefault(name, value)
-        _write_csv(each.executed.parent.parent / "results.csv", list(rows.values()))
-        ended = sum(row["status"] != "not run" for row in rows.values())
-        logger.info("[%d/%d] %s %s %s", ended, len(rows), each.name, row["status"], row["error"])
+    installed = KernelSpecManager().find_kernel_specs()
+    if kernel_name not in installed:
+        there = ", ".join(sorted(installed)) or "none"
+        raise ValueError(f"kernel={kernel_name!r} is not installed; there are: {there}")
+    return [(each, finished(each)) for each in plan(notebook, output_dir, grid, fixed)]
 
-    before = {each.name: finished(each) for each in runs}
-    for each in runs:
-        if before[each.name]:
-            book(each, *before[each.name])
-    deadline = math.inf
+
+def _run(
+    runs: Sequence[tuple[Run, Ended | None]], place: LocalRuns | RayRuns, kernel_name: str, grace: float
+) -> list[dict[str, Any]]:
+    table = _Table([each for each, _ in runs])
+    for each, before in runs:
+        if before:
+            table.book(each, *before)
+    futures = {place.submit(each, kernel_name): each for each, before in runs if not before}
+    waiting, deadline = {*futures}, math.inf
     with _signals() as arrived:
-        place.start([each for each in runs if not before[each.name]], kernel_name)
         try:
-            while place.going():
-                for each, ended in place.ended(POLL):
-                    book(each, *ended)
+            while waiting:
+                ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
+                for future in ended:
+                    table.book(futures[future], *future.result())
                 if arrived and deadline == math.inf:
                     deadline = time.monotonic() + grace
                     place.stop()
-                    if place.going():
-                        logger.info("waiting up to %g s for the checkpoints of the running notebooks", grace)
+                    logger.info("waiting up to %g s for the checkpoints of the running notebooks", grace)
                 if time.monotonic() > deadline or arrived.count(signal.SIGINT) > 1:
                     place.kill()
         finally:
             place.kill()
+    rows = [*table.rows.values()]
     if arrived:
-        raise Stopped(arrived[0], list(rows.values()))
-    return list(rows.values())
+        raise Stopped(arrived[0], rows)
+    return rows
+
+
+class _Table:
+    """The rows of all runs, in the order of the grid, and their file, which is written whenever a run has ended."""
+
+    def __init__(self, runs: Sequence[Run]):
+        start = {"status": "not run", "seconds": "", "error": ""}
+        self.rows = {each.name: {"run": each.name, **each.varied, **start} for each in runs}
+
+    def book(self, each: Run, outcome: Mapping, results: Mapping) -> None:
+        import pandas
+
+        row = self.rows[each.name]
+        row |= {**outcome, "notebook": str(each.executed), "output_dir": str(each.output_dir)}
+        for name, value in pandas.json_normalize(results).to_dict("records")[0].items() if results else ():
+            if not isinstance(value, list):
+                row.setdefault(name, value)
+        logger.info("%s %s %s", each.name, row["status"], row["error"])
+        if row["status"] != "not run":
+            each.executed.parent.parent.mkdir(parents=True, exist_ok=True)
+            pandas.DataFrame([*self.rows.values()], dtype=object).to_csv(
+                each.executed.parent.parent / "results.csv", index=False
+            )
 
 
 @contextlib.contextmanager
@@ -130,85 +151,10 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler or signal.SIG_DFL)
 
 
-def plan(
-    notebook: Path,
-    output_dir: Path,
-    grid: Mapping[str, Sequence],
-    fixed: Mapping[str, Any],
-    kernel_name: str = "python3",
-) -> list[Run]:
-    """Every combination as a `Run`, in the order of itertools.product; runs nothing and raises as `run` does."""
-    notebook, output_dir = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
-    declared = inspect(notebook)
-    for name, values in grid.items():
-        if isinstance(values, str) or not values:
-            raise ValueError(f"{name}={values!r}: give a list with at least one value")
-        if name in fixed:
-            raise ValueError(f"{name} is both fixed and varied: give it once")
-    grid = {name: [typed(name, value, kind_of(declared, name)) for value in values] for name, values in grid.items()}
-    fixed = {name: typed(name, value, kind_of(declared, name)) for name, value in fixed.items()}
-    for name, values in grid.items():
-        if len(set(values)) < len(values):
-            raise ValueError(f"{name}={values!r}: a value is given twice, so two runs would share a folder; remove one")
-    varied = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    if "output_dir" in grid or ("output_dir" in fixed and len(varied) > 1):
-        raise ValueError("output_dir: runs cannot share or vary it; leave it out, each run gets a folder of its own")
-    _check_kernel(kernel_name)
-    runs = [_one(notebook, output_dir, each, fixed) for each in varied]
-    for each in runs:
-        finished(each)
-    return runs
-
-
-def _one(notebook: Path, output_dir: Path, varied: dict[str, Any], fixed: dict[str, Any]) -> Run:
-    folder = output_dir / run_name(varied)
-    parameters = {"output_dir": str(folder / "output"), **fixed, **varied}
-    parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
-    if "data_source" in parameters and (path := source_path("data_source", parameters["data_source"])) is not None:
-        parameters["data_source"] = str(path.resolve())
-    return Run(folder.name, varied, parameters, notebook, folder / notebook.name)
-
-
-def _check_kernel(name: str) -> None:
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    installed = KernelSpecManager().find_kernel_specs()
-    if name not in installed:
-        raise ValueError(f"kernel={name!r} is not installed; there are: {', '.join(sorted(installed)) or 'none'}")
-
-
-def _scalars(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _scalars(value, f"{prefix}{name}.")
-        elif not isinstance(value, list):
-            yield f"{prefix}{name}", value
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping]) -> None:
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-        table.writeheader()
-        table.writerows(rows)
-
-
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Run, status and seconds, with loss, throughput and the first of `eval.after` in the results; the CSV file has all."""
     names = ("run", "status", "seconds", *(name for row in rows for name in row if name.startswith(PRINTED)))
     return tables.text([{name: row.get(name) for name in [*dict.fromkeys(names)][:COLUMNS]} for row in rows])
-
-
-def places(row: Mapping[str, Any]) -> list[str]:
-    """Absolute paths of what a run wrote, one in each line."""
-    output_dir, model = Path(row["output_dir"]), row.get("artifacts.model")
-    paths = {
-        "notebook": Path(row["notebook"]),
-        "results": output_dir / "results.json",
-        "figures": output_dir / "figures",
-    }
-    if model:
-        paths["model"] = output_dir / model if (output_dir / model).exists() else Path(model).resolve()
-    return [f"{name:<9}{path}" for name, path in paths.items() if path.exists()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -228,31 +174,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_output(options.jobs)
     try:
         grid, fixed = parse(inspect(options.notebook), options.parameters)
-        runs = plan(options.notebook, options.output_dir, grid, fixed, options.kernel)
-        if options.ray:
-            place = RayRuns(options.ray, options.cpus, options.gpus)
-        elif (options.cpus, options.gpus) != (None, None):
-            raise ValueError(
-                f"cpus={options.cpus}, gpus={options.gpus}: these need --ray; without it a run sees the whole machine"
-            )
-        else:
-            place = LocalRuns(options.jobs)
+        runs = _checked(options.notebook, options.output_dir, grid, fixed, options.kernel)
+        place = _place(options)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     try:
-        rows = _run(runs, place, options.kernel, options.grace)
-        code = int(any(row["status"] == "failed" for row in rows))
+        rows, code = _run(runs, place, options.kernel, options.grace), 0
     except Stopped as stopped:
         rows, code = stopped.rows, stopped.code
     print(text_table(rows))
     for row in (row for row in rows if row["status"] != "not run"):
-        failure = f": {row['error']} (In [{row['failed_cell']}])" if row["error"] else ""
-        print(f"\n{row['run']} {row['status']}{failure}", *places(row), sep="\n")
-        if row.get("caveats"):
-            print(row["caveats"])
-    print(f"\ntable    {options.output_dir.expanduser().resolve() / 'results.csv'}")
-    if code > 128:
-        print(
-            f"stopped by {signal.Signals(code - 128).name}: the same command again resumes what was stopped, and runs the rest"
+        lines = (f"{row['run']} {row['status']}: {row['output_dir']}", row["error"], row.get("caveats"))
+        print("", *filter(None, lines), sep="\n")
+    print(f"\ntable {options.output_dir.expanduser().resolve() / 'results.csv'}")
+    if code:
+        number = signal.Signals(code - 128).name
+        print(f"stopped by {number}: the same command again resumes what was stopped, and runs the rest")
+    return code or int(any(row["status"] == "failed" for row in rows))
+
+
+def _place(options: argparse.Namespace) -> LocalRuns | RayRuns:
+    if options.ray:
+        return RayRuns(options.ray, options.cpus, options.gpus)
+    if (options.cpus, options.gpus) != (None, None):
+        raise ValueError(
+            f"cpus={options.cpus}, gpus={options.gpus}: these need --ray; without it a run sees the whole machine"
         )
-    return code
+    return LocalRuns(options.jobs)

@@ -1,156 +1,143 @@
-"""One run of a notebook: executed by papermill in a kernel of its own, and judged by what it wrote.
+"""Runs of a notebook, each executed by papermill in a kernel of its own and judged by what it wrote, on this machine.
 
 papermill reports success after `sys.exit` half way and for a NaN loss; here both are failures.
 """
 
+import contextlib
 import itertools
 import json
 import logging
 import math
+import os
+import queue
+import signal
+import threading
 import time
-from ast import literal_eval
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from helpers.batch.grid import inspect, literal_path
-from helpers.batch.kernels import Kernels
-from helpers.parameters import LENGTH, Parameters, extra
+from .grid import Run, literal_path
 
 PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
+POLL = 0.5  # seconds
 Ended = tuple[dict[str, Any], dict[str, Any]]  # columns of the table; results.json
 logger = logging.getLogger("helpers.batch")
 
 
-@dataclass(frozen=True)
-class Run:
-    """One combination: its name, what varies, all parameters passed to the notebook, its path and that of the executed copy."""
-
-    name: str
-    varied: dict[str, Any]
-    parameters: dict[str, Any]
-    notebook: Path
-    executed: Path
-
-    @property
-    def output_dir(self) -> Path:
-        return Path(self.parameters["output_dir"])
-
-
 def show_output(jobs: int = 1) -> None:
-    """Logs to stderr what runs and what the notebooks print; with several jobs each line begins with its run."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Marked() if jobs > 1 else logging.Formatter())
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    """Logs to stderr what runs and what the notebooks print; with several jobs each message begins with its run."""
+    logging.basicConfig(format=("%(threadName)s: " if jobs > 1 else "") + "%(message)s")
     logger.setLevel(logging.INFO)
     notebook_output = logging.getLogger("papermill")
     notebook_output.setLevel(logging.INFO)
     notebook_output.addFilter(lambda record: not record.getMessage().startswith(PAPERMILL_CHATTER))
 
 
-class _Marked(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        run = "" if record.threadName == "MainThread" else f"{record.threadName}: "
-        return "\n".join(run + line for line in super().format(record).splitlines())
-
-
-def _effective(notebook: Path, passed: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that tell runs apart: what is passed, and the notebook's defaults for the others."""
-    watched = {name for name, field in Parameters.model_fields.items() if not extra(field)["identity"]}
-
-    def value(text: str) -> Any:
-        try:
-            return literal_eval(text)
-        except (ValueError, SyntaxError):  # papermill cuts a default at its first #: compare the rest as text
-            return text
-
-    defaults = {name: value(parameter["default"]) for name, parameter in inspect(notebook).items()}
-    return {name: v for name, v in {**defaults, **passed}.items() if name not in watched}
-
-
 def finished(each: Run) -> Ended | None:
-    """(outcome, results) of a run that is done; None for one that must be executed.
-
-    Raises:
-        ValueError: the run's folder holds another run, or a notebook that is cut short.
-    """
+    """(outcome, results) of a run that is done with the same parameters; None for one that must be executed."""
     import nbformat
 
-    if not each.executed.exists():
-        return None
     try:
         executed = nbformat.read(each.executed, as_version=4)
-    except nbformat.reader.NotJSONError as error:
-        raise ValueError(f"{each.executed} is cut short (its batch was killed): delete it to resume the run") from error
-    before = _effective(each.executed, executed.metadata.papermill.parameters)
-    now = _effective(each.notebook, each.parameters)
-    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    another = [name for name in changed if name not in LENGTH]
-    if another and each.output_dir.is_dir() and any(each.output_dir.iterdir()):
-        values = ", ".join(f"{name}={before.get(name)!r} there, {now.get(name)!r} now" for name in another)
-        raise ValueError(f"{each.executed.parent} holds another run ({values}): choose another --output-dir")
-    error, results = _outcome(executed, each.output_dir)
-    if error or changed:
-        return None
-    seconds = round(executed.metadata.papermill.duration, 1)
-    return {"status": "done before", "seconds": seconds, "error": "", "failed_cell": ""}, results
+        if executed.metadata.papermill.parameters != each.parameters:
+            return None  # its folder decides whether this is the same run
+        error, results = _outcome(executed, each.output_dir)
+        seconds = round(executed.metadata.papermill.duration, 1)
+    except (FileNotFoundError, nbformat.reader.NotJSONError, AttributeError, TypeError):
+        return None  # nothing there, or cut short when its batch was killed
+    return None if error else ({"status": "done before", "seconds": seconds}, results)
 
 
-def execute(each: Run, kernel_name: str, kernels: Kernels, environment: Mapping[str, str] | None = None) -> Ended:
-    """Runs the notebook, in any thread; the status is "done", "failed", or "stopped" after `kernels.stop()`.
+def execute(
+    each: Run, kernel_name: str, asked: Callable[[], int], environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Runs the notebook; the status is "done", "failed", or "stopped" after a signal.
+
+    The signal goes to the kernel and not to its process group: it would kill the processes that load the data, and a
+    training notebook could not save its checkpoint and raise `Stopped`. A notebook that does not train dies.
 
     Args:
-        kernels: registers its kernel.
-        environment: variables for its kernel, besides those of this process.
+        asked: the signal that the kernel is to get, 0 for none; called again and again.
+        environment: variables for the kernel, besides those of this process.
     """
-    import nbformat
     from papermill import PapermillExecutionError, execute_notebook
 
+    if asked():
+        return not_run(each)
     logger.info("%s starts", each.name)
     each.executed.parent.mkdir(parents=True, exist_ok=True)
     if each.executed.exists():  # unfinished: its traceback is evidence
         attempts = (each.executed.with_suffix(f".attempt{n}.ipynb") for n in itertools.count(1))
         each.executed.rename(next(path for path in attempts if not path.exists()))
-    written = _written(each.output_dir)
-    error, results, start = "", {}, time.perf_counter()
+    earlier = _written(each.output_dir)
+    error, results, began = "", {}, time.monotonic()
     paths = literal_path(each.notebook), literal_path(each.executed)
     options = {"kernel_name": kernel_name, "progress_bar": False, "log_output": True}
     try:
-        with kernels.manager(environment or {}) as manager:
-            execute_notebook(*paths, each.parameters, kernel_manager_class=manager, **options)
+        with _signalled(asked, environment or {}) as manager:
+            executed = execute_notebook(*paths, each.parameters, kernel_manager_class=manager, **options)
+        error, results = _outcome(executed, each.output_dir)
+        if not error and _written(each.output_dir) == earlier:
+            error, results = "results.json is from an earlier run, this one did not write it", {}
     except PapermillExecutionError as failure:
-        error = f"{failure.ename}: {failure.evalue}"
+        error = f"{failure.ename}: {failure.evalue} (In [{failure.exec_count}])"
     # A full disk; nbclient's DeadKernelError (killed, out of memory) and a kernel that never starts.
     except (OSError, RuntimeError) as failure:
         error = f"{type(failure).__name__}: {failure}"
-    seconds = round(time.perf_counter() - start, 1)
-    executed = nbformat.read(each.executed, as_version=4) if each.executed.exists() else nbformat.v4.new_notebook()
-    # Counted, since a kernel that dies may not have reported its cell; the last one when all cells ran.
-    started = sum(cell.metadata.papermill.start_time is not None for cell in _code_cells(executed))
-    if not error:
-        error, results = _outcome(executed, each.output_dir)
-    if not error and _written(each.output_dir) == written:
-        error, results = f"{each.output_dir / 'results.json'} is from an earlier run, this one did not write it", {}
-    status = ("stopped" if kernels.stopping else "failed") if error else "done"
-    failed_cell = started if error else ""
-    return {"status": status, "seconds": seconds, "error": error, "failed_cell": failed_cell}, results
+    status = ("stopped" if asked() else "failed") if error else "done"
+    return {"status": status, "seconds": round(time.monotonic() - began, 1), "error": error}, results
 
 
-def _code_cells(executed: Any) -> list[Any]:
-    return [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
+def not_run(each: Run) -> Ended:
+    """The outcome of a run to which nothing happened since the batch was stopped, but perhaps before."""
+    return {"status": "stopped" if each.executed.exists() else "not run"}, {}
+
+
+@contextlib.contextmanager
+def _signalled(asked: Callable[[], int], environment: Mapping[str, str]):
+    """The kernel manager class of one notebook, whose kernel gets the signals that are asked for, whenever it starts."""
+    import psutil
+    from jupyter_client import AsyncKernelManager
+
+    started: list[psutil.Process] = []  # psutil never signals another process that got the same number later
+    ended = threading.Event()
+
+    class Manager(AsyncKernelManager):
+        async def start_kernel(self, **options):
+            await super().start_kernel(env={**os.environ, **environment}, **options)
+            started.append(psutil.Process(self.provisioner.pid))
+
+    def deliver() -> None:
+        sent = 0
+        while not ended.wait(POLL):
+            if started and asked() != sent:
+                sent = asked()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    started[-1].send_signal(sent)
+
+    threading.Thread(target=deliver, daemon=True).start()
+    try:
+        yield Manager
+    finally:
+        ended.set()
+        for process in started if asked() else ():
+            with contextlib.suppress(ProcessLookupError):  # processes that a dead kernel started
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _outcome(executed: Any, output_dir: Path) -> tuple[str, dict[str, Any]]:
     """What is wrong with an executed notebook ("" for nothing) although papermill reports success, and its results."""
-    idle = sum(cell.execution_count is None for cell in _code_cells(executed))
+    cells = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
+    idle = sum(cell.execution_count is None for cell in cells)
     if idle or executed.metadata.papermill.exception:
         return f"the notebook stopped early (sys.exit?), {idle} code cells never ran", {}
     path = output_dir / "results.json"
     if not path.is_file():
         return f"papermill reports success, but there is no {path}", {}
     try:
-        results = json.loads(path.read_text())
+        results = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         return f"{path} is not JSON: {error}", {}
     loss = (results.get("train") or {}).get("loss_last")
@@ -162,3 +149,62 @@ def _outcome(executed: Any, output_dir: Path) -> tuple[str, dict[str, Any]]:
 def _written(output_dir: Path) -> int | None:
     path = output_dir / "results.json"
     return path.stat().st_mtime_ns if path.exists() else None
+
+
+class LocalRuns:
+    """Runs on this machine, in the order in which they are submitted.
+
+    Args:
+        jobs: runs at once. With more than one, each gets its own GPU, if there are any, and its share of the cores
+            (`OMP_NUM_THREADS`, unless it is set); with one, it sees the whole machine.
+
+    Raises:
+        ValueError: fewer than one job, or more jobs than GPUs.
+    """
+
+    def __init__(self, jobs: int = 1):
+        if jobs < 1:
+            raise ValueError(f"jobs={jobs}: give 1 or more")
+        self._shares: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+        for share in shares(jobs):
+            self._shares.put(share)
+        self._pool = ThreadPoolExecutor(jobs)
+        self._asked = 0
+
+    def submit(self, run: Run, kernel_name: str) -> Future:
+        """A future of the run's outcome and results."""
+        return self._pool.submit(self._run, run, kernel_name)
+
+    def stop(self) -> None:
+        """Sends SIGTERM to the kernels, and starts no further run."""
+        self._asked = signal.SIGTERM
+
+    def kill(self) -> None:
+        """Kills the kernels, and starts no further run."""
+        self._asked = signal.SIGKILL
+
+    def _run(self, run: Run, kernel_name: str) -> Ended:
+        threading.current_thread().name = run.name  # which its lines begin with
+        share = self._shares.get()
+        try:
+            return execute(run, kernel_name, lambda: self._asked, share)
+        finally:
+            self._shares.put(share)
+
+
+def shares(jobs: int) -> list[dict[str, str]]:
+    """The environment variables of each of several kernels that share this machine."""
+    if jobs == 1:
+        return [{}]
+    import torch
+
+    gpus = [str(number) for number in range(torch.cuda.device_count())]
+    if visible := [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]:
+        gpus = visible[: len(gpus)]
+    if gpus and jobs > len(gpus):
+        raise ValueError(
+            f"jobs={jobs}, but there are {len(gpus)} GPU(s), and runs on one GPU would share its memory: give at most "
+            f"{len(gpus)}, or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
+        )
+    cores = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, os.cpu_count() // jobs))}
+    return [cores | ({"CUDA_VISIBLE_DEVICES": gpus[number]} if gpus else {}) for number in range(jobs)]

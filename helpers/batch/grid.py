@@ -1,19 +1,36 @@
-"""A notebook's declared parameters, and their values on a command line, in a grid and in a folder's name."""
+"""A notebook's parameters, their values on a command line, and the grid of runs that these make."""
 
+import itertools
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from helpers.parameters import Parameters, in_words, one_of, unknown
+from helpers.parameters import source_path, unknown
 
 KINDS = {"bool": bool, "int": int, "float": float, "str": str}
-BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
+FINITE = ConfigDict(allow_inf_nan=False)
 LONGEST_NAME = 120  # file systems allow 255 bytes a name
+
+
+@dataclass(frozen=True)
+class Run:
+    """One combination: its name, what varies, all parameters passed to the notebook, its path and that of the executed copy."""
+
+    name: str
+    varied: dict[str, Any]
+    parameters: dict[str, Any]
+    notebook: Path
+    executed: Path
+
+    @property
+    def output_dir(self) -> Path:
+        return Path(self.parameters["output_dir"])
 
 
 def inspect(notebook: Path) -> dict[str, dict[str, str]]:
@@ -28,15 +45,17 @@ def inspect(notebook: Path) -> dict[str, dict[str, str]]:
     if not notebook.is_file():
         raise FileNotFoundError(f"notebook={str(notebook)!r}: no such file; check the path")
     parameters = inspect_notebook(literal_path(notebook))
-    if not parameters:
-        raise ValueError(f"{notebook} has no parameters: give the cell that assigns them the tag 'parameters'")
     if "output_dir" not in parameters:
-        raise ValueError(f"{notebook} has no parameter output_dir, where results.json is read from: add it")
+        raise ValueError(
+            f"{notebook}: a cell with the tag 'parameters' must assign output_dir; add the tag, or the line"
+        )
     return parameters
 
 
 def parse(declared: Mapping[str, Mapping[str, str]], assignments: Sequence[str]) -> tuple[dict, dict]:
     """Command-line `name=value` and `name=v1,v2` as (grid, fixed), each value of the type the notebook declares.
+
+    A text in double quotes, as in JSON, is one value whatever it holds, and a JSON list holds the values one by one.
 
     Raises:
         ValueError: no such parameter, a name given twice, or text that is not of the declared type.
@@ -48,12 +67,68 @@ def parse(declared: Mapping[str, Mapping[str, str]], assignments: Sequence[str])
             raise ValueError(f"{assignment!r}: write name=value or name=value1,value2")
         if name in grid or name in fixed:
             raise ValueError(f"{name} is given twice: write its values as {name}=value1,value2")
-        values = [from_text(name, part, kind_of(declared, name)) for part in text.split(",")]
-        if len(values) > 1:
-            grid[name] = values
-        else:
+        values = [typed(declared, name, value) for value in _split(name, text)]
+        if len(values) == 1:
             fixed[name] = values[0]
+        else:
+            grid[name] = values
     return grid, fixed
+
+
+def _split(name: str, text: str) -> list[Any]:
+    if not text.startswith(("[", '"')):
+        return text.split(",")
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        remedy = f"""write several values as {name}='["a, b", "c"]' and one text as {name}='"a, b"'"""
+        raise ValueError(f"{name}={text!r} is not JSON ({error}): {remedy}") from error
+    return found if isinstance(found, list) else [found]
+
+
+def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> Any:
+    """The value, or what a text stands for, in the type that the notebook declares.
+
+    Raises ValueError for an unknown name, a type that is not in KINDS, and a value that is not of the type.
+    """
+    if name not in declared:
+        raise ValueError(unknown(name, declared))
+    kind = declared[name]["inferred_type_name"]
+    if kind not in KINDS:
+        raise ValueError(f"{name} is annotated {kind} in the notebook: use one of {', '.join(KINDS)}")
+    try:
+        return TypeAdapter(KINDS[kind], config=FINITE).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise ValueError(f"{name}={value!r} is not of type {kind}, which the notebook declares: {message}") from None
+
+
+def plan(notebook: Path, output_dir: Path, grid: Mapping[str, Sequence], fixed: Mapping[str, Any]) -> list[Run]:
+    """Every combination as a `Run`, in the order of itertools.product. Raises as `command.run` does."""
+    notebook, output_dir = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
+    declared = inspect(notebook)
+    if both := grid.keys() & fixed.keys():
+        raise ValueError(f"{', '.join(sorted(both))}: both fixed and varied; give it once")
+    fixed = {name: typed(declared, name, value) for name, value in fixed.items()}
+    grid = {name: [typed(declared, name, value) for value in values] for name, values in grid.items()}
+    for name, values in grid.items():
+        if not values or len({*values}) < len(values):
+            raise ValueError(
+                f"{name}={values!r}: give a list of different values; each makes a run with its own folder"
+            )
+    varied = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    if "output_dir" in grid or ("output_dir" in fixed and len(varied) > 1):
+        raise ValueError("output_dir: runs cannot share or vary it; leave it out, each run gets a folder of its own")
+    return [_one(notebook, output_dir, each, fixed) for each in varied]
+
+
+def _one(notebook: Path, output_dir: Path, varied: dict[str, Any], fixed: dict[str, Any]) -> Run:
+    folder = output_dir / run_name(varied)
+    parameters = {"output_dir": str(folder / "output"), **fixed, **varied}
+    parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
+    if "data_source" in parameters and (path := source_path("data_source", parameters["data_source"])) is not None:
+        parameters["data_source"] = str(path.resolve())
+    return Run(folder.name, varied, parameters, notebook, folder / notebook.name)
 
 
 def run_name(varied: Mapping[str, Any]) -> str:
@@ -62,40 +137,6 @@ def run_name(varied: Mapping[str, Any]) -> str:
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[:LONGEST_NAME]}-{sha256(name.encode()).hexdigest()[:8]}"
-
-
-def kind_of(declared: Mapping[str, Mapping[str, str]], name: str) -> type:
-    """The declared type of a parameter. Raises ValueError for an unknown name, or a type that is not in KINDS."""
-    if name not in declared:
-        raise ValueError(unknown(name, declared))
-    annotation = declared[name]["inferred_type_name"]
-    if annotation not in KINDS:
-        raise ValueError(f"{name} is annotated {annotation} in the notebook: use one of {', '.join(KINDS)}")
-    return KINDS[annotation]
-
-
-def from_text(name: str, text: str, kind: type) -> Any:
-    """The value of type `kind` that a text of the command line stands for; ValueError if there is none."""
-    if kind is bool:
-        one_of(name, text, BOOLEANS)
-        return BOOLEANS[text]
-    try:
-        value = kind(text)
-    except ValueError as error:
-        raise ValueError(f"{name}={text!r} is not of type {kind.__name__}, which the notebook declares") from error
-    return typed(name, value, kind)
-
-
-def typed(name: str, value: Any, kind: type) -> Any:
-    """`value` if it is of `kind`: bool, int, float (also given as an int) or str.
-
-    Raises:
-        ValueError: another type, NaN or infinity.
-    """
-    try:
-        return TypeAdapter(kind, config=Parameters.model_config).validate_python(value)
-    except ValidationError as error:
-        raise ValueError(in_words(error.errors()[0] | {"loc": (name,)}, {name: FieldInfo(annotation=kind)})) from None
 
 
 def literal_path(path: Path) -> str:

@@ -116,7 +116,7 @@ def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
     if not target.endswith(".ipynb"):
         return dict(parameters)
     declared = grid.inspect(Path(target).expanduser())
-    given = {name: grid.from_text(name, text, grid.kind_of(declared, name)) for name, text in parameters}
+    given = {name: grid.typed(declared, name, text) for name, text in parameters}
     return {"output_dir": ast.literal_eval(declared["output_dir"]["default"])} | given
 
 

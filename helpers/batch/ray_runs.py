@@ -2,16 +2,20 @@
 
 The only file that imports ray. The notebook, its data, the working directory and `--output-dir` must lie on a disk that
 all nodes share, under the same paths. Every node needs the libraries of the notebook; this package is sent along.
+
+A run is stopped by a file on that disk, which the process beside its kernel looks at: `ray.cancel` may put a
+TaskCancelledError in the place of the run's own answer.
 """
 
-import concurrent.futures
 import os
+import signal
 import socket
-from collections.abc import Sequence
+import uuid
+from concurrent.futures import Future
 from pathlib import Path
 
-from helpers.batch.execution import Ended, Run, execute, logger, show_output
-from helpers.batch.kernels import Kernels
+from .execution import Ended, execute, not_run, show_output
+from .grid import Run
 
 REQUIREMENT = "ray>=2.50,<3"
 RETRIES = 10  # how often the node of a run may die
@@ -37,64 +41,55 @@ class RayRuns:
         try:
             if host:  # ray.init would wait for minutes if there is none
                 socket.create_connection((host, int(port)), timeout=10).close()
-            ray.init(address, runtime_env={"py_modules": [str(Path(__file__).parents[1])]}, logging_level="warning")
+            package = str(Path(__file__).resolve().parents[1])
+            ray.init(address, runtime_env={"py_modules": [package]}, logging_level="warning")
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"ray={address!r}: no Ray cluster answers ({error}): start one with `ray start --head`"
             ) from error
         has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
-        self._needs = {
-            "num_cpus": 1 if cpus is None else cpus,
-            "num_gpus": int(has_gpus) if gpus is None else gpus,
-            "max_retries": RETRIES,
-        }
+        needs = {"num_cpus": 1 if cpus is None else cpus, "num_gpus": int(has_gpus) if gpus is None else gpus}
+        self._task = ray.remote(max_retries=RETRIES, **needs)(_on_node)
+        self._tasks: list[ray.ObjectRef] = []
+        self._stop_file, self._killed = None, False
 
-    def start(self, runs: Sequence[Run], kernel_name: str) -> None:
-        """Puts the runs into Ray's queue."""
+    def submit(self, run: Run, kernel_name: str) -> Future:
+        """A future of the run's outcome and results; a run that lost too many nodes has failed."""
+        self._stop_file = self._stop_file or run.executed.parents[1] / f".stop-{uuid.uuid4().hex}"
+        task = self._task.options(name=run.name).remote(run, kernel_name, str(Path.cwd()), self._stop_file)
+        self._tasks.append(task)
+        answer: Future = Future()
+        task.future().add_done_callback(lambda ended: answer.set_result(self._answer(run, ended)))
+        return answer
+
+    def _answer(self, run: Run, ended: Future) -> Ended:
         import ray
 
-        self._tasks, self._killed = {}, False
-        task = ray.remote(_on_node)
-        for each in runs:
-            options = task.options(name=each.name, **self._needs)
-            self._tasks[options.remote(each, kernel_name, str(Path.cwd()))] = each
-        logger.info("%d runs sent to Ray; each takes %s", len(runs), self._needs)
+        try:
+            return ended.result()
+        except ray.exceptions.RayError as error:
+            if self._killed:
+                return not_run(run)
+            return {"status": "failed", "error": f"{type(error).__name__}: {error}"}, {}
 
-    def going(self) -> bool:
-        """Whether a run waits or has not ended."""
-        return bool(self._tasks)
-
-    def ended(self, timeout: float) -> list[tuple[Run, Ended]]:
-        """As `LocalRuns.ended`; a run that lost too many nodes has failed."""
-        import ray
-
-        ended = []
-        for task in ray.wait(list(self._tasks), timeout=timeout)[0]:
-            each = self._tasks.pop(task)
-            try:
-                ended.append((each, ray.get(task)))
-            except ray.exceptions.RayError as error:
-                cancelled = isinstance(error, ray.exceptions.TaskCancelledError)
-                if cancelled and not self._killed:
-                    continue  # it never began
-                outcome = {"status": "stopped" if self._killed else "failed", "seconds": "", "failed_cell": ""}
-                ended.append((each, ({**outcome, "error": f"{type(error).__name__}: {error}"}, {})))
-        return ended
-
-    def stop(self, force: bool = False) -> None:
-        """Cancels the runs: those on a node save a checkpoint, unless `force` kills them."""
-        import ray
-
-        for task in self._tasks:
-            ray.cancel(task, force=force, recursive=False)
+    def stop(self) -> None:
+        """Tells the runs to save a checkpoint, and starts no further run."""
+        if self._stop_file:
+            self._stop_file.parent.mkdir(parents=True, exist_ok=True)
+            self._stop_file.touch()
 
     def kill(self) -> None:
         """Kills the processes that wait for the kernels; their kernels then end within seconds."""
+        import ray
+
         self._killed = True
-        self.stop(force=True)
+        for task in self._tasks:
+            ray.cancel(task, force=True, recursive=False)
+        if self._stop_file:
+            self._stop_file.unlink(missing_ok=True)
 
 
-def _on_node(run: Run, kernel_name: str, directory: str) -> Ended:
+def _on_node(run: Run, kernel_name: str, directory: str, stop_file: Path) -> Ended:
     show_output()
     try:
         os.chdir(directory)
@@ -102,12 +97,4 @@ def _on_node(run: Run, kernel_name: str, directory: str) -> Ended:
         raise ValueError(
             f"{directory} is not on this node ({error}): start the command in a folder on a disk that all nodes share"
         ) from error
-    kernels = Kernels()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(execute, run, kernel_name, kernels)
-        while not future.done():
-            try:
-                concurrent.futures.wait([future], timeout=0.5)
-            except KeyboardInterrupt:  # how `ray.cancel` arrives
-                kernels.stop()
-        return future.result()
+    return execute(run, kernel_name, lambda: signal.SIGTERM if stop_file.exists() else 0)

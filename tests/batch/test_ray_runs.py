@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from helpers.batch import ray_runs
-from tests import batch_training
-from tests.batch_training import alive, command, losses, said, table, wait_for
+
+from . import notebook as small
+from .notebook import ended, held, is_gone, losses, said, table
 
 pytestmark = pytest.mark.once
 
@@ -29,7 +30,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def notebook(tmp_path):
-    return batch_training.write(tmp_path / "tiny.ipynb")
+    return small.write(tmp_path / "tiny.ipynb")
 
 
 def kernel(folder, run):
@@ -39,8 +40,8 @@ def kernel(folder, run):
 # Before the first test with a cluster, which `auto` would find.
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "somewhere:here"])
 def test_no_cluster_is_said_before_anything_runs(notebook, tmp_path, address):
-    refused = command(notebook, tmp_path / "grid", "--ray", address)
-    assert refused.wait(60) == 2
+    refused = small.command(notebook, tmp_path / "grid", "--ray", address)
+    assert ended(refused, tmp_path / "grid") == 2
     assert f"ray={address!r}: no Ray cluster answers" in said(tmp_path / "grid")
     assert not (tmp_path / "grid").exists()
 
@@ -48,39 +49,38 @@ def test_no_cluster_is_said_before_anything_runs(notebook, tmp_path, address):
 @pytest.mark.slow
 def test_a_run_whose_node_dies_goes_on_elsewhere_and_the_table_is_the_local_one(notebook, tmp_path, cluster):
     here, there = tmp_path / "here", tmp_path / "there"
-    assert command(notebook, here, "seed=0,1", "--jobs", "2").wait(180) == 0, said(here)
+    assert ended(small.command(notebook, here, "ending=train", "seed=0,1", "--jobs", "2"), here) == 0
 
     node = cluster.add_node(num_cpus=1)
-    batch_training.pause(notebook, 6)
-    running = command(notebook, there, "seed=0,1", "--ray", cluster.address)
+    small.hold(notebook, True)
+    running = small.command(notebook, there, "ending=train", "seed=0,1", "--ray", cluster.address)
     for run in ("seed=0", "seed=1"):
-        wait_for((there / run / "output" / "checkpoint-4").is_dir, running, there)
+        held(there, run, running)
     lost = {run: kernel(there, run) for run in ("seed=0", "seed=1")}
-    batch_training.pause(notebook, 0)
     cluster.remove_node(node, allow_graceful=False)
-    assert running.wait(240) == 0, said(there)
+    small.hold(notebook, False)
+    assert ended(running, there) == 0
 
     rows = table(there)
     assert [row["status"] for row in rows] == ["done", "done"]
     # One of them was started again; its first kernel went with its node.
     again = [row["run"] for row in rows if row["train.resumed_from_step"]]
     assert len(again) == 1
-    assert kernel(there, again[0]) != lost[again[0]] and not alive(lost[again[0]])
+    assert kernel(there, again[0]) != lost[again[0]] and is_gone(lost[again[0]])
     assert losses(there) == losses(here)
     assert table(there)[0].keys() == table(here)[0].keys()
 
 
 def test_sigterm_reaches_the_kernels_on_the_nodes_and_what_waits_is_not_run(notebook, tmp_path, cluster):
     folder = tmp_path / "grid"
-    batch_training.pause(
-        notebook, 35
-    )  # seconds an evaluation, in which the signal must come; on a busy machine Ray has taken more than 20
-    running = command(notebook, folder, "seed=0,1", "--ray", cluster.address)
-    wait_for((folder / "seed=0" / "output" / "checkpoint-4").is_dir, running, folder)
+    small.hold(notebook, True)
+    running = small.command(notebook, folder, "ending=train", "seed=0,1", "--ray", cluster.address, "--grace", "600")
+    held(folder, "seed=0", running)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(120) == 128 + signal.SIGTERM, said(folder)
+    assert ended(running, folder) == 128 + signal.SIGTERM
     assert [row["status"] for row in table(folder)] == ["stopped", "not run"]
-    assert table(folder)[0]["error"].startswith("Stopped: SIGTERM at step")
+    assert table(folder)[0]["error"].startswith("Stopped: SIGTERM at step 6")
+    assert not [*folder.glob(".stop-*")]
 
 
 def test_missing_ray_is_refused_with_what_to_install(monkeypatch):
@@ -90,4 +90,4 @@ def test_missing_ray_is_refused_with_what_to_install(monkeypatch):
 
 
 def test_the_version_that_is_asked_for_is_the_one_that_is_tested():
-    assert ray_runs.REQUIREMENT in (batch_training.ROOT / "tests/requirements.txt").read_text()
+    assert ray_runs.REQUIREMENT in (small.ROOT / "tests/requirements.txt").read_text()
