@@ -92,10 +92,10 @@ def _run(
     for each, before in runs:
         if before:
             table.book(each, *before)
-    futures = {place.submit(each, kernel_name): each for each, before in runs if not before}
-    waiting, deadline = {*futures}, math.inf
     with _signals() as arrived:
         try:
+            futures = {place.submit(each, kernel_name): each for each, before in runs if not before}
+            waiting, deadline = {*futures}, math.inf
             while waiting:
                 ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
                 for future in ended:
