@@ -1,8 +1,6 @@
-"""python -m helpers.graphmer ask MODEL REPOSITORY NAME RELATION     what a saved model and the resolver say about a repository
-python -m helpers.graphmer search REPOSITORY "QUESTION"              functions whose name and source fit a question best
-python -m helpers.graphmer --config rtx3050 --set optimizer.lr=1e-4  checks a configuration and prints every key of it
-
-`python -m helpers.graphmer ask outputs/graphmer_se/model my/repository package.module.function called_by`
+"""python -m helpers.graphmer ask REPOSITORY NAME called_by|calls|impact   what the sources prove, without a model
+python -m helpers.graphmer search REPOSITORY "QUESTION"                  functions and classes that fit a question best
+python -m helpers.graphmer --config rtx3050 --set optimizer.lr=1e-4      checks a configuration and prints every key of it
 
 To train from the shell, run the notebook: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs
 config=mine.yaml max_steps=1000 data_source=my/repository`.
@@ -12,10 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
-from helpers.graphmer.configuration import PROFILES, override, read_configuration, to_yaml
-from helpers.graphmer.parameters import changed
 from helpers.show import tables
 
 
@@ -32,27 +29,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m helpers.graphmer")
-    parser.add_argument("--config", default="", help=f"YAML file, or a profile: {', '.join(PROFILES)}")
+    parser.add_argument("--config", default="", help="YAML file, or the name of a profile")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key with another value")
     parser.set_defaults(action=_config)
     commands = parser.add_subparsers(metavar="ask | search")
-    ask = commands.add_parser("ask", help="what a saved model and the resolver say about a repository")
-    search = commands.add_parser("search", help="functions whose name and source fit a question best")
-    ask.add_argument("model", help="folder of a saved model: `model` in the output folder of a run")
-    for command, action in ((ask, _ask), (search, _search)):
+    ask = commands.add_parser("ask", help="what the sources prove about a function or class, without a model")
+    search = commands.add_parser("search", help="functions and classes that fit a question best")
+    for command, action, most in ((ask, _ask, 20), (search, _search, 5)):
         command.add_argument("repository", help="folder of Python and Java sources")
-        command.add_argument("--most", type=int, default=5, help="answers, or those beyond what the resolver knows")
-        command.add_argument("--cache", help="folder for what is read of repositories; default ~/.cache/graphmer")
+        command.add_argument("--most", type=int, default=most, help=f"answers of each status; default {most}")
+        command.add_argument(
+            "--cache", help="folder for what is read of repositories; default: the user's cache folder"
+        )
         command.set_defaults(action=action)
     ask.add_argument("name", help="package.module.function, or the end of it where no other has the same")
-    ask.add_argument("relation", help="calls, called_by, imports, overrides ...")
+    ask.add_argument(
+        "relation", help="called_by, calls, impact, or a relation of the ontology: inherits_from, overrides ..."
+    )
     search.add_argument("question", help="what the function does, in words")
     return parser
 
 
 def _config(asked: argparse.Namespace) -> None:
+    from helpers.graphmer.configuration import PROFILES, override, read_configuration, to_yaml
+    from helpers.graphmer.parameters import changed
+
     if not asked.config:
-        raise ValueError("--config: is missing; give a YAML file or a profile, or a command: ask, search")
+        profiles = ", ".join(PROFILES)
+        raise ValueError(f"--config: is missing; give a YAML file or a profile ({profiles}), or a command: ask, search")
     print(to_yaml(override(read_configuration(asked.config), changed("; ".join(asked.set)))), end="")
 
 
@@ -64,11 +68,21 @@ def _search(asked: argparse.Namespace) -> None:
 
 
 def _ask(asked: argparse.Namespace) -> None:
-    from helpers.graphmer.asking import GraphMER
+    from helpers.graphmer.ask import Asked
 
-    model = GraphMER.load(asked.model, asked.cache)
-    answers = model.ask(asked.repository, asked.name, asked.relation, most=asked.most)
-    tables.show([answer._asdict() for answer in answers], f"{asked.name} {asked.relation}")
+    questions = Asked.read(asked.repository, asked.cache)
+    entity = questions.entity(asked.name)
+    answers = questions.answers(entity.id, asked.relation)
+    count, shown = Counter(each.status for each in answers), Counter[str]()
+    rows = []
+    for each in answers:
+        shown[each.status] += 1
+        if shown[each.status] <= asked.most:
+            rows.append(each._asdict())
+    found = ", ".join(f"{number:,} {status}" for status, number in count.items()) or "nothing that the sources say"
+    tables.show(rows, f"{entity.id} {asked.relation}: {found}")
+    if failed := questions.graph.manifest["failed"]:
+        tables.show(failed[: asked.most], f"{len(failed):,} files could not be read, and what they call is not here")
 
 
 if __name__ == "__main__":

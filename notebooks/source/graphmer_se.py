@@ -82,6 +82,27 @@ print(machine, "\n")
 print(to_yaml(configuration))
 
 # %% [markdown]
+# ## Who calls it, what it calls, what a change reaches
+#
+# Needs no model and no training, and takes seconds on a large repository. **known**: the sources prove it, through imports,
+# scopes and inheritance. **overridden**: they prove a call of a method that this one overrides. **open**: the source names it
+# there, and only running would tell what is meant; look at these lines yourself. Without a `query` the function with most
+# callers is asked about.
+
+# %%
+from collections import Counter
+
+from helpers.graphmer.ask import Asked
+
+asked = Asked.read(params.data_source)
+called = Counter(each.tail for each in asked.graph.triples if each.relation == "calls")
+most_called = next(name for name, _ in called.most_common() if asked.graph.entities[name].status == "defined")
+for relation in ("called_by", "calls", "impact"):
+    answers = asked.answers(params.query or most_called, relation)
+    count = ", ".join(f"{number:,} {status}" for status, number in Counter(each.status for each in answers).items())
+    tables.show([each._asdict() for each in answers[:8]], f"{params.query or most_called} {relation}: {count or 'nothing'}")
+
+# %% [markdown]
 # ## The knowledge graph
 #
 # Names are resolved through imports and scopes, not guessed; what nothing resolves is marked and never trained on. The
@@ -263,16 +284,18 @@ figure = plot_neighbourhood(graph, query, folder / "figures" / "answers.png", ad
 # %% [markdown]
 # ## Save and reload
 #
-# With the model are saved its code, tokenizer, ontology and what the scorer weighs. The reloaded model must score as the one
-# in memory does. Where this suite is not, `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads the encoder.
+# With the model are saved its code, tokenizer and ontology. The reloaded model must give the states of the one in memory.
+# Where this suite is not, `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads the encoder.
 
 # %%
-from helpers.graphmer import asking
+from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.machine.cpu_copy import cpu_copy
 
 trainer.save_model(str(folder / "model"))
-asking.save(folder / "model", corpus, together)
-saved = asking.GraphMER.load(folder / "model")
-difference = evaluation.same_states(trainer.model, saved.model, corpus)
+corpus.tokenizer.save_pretrained(folder / "model")
+(folder / "model" / "ontology.toml").write_text(corpus.ontology.text, encoding="utf-8")
+saved = cpu_copy(GraphMERForPreTraining.from_pretrained(folder / "model")).eval()
+difference = evaluation.same_states(trainer.model, saved, corpus)
 print(f"states of the reloaded model differ by at most {difference:.1e}")
 if difference > 1e-6:
     raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
@@ -296,25 +319,10 @@ results_file = run.results(
 print(results_file.resolve())
 
 # %% [markdown]
-# ## Ask about another repository
-#
-# Here the code of this suite, which training has not seen. `known` is what the resolver proves; `open` is a name in the code
-# whose target it cannot tell; `guess` is the model's alone. The probability is that this is the next right answer, if there is
-# one more.
-
-# %%
-from pathlib import Path
-
-code = Path(experiment.__file__).parents[1]
-answers = saved.ask(code, "helpers.run.run_folder.sessions", "calls")
-tables.show([answer._asdict() for answer in answers], "helpers.run.run_folder.sessions calls")
-
-# %% [markdown]
 # ## Next steps
 #
 # - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages are not.
-# - **Ask about it**: as above, or from the shell
-#   `python -m helpers.graphmer ask outputs/graphmer_se/model my/repository package.module.function called_by`.
+# - **Ask about it**: as above, or from the shell `python -m helpers.graphmer ask my/repository function called_by`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`.
 # - **From the shell**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`

@@ -30,6 +30,8 @@ from helpers.graphmer.graph.resolution import Resolver
 from helpers.graphmer.graph.scopes import Module
 from helpers.graphmer.graph.sources import Sources, find_sources, standard_library
 
+SAMPLE = "sample"
+
 
 def load_graph(data_source: str | Path, *, include_tests: bool | None = None) -> KnowledgeGraph:
     """The graph of `data_source`.
@@ -40,20 +42,25 @@ def load_graph(data_source: str | Path, *, include_tests: bool | None = None) ->
 
     Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (no parser, and nothing but Java).
     """
-    if data_source == "sample":
-        return _graph(standard_library(), find_sources(standard_library(), bool(include_tests)))
-    folder = Path(data_source).expanduser()
+    folder = folder_of(data_source)
     if (folder / TRIPLES).is_file():
         return read_graph(folder)
-    return _graph(folder, find_sources(folder, include_tests is not False))
+    if include_tests is None:
+        include_tests = data_source != SAMPLE
+    return _graph(folder, find_sources(folder, include_tests))
+
+
+def folder_of(data_source: str | Path) -> Path:
+    """The folder of a data source's files."""
+    return standard_library() if data_source == SAMPLE else Path(data_source).expanduser()
 
 
 def cached_graph(repository: str | Path, folder: str | Path | None = None) -> KnowledgeGraph:
     """`load_graph`, kept for the next time in `folder` (default: the user's cache) as long as no file changes."""
-    path = Path(repository).expanduser()
+    path = folder_of(repository)
     if (path / TRIPLES).is_file():
         return read_graph(path)
-    sources = find_sources(path, include_tests=True)
+    sources = find_sources(path, include_tests=repository != SAMPLE)
     digest = sources.digest(_code())
     found = cache.read(path, folder, digest)
     if found is None:

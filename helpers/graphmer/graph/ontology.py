@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import networkx
-
 if TYPE_CHECKING:
     from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
 
@@ -188,6 +186,8 @@ def _forbidden(relation: Relation, triples: Iterable[tuple[Triple, str, str]]) -
     tails, heads = Counter(head for head, _ in pairs), Counter(tail for _, tail in pairs)
     component = {}
     if relation.acyclic:
+        import networkx
+
         components = networkx.strongly_connected_components(networkx.DiGraph(pairs))
         component = {name: number for number, names in enumerate(components) for name in names}
     for triple, head, tail in triples:

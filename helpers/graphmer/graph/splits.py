@@ -13,8 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import networkx
-
 from helpers.graphmer.graph.knowledge_graph import DEFINED, KnowledgeGraph, Triple
 
 UNITS = ("definition", "module", "package", "repository")  # from small to large
@@ -113,6 +111,8 @@ def _units(graph: KnowledgeGraph, unit: str) -> Callable[[str], str]:
 
 def _same_content(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str]:
     """Unit -> the first of all units that share a file with it, directly or through others."""
+    import networkx
+
     shared = networkx.Graph()
     shared.add_nodes_from(names.values())
     seen: dict[str, str] = {}

@@ -1,0 +1,190 @@
+"""Which file an import means: in trees of every kind that people have, and beside Python itself, which runs them."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from helpers.graphmer.graph.extraction import load_graph
+
+pytestmark = pytest.mark.once
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return folder
+
+
+def calls(folder: Path, files: dict[str, str]) -> dict[str, set[str]]:
+    """File -> the files and functions that it calls, as `file:function`; those that are open as `?:function`."""
+    graph = load_graph(write(folder, files))
+    paths = {file["module"]: file["path"] for file in graph.manifest["files"]}
+    found: dict[str, set[str]] = {path: set() for path in paths.values()}
+    for head, relation, tail in graph.triples:
+        if relation == "calls":
+            callee = graph.entities[tail]
+            place = paths[callee.module] if callee.status == "defined" else "?" if tail[:2] == "?." else tail
+            found[paths[graph.entities[head].module]].add(f"{place}:{callee.name}" if place != tail else tail)
+    return found
+
+
+def application(folder: str) -> dict[str, str]:
+    return {
+        f"{folder}/app/__init__.py": "",
+        f"{folder}/app/models.py": f"def build():\n    return {folder!r}\n",
+        f"{folder}/app/views.py": "from app.models import build\n\n\ndef show():\n    return build()\n",
+        f"{folder}/app/relative.py": "from .models import build\n\nbuild()\n",
+        f"{folder}/app/whole.py": "import app.models\n\napp.models.build()\n",
+        f"{folder}/run.py": "from app import views\n\nprint(views.show())\n",
+        f"{folder}/tests/test_views.py": "from app.views import show\n\nshow()\n",
+    }
+
+
+ONE, TWO = application("services/a"), application("services/b")
+
+
+def test_each_of_two_applications_with_packages_of_one_name_calls_its_own(tmp_path):
+    found = calls(tmp_path, ONE | TWO)
+    for each in ("services/a", "services/b"):
+        for file in ("views", "relative", "whole"):
+            assert found[f"{each}/app/{file}.py"] == {f"{each}/app/models.py:build"}
+        assert f"{each}/app/views.py:show" in found[f"{each}/run.py"]
+        assert found[f"{each}/tests/test_views.py"] == {f"{each}/app/views.py:show"}
+        ran = subprocess.run(
+            [sys.executable, "run.py"], cwd=tmp_path / each, capture_output=True, text=True, check=True
+        )
+        assert ran.stdout.strip() == each
+
+
+def test_what_two_folders_could_answer_is_open(tmp_path):
+    use = {"tool.py": "from app.models import build\n\nbuild()\n"}
+    assert calls(tmp_path, ONE | TWO | use)["tool.py"] == {"?:build"}
+
+
+def test_modules_of_one_name_have_ids_that_say_their_folders(tmp_path):
+    graph = load_graph(write(tmp_path, ONE | TWO))
+    for each in ("a", "b"):
+        assert graph.place(graph.entities[f"services.{each}.app.models.build"]) == f"services/{each}/app/models.py:1"
+    triples = {(head, tail) for head, relation, tail in graph.triples if relation == "contains"}
+    assert ("services.a.app", "services.a.app.models") in triples
+
+
+SIBLINGS = {
+    "x/main.py": "import utils\n\nutils.mend()\n",
+    "x/utils.py": "def mend(): print('x')\n",
+    "y/main.py": "from utils import mend\n\nmend()\n",
+    "y/utils.py": "def mend(): print('y')\n",
+}
+
+
+def test_a_script_imports_its_siblings(tmp_path):
+    found = calls(tmp_path, SIBLINGS)
+    for each in ("x", "y"):
+        assert found[f"{each}/main.py"] == {f"{each}/utils.py:mend"}
+        ran = subprocess.run(
+            [sys.executable, f"{each}/main.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert ran.stdout.strip() == each
+
+
+def test_a_script_of_another_folder_is_not_proved_and_not_called_foreign(tmp_path):
+    found = calls(tmp_path, SIBLINGS | {"z/main.py": "import utils\n\nutils.mend()\n"})
+    assert found["z/main.py"] == {"?:mend"}
+
+
+@pytest.mark.parametrize(
+    ("files", "user", "expected"),
+    [
+        pytest.param(
+            {"src/shop/__init__.py": "", "src/shop/goods.py": "def find(): pass\n",
+             "tests/test_goods.py": "from shop.goods import find\nfind()\n"},
+            "tests/test_goods.py", "src/shop/goods.py:find", id="a src layout, from its tests",
+        ),
+        pytest.param(
+            {"libs/c/pyproject.toml": "", "libs/c/src/common/__init__.py": "def log(): pass\n",
+             "services/a/app/__init__.py": "", "services/a/app/views.py": "from common import log\nlog()\n"},
+            "services/a/app/views.py", "libs/c/src/common/__init__.py:log", id="a library of the same repository",
+        ),
+        pytest.param(
+            {"company/team/tools.py": "def mend(): pass\n", "use.py": "from company.team import tools\ntools.mend()\n"},
+            "use.py", "company/team/tools.py:mend", id="a namespace package",
+        ),
+        pytest.param(
+            {"company/team/tools.py": "def mend(): pass\n", "use.py": "import company.team.tools\ncompany.team.tools.mend()\n"},
+            "use.py", "company/team/tools.py:mend", id="a namespace package by its whole name",
+        ),
+        pytest.param(
+            {"company/team/tools.py": "def mend(): pass\n", "company/team/use.py": "from .tools import mend\nmend()\n"},
+            "company/team/use.py", "company/team/tools.py:mend", id="a relative import of a namespace package",
+        ),
+        pytest.param(
+            {"libs/a/src/company/a/m.py": "from company.b.n import g\ng()\n", "libs/b/src/company/b/n.py": "def g(): pass\n"},
+            "libs/a/src/company/a/m.py", "libs/b/src/company/b/n.py:g", id="a namespace package of two folders",
+        ),
+        pytest.param(
+            {"pkg/__init__.py": "from .impl import run\n", "pkg/impl.py": "def run(): pass\n", "use.py": "import pkg\npkg.run()\n"},
+            "use.py", "pkg/impl.py:run", id="a name that a package passes on",
+        ),
+        pytest.param(
+            {"pkg/__init__.py": "", "pkg/deep/__init__.py": "", "pkg/deep/m.py": "from ..top import go\ngo()\n",
+             "pkg/top.py": "def go(): pass\n"},
+            "pkg/deep/m.py", "pkg/top.py:go", id="a relative import of the package above",
+        ),
+        pytest.param(
+            {"tests/helper.py": "def help_(): pass\n", "tests/deep/test_a.py": "from helper import help_\nhelp_()\n"},
+            "tests/deep/test_a.py", "tests/helper.py:help_", id="a helper of the folder above",
+        ),
+        pytest.param(
+            {"json.py": "def dumps(): pass\n", "use.py": "import json\njson.dumps()\n"},
+            "use.py", "json.py:dumps", id="a file beside a script hides the standard library's",
+        ),
+    ],
+)  # fmt: skip
+def test_an_import_is_followed_in_every_layout(tmp_path, files, user, expected):
+    assert calls(tmp_path, files)[user] == {expected}
+
+
+@pytest.mark.parametrize(
+    ("files", "user", "expected"),
+    [
+        pytest.param(
+            {"tools/json.py": "def dumps(): pass\n", "use.py": "import json\njson.dumps()\n"},
+            "use.py", "json.dumps", id="a file of another folder hides no standard library",
+        ),
+        pytest.param(
+            {"pkg/__init__.py": "", "pkg/m.py": "import numpy as np\nnp.sum()\n"}, "pkg/m.py", "numpy.sum", id="an installed package",
+        ),
+        pytest.param(
+            {"pkg/__init__.py": "", "pkg/m.py": "from ._fast import add\nadd()\n"}, "pkg/m.py", "pkg._fast.add", id="compiled code",
+        ),
+        pytest.param(
+            {"pkg/__init__.py": "", "pkg/m.py": "from ...other import f\nf()\n", "other.py": "def f(): pass\n"},
+            "pkg/m.py", "?:f", id="a relative import out of the outermost package",
+        ),
+        pytest.param(
+            {"a/pkg/__init__.py": "", "b/pkg/__init__.py": "", "b/pkg/m.py": "def f(): pass\n", "use.py": "from pkg.m import f\nf()\n"},
+            "use.py", "?:f", id="a package that two folders have",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_sources_do_not_prove_is_not_known(tmp_path, files, user, expected):
+    assert calls(tmp_path, files)[user] == {expected}
+
+
+def test_a_package_by_itself_has_the_names_that_imports_use(tmp_path):
+    write(
+        tmp_path,
+        {
+            "shop/__init__.py": "",
+            "shop/goods.py": "from shop.tills import pay\npay()\n",
+            "shop/tills.py": "def pay(): pass\n",
+        },
+    )
+    graph = load_graph(tmp_path / "shop")
+    assert ("shop.goods", "calls", "shop.tills.pay") in graph.triples
+    assert graph.place(graph.entities["shop.tills.pay"]) == "tills.py:1"
