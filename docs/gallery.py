@@ -5,8 +5,9 @@
     python docs/gallery.py lejepa_training base_model=/models/all-MiniLM-L6-v2     # with other parameters
 
 Each GPU notebook runs with the parameters below, on data that need no network. What was cut off goes on where it stopped.
-`docs/gallery/` then holds it without its packed `helpers`, as .ipynb, which code hosts show, as a page in HTML, and one of its
-figures twice: as .png, which README shows, and small as _small.png, which `make notebooks` puts into the notebook's first cell.
+`docs/gallery/` then holds it without its packed `helpers`, and one of its figures twice: as .png, which README shows, and small as
+_small.png, which `make notebooks` puts into the notebook's first cell. `--check` fails for a copy whose code cells are no longer
+those of its notebook.
 """
 
 import argparse
@@ -18,7 +19,6 @@ import sys
 from pathlib import Path
 
 import nbformat
-from nbconvert import HTMLExporter
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -79,7 +79,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebook", nargs="?", choices=PARAMETERS)
     parser.add_argument("parameters", nargs="*", metavar="name=value")
+    parser.add_argument("--check", action="store_true", help="run nothing; exit 1 and name the copies that are stale")
     arguments = parser.parse_args()
+    if arguments.check:
+        old = [name for name in PARAMETERS if stale(name)]
+        sys.exit(f"docs/gallery: {', '.join(old)}: not the code of the notebooks; run `make gallery`" if old else 0)
     for name in [arguments.notebook] if arguments.notebook else PARAMETERS:
         changes = dict(each.split("=", 1) for each in arguments.parameters)
         values = {"data_source": "sample"} | PARAMETERS[name] | changes
@@ -90,7 +94,7 @@ def main() -> None:
 
 
 def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
-    """Writes `name`.ipynb, `name`.html and, where the notebook draws, one figure as `name`.png and `name`_small.png.
+    """Writes `name`.ipynb and, where the notebook draws, one figure as `name`.png and `name`_small.png.
 
     replaced: folders of this machine, and what stands for each in what the notebook printed.
     """
@@ -101,13 +105,23 @@ def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:
         (GALLERY / f"{name}.png").write_bytes(base64.b64decode(figure.data["image/png"]))
         (GALLERY / f"{name}_small.png").write_bytes(small(base64.b64decode(figure.data["image/png"])))
     nbformat.write(notebook, GALLERY / f"{name}.ipynb")
-    page, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
-    frame = PAGE.replace("TITLE", name).replace("NOTEBOOK", f"{name}.ipynb").replace("BODY", page)
-    (GALLERY / f"{name}.html").write_text(frame, encoding="utf-8")
-    links = "\n".join(
-        f"- [{path.stem}]({path.name}) ([as a web page]({path.stem}.html))" for path in sorted(GALLERY.glob("*.ipynb"))
-    )
+    links = "\n".join(f"- [{path.stem}]({path.name})" for path in sorted(GALLERY.glob("*.ipynb")))
     (GALLERY / "README.md").write_text(INDEX.replace("LINKS", links), encoding="utf-8")
+
+
+def stale(name: str) -> bool:
+    """Whether the copy in the gallery shows other code than its notebook has."""
+    copy, present = (nbformat.read(path / f"{name}.ipynb", as_version=4) for path in (GALLERY, ROOT / "notebooks"))
+    return _code(copy) != _code(present)
+
+
+def _code(notebook: nbformat.NotebookNode) -> list[str]:
+    apart = {"setup", "injected-parameters"}  # the payload, and what differs from the defaults
+    return [
+        cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code" and not apart & {*cell.metadata.get("tags", ())}
+    ]
 
 
 def small(figure: bytes) -> bytes:
@@ -188,29 +202,7 @@ models, and mostly data that need no network. The packed files of `helpers` are 
 
 LINKS
 """
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>TITLE</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-pre { overflow-x: auto; background: #f6f8fa; padding: 0.6rem; font-size: 13px; line-height: 1.4; }
-.jp-OutputArea pre, .output pre { background: none; border-left: 3px solid #d0d7de; white-space: pre-wrap; overflow-wrap: anywhere; }
-code { overflow-wrap: anywhere; }
-img { max-width: 100%; height: auto; }
-table { display: block; overflow-x: auto; margin: 0.8rem 0; border-collapse: collapse; font-size: 14px; }
-td, th { padding: 0.2rem 0.6rem; border-bottom: 1px solid #d0d7de; text-align: left; }
-.jp-InputPrompt, .jp-OutputPrompt, .prompt, .anchor-link { display: none; }
-</style>
-</head>
-<body>
-<p><a href="NOTEBOOK">as a notebook</a> · <a href="README.md">all of them</a></p>
-BODY
-</body>
-</html>
-"""
+
 
 if __name__ == "__main__":
     main()
