@@ -148,7 +148,11 @@ def test_modules_of_namespace_packages_have_the_names_that_imports_use(tmp_path)
 def test_a_graph_of_ones_own_brings_its_own_ontology(tmp_path):
     (tmp_path / "package").mkdir()
     one_package(tmp_path / "package")
-    load_graph(tmp_path / "package").write(tmp_path / "graph")
+    graph = load_graph(tmp_path / "package")
+    (tmp_path / "graph").mkdir()
+    for name, rows in (("entities", graph.entities.values()), ("triples", graph.triples)):
+        lines = [json.dumps(row._asdict()) + "\n" for row in rows]
+        (tmp_path / "graph" / f"{name}.jsonl").write_text("".join(lines))
     configuration = override(read_configuration("cpu"), SMALL)
     known = experiment.load_corpus(str(tmp_path / "graph"), configuration).relations.names
     own = SOFTWARE.read_text(encoding="utf-8") + '[relations.mentions]\ndomain = ["function"]\nrange = ["class"]\n'

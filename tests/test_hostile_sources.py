@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.graphmer.configuration import read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import ENTITIES, MANIFEST, TRIPLES
+from helpers.graphmer.graph.knowledge_graph import ENTITIES, TRIPLES
 
 from .hostile import MARKER, cases, guarded
 from .test_hostile_files import damaged, jsonl
@@ -24,7 +24,7 @@ def test_a_damaged_graph_is_read_for_what_it_is_or_refused_by_line(tmp_path_fact
     folder = tmp_path_factory.mktemp("graph")
     entities = [{"id": f"a.{i}", "type": "class"} for i in range(20)]
     triples = [{"head": "a.0", "relation": "calls", "tail": f"a.{i}"} for i in range(20)]
-    files = {ENTITIES: jsonl(entities), TRIPLES: jsonl(triples), MANIFEST: b'{"files": [], "failed": []}'}
+    files = {ENTITIES: jsonl(entities), TRIPLES: jsonl(triples)}
     harmed = data.draw(st.sampled_from(list(files)))
     files[harmed] = data.draw(damaged(files[harmed]))
     for name, content in files.items():

@@ -298,12 +298,6 @@ def test_super_and_the_type_of_a_value_make_nothing_and_call_nothing_of_builtins
     assert not [triple for triple in graph.triples if triple.relation in ("calls", "instantiates")][1:]
 
 
-def test_a_star_brings_what_the_interpreters_own_code_has_and_nothing_else(tmp_path):
-    write(tmp_path, {"low.py": "from posix import *\nfrom elsewhere import *\n"})
-    write(tmp_path, {"use.py": "import low\nlow.getcwd()\nlow.nowhere()\n"})
-    assert tails(python_graph(tmp_path), "use", "calls") == {"low.getcwd", "?.nowhere"}
-
-
 def test_a_method_does_not_see_the_names_of_its_class(tmp_path):
     code = "def f(): pass\nclass C:\n    def f(self): pass\n    def g(self):\n        f()\n    h = f(1)\n"
     graph = graph_of(tmp_path, m=code)
@@ -500,22 +494,22 @@ def test_the_collector_is_left_as_it_was(tmp_path, running):
 # ---- the same again, elsewhere, and what cannot be read
 
 
-def test_another_process_in_another_folder_writes_the_same_bytes(tmp_path):
-    code = "import sys; from helpers.graphmer.graph.extraction import load_graph; load_graph(sys.argv[1]).write(sys.argv[2])"
-    written = []
+def test_another_process_in_another_folder_reads_the_same_graph(tmp_path):
+    code = (
+        "import sys; from helpers.graphmer.graph.extraction import load_graph; print(load_graph(sys.argv[1]).digest())"
+    )
+    printed = set()
     for hash_seed, folder in (("1", tmp_path / "here" / "code"), ("2", tmp_path / "elsewhere" / "deep" / "code")):
         write(folder, SHOP)
-        for package in ("json", "unittest", "email"):
-            shutil.copytree(
-                standard_library() / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
-            )
-        output = folder.parent / "graph"
+        for package in ("json", "unittest"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(standard_library() / package, folder / package, ignore=ignored)
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        subprocess.run([sys.executable, "-c", code, folder, output], cwd=ROOT, env=environment, check=True)
-        written.append({path.name: path.read_bytes() for path in output.iterdir()})
-    assert written[0] == written[1]
-    assert len(written[0]["triples.jsonl"].splitlines()) > 3000
-    assert not any(str(tmp_path).encode() in content for content in written[0].values())
+        ran = subprocess.run(
+            [sys.executable, "-c", code, folder], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+        )
+        printed.add(ran.stdout)
+    assert len(printed) == 1
 
 
 def test_files_that_do_not_parse_are_listed_and_the_others_read(tmp_path):

@@ -55,8 +55,9 @@ class Build:
     def _add(self, head: str, relation: str, tail: Value | None, mention: str) -> str | None:
         """The other end of a new triple; None where it has no name, as the result of a call."""
         if tail is not None:
-            self.names.used(tail.entity, relation)
             other = tail.entity
+            if relation == "implements" and other in self.names.external:
+                self.names.external[other] = self.names.external[other]._replace(type="interface")
         else:
             name = _last(mention)
             if not name.isidentifier():
@@ -100,13 +101,10 @@ class Build:
 
     def _use(self, scope: Scope, head: str, relation: str, chain: str, line: int = 0) -> None:
         value = self._value(scope, chain)
-        if relation in ("returns a value", "raises a value"):
-            relation = relation.partition(" ")[0]
+        if relation == "returns a value":
             if value and value.is_instance:
-                self.triples.append((head, relation, value.entity))
-                if relation == "raises":
-                    self.thrown.add(value.entity)
-        elif relation in ("annotated_with", "imports", "imports_name"):
+                self.triples.append((head, "returns", value.entity))
+        elif relation in ("annotated_with", "imports"):
             self._add(head, relation, value if value and not value.is_instance else None, chain)
         else:  # a class, or in `raise error` an instance of one
             known = value and self.names.type_of(value.entity) in (*CLASSES, UNKNOWN)
@@ -135,9 +133,9 @@ class Build:
         found = {}
         for entity in self.names.classes:
             order = self.names.order(entity)
-            below = any(self.names.is_exception(base) for base in order)
+            below = "builtins.BaseException" in order
             thrown = entity in self.thrown and order[-1] != "builtins.object"
-            if self.names.types[entity] == "class" and (below or thrown):
+            if below or thrown:
                 found[entity] = "exception"
         return found
 
@@ -161,8 +159,6 @@ class Build:
 
 def _last(mention: str) -> str:
     """The name that a chain ends with."""
-    if mention[-1] == ">":  # a full name
-        return mention[:-1].rpartition("/")[2]
     return mention.rpartition(".")[2].partition("/")[0]
 
 

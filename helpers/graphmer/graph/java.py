@@ -39,100 +39,21 @@ _LOCALS = (
 _TESTS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")  # annotations of JUnit
 _MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
 # Of the types that need no import (JLS 7.5.5), those that programs mention.
-_LANG = frozenset(
-    [
-        "Appendable",
-        "AutoCloseable",
-        "Boolean",
-        "Byte",
-        "CharSequence",
-        "Character",
-        "Class",
-        "ClassLoader",
-        "Cloneable",
-        "Comparable",
-        "Deprecated",
-        "Double",
-        "Enum",
-        "Float",
-        "FunctionalInterface",
-        "Integer",
-        "Iterable",
-        "Long",
-        "Math",
-        "Module",
-        "Number",
-        "Object",
-        "Override",
-        "Package",
-        "Process",
-        "ProcessBuilder",
-        "Readable",
-        "Record",
-        "Runnable",
-        "Runtime",
-        "SafeVarargs",
-        "Short",
-        "StackTraceElement",
-        "StackWalker",
-        "StrictMath",
-        "String",
-        "StringBuffer",
-        "StringBuilder",
-        "SuppressWarnings",
-        "System",
-        "Thread",
-        "ThreadGroup",
-        "ThreadLocal",
-        "Void",
-    ]
-)
-_LANG_EXCEPTIONS = frozenset(
-    [
-        "ArithmeticException",
-        "ArrayIndexOutOfBoundsException",
-        "ArrayStoreException",
-        "AssertionError",
-        "ClassCastException",
-        "ClassNotFoundException",
-        "CloneNotSupportedException",
-        "Error",
-        "Exception",
-        "ExceptionInInitializerError",
-        "IllegalAccessException",
-        "IllegalArgumentException",
-        "IllegalMonitorStateException",
-        "IllegalStateException",
-        "IndexOutOfBoundsException",
-        "InstantiationException",
-        "InternalError",
-        "InterruptedException",
-        "LinkageError",
-        "NegativeArraySizeException",
-        "NoClassDefFoundError",
-        "NoSuchFieldException",
-        "NoSuchMethodException",
-        "NullPointerException",
-        "NumberFormatException",
-        "OutOfMemoryError",
-        "ReflectiveOperationException",
-        "RuntimeException",
-        "SecurityException",
-        "StackOverflowError",
-        "StringIndexOutOfBoundsException",
-        "Throwable",
-        "UnsatisfiedLinkError",
-        "UnsupportedOperationException",
-        "VirtualMachineError",
-    ]
-)
+_LANG_NAMES = """
+    Appendable AutoCloseable Boolean Byte CharSequence Character Class ClassLoader Cloneable Comparable Deprecated Double
+    Enum Float FunctionalInterface Integer Iterable Long Math Module Number Object Override Package Process ProcessBuilder
+    Readable Record Runnable Runtime SafeVarargs Short StackTraceElement StackWalker StrictMath String StringBuffer
+    StringBuilder SuppressWarnings System Thread ThreadGroup ThreadLocal Void"""
+_EXCEPTION_NAMES = """
+    ArithmeticException ArrayIndexOutOfBoundsException ArrayStoreException AssertionError ClassCastException
+    ClassNotFoundException CloneNotSupportedException Error Exception ExceptionInInitializerError IllegalAccessException
+    IllegalArgumentException IllegalMonitorStateException IllegalStateException IndexOutOfBoundsException
+    InstantiationException InternalError InterruptedException LinkageError NegativeArraySizeException
+    NoClassDefFoundError NoSuchFieldException NoSuchMethodException NullPointerException NumberFormatException
+    OutOfMemoryError ReflectiveOperationException RuntimeException SecurityException StackOverflowError
+    StringIndexOutOfBoundsException Throwable UnsatisfiedLinkError UnsupportedOperationException VirtualMachineError"""
+_LANG = frozenset([*_LANG_NAMES.split(), *_EXCEPTION_NAMES.split()])
 _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
-# What a use says of a type outside of the sources, the surest last.
-_USED_AS = {
-    "imports": "class", "has_type": "class", "returns": "class", "inherits_from": "class", "instantiates": "class",
-    "implements": "interface", "raises": "exception", "catches": "exception", "annotated_with": "annotation",
-}  # fmt: skip
-_CERTAINTY = ("class", "interface", "exception", "annotation")
 
 
 # ---- what a file says
@@ -177,7 +98,6 @@ def _import(node: Node, module: Module) -> None:
         module.scope.uses.append((module.id, "imports", _full("class" if static else "package", name)))
     elif static:
         module.scope.uses.append((module.id, "imports", _full("class", owner)))
-        module.scope.uses.append((module.id, "imports_name", _full("member", name)))
         module.scope.names[f"{last}/"] = ("static", owner)
     else:
         module.scope.uses.append((module.id, "imports", _full("class", name)))
@@ -198,7 +118,6 @@ def _type(node: Node, around: Scope) -> None:
     above = "implements" if node.type != "interface_declaration" else "inherits_from"
     scope.bases = [("inherits_from", base) for base in _listed(node, "superclass", "extends_interfaces")]
     scope.bases += [(above, base) for base in _listed(node, "super_interfaces")]
-    _annotated(node, entity, scope)
     for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
         _field(parameter, scope)
     for member in node.child_by_field_name("body").named_children:
@@ -214,8 +133,7 @@ def _member(node: Node, owner: Node, scope: Scope) -> None:
     elif node.type in _METHODS:
         _method(node, owner, scope)
     elif node.type == "enum_constant":
-        entity = scope.define("field", _name(node), _lines(node))
-        scope.uses.append((entity, "has_type", _name(owner)))
+        scope.define("field", _name(node), _lines(node))
         scope.names[_name(node)] = ("known", scope.owner, True)
         _body([node], Scope("block", scope.owner, scope.prefix, scope, scope.module))
     else:
@@ -226,9 +144,7 @@ def _member(node: Node, owner: Node, scope: Scope) -> None:
 
 def _field(node: Node, scope: Scope) -> None:
     for name, chain in _variables(node):
-        entity = scope.define("field", name, _lines(node))
-        _typed(entity, "has_type", chain, scope)
-        _annotated(node, entity, scope)
+        scope.define("field", name, _lines(node))
         bind(scope.names, name, ("chain", chain, scope) if chain else OPAQUE)
 
 
@@ -242,7 +158,6 @@ def _method(node: Node, owner: Node, outer: Scope) -> None:
     entity = outer.define(kind, name, _lines(node), f"({signature})")
     scope = Scope("function", entity, f"{entity}.", outer, outer.module)
     scope.names |= {"this": ("known", outer.owner, True)} | dict.fromkeys(_type_parameters(node), OPAQUE)
-    _annotated(node, entity, scope)
     meaning = ("known", entity, False)
     if kind != "constructor":
         more = _MOST_VARIADIC if signature.endswith("...") else 0
@@ -251,38 +166,15 @@ def _method(node: Node, owner: Node, outer: Scope) -> None:
         if not {"static", "private"} & modifiers:
             outer.names[f"{name}({signature})"] = meaning
         result = _chain_of_type(node.child_by_field_name("type"))
-        _typed(entity, "returns", result and f"{result}()", scope)
         if result and result not in scope.names:
             outer.module.results[entity] = (scope, f"{result}()")
     for parameter in parameters:
         for each, chain in _variables(parameter):
             chain = "" if parameter.type == "spread_parameter" else chain
-            inside = scope.parameter(each, _lines(parameter))
-            _typed(inside, "has_type", chain, scope)
-            _annotated(parameter, inside, scope)
+            scope.parameter(each, _lines(parameter))
             bind(scope.names, each, ("chain", chain, scope) if chain else OPAQUE)
-    scope.uses += [(entity, "raises", chain) for chain in _listed(node, "throws")]
     if body := node.child_by_field_name("body"):
         _body([body], scope)
-
-
-def _typed(entity: str, relation: str, chain: str, scope: Scope) -> None:
-    """A triple for the type that a chain says, an instance of it; none for a type parameter."""
-    written = chain.removesuffix("()")
-    if written and (chain != written) and not _is_type_parameter(written, scope):
-        scope.uses.append((entity, relation, written))
-
-
-def _is_type_parameter(name: str, scope: Scope | None) -> bool:
-    while scope is not None and scope.kind != "module":
-        if name in scope.names:
-            return scope.names[name] is OPAQUE
-        scope = scope.parent
-    return False
-
-
-def _annotated(node: Node, entity: str, scope: Scope) -> None:
-    scope.uses += [(entity, "annotated_with", chain) for chain in _annotations(node)]
 
 
 def _body(nodes: list[Node], scope: Scope) -> None:
@@ -302,14 +194,9 @@ def _body(nodes: list[Node], scope: Scope) -> None:
                     bind(here.names, _text(one), OPAQUE)
         elif kind == "method_invocation":
             here.call(_chain(node).removesuffix("()"), node.start_point[0] + 1)
-        elif kind == "object_creation_expression" and node.parent.type != "throw_statement":
-            line = node.start_point[0] + 1
-            here.uses.append((head, "instantiates", _chain_of_type(node.child_by_field_name("type")), line))
-        elif kind == "throw_statement":
-            chain, made = _chain(node.named_children[0]), "creation" in node.named_children[0].type
-            here.uses.append((head, "raises", chain.removesuffix("()")) if made else (head, "raises a value", chain))
-        elif kind == "catch_type":
-            here.uses += [(head, "catches", chain) for chain in _types(node)]
+        elif kind == "object_creation_expression":
+            made = _chain_of_type(node.child_by_field_name("type"))
+            here.uses.append((head, "instantiates", made or "?", node.start_point[0] + 1))
         inside = here
         if kind in ("class_body", *KINDS):
             inside = Scope("block", head, here.prefix, here, here.module)
@@ -480,22 +367,7 @@ class JavaResolver(Resolver):
         return self._of_file(looking, name, scope)
 
     def _of_full(self, kind: str, name: str) -> Value:
-        owner, _, last = name.rpartition(".")
-        if kind != "member" or owner not in self.classes:
-            return (
-                Value(name, False)
-                if name in self.classes
-                else self._outside(name, "method" if kind == "member" else kind)
-            )
-        known = {name for key, name in self._members_of(owner) if key.partition("/")[0] == last}
-        known |= {name} & self.types.keys()
-        return Value(known.pop(), False) if len(known) == 1 else None
-
-    def _members_of(self, owner: str) -> Iterator[tuple[str, str]]:
-        """Methods of a class by name and number of arguments."""
-        for key, meaning in self.classes[owner].names.items():
-            if "/" in key:
-                yield from ((key, one[1]) for one in (meaning[1] if meaning[0] == "any" else [meaning]))
+        return Value(name, False) if name in self.classes else self._outside(name, kind)
 
     def _in_class(self, scope: Scope, name: str) -> tuple[Value | None] | None:
         """What a class says of a name in its body; None where what is around it is asked."""
@@ -528,9 +400,7 @@ class JavaResolver(Resolver):
         return Value(name, False) if name in self.packages else self._lang(name)
 
     def _lang(self, name: str) -> Value | None:
-        if name in _LANG or name in _LANG_EXCEPTIONS:
-            return self._outside(f"java.lang.{name}", "class" if name in _LANG else "exception")
-        return None
+        return self._outside(f"java.lang.{name}", "class") if name in _LANG else None
 
     def _attribute(self, value: Value | None, name: str) -> Value | None:
         if value is None:
@@ -576,11 +446,3 @@ class JavaResolver(Resolver):
 
     def overriding(self, scope: Scope) -> Iterable[str]:
         return [name for name in scope.names if "(" in name]
-
-    def is_exception(self, entity: str) -> bool:
-        return entity in self.external and self.external[entity].type == "exception"
-
-    def used(self, entity: str, relation: str) -> None:
-        known, kind = self.external.get(entity), _USED_AS.get(relation)
-        if known and kind and known.type in _CERTAINTY and _CERTAINTY.index(kind) > _CERTAINTY.index(known.type):
-            self.external[entity] = known._replace(type=kind)

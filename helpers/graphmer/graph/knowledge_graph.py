@@ -1,4 +1,4 @@
-"""Entities of source code and the triples between them; read from sources or from JSONL, written as JSONL."""
+"""Entities of source code and the triples between them; read from sources, or from JSON Lines of one's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers.data import row_files
 from helpers.graphmer.graph.ontology import UNKNOWN
 
 DEFINED = "defined"  # in the sources
 EXTERNAL = "external"  # outside of them, known by its full name through an import or as a builtin
 UNRESOLVED = "unresolved"  # mentioned, but nothing in the sources says for certain what it is
-STATUSES = (DEFINED, EXTERNAL, UNRESOLVED)
 _NOT_RESOLVED = "?."  # before the name of what is
-ENTITIES, TRIPLES, MANIFEST = "entities.jsonl", "triples.jsonl", "manifest.json"
+ENTITIES, TRIPLES = "entities.jsonl", "triples.jsonl"
 
 
 class Entity(NamedTuple):
@@ -50,13 +48,16 @@ class Triple(NamedTuple):
 
 @dataclass(frozen=True)
 class KnowledgeGraph:
-    """Every head and tail is a key of `entities`; both are sorted, no triple is there twice."""
+    """Every head and tail is a key of `entities`; both are sorted, no triple is there twice.
+
+    manifest: files, with path, module, language and sha256 of each source; failed, with path and error of each that could not be
+        read. sites: the lines of the head's file that say a call or an instantiation.
+    """
 
     entities: dict[str, Entity] = field(repr=False)
     triples: tuple[Triple, ...] = field(repr=False)
-    # files: path, module, language, sha256 of each source · failed: path and error of each that could not be read
     manifest: dict[str, Any] = field(default_factory=dict, repr=False)
-    sites: dict[Triple, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)  # lines that say it
+    sites: dict[Triple, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def place(self, entity: Entity, line: int = 0) -> str:
         """`file:line` of an entity's definition, or of another line of its module; "" where that is not known."""
@@ -76,29 +77,19 @@ class KnowledgeGraph:
 
     def digest(self) -> str:
         """sha256 over entities and triples: the same string means the same graph."""
-        digest = hashlib.sha256()
-        for line in (*_lines(self.entities.values()), *_lines(self.triples)):
-            digest.update(line.encode())
-        return digest.hexdigest()
+        content = json.dumps([[*self.entities.values()], self.triples])
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Entities by type and by status, triples by relation and by the status of their tail; each most first."""
         entities = self.entities.values()
-        return {
-            "types": _most_first(entity.type for entity in entities),
-            "statuses": _most_first(entity.status for entity in entities),
-            "relations": _most_first(triple.relation for triple in self.triples),
-            "tails": _most_first(self.entities[triple.tail].status for triple in self.triples),
+        counted = {
+            "types": Counter(entity.type for entity in entities),
+            "statuses": Counter(entity.status for entity in entities),
+            "relations": Counter(triple.relation for triple in self.triples),
+            "tails": Counter(self.entities[triple.tail].status for triple in self.triples),
         }
-
-    def write(self, folder: str | Path) -> None:
-        """entities.jsonl, triples.jsonl and manifest.json; equal graphs are equal bytes."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ENTITIES).write_text("".join(_lines(self.entities.values())), encoding="utf-8", newline="\n")
-        (folder / TRIPLES).write_text("".join(_lines(self.triples)), encoding="utf-8", newline="\n")
-        manifest = json.dumps(self.manifest, indent=1, sort_keys=True) + "\n"
-        (folder / MANIFEST).write_text(manifest, encoding="utf-8", newline="\n")
+        return {name: dict(each.most_common()) for name, each in counted.items()}
 
 
 def build_graph(
@@ -117,13 +108,12 @@ def build_graph(
         if tail.startswith(_NOT_RESOLVED) and tail not in by_id:
             by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
     lines = {triple: tuple(sorted(set(at))) for triple, at in (sites or {}).items()}
-    return KnowledgeGraph(
-        {name: by_id[name] for name in sorted(by_id)}, tuple(map(Triple._make, ordered)), manifest, lines
-    )
+    by_name = {name: by_id[name] for name in sorted(by_id)}
+    return KnowledgeGraph(by_name, tuple(map(Triple._make, ordered)), manifest, lines)
 
 
 def read_graph(folder: str | Path) -> KnowledgeGraph:
-    """The graph that `write` wrote, or one's own: `{"id", "type"}` and `{"head", "relation", "tail"}` a line suffice.
+    """A graph of one's own: `{"id", "type"}` and `{"head", "relation", "tail"}` a line suffice.
 
     Raises FileNotFoundError, and ValueError that names file and line: not JSON, a field that is missing or of a wrong
     type, an entity that is there twice, a head or tail that is no entity.
@@ -131,56 +121,40 @@ def read_graph(folder: str | Path) -> KnowledgeGraph:
     folder = Path(folder).expanduser()
     entities: dict[str, Entity] = {}
     for where, record in _records(folder / ENTITIES):
-        entity = _entity(record, where)
+        given = _checked(record, where, ("id", "type"), Entity)
+        status = UNRESOLVED if given["id"].startswith(_NOT_RESOLVED) else DEFINED
+        status = EXTERNAL if status == DEFINED and given["type"] == UNKNOWN else status
+        entity = Entity(**{"name": given["id"].rpartition(".")[2], "status": status} | given)
+        if entity.status not in (DEFINED, EXTERNAL, UNRESOLVED):
+            raise ValueError(f"{where}: status={entity.status!r}: must be one of {DEFINED}, {EXTERNAL}, {UNRESOLVED}")
         if entity.id in entities:
             raise ValueError(f"{where}: entity {entity.id!r} is there twice")
         entities[entity.id] = entity
     triples = []
     for where, record in _records(folder / TRIPLES):
-        triple = Triple(*(_field(record, name, str, where) for name in Triple._fields))
-        for end in (triple.head, triple.tail):
-            if end not in entities:
-                raise ValueError(f"{where}: {end!r} is no entity; add it to {ENTITIES}")
+        triple = Triple(**_checked(record, where, Triple._fields, Triple))
+        if unknown := {triple.head, triple.tail} - entities.keys():
+            raise ValueError(f"{where}: {min(unknown)!r} is no entity; add it to {ENTITIES}")
         triples.append(triple)
-    known: dict[str, Any] = {"files": [], "failed": []}
-    if (folder / MANIFEST).is_file():
-        try:
-            known |= json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{MANIFEST}: not a JSON object ({error})") from error
-    return build_graph(entities.values(), triples, known)
+    return build_graph(entities.values(), triples, {"files": [], "failed": []})
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict]]:
+    from helpers.data import row_files
+
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r}: no such file; a graph is {ENTITIES} and {TRIPLES} in one folder")
     for where, _, record in row_files.jsonl(path.name, path):
         yield where, record
 
 
-def _entity(record: dict, where: str) -> Entity:
-    name, entity_type = (_field(record, key, str, where) for key in ("id", "type"))
-    status = UNRESOLVED if name.startswith(_NOT_RESOLVED) else EXTERNAL if entity_type == UNKNOWN else DEFINED
-    record = Entity._field_defaults | {"name": name.rpartition(".")[2], "status": status} | record
-    found = Entity(*(_field(record, key, int if key.endswith("line") else str, where) for key in Entity._fields))
-    if found.status not in STATUSES:
-        raise ValueError(f"{where}: status={found.status!r}: must be one of {', '.join(STATUSES)}")
-    return found
-
-
-def _field(record: dict, name: str, kind: type, where: str) -> Any:
-    if type(record.get(name)) is not kind:
-        found = repr(record[name]) if name in record else "missing"
-        raise ValueError(
-            f"{where}: field {name!r} is {found}; it must be {'text' if kind is str else 'a whole number'}"
-        )
-    return record[name]
-
-
-def _lines(records: Iterable[Entity | Triple]) -> list[str]:
-    encode = json.JSONEncoder().encode
-    return [encode(record._asdict()) + "\n" for record in records]
-
-
-def _most_first(values: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
+def _checked(record: dict, where: str, required: Iterable[str], kind: type[Entity | Triple]) -> dict[str, Any]:
+    """The fields of a record that its kind has. Raises ValueError: one is missing, or of another type."""
+    for name in dict.fromkeys((*required, *(name for name in kind._fields if name in record))):
+        wanted = int if name.endswith("line") else str
+        if type(record.get(name)) is not wanted:
+            found = repr(record[name]) if name in record else "missing"
+            raise ValueError(
+                f"{where}: field {name!r} is {found}; it must be {'text' if wanted is str else 'a whole number'}"
+            )
+    return {name: record[name] for name in kind._fields if name in record}

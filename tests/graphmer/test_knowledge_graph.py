@@ -37,20 +37,6 @@ def test_a_graph_is_sorted_and_holds_nothing_twice():
     assert list(graph.triples) == sorted(TRIPLES)
 
 
-def test_writing_and_reading_give_the_same_graph(tmp_path):
-    graph = build_graph(ENTITIES, TRIPLES, {"files": [{"path": "m.py", "sha256": "0"}], "failed": []})
-    graph.write(tmp_path / "new")
-    assert read_graph(tmp_path / "new") == graph
-    assert load_graph(tmp_path / "new") == graph
-
-
-def test_equal_graphs_are_equal_bytes_whatever_the_order(tmp_path):
-    for name, order in (("one", 1), ("two", -1)):
-        build_graph(ENTITIES[::order], TRIPLES[::order], {"failed": [], "files": []}).write(tmp_path / name)
-    for name in ("entities.jsonl", "triples.jsonl", "manifest.json"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
 def test_the_digest_changes_with_any_field():
     digests = {build_graph(ENTITIES, TRIPLES, {}).digest()}
     digests.add(build_graph(ENTITIES, TRIPLES[:2], {}).digest())
