@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import pkgutil
-import re
 import signal
 import subprocess
 import sys
@@ -37,42 +36,46 @@ from helpers.notebook import method
 from helpers.show import tracking
 
 GRACE = 60  # seconds that a process without its launcher has to write a checkpoint
-KERNEL = "HELPERS_KERNEL"  # environment variable: the process that `call` was called in
-METHODS = "HELPERS_METHODS"  # environment variable: what `method.used` said there, as JSON
+# Environment variables of the processes that `call` starts: its own process, and the methods that it uses, with their files.
+KERNEL, METHODS = "HELPERS_KERNEL", "HELPERS_METHODS"
 
 
 def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
     """Calls `package.module:function` in several processes and prints what the first of them prints.
 
-    For a notebook's kernel: torchrun starts them, with the GPUs that this process saw at first.
+    For a notebook's kernel: torchrun starts them, with the GPUs that this process saw at first and the method that it uses.
 
     Raises RuntimeError, with what the first process that failed said, if one fails.
     """
     from helpers.machine import runtime
 
     tracking.say(f"training in {processes} processes")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     given = [text for name, value in parameters.items() for text in ("-p", name, value)]
-    package = str(Path(__file__).resolve().parents[__name__.count(".")])
-    environment = {**os.environ, KERNEL: str(os.getpid()), "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    environment[METHODS] = json.dumps(method.used())
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    package = str(Path(__file__).resolve().parents[2])
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)),
+        **os.environ,
+        KERNEL: str(os.getpid()),
+        METHODS: json.dumps(method.used()),
+        "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
+        "PYTHONUNBUFFERED": "1",
+    }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if (visible := runtime.gpus()[1]) is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    failure = "a process was killed; the output above says which"
+    failures = []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    with subprocess.Popen([*launcher, "-m", __name__, function, *given], env=environment, **pipes) as started:
+    with subprocess.Popen([*torchrun, "-m", __name__, function, *given], env=environment, **pipes) as launcher:
         try:
-            for line in started.stdout:
+            for line in launcher.stdout:
                 tracking.say(line.rstrip("\n"))
-                if re.match(r"process \d+ failed: ", line) and failure.startswith("a process"):
-                    failure = line.strip()
+                failures += [line.strip()] if line.startswith("process ") and " failed: " in line else []
         except BaseException:  # no process outlives an interrupted cell
-            started.terminate()  # which ends its workers too
+            launcher.terminate()  # which ends its workers too
             raise
-    if started.returncode:
+    if launcher.returncode:
+        failure = failures[0] if failures else "a process was killed; the lines above say which"
         raise RuntimeError(f"training in {processes} processes failed: {failure}")
 
 
@@ -91,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     os.environ.setdefault("MPLBACKEND", "Agg")
+    for module, file in json.loads(os.environ.get(METHODS, "{}")).items():
+        method.use(module, file)
     if ranks.count() == 1:
         _run(options.target, values)
         return 0
@@ -108,13 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
     """The given parameters, each of the type that the notebook declares."""
-    from . import grid
-
-    names = [name for name, _ in parameters]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"{', '.join(sorted(twice))}: given twice; give each once")
     if not target.endswith(".ipynb"):
         return dict(parameters)
+    from . import grid
+
     declared = grid.inspect(Path(target).expanduser())
     given = {name: grid.typed(declared, name, text) for name, text in parameters}
     return {"output_dir": ast.literal_eval(declared["output_dir"]["default"])} | given
@@ -145,13 +147,11 @@ def _let_models_save() -> None:
 
 
 def _run(target: str, values: Mapping[str, Any]) -> None:
-    if not target.endswith(".ipynb"):
-        for module, file in json.loads(os.environ.get(METHODS, "{}")).items():
-            method.use(module, file)
+    if target.endswith(".ipynb"):
+        for _ in run_cells(cells(Path(target).expanduser(), values)):
+            pass
+    else:
         pkgutil.resolve_name(target)(**values)
-        return
-    for _ in run_cells(cells(Path(target).expanduser(), values)):
-        pass
 
 
 def cells(notebook: Path, values: Mapping[str, Any]) -> list[str]:
@@ -180,7 +180,8 @@ def run_cells(sources: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _end_with_the_launcher() -> None:
     """Ends this process as SIGTERM does once its launcher, or the kernel that called it, is gone."""
-    launcher, kernel = os.getppid(), int(os.environ.get(KERNEL, os.getppid()))
+    launcher = os.getppid()
+    kernel = int(os.environ.get(KERNEL, launcher))
     while os.getppid() == launcher and psutil.pid_exists(kernel):
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -22,10 +22,11 @@ seed: int = 0
 resume: bool = True
 prompt: str = "Once"
 ending: str = "good"
+hold: str = "hold"
 """
 RUN = f"""import json, os, pathlib, signal, subprocess, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-folder, hold = pathlib.Path(output_dir), pathlib.Path("hold").absolute()
+folder = pathlib.Path(output_dir)
 again = folder.exists()
 folder.mkdir(parents=True, exist_ok=True)
 (folder / "kernel.json").write_text(json.dumps({{"process": os.getpid(), "directory": os.getcwd(),
@@ -46,7 +47,7 @@ if ending in ("sleep", "deaf"):
 RESULTS = """train = {"loss_last": float("nan") if ending == "nan" else 0.5, "examples_per_second": 10.0 * (1 + seed)}
 if ending == "train":
     from tests import training_run
-    options = {"hold": str(hold), "learning_rate": 3e-3 / (1 + seed), "width": 16}
+    options = {"hold": hold, "learning_rate": 3e-3 / (1 + seed), "width": 16}
     train = training_run.main(output_dir, training_run.DEFAULTS | options)["train"]
 passed = {"data_source": data_source, "learning_rate": learning_rate, "seed": seed, "resume": resume, "prompt": prompt}
 results = {"interpreter": sys.executable, "passed": passed, "train": train}

@@ -1,0 +1,50 @@
+"""What the tests of helpers.batch.processes run in each of several processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from helpers.machine import ranks
+
+STEPS = 8
+
+
+def tell(folder: str) -> None:
+    told = {"gathered": ranks.gather(ranks.rank() * 10), "broadcast": ranks.broadcast({"from": ranks.rank()})}
+    with ranks.main_process_first():
+        told["there"] = sorted(path.name for path in Path(folder).iterdir())
+        (Path(folder) / f"{ranks.rank()}.json").write_text(json.dumps(told))
+
+
+def linger(folder: str) -> None:
+    if ranks.is_main():
+        (Path(folder) / "here").touch()
+    time.sleep(1000)
+
+
+def fail(missing: str) -> None:
+    if ranks.rank() == 1:
+        Path(missing).read_bytes()
+    ranks.gather(None)
+
+
+def own(folder: str) -> None:
+    """The first process works in a folder that its notebook's kernel owns."""
+    from helpers.run import folder_lock
+
+    if ranks.is_main():
+        with folder_lock.owned(folder):
+            Path(folder, "worked").touch()
+
+
+def train(folder: str, steps: str = str(STEPS)) -> None:
+    """The same examples a step however many processes share them, and no dropout, which is each process's own."""
+    from tests import training_run
+
+    options = {"accumulation": 1, "dropout": 0.0, "steps": int(steps), "save_steps": STEPS // 2}
+    found = training_run.main(folder, training_run.DEFAULTS | options)
+    if ranks.is_main():
+        history = [entry for entry in found["log_history"] if "grad_norm" in entry or "eval_loss" in entry]
+        Path(folder, "history.json").write_text(json.dumps(history))

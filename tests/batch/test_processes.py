@@ -1,0 +1,189 @@
+"""Several real processes (gloo), as torchrun, accelerate and a notebook's kernel start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from helpers.batch import processes
+from helpers.machine import ranks, runtime
+from helpers.train import checkpoint
+
+from . import in_processes
+from . import notebook as small
+
+pytestmark = pytest.mark.once
+
+HERE = "tests.batch.in_processes"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0", "-m")
+SHOWN = '%%writefile "{run.method}"\nmine = output_dir\n'
+
+
+def start(target: str, launcher: tuple = TORCHRUN, **parameters) -> subprocess.Popen:
+    """The launcher in a process group of its own."""
+    given = [text for name, value in parameters.items() for text in ("-p", name, str(value))]
+    return subprocess.Popen(
+        [sys.executable, "-m", *launcher, "helpers.batch.processes", target, *given],
+        cwd=small.ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished(process: subprocess.Popen, status: int = 0) -> str:
+    """What it says on stdout, or on stderr if it is to fail."""
+    said, complaints = process.communicate(timeout=600)
+    assert process.returncode == status, complaints[-3000:]
+    return complaints if status else said
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 600
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1][-3000:]
+        time.sleep(0.05)
+
+
+def processes_of(launcher: subprocess.Popen) -> dict[int, psutil.Process]:
+    """Those that it started, by rank."""
+    found = [child for child in psutil.Process(launcher.pid).children() if "RANK" in child.environ()]
+    return {int(child.environ()["RANK"]): child for child in found}
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_processes_gather_broadcast_and_go_after_the_first(launcher, tmp_path):
+    finished(start(f"{HERE}:tell", launcher, folder=tmp_path))
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["gathered"] == second["gathered"] == [0, 10]
+    assert first["broadcast"] == second["broadcast"] == {"from": 0}
+    assert (first["there"], second["there"]) == ([], ["0.json"])
+
+
+def test_a_process_that_is_alone_gets_back_what_it_gave():
+    assert (ranks.count(), ranks.rank(), ranks.is_main()) == (1, 0, True)
+    assert (ranks.gather(7), ranks.broadcast(7)) == ([7], 7)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_and_gradients_of_one_also_from_its_checkpoint(tmp_path):
+    finished(start(f"{HERE}:train", TORCHRUN, folder=tmp_path / "two"))
+    in_one = (*TORCHRUN[:2], "--nproc-per-node=1", "-m")
+    finished(start(f"{HERE}:train", in_one, folder=tmp_path / "one"))
+    shutil.copytree(tmp_path / "one", tmp_path / "resumed")
+    shutil.rmtree(checkpoint.folder(tmp_path / "resumed", in_processes.STEPS))
+    assert "resuming from checkpoint-4" in finished(start(f"{HERE}:train", TORCHRUN, folder=tmp_path / "resumed"))
+    histories = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/history.json")}
+    expected = histories.pop("one")
+    assert histories.keys() == {"two", "resumed"}
+    for found in histories.values():
+        for key in ("loss", "grad_norm", "eval_loss"):
+            wanted = [entry[key] for entry in expected if key in entry]
+            assert len(wanted) >= 2 and [e[key] for e in found if key in e] == pytest.approx(wanted, rel=1e-5), key
+    last = checkpoint.folder(tmp_path / "two", in_processes.STEPS)
+    assert {path.name for path in last.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_cells_with_magics_run_in_each_process_and_only_the_first_speaks_and_writes(tmp_path):
+    told = tmp_path / "told"
+    told.mkdir()
+    cells = [
+        new_code_cell('output_dir: str = "outputs/x"\nrate: float = 1.0', metadata={"tags": ["parameters"]}),
+        new_code_cell("import pathlib, types\nfrom helpers.machine import ranks\nfolder = pathlib.Path(output_dir)"),
+        new_code_cell("folder.mkdir()\nrun = types.SimpleNamespace(method=folder / 'the method.py')"),
+        new_code_cell(SHOWN),
+        new_code_cell("exec(run.method.read_text())\nprint('I am', ranks.rank(), 'of', ranks.count())"),
+        new_code_cell(f"pathlib.Path({str(told)!r}, str(ranks.rank())).write_text(f'{{mine}} {{rate}} {{len(In)}}')"),
+    ]
+    kernel = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), tmp_path / "shown.ipynb")
+    said = finished(start(str(tmp_path / "shown.ipynb"), output_dir=tmp_path / "out", rate="1e-3"))
+    assert "I am 0 of 2" in said and "I am 1" not in said
+    first, second = ((told / rank).read_text().split() for rank in "01")
+    assert first == [str(tmp_path / "out"), "0.001", "8"]  # In has the cell of the passed parameters, too
+    assert second[1:] == first[1:] and not Path(second[0]).exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "told", "shown.ipynb"}
+
+
+@pytest.mark.slow
+def test_a_notebook_of_which_one_process_is_killed_goes_on_to_its_end(tmp_path):
+    notebook, output = small.write(tmp_path / "tiny.ipynb"), tmp_path / "out"
+    small.hold(notebook, True)
+    given = {"ending": "train", "output_dir": output, "hold": tmp_path / "hold"}
+    launcher = start(str(notebook), **given)
+    wait_for(output / "held", launcher)
+    processes_of(launcher)[1].kill()
+    assert "Signal 9 (SIGKILL)" in finished(launcher, status=1)
+    assert not (output / "results.json").exists()
+    small.hold(notebook, False)
+    said = finished(start(str(notebook), **given))
+    assert said.count("resuming from checkpoint-4") == 1
+    assert json.loads((output / "results.json").read_text())["train"]["steps"] == 12
+
+
+def test_processes_whose_launcher_is_killed_end_by_themselves(tmp_path):
+    launcher = start(f"{HERE}:linger", folder=tmp_path)
+    wait_for(tmp_path / "here", launcher)
+    orphans = list(processes_of(launcher).values())
+    launcher.kill()
+    _, alive = psutil.wait_procs(orphans, timeout=600)
+    assert len(orphans) == 2 and not alive
+    launcher.communicate()
+
+
+def test_a_call_from_a_kernel_says_why_a_process_failed():
+    said = r"training in 2 processes failed: process 1 failed: FileNotFoundError.*gone\.jsonl"
+    with pytest.raises(RuntimeError, match=said):
+        processes.call(f"{HERE}:fail", {"missing": "./gone.jsonl"}, 2)
+
+
+CALL = f"""import sys
+from helpers.batch import processes
+from helpers.run import folder_lock
+folder_lock.own(sys.argv[1])
+processes.call("{HERE}:own", {{"folder": sys.argv[1]}}, 2)
+"""
+
+
+@pytest.mark.parametrize("inside", [(), ("unshare", "--pid", "--fork", "--mount-proc")], ids=["host", "pid namespace"])
+def test_processes_that_a_kernel_starts_work_in_its_folder_also_in_a_container(inside, tmp_path):
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("needs a pid namespace: root, or CAP_SYS_ADMIN")
+    command = [*inside, sys.executable, "-c", CALL, str(tmp_path)]
+    done = subprocess.run(command, cwd=small.ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and (tmp_path / "worked").exists(), done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gone.ipynb"], "notebook='gone.ipynb': no such file"),
+        (["{notebook}", "-p", "sead", "1"], "sead is not a parameter of this notebook: did you mean seed?"),
+        (["{notebook}", "-p", "seed", "one"], "seed='one' is not of type int"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(arguments, message, tmp_path, capsys):
+    notebook = small.write(tmp_path / "tiny.ipynb")
+    with pytest.raises(SystemExit) as caught:
+        processes.main([each.format(notebook=notebook) for each in arguments])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_several_processes_or_hosts_on_a_tpu_are_refused(monkeypatch):
+    monkeypatch.setattr("helpers.machine.xla.available", lambda: (True, "a TPU"))
+    with pytest.raises(ValueError, match="num_processes=2: one process drives all chips of one host"):
+        runtime.detect(True, num_processes=2)
