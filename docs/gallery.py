@@ -14,7 +14,9 @@ import argparse
 import asyncio
 import base64
 import io
+import json
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from helpers.batch import command as batch
 ROOT = Path(__file__).resolve().parents[1]
 GALLERY = ROOT / "docs/gallery"
 RUNS = ROOT / "outputs/gallery"
+RESULTS = ROOT / "docs/results/gallery.json"
 PARAMETERS = {
     "tinystories_reservoir": {"max_steps": 300},
     "lejepa_training": {"base_model": "sample", "max_steps": 200},
@@ -88,9 +91,32 @@ def main() -> None:
         changes = dict(each.split("=", 1) for each in arguments.parameters)
         values = {"data_source": "sample"} | PARAMETERS[name] | changes
         folder, source = RUNS / name, ROOT / f"notebooks/{name}.ipynb"
+        before = processor_seconds()
         batch.main([str(source), "--output-dir", str(folder), *(f"{key}={value}" for key, value in values.items())])
         (executed,) = folder.glob("*/*.ipynb")
         publish(executed, name, {str(folder): "outputs", str(ROOT): "."})
+        note(
+            name,
+            json.loads(executed.with_name("results.json").read_text(encoding="utf-8")),
+            processor_seconds() - before,
+        )
+
+
+def processor_seconds() -> float:
+    """Of all processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def note(name: str, results: dict, seconds: float) -> None:
+    """Notes in docs/results/gallery.json what a copy took, for README; of a run that was cut off, what its last part took."""
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    known[name] = {
+        "processor_seconds": seconds,
+        "resumed": len(results["sessions"]) > 1,
+        **{part: results[part] for part in ("parameters", "code", "versions", "runtime")},
+    }
+    RESULTS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def publish(executed: Path, name: str, replaced: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The one table of README.md: what each notebook gives, what was measured, and where it ran."""
+"""The five blocks of README.md: what each notebook gives, the one number, and what a run takes."""
 
 import json
 from dataclasses import dataclass
@@ -22,69 +22,89 @@ class Notebook:
     evidence: object
 
 
-NOTEBOOKS = {
-    "reservoir": Notebook(
-        "TinyStories reservoir",
+NOTEBOOKS = (
+    Notebook(
+        "A language model of your own text",
         "tinystories_reservoir",
         "reservoir",
-        "a language model of your texts whose recurrent part is frozen and random; only a readout learns",
+        "A small language model that is ready after a minute on one processor core: a random network that is never trained "
+        "remembers the text, a small readout learns, and counts of phrases are mixed in. It learns a new paragraph in a second.",
         reservoir,
     ),
-    "lejepa": Notebook(
-        "LeJEPA embeddings",
+    Notebook(
+        "A search over your own folder",
         "lejepa_training",
         "lejepa",
-        "a retrieval model fitted to a folder of documents, no questions needed",
+        "A folder that answers questions from your documents: an embedding model trained by LeJEPA, BM25 beside it, an index, and "
+        "twenty lines of Python that search without this project.",
         lejepa,
     ),
-    "legal": Notebook(
-        "Legal chain of thought",
+    Notebook(
+        "A chat model fine-tuned on your own records",
         "legal_cot_sft",
         "legal",
-        "a small chat model that answers legal questions in steps, and stops",
+        "A fine-tuned chat model (LoRA, QLoRA or all weights) that answers in transformers, llama.cpp and Ollama, and an honest "
+        "score beside counting words. The example is legal reasoning; any file of questions and answers will do.",
         legal,
     ),
-    "graphmer": Notebook(
-        "GraphMER-SE",
+    Notebook(
+        "Answers about your own code",
         "graphmer_se",
         "graphmer",
-        "an encoder over code and its graph: who calls, contains, inherits from what",
+        "Who calls this function, and what does a change of it reach: proved from the sources in seconds, without a model. Then a code "
+        "search that is tuned on your docstrings, and an encoder over code and its graph.",
         graphmer,
     ),
-    "tuning": Notebook(
-        "Hardware tuning",
+    Notebook(
+        "The fastest settings of your own machine",
         "hardware_tuning",
         "tuning",
-        "the fastest settings for a text classifier on your machine, and a script with them",
+        "A ladder of training settings, each kept only where paired measurements show a gain, and a script that uses them with plain "
+        "transformers.",
         tuning,
     ),
-}
+)
 
 
-def results() -> str:
-    """A row a notebook."""
-    rows = [
-        {
-            "notebook": f"**{notebook.title}**: {_opened('GPU', notebook.file)} · {_opened('TPU', notebook.file + '_tpu')}",
-            "what you get": f"{notebook.gives} ([how](docs/{notebook.page}.md))",
-            "what was measured": notebook.evidence.headline(),
-            "ran on": _ran_on(name, notebook),
-        }
-        for name, notebook in NOTEBOOKS.items()
+def blocks() -> str:
+    """A block a notebook: its picture, what a person gets, the one number, and minutes."""
+    return "\n\n".join(map(_block, NOTEBOOKS))
+
+
+def _block(notebook: Notebook) -> str:
+    links = " · ".join((_opened("GPU", notebook.file), _opened("TPU", f"{notebook.file}_tpu")))
+    copy = f"docs/gallery/{notebook.file}"
+    picture = (
+        [f"[![{notebook.title}]({copy}.png)]({copy}.ipynb)\n"]
+        if (RESULTS.parent / f"gallery/{notebook.file}.png").is_file()
+        else []
+    )
+    lines = [
+        f"### {notebook.title}",
+        *picture,
+        f"{notebook.gives}\n",
+        f"{notebook.evidence.headline()} ([evidence](docs/{notebook.page}.md)).\n",
+        f"{_minutes(notebook.file)} Notebook: {links}.",
     ]
-    return tables.markdown(rows)
+    return "\n".join(line.strip(" ") for line in lines)
 
 
-def pictures() -> str:
-    """A row of the executed notebooks that draw, each with a figure."""
-    gallery = RESULTS.parent / "gallery"
-    shown = {}
-    for notebook in NOTEBOOKS.values():
-        page = f"docs/gallery/{notebook.file}.ipynb"
-        if (gallery / f"{notebook.file}.png").is_file():
-            picture = f"![{notebook.title}](docs/gallery/{notebook.file}.png)"
-            shown[f"[{notebook.title}]({page})"] = f"[{picture}]({page})"
-    return tables.markdown([shown])
+def _minutes(file: str) -> str:
+    """What the executed copy took on a CPU, and what the planner expects of the default run on a T4."""
+    measured = RESULTS / "gallery.json"
+    known = json.loads(measured.read_text(encoding="utf-8")).get(file) if measured.is_file() else None
+    said = []
+    if known and not known["resumed"]:
+        said.append(
+            f"The [executed copy](docs/gallery/{file}.ipynb) took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU."
+        )
+    plans = {each["hardware"]: each for each in result("forecasts.json")["forecasts"][file]}
+    ends = [plans["T4"]["run_seconds"][end] for end in ("low", "high")]
+    if None not in ends:
+        said.append(
+            f"Planned for the default run on a T4, not run: {' to '.join(tables.seconds(end) for end in ends)}."
+        )
+    return " ".join(said)
 
 
 def _opened(twin: str, name: str) -> str:
@@ -102,28 +122,3 @@ def _opened(twin: str, name: str) -> str:
     }
     shown = [f"[![{where}]({image})]({target})" for where, (image, target) in buttons.items() if ADDRESS]
     return " ".join([f"[{twin}]({path})", *shown])
-
-
-def _ran_on(name: str, notebook: Notebook) -> str:
-    kinds = {cell["kind"] for cell in result("faults.json")["cells"].values() if cell["model"] == name}
-    steps = result("tpu_compiler_steps.json")["steps"].values()
-    compiled = any(step["notebook"] == notebook.file and "peak" in step for step in steps)
-    return " · ".join(
-        f"{where} {'yes' if found else 'no'}"
-        for where, found in {
-            "CPU": "cpu" in kinds,
-            "XLA virtual devices": "xla" in kinds,
-            "TPU compiler": compiled,
-            "TPU": _measured_on("xla", notebook),
-            "GPU": _measured_on("cuda", notebook),
-        }.items()
-    )
-
-
-def _measured_on(kind: str, notebook: Notebook) -> bool:
-    """Whether a results file is of a run of this notebook on such a device."""
-    for path in RESULTS.glob(f"{notebook.file}*.json"):
-        machine = json.loads(path.read_text(encoding="utf-8")).get("runtime") or {}
-        if machine.get("kind") == kind:
-            return True
-    return False
