@@ -193,7 +193,7 @@ def test_every_part_of_a_results_file_is_described():
             assert found.keys() <= described, path.name
     for source in (ROOT / "notebooks/source").glob("*.py"):
         calls = [node for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-        written = [call for call in calls if getattr(call.func, "attr", "") == "write_results"]
+        written = [call for call in calls if ast.unparse(call.func) == "run.results"]
         assert written
         assert {word.arg for call in written for word in call.keywords if word.arg} <= described
 
@@ -205,7 +205,7 @@ def test_the_index_leads_to_every_page():
 
 
 def test_a_public_address_gives_each_notebook_a_button_for_colab_and_one_for_kaggle():
-    code = "import evidence.readme as page; page.ADDRESS = 'someone/notebooks'; print(page.results())"
+    code = "import evidence.readme as page; page.ADDRESS = 'someone/notebooks'; print(page.blocks())"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'docs')!r}]; {code}"],
         capture_output=True,
