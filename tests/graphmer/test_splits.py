@@ -143,20 +143,10 @@ def test_empty_files_keep_no_modules_together():
     assert split_by_module(random_graph(files=files), seed=0) == split_by_module(random_graph(), seed=0)
 
 
-def test_repositories_stay_whole():
-    graphs = [random_graph(modules=6, triples=60, seed=number, prefix=f"r{number}/") for number in range(12)]
-    entities = [entity for graph in graphs for entity in graph.entities.values()]
-    triples = [triple for graph in graphs for triple in graph.triples]
-    splits = split_by_module(build_graph(entities, triples, {}), seed=0, unit="repository", held_out=0.2)
-    seen = [{triple.head.partition("/")[0] for triple in part} for part in parts(splits).values()]
-    assert not any(one & other for one, other in combinations(seen, 2))
-    assert set.union(*seen) == {f"r{number}" for number in range(12)}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "file"}, "unit='file': must be one of definition, module, package, repository"),
+        ({"unit": "file"}, "unit='file': must be one of package, module, definition"),
         ({"held_out": 0.5}, r"held_out=0\.5: must be in \(0, 0\.5\)"),
         ({"held_out": 0.0}, r"held_out=0\.0"),
         (

@@ -13,9 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED, KnowledgeGraph, Triple
+from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph, Triple
 
-UNITS = ("definition", "module", "package", "repository")  # from small to large
+UNITS = ("package", "module", "definition")  # from large to small; a definition is one of a module's outermost level
 _EMPTY = hashlib.sha256(b"").hexdigest()  # of every empty __init__.py
 
 
@@ -34,11 +34,10 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", 
     """Each triple to the part that the unit of its head was drawn for; all triples of one pair of entities stay together.
 
     Where the units of such a group were drawn for different parts (a calls b, b calls a), training gets it, then
-    validation.
+    validation. Modules of the same content are one unit.
 
-    unit: "definition" (a function or class of a module's outermost level), "module", "package" (the outermost that contains
-        the module) or "repository" (of a graph whose ids begin with one, `repository/module`). Where units are too few or too large for three
-        parts the next smaller one is taken; the splits say which. Modules of the same content are one unit.
+    unit: "package" (the outermost that contains the module), "module", or "definition". Where units are too few or too large for
+        three parts the next smaller ones are taken; the splits say which.
     held_out: share of the triples, in (0, 0.5), for validation and for test each; a little less, as units stay whole.
 
     Raises ValueError: an unknown unit, an impossible share, no unit that is small enough.
@@ -48,20 +47,19 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", 
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out={held_out}: must be in (0, 0.5), the share of validation and of test each")
     triples = list(graph.resolved())
-    tried = UNITS[: UNITS.index(unit) + 1][::-1]
+    tried = UNITS[UNITS.index(unit) :]
     for smaller in tried:
         unit_of = _units(graph, smaller)
         sizes = Counter(unit_of(triple.head) for triple in triples)
-        part_of = _draw(sizes, held_out, seed)
-        parts = _by_head(triples, unit_of, part_of)
+        parts = _by_head(triples, unit_of, _draw(sizes, held_out, seed))
         if all(parts):
             said = f"held out by {smaller} ({len(sizes):,} of them)"
             said += "" if smaller == unit else f": by {unit} they would be too few or too large"
             dropped = {"unresolved": len(graph.triples) - len(triples)}
             return Splits(*(tuple(sorted(part)) for part in parts), dropped, said)
     raise ValueError(
-        f"unit={unit!r}, held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(tried)}; "
-        "give more sources, or raise held_out"
+        f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(tried)}; give more sources, or "
+        "raise held_out"
     )
 
 
@@ -77,36 +75,29 @@ def _by_head(triples: list[Triple], unit_of: Callable[[str], str], part_of: dict
 
 def _units(graph: KnowledgeGraph, unit: str) -> Callable[[str], str]:
     """Unit of an entity by its id; "" for one that the sources do not define."""
-    entities = graph.entities.values()
-    modules = sorted({entity.module for entity in entities if entity.status == DEFINED})
-    if "" in modules:
-        raise ValueError(
-            f"unit={unit!r}: entities without a module, say in field `module` of entities.jsonl what it is"
-        )
-    inside = (
-        {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
-        if unit == "package"
-        else {}
-    )
-
-    def named(module: str) -> str:
-        if unit == "repository":
-            return module.partition("/")[0] if "/" in module else "."
-        seen = {module}
-        while (outer := inside.get(module)) and outer not in seen:
-            module = outer
-            seen.add(module)
-        return module
-
-    names = {module: named(module) for module in modules}
+    defined = [entity for entity in graph.entities.values() if entity.status == DEFINED]
+    if not all(entity.module for entity in defined):
+        raise ValueError("entities without a module: say in field `module` of entities.jsonl what it is")
+    inside = {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
+    names = {entity.module: entity.module for entity in defined}
+    if unit == "package":
+        names = {module: _outermost(module, inside) for module in names}
     merged = _same_content(graph, names)
-    units = {entity.id: merged[names[entity.module]] if entity.status == DEFINED else "" for entity in entities}
-    if unit == "definition":
-        for entity in entities:
-            inside = entity.id.removeprefix(f"{entity.module}.")
-            if entity.status == DEFINED and inside != entity.id:
-                units[entity.id] += f".{re.split('[.(]', inside, maxsplit=1)[0]}"
-    return units.__getitem__
+    units = {entity.id: merged[names[entity.module]] + _definition(entity, unit) for entity in defined}
+    return lambda name: units.get(name, "")
+
+
+def _outermost(module: str, inside: dict[str, str]) -> str:
+    seen = {module}
+    while (outer := inside.get(module)) and outer not in seen:
+        module = outer
+        seen.add(module)
+    return module
+
+
+def _definition(entity: Entity, unit: str) -> str:
+    inside = entity.id.removeprefix(f"{entity.module}.")
+    return f".{re.split('[.(]', inside, maxsplit=1)[0]}" if unit == "definition" and inside != entity.id else ""
 
 
 def _same_content(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str]:
