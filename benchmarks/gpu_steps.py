@@ -59,7 +59,6 @@ from helpers.plan.settings import DoesNotFit, Plan, Recipe, plan  # noqa: E402
 from helpers.plan.workloads import Asked, Workload, room  # noqa: E402
 from helpers.train import checkpoint  # noqa: E402
 from helpers.train.arguments import training_arguments  # noqa: E402
-from helpers.train.meter import peak_memory  # noqa: E402
 from helpers.train.trainer import TrainerMixin  # noqa: E402
 
 STEPS, LEAST_STEPS = 20, 6  # optimizer steps; the least where they take long
@@ -250,7 +249,7 @@ def losses(trainer: Trainer) -> dict:
 def memory(machine: Runtime) -> dict:
     """Bytes at most: of tensors, of what torch has taken for them, and of what this process holds of the device."""
     if machine.kind != "cuda":
-        return {"process_peak_bytes": peak_memory(machine)}
+        return {"process_peak_bytes": machine.engine.peak_memory()}
     now = driver_bytes()  # torch gives nothing back, so that the end is the peak
     return {
         "allocated_peak_bytes": torch.cuda.max_memory_allocated(),

@@ -37,3 +37,36 @@ def killed(work: Callable[[], object], number: int) -> bool:
         work()
     finally:
         os._exit(0)
+
+
+def fail_at(number: int, code: int, within: str) -> None:
+    """From now on the n-th time that a file or folder is opened whose path contains `within` fails with errno `code`; 0: each time."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if event in ("open", "os.scandir", "os.listdir") and within in str(arguments[0]):
+            seen += 1
+            if number in (0, seen):
+                raise OSError(code, os.strerror(code))
+
+    sys.addaudithook(hook)
+
+
+def disturbed(work: Callable[[], object], code: int, number: int, within: str) -> str:
+    """What `work` returned or raised, in a forked child in which `fail_at` was called."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        with os.fdopen(read) as answer:
+            said = answer.read()
+        os.waitpid(child, 0)
+        return said
+    fail_at(number, code, within)
+    try:
+        answer = str(work())
+    except BaseException as error:
+        answer = repr(error)
+    os.write(write, answer.encode())
+    os._exit(0)

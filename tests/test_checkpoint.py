@@ -1,5 +1,6 @@
 """helpers.train.checkpoint: whole or absent, against damage, a full disk, and a kill at every file operation."""
 
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.train import checkpoint
+from tests.killing import disturbed
 
 pytestmark = pytest.mark.once
 
@@ -111,7 +113,7 @@ def test_damage_of_any_file_is_named_and_passed_over(tmp_path, name, harm):
 
 def test_an_empty_folder_is_damaged(tmp_path):
     (tmp_path / "checkpoint-4").mkdir()
-    assert "empty" in checkpoint.damage(tmp_path / "checkpoint-4")
+    assert "missing" in checkpoint.damage(tmp_path / "checkpoint-4")
 
 
 def test_the_manifest_of_another_step_is_damage(tmp_path):
@@ -183,6 +185,24 @@ def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(tmp_path):
 def test_a_folder_of_another_name_is_refused_with_the_name_it_needs(tmp_path):
     with pytest.raises(ValueError, match="checkpoint-"):
         checkpoint.step_of(tmp_path / "best")
+
+
+# -- a disk that does not answer --
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOTCONN, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_what_cannot_be_read_raises_and_is_never_taken_for_damage(tmp_path, code):
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    before = names(tmp_path)
+    # Operation 0: all fail, as after a dropped mount; the last ones are never reached.
+    answers = [
+        disturbed(lambda: checkpoint.newest_whole(tmp_path)[0].name, code, number, str(tmp_path))
+        for number in range(20)
+    ]
+    assert {answer.partition("(")[0] for answer in answers} == {"CheckpointUnreadable", "checkpoint-2"}
+    assert answers[0].startswith("CheckpointUnreadable") and answers[-1] == "checkpoint-2"
+    assert names(tmp_path) == before
 
 
 # -- failures while writing --

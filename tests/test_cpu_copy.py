@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 
 
 class Model(nn.Module):

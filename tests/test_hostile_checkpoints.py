@@ -19,7 +19,7 @@ from helpers.run.run_folder import RunFolder
 from helpers.train import checkpoint
 
 from .hostile import MARKER, cases, guarded, payload
-from .test_hostile_models import FORMS, HEADERS, header, saved
+from .test_hostile_models import FORMS, saved
 from .training_run import DEFAULTS, main
 
 pytestmark = pytest.mark.once
@@ -53,23 +53,6 @@ def copied(finished, tmp_path_factory):
         return around, checkpoint.folder(around / "run", 2)
 
     return make
-
-
-@cases(40)
-@given(data=st.data())
-def test_a_checkpoint_of_something_else_than_tensors_is_damage_whatever_its_manifest_says(copied, data):
-    around, newest = copied()
-    name = data.draw(st.sampled_from((*STATES, "model.safetensors")))
-    if name == "model.safetensors":
-        header(newest / name, data.draw(st.sampled_from(list(HEADERS))))
-    else:
-        saved(newest / name, {"state": payload(around), "param_groups": []}, data.draw(st.sampled_from(FORMS)))
-    signed(newest)
-    with guarded(around):
-        problem = checkpoint.damage(newest)
-        assert problem.startswith(f"{name} cannot be read: ")
-        assert checkpoint.newest_whole(around / "run")[0].name == "checkpoint-0"
-    assert not (around / MARKER).exists()
 
 
 @cases(40)
@@ -119,8 +102,7 @@ def test_a_manifest_of_anything_is_damage(copied, manifest):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [*STATES, "training_args.bin"])
-def test_the_trainer_itself_runs_no_pickle_of_a_checkpoint(copied, monkeypatch, name, form):
-    monkeypatch.setattr(checkpoint, "_try", lambda path: None)
+def test_the_trainer_runs_no_pickle_of_a_checkpoint(copied, name, form):
     around, newest = copied()
     saved(newest / name, {"state": payload(around)}, form)
     signed(newest)
@@ -129,16 +111,6 @@ def test_the_trainer_itself_runs_no_pickle_of_a_checkpoint(copied, monkeypatch, 
     else:
         with pytest.raises(Exception, match=r"Weights only load failed|Unsupported|weights_only"):
             main(str(newest.parent), OPTIONS | {"steps": 3, "save_steps": 3})
-    assert not (around / MARKER).exists()
-
-
-def test_a_run_passes_over_a_checkpoint_that_would_run_code_and_says_so(copied):
-    around, newest = copied()
-    saved(newest / "optimizer.pt", {"state": payload(around)}, "zip")
-    signed(newest)
-    messages = main(str(newest.parent), OPTIONS)["train"]["messages"]
-    assert messages[0].startswith("skipped checkpoint-2: optimizer.pt cannot be read: Weights only load failed")
-    assert messages[1] == "resuming from checkpoint-0"
     assert not (around / MARKER).exists()
 
 

@@ -5,7 +5,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from helpers.legal.generation import Generated, generate, static_cache
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 
 from .xla_process import answers_on_xla
 

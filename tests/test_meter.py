@@ -6,7 +6,7 @@ import time
 import pytest
 
 from helpers.machine.runtime import Runtime
-from helpers.train.meter import Meter, peak_memory
+from helpers.train.meter import Meter
 
 from .test_resume import result, run
 
@@ -205,7 +205,7 @@ def test_work_outside_the_run_may_fail_as_it_likes():
 def test_training_seconds_leave_out_compilation_and_what_was_put_aside():
     meter = Meter(runtime(), 1.0)
     meter.start(at(10.0, aside=3.0, compiling=2.0))
-    meter._started = None
+    meter._mark = None
     assert meter.training_seconds() == 5.0
 
 
@@ -240,7 +240,7 @@ def test_logs_of_a_real_run_carry_training_seconds_without_its_evaluations(tmp_p
 def test_rates_are_over_training_time_alone():
     meter = Meter(runtime(), 1.0)
     meter.start(at(10.0, aside=3.0, compiling=2.0, tokens=5_000, examples=50))
-    meter._started = None
+    meter._mark = None
     results = meter.results()
     assert (results["tokens_per_second"], results["examples_per_second"]) == (1_000.0, 10.0)
     assert (results["seconds"], results["evaluate_and_save_seconds"], results["compile_seconds"]) == (10.0, 3.0, 2.0)
@@ -259,7 +259,7 @@ def test_rates_are_over_training_time_alone():
 def test_mfu_agrees_with_hand_arithmetic(name, precision, devices, expected):
     meter = Meter(runtime(name, precision, devices), flops_per_token=6.5e9)
     meter.start(at(7.0, aside=2.0, tokens=5_000))
-    meter._started = None
+    meter._mark = None
     assert meter.results()["mfu"] == pytest.approx(expected, abs=5e-5)
 
 
@@ -280,6 +280,6 @@ def test_a_run_that_did_nothing_has_rates_of_zero():
 
 
 def test_peak_memory_of_a_cpu_run_grows_with_what_was_touched():
-    before = peak_memory(runtime())
+    before = runtime().engine.peak_memory()
     block = torch.ones((before + 2**26) // 4)  # more than the peak so far, whatever ran before
-    assert peak_memory(runtime()) >= block.nbytes
+    assert runtime().engine.peak_memory() >= block.nbytes

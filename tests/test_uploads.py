@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers import parameters
-from helpers.data import uploads
+from helpers.data import data_source as uploads
 
 pytestmark = pytest.mark.once
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.killing import kill_at
+from tests.killing import fail_at, kill_at
 
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
@@ -46,6 +46,13 @@ DEFAULTS = {
     "nan_step": None,  # the data of this step make the loss infinite
     "nan_gradient_step": None,
     "nan_moment_step": None,
+    "overflows": [],  # steps whose gradients are infinite
+    "scale": 0.0,  # of a real GradScaler on the CPU, as for fp16 on a GPU
+    "eval_strategy": "steps",
+    "unreadable": 0,  # errno with which every manifest answers
+    "twice": "",  # another output_dir, in which the same model is to be trained afterwards
+    "then_evaluate": False,  # also after a stop
+    "elsewhere": "",  # the working directory once the trainer is made
     "workers": 0,
     "masking": False,  # transformers' collator, which masks at random
     "exhaust_evaluation_above": None,
@@ -121,6 +128,7 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     from helpers.machine import xla
+    from helpers.train import checkpoint
     from helpers.train.arguments import training_arguments
     from helpers.train.trainer import TrainerMixin
     from tests.workloads import plan_by_hand
@@ -158,6 +166,8 @@ def main(output_dir: str, options: dict) -> dict:
                 os.kill(os.getpid(), signal.SIGKILL)
             if options["nan_gradient_step"] == state.global_step + 1:
                 next(p for p in model.parameters() if p.grad is not None).grad.mul_(float("nan"))
+            if state.global_step + 1 in options["overflows"]:
+                next(p for p in model.parameters() if p.grad is not None).grad.fill_(float("inf"))
 
         def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
             if options["nan_moment_step"] == state.global_step + 1:
@@ -213,9 +223,12 @@ def main(output_dir: str, options: dict) -> dict:
         save_steps=options["save_steps"],
         eval_on_start=options["eval_on_start"],
         dataloader_num_workers=options["workers"],
+        eval_strategy=options["eval_strategy"],
+        **({"optim": "adamw_torch_fused", "max_grad_norm": 0.0} if options["scale"] else {}),
     )
+    model = build_model(options)
     trainer = Trainer(
-        model=build_model(options),
+        model=model,
         args=arguments,
         train_dataset=examples[: options["blocks"]],
         eval_dataset=examples[options["blocks"] :],
@@ -228,7 +241,27 @@ def main(output_dir: str, options: dict) -> dict:
     )
     if options["kill_write"]:
         kill_at(options["kill_write"], within=".staging-")
-    trainer.train(resume_from_checkpoint=options["resume"])
+    if options["scale"]:
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=options["scale"])
+    if options["unreadable"]:
+        fail_at(0, options["unreadable"], checkpoint.MANIFEST)
+    if options["elsewhere"]:
+        os.chdir(options["elsewhere"])
+    try:
+        trainer.train(resume_from_checkpoint=options["resume"])
+    finally:
+        if options["then_evaluate"]:
+            print("EVALUATED", trainer.evaluate()["eval_loss"])
+    if options["twice"]:
+        arguments.output_dir = options["twice"]
+        Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=examples[: options["blocks"]],
+            eval_dataset=examples[options["blocks"] :],
+            plan=planned,
+            runtime=machine,
+        ).train()
     return {
         **seen,
         **trainer.results(),

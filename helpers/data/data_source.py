@@ -1,6 +1,16 @@
-"""Where the data of a run are from."""
+"""Where the data and the model of a run are from: a hub id, a path of one's own, or a file that is asked for in Colab."""
 
+import re
+import zipfile
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from helpers.parameters import SAMPLE, UPLOAD, expanded, local_or_hub
+
+LARGEST = 4 * 2**30  # bytes that an archive may unpack to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +32,64 @@ class DataSource:
     def provenance(self) -> dict[str, str | None]:
         """What results.json says of the data: source, revision and digest."""
         return {"source": self.name, "revision": self.revision, "sha256": self.sha256}
+
+
+def existing_file(name: str, value: str, remedy: str) -> str:
+    """Path of the file `value`, with ~ expanded. Raises FileNotFoundError, with the remedy, if there is none."""
+    path = expanded(name, value)
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}={value!r}: nothing at {path.resolve()}; {remedy}")
+    return str(path)
+
+
+def model_folder_or_hub(value: str, info) -> str:
+    """As `local_or_hub`, for a model: raises ValueError for a file."""
+    if value != SAMPLE and expanded(info.field_name, value).is_file():
+        raise ValueError(f"{info.field_name}={value!r} is a file: give the folder of a model, a hub id or {SAMPLE!r}")
+    return local_or_hub(value, info)
+
+
+ModelSource = Annotated[str, AfterValidator(model_folder_or_hub)]
+
+
+def located(data_source: str) -> str:
+    """`data_source` as given, or for "upload" the path of a file that is asked for now. Raises as `uploaded`."""
+    return uploaded("data_source") if data_source == UPLOAD else data_source
+
+
+def uploaded(name: str) -> str:
+    """Asks for one file in Colab and returns its path in the working directory; a .zip is unpacked into a folder.
+
+    The same file chosen again is the one that is there already, so that its run goes on. Raises ValueError outside of
+    Colab, unless one file was chosen, and for an archive that is damaged or too large.
+    """
+    try:
+        from google.colab import files
+    except ImportError:
+        raise ValueError(f"{name}={UPLOAD!r} asks for a file in Colab's window; here give the file's path") from None
+    chosen = [Path(each) for each in files.upload()]
+    if len(chosen) != 1:
+        raise ValueError(f"{name}={UPLOAD!r}: {len(chosen)} files were chosen; run the cell again and choose one")
+    (path,) = chosen
+    first = path.with_name(
+        re.sub(r" \(\d+\)(?=\.\w+$|$)", "", path.name)
+    )  # Colab names the second copy `texts (1).csv`
+    if first != path and first.is_file() and first.read_bytes() == path.read_bytes():
+        path.unlink()
+        path = first
+    if path.suffix.lower() == ".zip":
+        path = _unpacked(name, path)
+    print(f"{name}={UPLOAD!r}: reading {path}")
+    return str(path)
+
+
+def _unpacked(name: str, path: Path) -> Path:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(each.file_size for each in archive.infolist())
+            if size > LARGEST:
+                raise ValueError(f"{name}={str(path)!r} unpacks to {size / 2**30:.0f} GiB, more than {LARGEST >> 30}")
+            archive.extractall(path.with_suffix(""))  # it leaves out `..` and roots
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{name}={str(path)!r} is no whole archive ({error}): upload it again") from None
+    return path.with_suffix("")

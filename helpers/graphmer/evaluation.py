@@ -16,7 +16,7 @@ from helpers.graphmer.links.fusion import ScoreFusion
 from helpers.graphmer.links.predictor import LinkPredictor
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.training import LeafyChainCollator
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 from helpers.machine.runtime import Runtime
 
 

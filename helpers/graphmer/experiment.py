@@ -10,8 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast, set_seed
 
-from helpers.data.data_source import DataSource
-from helpers.data.uploads import located
+from helpers.data.data_source import DataSource, located
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph

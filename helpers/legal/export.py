@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 from helpers.show import tables, tracking
 
 from .layout import SYSTEM, Layout

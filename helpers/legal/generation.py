@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from helpers.machine import xla
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 
 from .layout import Layout, round_up
 from .records import Record

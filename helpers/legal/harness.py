@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from helpers.data import data_files
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 from helpers.parameters import did_you_mean
 from helpers.run import provenance
 

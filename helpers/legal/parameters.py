@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from helpers.data.local_paths import ModelSource, existing_file
+from helpers.data.data_source import ModelSource, existing_file
 from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
 from helpers.plan.settings import Recipe
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helpers.data import data_files, hub
-from helpers.data.data_source import DataSource
-from helpers.data.row_files import Row
-from helpers.data.uploads import located
+from helpers.data.data_files import Row
+from helpers.data.data_source import DataSource, located
 from helpers.lejepa import sample
 from helpers.parameters import SAMPLE, source_path
 

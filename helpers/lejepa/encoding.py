@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 
 # N texts · K embedding
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
-from helpers.data.local_paths import ModelSource
+from helpers.data.data_source import ModelSource
 from helpers.lejepa.data import MIN_ROWS, MSMARCO
 from helpers.parameters import (
     MACHINE,

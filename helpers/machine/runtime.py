@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import platform
+import re
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from helpers.show import tracking
 
 from . import hardware, ranks, xla
 
@@ -44,14 +45,23 @@ class Runtime:
         """The catalogue's entry for this device; None if it has none, as for every CPU."""
         return hardware.find(self.device_name)
 
+    @functools.cached_property
+    def engine(self):
+        """What this device asks of a training run (`engine.Engine`)."""
+        from . import engine
+
+        if self.kind == "xla":
+            return engine.XlaEngine(self.device_count)
+        return engine.CudaEngine() if self.kind == "cuda" else engine.Engine()
+
+    @property
+    def abilities(self) -> dict[str, tuple[bool, str]]:
+        """`abilities` of this device."""
+        return abilities(self.kind, self.device_name, self.compute_capability)
+
     def wait(self) -> None:
         """Blocks until the device has finished its work."""
-        if self.kind == "xla":
-            xla.wait()
-        elif self.kind == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
+        self.engine.wait()
 
     def results(self) -> dict:
         """The `runtime` part of results.json."""
@@ -78,6 +88,55 @@ class Runtime:
         )
 
 
+def abilities(kind: str, name: str, compute_capability: tuple[int, int] | None) -> dict[str, tuple[bool, str]]:
+    """What a device can do, each with its reason; decided by capability, since a T4 and an H100 are both `cuda`.
+
+    "bf16", "tf32": matrix products in that format. "grouped_heads": fused attention with fewer key than query heads.
+    "compile": torch.compile. "fused": one kernel for the optimizer's whole update.
+    """
+    if kind != "cuda":
+        not_here = (False, f"{name} is no CUDA GPU")
+        fused = (False, "the fused kernel crashes on XLA" if kind == "xla" else "the fused kernel is for GPUs")
+        return {
+            "bf16": (True, f"{name} computes in bf16"),
+            "tf32": not_here,
+            "grouped_heads": (True, "no fused kernel"),
+        } | {
+            "compile": not_here,
+            "fused": fused,
+        }
+    card = "{} (sm_{}{})".format(name, *compute_capability)
+    ampere, volta = compute_capability >= NATIVE_BF16, compute_capability >= (7, 0)
+    return {
+        "bf16": (ampere, f"{card} multiplies bf16 natively" if ampere else f"{card} has no native bf16"),
+        "tf32": (ampere, f"{card} has TF32" if ampere else f"{card} has no TF32"),
+        # huggingface/transformers#48633: below sm_80 SDPA takes its slow math kernel for grouped heads.
+        "grouped_heads": (
+            ampere,
+            f"{card}: fused attention takes grouped heads" if ampere else f"{card}: keys and values repeated",
+        ),
+        "compile": (volta, f"{card} runs Triton's kernels" if volta else f"{card}: Triton needs sm_70"),
+        "fused": (True, "one kernel for the whole update"),
+    }
+
+
+def refuse_without_kernels(name: str, compute_capability: tuple[int, int], built_for: Sequence[str]) -> None:
+    """Raises RuntimeError if a torch that was built for the architectures `built_for` has no kernels for this GPU."""
+    major, minor = compute_capability
+    numbers = [
+        (kind, divmod(int(re.match(r"\d+", number)[0]), 10))
+        for kind, _, number in (a.partition("_") for a in built_for)
+    ]
+    ready = any(kind == "sm" and it[0] == major and it[1] <= minor for kind, it in numbers)
+    from_ptx = any(kind == "compute" and it <= (major, minor) for kind, it in numbers)
+    if numbers and not (ready or from_ptx):
+        raise RuntimeError(
+            f"{name} (sm_{major}{minor}): the installed torch was built for {', '.join(built_for)} and has no kernels for it. "
+            "Choose another accelerator (on Kaggle GPU T4 x2 instead of P100), or install a torch for older GPUs: "
+            "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+        )
+
+
 def choose_precision(
     kind: str, name: str, compute_capability: tuple[int, int] | None, wanted: str = "auto"
 ) -> tuple[str, str]:
@@ -85,8 +144,7 @@ def choose_precision(
 
     Raises ValueError: the device cannot train in the `wanted` precision.
     """
-    sm = compute_capability and "sm_{}{}".format(*compute_capability)
-    native = kind != "cuda" or compute_capability >= NATIVE_BF16
+    native, why = abilities(kind, name, compute_capability)["bf16"]
     if wanted == "fp16" and kind != "cuda":
         raise ValueError(
             f"precision='fp16' needs a CUDA GPU, and this is {name} ({kind}); use 'auto', 'fp32' or 'bf16'"
@@ -100,9 +158,9 @@ def choose_precision(
     elif kind == "cpu":
         chosen, why = "fp32", "exact; a CPU with AVX512-BF16 or AMX is faster with precision='bf16'"
     elif native:
-        chosen, why = "bf16", f"{name} ({sm}) multiplies bf16 natively; what stays fp32 uses TF32"
+        chosen, why = "bf16", f"{why}; what stays fp32 uses TF32"
     else:
-        chosen, why = "fp16", f"{name} ({sm}) has no native bf16; fp16 with loss scaling over fp32 weights"
+        chosen, why = "fp16", f"{why}; fp16 with loss scaling over fp32 weights"
     if wanted == "auto":
         return chosen, why
     return wanted, f"asked for (precision={wanted!r}); auto would be {chosen}: {why}"
@@ -159,6 +217,7 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         if torch.cuda.is_available():
             note = _pin_to_one_gpu(torch)
             kind, name, capability = "cuda", torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+            refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
             memory = torch.cuda.get_device_properties(0).total_memory
             reason = f"{reason}; torch sees a GPU{note}"
         else:
@@ -200,7 +259,7 @@ def _announce_to_huggingface(use_xla: bool) -> None:
     os.environ["USE_TORCH_XLA"] = wanted
     # Progress widgets: no saved notebook can show them, and a headless kernel only warns about them.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    tracking.silence_chatter()
+    silence_chatter()
 
 
 @functools.cache  # before `_pin_to_one_gpu`
@@ -228,3 +287,24 @@ def _pin_to_one_gpu(torch) -> str:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         return f"; using 1 of {count} (torchrun uses all: docs/several-processes.md)"
     return ""
+
+
+# First words of warnings that a user of a notebook can do nothing about; all others stay.
+CHATTER = (
+    "IProgress not found",  # widgets, which no saved notebook can show
+    "'pin_memory' argument is set as true but no accelerator is found",
+    "Using EarlyStoppingCallback without load_best_model_at_end",  # the trainer loads the best weights itself
+    "The tied weights mapping and config for this model specifies to tie",
+    "`broadcast_buffers` is deprecated",  # transformers sets it
+    "`is_gradient_checkpointing` is deprecated",  # peft asks for it
+    "`gradient_checkpointing` is deprecated",  # trl sets it
+    "The tokenizer has new PAD/BOS/EOS tokens",  # on purpose
+)
+
+
+def silence_chatter() -> None:
+    """Keeps CHATTER from warnings and from the loggers of the Hugging Face libraries."""
+    for words in CHATTER:
+        warnings.filterwarnings("ignore", message=re.escape(words))
+    for name in ("trainer_callback", "modeling_utils", "trainer_utils", "training_args"):
+        logging.getLogger(f"transformers.{name}").addFilter(lambda record: not record.getMessage().startswith(CHATTER))

@@ -1,4 +1,4 @@
-"""Everything that touches torch_xla, and the only file that imports it.
+"""XLA: everything that touches torch_xla, and the only file that imports it.
 
 TPU training here is SPMD in the notebook's own process: one mesh axis over all chips, batches sharded along it,
 parameters replicated. `PJRT_DEVICE=CPU CPU_NUM_DEVICES=8` compiles and runs the same graphs on a CPU.

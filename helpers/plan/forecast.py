@@ -15,7 +15,6 @@ from typing import Any
 from helpers.machine.hardware import Machine
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
-from helpers.train.meter import peak_memory
 
 from .range import Range
 from .speed import step_seconds
@@ -157,7 +156,7 @@ def here(workload: Workload, plan: Any, runtime: Runtime, phases: Sequence[tuple
     found = forecast(workload, plan, machine, phases=phases)
     if runtime.kind != "cpu":
         return found
-    return replace(found, memory=_of_process(found.memory, plan.memory.count.weights, peak_memory(runtime)))
+    return replace(found, memory=_of_process(found.memory, plan.memory.count.weights, runtime.engine.peak_memory()))
 
 
 def _of_process(span: Range, weights: int, so_far: int) -> Range:

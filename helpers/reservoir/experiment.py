@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Trainer, TrainerCallback
 
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
 from helpers.show import tracking

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers.data import hub, row_files
-from helpers.data.data_source import DataSource
-from helpers.data.uploads import located
+from helpers.data import data_files, hub
+from helpers.data.data_source import DataSource, located
 from helpers.parameters import SAMPLE, source_path
 from helpers.reservoir.sample import sample_stories
 
@@ -66,7 +65,7 @@ def batches(stories: Sequence[str], size: int = 1000) -> Iterator[Sequence[str]]
 
 def _read_file(path: Path) -> Iterable[str]:
     file = f"data_source={str(path)!r}"
-    if read := {".jsonl": row_files.jsonl, ".parquet": row_files.parquet}.get(path.suffix):
+    if read := {".jsonl": data_files.jsonl, ".parquet": data_files.parquet}.get(path.suffix):
         return _told(str(path), read(file, path))
     if path.suffix != ".txt":
         raise ValueError(f"{file}: cannot read {path.suffix or 'no suffix'}; use .txt, .jsonl, .parquet")
@@ -77,7 +76,7 @@ def _read_file(path: Path) -> Iterable[str]:
     return text.split(END_OF_TEXT) if END_OF_TEXT in text else re.split(r"\n\s*\n", text)
 
 
-def _told(data_source: str, rows: Iterable[row_files.Row]) -> Iterator[str]:
+def _told(data_source: str, rows: Iterable[data_files.Row]) -> Iterator[str]:
     column = None
     for where, _, values in rows:
         column = column or _text_column(data_source, list(values))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import socket
+import functools
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,13 @@ class _Hold:
 _holds: dict[Path, _Hold] = {}
 
 
+@functools.cache
+def _this_host() -> str:
+    """The name under which filelock notes this machine: inside a container not that of `socket.gethostname()` alone."""
+    with tempfile.TemporaryDirectory() as folder, SoftFileLease(Path(folder) / LOCK_FILE) as lease:
+        return lease.owner.hostname
+
+
 def own(output_dir: Path | str) -> None:
     """Makes this process the owner of an existing folder until it ends, unless it or a parent process is the owner.
 
@@ -54,7 +62,7 @@ def own(output_dir: Path | str) -> None:
         lease.acquire(timeout=1)  # seconds: enough for an owner that is known to be dead
     except Timeout:
         owner, parents = lease.owner, {parent.pid for parent in psutil.Process().parents()}
-        if owner and owner.hostname == socket.gethostname() and owner.pid in parents:
+        if owner and owner.hostname == _this_host() and owner.pid in parents:
             return  # a notebook's kernel, which waits for the processes that it launched
         _outwait(lease, path)
     _holds[path] = _Hold(lease) if hold is None else _Hold(lease, hold.since)
@@ -65,7 +73,7 @@ def _outwait(lease: SoftFileLease, path: Path) -> None:
     """Acquires the lease if its owner, on another machine, is silent for `SILENCE` seconds; else raises FolderTaken."""
     owner, seen = lease.owner, _heartbeat(path)
     who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
-    if owner is None or owner.hostname != socket.gethostname():
+    if owner is None or owner.hostname != _this_host():
         tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
         began = time.monotonic()
         while time.monotonic() < began + SILENCE + 10 and _heartbeat(path) in (seen, None):

@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
+import uuid
+from pathlib import Path
 
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
+from transformers.utils.notebook import NotebookProgressCallback
 
 from . import tables
 from .tracking import in_kernel, say
 
 
 class Progress(TrainerCallback):
-    """A live table in a notebook, plain lines everywhere else."""
+    """One plain line for each log, with what is left."""
 
-    columns = ("step", "loss", "eval_loss", "learning_rate", "steps/s", "left")
-
-    def __init__(self, live: bool | None = None):
-        self.live = _in_notebook() if live is None else live
-        self.rows: list[dict] = []
-        self._handle = None
-        self._mark: tuple[int, float] | None = None
+    columns = ("step", "loss", "eval_loss", "learning_rate", "skipped_steps", "steps/s", "left")
+    _mark: tuple[int, float] | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._mark = (state.global_step, time.perf_counter())
@@ -35,6 +33,7 @@ class Progress(TrainerCallback):
             return
         row = {"step": f"{state.global_step}/{state.max_steps}"}
         row |= {name: f"{logs[name]:.4f}" for name in ("loss", "eval_loss") if name in logs}
+        row |= {name: logs[name] for name in ("skipped_steps",) if name in logs}
         if "learning_rate" in logs:
             step, since = self._mark
             row["learning_rate"] = f"{logs['learning_rate']:.2e}"
@@ -42,37 +41,44 @@ class Progress(TrainerCallback):
             row["steps/s"] = f"{rate:.2f}"
             row["left"] = tables.seconds((state.max_steps - state.global_step) / max(rate, 1e-9))
             self._mark = (state.global_step, time.perf_counter())
-        self.rows.append(row)
-        if self.live:
-            self._show()
-        else:
-            say("  ".join(f"{name} {row[name]}" for name in self.columns if name in row))
-
-    def _show(self) -> None:
-        from IPython.display import display
-
-        shown = tables.Table(self.rows[-40:])
-        if self._handle is None:
-            self._handle = display(shown, display_id=True)
-        else:
-            self._handle.update(shown)
+        say("  ".join(f"{name} {row[name]}" for name in self.columns if name in row))
 
 
-class Wandb(WandbCallback):
-    """transformers' W&B callback; the run continues without it if W&B refuses or does not answer."""
-
-    def setup(self, *args, **kwargs):
-        os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")  # seconds, instead of 90
-        try:
-            super().setup(*args, **kwargs)
-        except (self._wandb.Error, OSError) as error:
-            say(f"report_to='wandb': W&B cannot be reached, going on without it ({error})")
-            self._wandb = None
+class LiveProgress(NotebookProgressCallback, Progress):
+    """transformers' own bar and table, which move with every step."""
 
 
-def _in_notebook() -> bool:
-    """Whether a person's notebook frontend is attached, and not papermill or nbmake, whose logs need lines.
+def progress() -> Progress:
+    """A bar where a person's notebook frontend is attached, lines elsewhere: the logs of papermill and nbmake need lines.
 
     Their client, nbclient, can be told from a frontend only by the fact that it does not allow stdin.
     """
-    return in_kernel() and getattr(sys.modules["IPython"].get_ipython().kernel, "_allow_stdin", True)
+    attended = in_kernel() and getattr(sys.modules["IPython"].get_ipython().kernel, "_allow_stdin", True)
+    return LiveProgress() if attended else Progress()
+
+
+class Wandb(WandbCallback):
+    """transformers' W&B callback: all sessions of a run are one W&B run, and the run goes on where W&B does not answer."""
+
+    def setup(self, args, state, *rest, **kwargs):
+        ours = {"WANDB_INIT_TIMEOUT": "30"}  # seconds, instead of 90
+        if state.is_world_process_zero:
+            ours |= {"WANDB_RUN_ID": _wandb_run(args.output_dir), "WANDB_RESUME": "allow"}
+        added = [name for name in ours if name not in os.environ]
+        os.environ.update({name: ours[name] for name in added})
+        try:
+            super().setup(args, state, *rest, **kwargs)
+        except (self._wandb.Error, OSError) as error:
+            say(f"report_to='wandb': W&B cannot be reached, going on without it ({error})")
+            self._wandb = None
+        finally:
+            for name in added:
+                del os.environ[name]
+
+
+def _wandb_run(output_dir: str) -> str:
+    """The id of a run's W&B run, kept in its folder."""
+    file = Path(output_dir, "wandb_run")
+    if not file.is_file():
+        file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+    return file.read_text(encoding="utf-8")

@@ -1,13 +1,9 @@
-"""What a person sees: lines, W&B, and no needless warnings of libraries."""
+"""What a person sees: lines, and whether metrics go to W&B."""
 
 from __future__ import annotations
 
-import logging
-import netrc
-import os
-import re
+import inspect
 import sys
-import warnings
 
 from helpers.notebook import secrets
 
@@ -28,42 +24,20 @@ def report_to(wanted: str) -> tuple[str, str]:
     if wanted == "none":
         return "none", "report_to='none'"
     try:
-        import wandb  # noqa: F401
+        import wandb
     except ImportError:
         return "none", "report_to='wandb', but wandb is not installed: going on without it"
-    if os.environ.get("WANDB_MODE") == "offline":
+    secrets.provide("WANDB_API_KEY")
+    settings = wandb.setup().settings  # also those of a file, and the address of a server of one's own
+    if settings.mode == "disabled":
+        return "none", "report_to='wandb', but W&B is switched off (WANDB_MODE=disabled)"
+    if settings.mode in ("offline", "dryrun"):
         return "wandb", "W&B offline (WANDB_MODE): no key needed"
-    if not (secrets.provide("WANDB_API_KEY") or _wandb_logged_in()):
-        return "none", (
-            "report_to='wandb', but there is no WANDB_API_KEY (Colab or Kaggle secret, environment) and no `wandb login`: "
-            "going on without it"
-        )
-    return "wandb", "W&B key found"
-
-
-# First words of warnings that a user of a notebook can do nothing about; all others stay.
-CHATTER = (
-    "IProgress not found",  # widgets, which no saved notebook can show
-    "'pin_memory' argument is set as true but no accelerator is found",
-    "Using EarlyStoppingCallback without load_best_model_at_end",  # the trainer loads the best weights itself
-    "The tied weights mapping and config for this model specifies to tie",
-    "`broadcast_buffers` is deprecated",  # transformers sets it
-    "`is_gradient_checkpointing` is deprecated",  # peft asks for it
-    "`gradient_checkpointing` is deprecated",  # trl sets it
-    "The tokenizer has new PAD/BOS/EOS tokens",  # on purpose
-)
-
-
-def silence_chatter() -> None:
-    """Keeps CHATTER from warnings and from the loggers of the Hugging Face libraries."""
-    for words in CHATTER:
-        warnings.filterwarnings("ignore", message=re.escape(words))
-    for name in ("trainer_callback", "modeling_utils", "trainer_utils", "training_args"):
-        logging.getLogger(f"transformers.{name}").addFilter(lambda record: not record.getMessage().startswith(CHATTER))
-
-
-def _wandb_logged_in() -> bool:
-    try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (FileNotFoundError, netrc.NetrcParseError):
-        return False
+    # The newer way to ask for a login without a prompt, and that of wandb before it.
+    asks = "prompt" in inspect.signature(wandb.login).parameters
+    if wandb.login(prompt=False, verify=False) if asks else wandb.api.api_key:
+        return "wandb", f"W&B key found for {settings.base_url}"
+    return "none", (
+        f"report_to='wandb', but there is no WANDB_API_KEY (Colab or Kaggle secret, environment) and no `wandb login` for "
+        f"{settings.base_url}: going on without it"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from transformers import TrainingArguments
 
 from helpers.machine.runtime import Runtime
@@ -14,13 +16,12 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
 
     seed: of weights, data order and dropout. overrides: any fields of `cls`.
     """
-    on_cuda = runtime.kind == "cuda"
-    batch = plan.micro_batch_size if runtime.kind == "xla" else plan.per_device_batch_size
+    on_cuda, batch = runtime.kind == "cuda", plan.per_device_batch_size * runtime.engine.fed
     fields = {
-        "output_dir": str(output_dir),
+        "output_dir": str(Path(output_dir).absolute()),
         "seed": seed,
         "data_seed": seed,
-        "per_device_train_batch_size": batch,  # under SPMD this process feeds all chips
+        "per_device_train_batch_size": batch,
         "per_device_eval_batch_size": batch,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "learning_rate": plan.learning_rate,
@@ -31,8 +32,8 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "max_grad_norm": plan.max_grad_norm,
         "optim": plan.optimizer,
         "fp16": on_cuda and plan.precision == "fp16",
-        "bf16": plan.precision == "bf16" and runtime.kind != "xla",  # on XLA it would store the weights in bf16
-        "tf32": True if on_cuda and runtime.compute_capability >= (8, 0) else None,
+        "bf16": plan.precision == "bf16" and not runtime.engine.autocasts,  # on XLA it would store the weights in bf16
+        "tf32": runtime.abilities["tf32"][0] or None,
         "use_cpu": runtime.kind == "cpu",
         "dataloader_num_workers": plan.dataloader_workers,
         "dataloader_pin_memory": plan.pin_memory,
@@ -53,7 +54,10 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
     fields["report_to"], reason = tracking.report_to(asked := fields["report_to"])
     if fields["report_to"] != asked:
         tracking.say(reason)
+    # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
+    tf32 = fields.pop("tf32")
     arguments = cls(**fields)
+    arguments.tf32 = tf32
     if on_cuda and isinstance(arguments, TrainingArguments) and arguments.world_size == 1:
         arguments._n_gpu = 1  # never DataParallel, which silently multiplies the batch
     return arguments

@@ -3,6 +3,9 @@
 A checkpoint is written to `.staging-N` beside its final place, every file is hashed into `manifest.json` and synced to
 disk, and one rename makes it `checkpoint-N`. Whatever kills the process, a folder named `checkpoint-N` is whole or its
 damage is found. (Stock Trainer writes in place, and resumes silently from half a checkpoint.)
+
+Only what was read and differs is damage. What could not be read (a dropped mount, a disk error, too many open files) raises
+`CheckpointUnreadable`, renames nothing, and never leads to step 0.
 """
 
 from __future__ import annotations
@@ -14,17 +17,26 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
+DAMAGED = "damaged-"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 _OURS = (AssertionError, AttributeError, LookupError, NameError, TypeError)  # mistakes of the program, never of a disk
 
 
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # the disk answered that there is no such file
+
+
 class CheckpointNotWritten(OSError):
     """A checkpoint could not be written; the older ones are untouched."""
+
+
+class CheckpointUnreadable(OSError):
+    """A checkpoint could not be read, so nobody knows whether it is whole; nothing was touched."""
 
 
 def folder(output_dir: Path | str, step: int) -> Path:
@@ -45,10 +57,26 @@ def step_of(checkpoint: Path | str) -> int:
     return int(match.group(1))
 
 
-def listed(output_dir: Path | str) -> list[Path]:
-    """Folders named checkpoint-N, newest first, whole or not."""
-    found = (path for path in Path(output_dir).glob("checkpoint-*") if _FOLDER.fullmatch(path.name))
-    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), key=step_of, reverse=True)
+def listed(output_dir: Path | str, prefix: str = "") -> list[Path]:
+    """Folders named checkpoint-N, newest first, whole or not. Raises CheckpointUnreadable if the disk does not answer."""
+    try:
+        with os.scandir(output_dir) as entries:  # Path.glob takes an unreadable folder for an empty one
+            found = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except ABSENT:
+        return []
+    except OSError as error:
+        raise _unreadable(output_dir, error) from error
+    named = [
+        path for path in found if path.name.startswith(prefix) and _FOLDER.fullmatch(path.name.removeprefix(prefix))
+    ]
+    return sorted(named, key=lambda path: step_of(path.name.removeprefix(prefix)), reverse=True)
+
+
+def _unreadable(path: Path | str, error: BaseException) -> CheckpointUnreadable:
+    return CheckpointUnreadable(
+        f"{str(path)!r} could not be read ({error!r}), so nobody knows whether it is whole; nothing was touched. Mount the disk again, "
+        "or free memory and open files, then run the notebook again"
+    )
 
 
 @contextlib.contextmanager
@@ -106,52 +134,50 @@ def publish(source: Path, target: Path) -> None:
 
 
 def damage(checkpoint: Path | str) -> str | None:
-    """What is wrong with a checkpoint, or None if every file has the bytes that were written."""
+    """What differs from the bytes that were written, or None. Raises CheckpointUnreadable for what could not be read."""
     checkpoint = Path(checkpoint)
-    if not checkpoint.is_dir():
-        return "the folder is missing"
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        return _difference(checkpoint)
+    except (OSError, MemoryError) as error:
+        raise _unreadable(checkpoint, error) from error
+
+
+def _difference(checkpoint: Path) -> str | None:
+    if checkpoint.is_symlink():
+        return "the folder is a link"
+    try:
+        text = (checkpoint / MANIFEST).read_bytes()
+    except ABSENT:
+        return f"{MANIFEST} is missing" if checkpoint.exists() else "the folder is missing"
+    try:
+        manifest = json.loads(text)
         if manifest["schema"] != SCHEMA:
             return f"{MANIFEST} has schema {manifest['schema']}, this version reads {SCHEMA}"
         if manifest["step"] != step_of(checkpoint):
             return f"{MANIFEST} is of step {manifest['step']}"
         files = {name: (expected["bytes"], expected["sha256"]) for name, expected in manifest["files"].items()}
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing" if any(checkpoint.iterdir()) else "the folder is empty"
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        return f"{MANIFEST} cannot be read: {error!r}"
-    root = checkpoint.parent.resolve() / checkpoint.name
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return f"{MANIFEST} is no manifest: {error!r}"
+    present = _regular_files(checkpoint)
     for name, (size, digest) in files.items():
-        path = checkpoint / name
-        try:
-            if path.resolve() != root / name:
-                return f"{name} is a link or leads out of the folder"
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size} bytes instead of {size}"
-            if _fingerprint(path)["sha256"] != digest:
-                return f"{name} has changed since it was written"
-            _try(path)
-        except Exception as error:  # whatever the library raises
-            return f"{name} cannot be read: {error}"
+        if name not in present:
+            return f"{name!r} is missing, or a link"
+        found = _fingerprint(checkpoint / name)
+        if found["bytes"] != size:
+            return f"{name} has {found['bytes']} bytes instead of {size}"
+        if found["sha256"] != digest:
+            return f"{name} has changed since it was written"
     return None
 
 
-def _try(path: Path) -> None:
-    """Raises if a file of weights or states cannot be loaded, or needs more than tensors."""
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
+def _regular_files(folder: Path) -> set[str]:
+    """Relative names of the files below a folder that are no links. Raises OSError for what could not be read."""
 
-        with safe_open(path, "np"):
-            return
-    if path.suffix in (".pt", ".pth"):
-        import torch
-        from transformers.trainer_pt_utils import safe_globals
+    def fail(error: OSError) -> None:
+        raise error
 
-        with safe_globals():
-            torch.load(path, "cpu", weights_only=True, mmap=True)
+    paths = (Path(place) / name for place, _, names in os.walk(folder, onerror=fail) for name in names)
+    return {path.relative_to(folder).as_posix() for path in paths if stat.S_ISREG(path.lstat().st_mode)}
 
 
 def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
@@ -166,8 +192,8 @@ def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Renames a damaged checkpoint, whose weights may still be of use, and returns its new path."""
-    kept = checkpoint.with_name(f"damaged-{checkpoint.name}")
+    """Renames a damaged checkpoint, whose weights may still be of use until the run has passed it; returns its new path."""
+    kept = checkpoint.with_name(f"{DAMAGED}{checkpoint.name}")
     shutil.rmtree(kept, ignore_errors=True)
     return checkpoint.rename(kept)
 
@@ -185,6 +211,9 @@ def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str
     kept = [path for path in listed(output_dir) if step_of(path) <= newest][:keep]
     for checkpoint in listed(output_dir):
         if checkpoint not in kept and checkpoint.resolve() != protected:
+            shutil.rmtree(checkpoint)
+    for checkpoint in listed(output_dir, DAMAGED):
+        if step_of(checkpoint.name.removeprefix(DAMAGED)) <= newest:
             shutil.rmtree(checkpoint)
     sweep(output_dir)
 

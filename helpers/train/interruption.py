@@ -68,6 +68,7 @@ class Stops(TrainerCallback):
             yield self
         finally:
             ended.set()
+            self.reason = ""  # later cells may evaluate what a stopped run has
             for number, handler in handlers.items():
                 signal.signal(number, handler or signal.SIG_DFL)
             _spare_orphans(False)
@@ -160,6 +161,33 @@ class FiniteGuard:
         """How many steps since construction were finished before the bad one, or None. Waits for the device."""
         index = int(self.first_bad.item())
         return None if index < 0 else index
+
+
+class LossScale:
+    """Counts the steps that fp16 skips because a gradient overflowed, so that no run which learns nothing reports success.
+
+    The scaler halves its scale when it skips a step. Fused AdamW skips on the device, which accelerate does not see, so it is told:
+    the learning rate does not advance with a skipped step. Reading the scale waits for the device once a step.
+    """
+
+    LOWEST, MOST = 1.0, 20  # scale, and skipped steps in a row, at which a run stops
+
+    def __init__(self, scaler, skipped: int = 0):
+        self.scaler, self.skipped, self.in_a_row = scaler, skipped, 0
+        self.scale = scaler.get_scale()
+
+    def after_update(self, optimizer) -> str:
+        """Notes whether this step was skipped; returns why the run must stop, or ""."""
+        before, self.scale = self.scale, self.scaler.get_scale()
+        optimizer._is_overflow = self.scale < before
+        if not optimizer._is_overflow:
+            self.in_a_row = 0
+            return ""
+        self.skipped += 1
+        self.in_a_row += 1
+        if self.scale >= self.LOWEST and self.in_a_row < self.MOST:
+            return ""
+        return f"fp16 skipped {self.in_a_row} steps in a row ({self.skipped} in all), its loss scale is {self.scale:g}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

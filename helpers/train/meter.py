@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from helpers.machine import xla
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
@@ -21,7 +17,8 @@ _STATE = ("examples", "tokens", "seconds", "aside_seconds", "compile_seconds", "
 class Meter:
     """Counts examples, tokens and seconds. Counting uses shapes only, so it never waits for the device.
 
-    Tokens are the positions that the model computes, padding included.
+    Tokens are the positions that the model computes, padding included. `processor_seconds` are those of all threads of this
+    process, without evaluation and saving.
 
     Args:
         runtime: the device; MFU is a share of the peak in its datasheet.
@@ -31,44 +28,47 @@ class Meter:
     def __init__(self, runtime: Runtime, flops_per_token: float):
         self.runtime = runtime
         self.flops_per_token = flops_per_token
-        self.examples = self.tokens = 0
-        self.seconds = self.aside_seconds = self.compile_seconds = 0.0
-        self.processor_seconds = 0.0  # of all threads of this process, without evaluation and saving
-        self._started: float | None = None
-        self._compile_mark = 0.0
-        self._aside_mark: tuple[float, float] | None = None
+        self._aside = False
+        self._mark: tuple[float, float, float] | None = None  # the clocks when they were last read; None outside a run
+        self._restore({})
 
-    def start(self, state: dict | None = None) -> None:
+    def _restore(self, state: Mapping[str, float]) -> None:
+        for name in _STATE:
+            setattr(self, name, state.get(name, 0))
+
+    def start(self, state: Mapping[str, float] | None = None) -> None:
         """Starts the clock, from what `state()` returned in an earlier session if it is given."""
-        for name, value in (state or dict.fromkeys(_STATE, 0)).items():
-            setattr(self, name, value)
-        if self.runtime.kind == "cuda":
-            import torch
-
-            torch.cuda.reset_peak_memory_stats()
-        self._compile_mark, self._processor_mark = self._compile_clock(), time.process_time()
-        self._started = time.perf_counter()
+        self._restore(state or {})
+        self.runtime.engine.reset_peak()
+        self._mark = self._clocks()
 
     def state(self) -> dict:
         """Counts and seconds so far, for `start` when the run is resumed."""
-        self._read_clocks()
+        self._read()
         return {name: getattr(self, name) for name in _STATE}
 
     def close(self) -> None:
         """Stops the clock."""
         self.runtime.wait()
-        self._read_clocks()
-        self._started = None
+        self._read()
+        self._mark = None
 
-    def _read_clocks(self) -> None:
-        now, compiled = time.perf_counter(), self._compile_clock()
-        self._read_aside(now, compiled)  # the state that a checkpoint holds is read while it is saved
-        if self._started is None:
+    def _clocks(self) -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), self.runtime.engine.compile_seconds
+
+    def _read(self) -> None:
+        """Adds what the clocks went on since they were last read."""
+        if self._mark is None:
             return
-        self.seconds += now - self._started
-        self._read_processor()
-        self.compile_seconds += compiled - self._compile_mark
-        self._started, self._compile_mark = now, compiled
+        now = self._clocks()
+        wall, processor, compiling = (after - before for after, before in zip(now, self._mark, strict=True))
+        self._mark = now
+        self.seconds += wall
+        self.compile_seconds += compiling
+        if self._aside:
+            self.aside_seconds += wall - compiling
+        else:
+            self.processor_seconds += processor
 
     def count(self, inputs, processes: int = 1) -> None:
         """Adds a micro-batch of each of `processes`, all like `inputs`: tensors *input_ids [B, ..., T], or else the first."""
@@ -81,37 +81,21 @@ class Meter:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Counts the time in the block as evaluation and saving; does nothing outside a run."""
-        if self._started is None:
-            yield
-            return
-        self.runtime.wait()
-        self._read_processor()
-        self._aside_mark = time.perf_counter(), self._compile_clock()
+        self._turn(aside=True)
         try:
             yield
         finally:
+            self._turn(aside=False)
+
+    def _turn(self, aside: bool) -> None:
+        if self._mark is not None:
             self.runtime.wait()
-            self._read_aside(time.perf_counter(), self._compile_clock())
-            self._read_processor()
-            self._aside_mark = None
-
-    def _read_aside(self, now: float, compiled: float) -> None:
-        if self._aside_mark is None:
-            return
-        since, compiled_before = self._aside_mark
-        # Compilation in the block counts as compilation only.
-        self.aside_seconds += now - since - (compiled - compiled_before)
-        self._aside_mark = now, compiled
-
-    def _read_processor(self) -> None:
-        now = time.process_time()
-        if self._aside_mark is None:
-            self.processor_seconds += now - self._processor_mark
-        self._processor_mark = now
+            self._read()
+        self._aside = aside
 
     def training_seconds(self) -> float:
         """Seconds of training so far, without compilation, evaluation and saving."""
-        self._read_clocks()
+        self._read()
         return max(self.seconds - self.aside_seconds - self.compile_seconds, 1e-9)
 
     def results(self) -> dict:
@@ -128,7 +112,7 @@ class Meter:
             "tokens_per_second": round(tokens_per_second, 1),
             "mfu": peak and round(tokens_per_second * self.flops_per_token / (peak * self.runtime.device_count), 4),
             "mfu_peak": peak and f"{peak / 1e12:g} TFLOP/s {self.runtime.precision} a device ({accelerator.source})",
-            "peak_memory_bytes": peak_memory(self.runtime),
+            "peak_memory_bytes": self.runtime.engine.peak_memory(),
         }
 
     @staticmethod
@@ -148,27 +132,3 @@ class Meter:
             **{name.replace("_", " "): value for name, value in (xla or {}).items()},
         }
         return [{"measured": name, "": value} for name, value in shown.items() if value is not None]
-
-    def _compile_clock(self) -> float:
-        return xla.counters()["compile_seconds"] if self.runtime.kind == "xla" else 0.0
-
-
-def peak_memory(runtime: Runtime) -> int | None:
-    """Peak in bytes: of the allocator on CUDA, of the device on a TPU (None if unknown), of the process on a CPU."""
-    if runtime.kind == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-    if runtime.kind == "xla":
-        info = xla.memory_info() or {}
-        return info.get("peak_bytes_used") or info.get("bytes_used")
-    if sys.platform == "win32":
-        import psutil
-
-        return psutil.Process().memory_info().peak_wset
-    status = Path("/proc/self/status")
-    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+)", status.read_text())):
-        return 1024 * int(found[1])
-    import resource  # may include the peak of the parent process
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -2,8 +2,8 @@
 
     class ReservoirTrainer(TrainerMixin, transformers.Trainer): ...
 
-It adds what the stock trainers lack; arguments, callbacks, evaluation and logging stay those of transformers. On XLA it
-also shards the batches over all chips, and keeps every value on the device between two logs.
+It adds what the stock trainers lack; arguments, callbacks, evaluation and logging stay those of transformers. What a device
+needs beside that is done by its engine (helpers/machine/engine.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 
-from helpers.machine import attention, ranks, xla
-from helpers.machine.compilation import CompilationCounter
+from helpers.machine import attention, ranks
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
 from helpers.run import folder_lock, run_folder
 from helpers.show import tracking
-from helpers.show.progress import Progress, Wandb
+from helpers.show.progress import Wandb, progress
 
 from . import checkpoint
 from .draws import PlaceSampler, SeededByPlace, seed_generators
@@ -37,6 +36,7 @@ from .interruption import (
     EvaluationOutOfMemory,
     EvaluationStopped,
     FiniteGuard,
+    LossScale,
     NonFiniteLoss,
     Stopped,
     Stops,
@@ -47,7 +47,6 @@ from .interruption import (
 from .meter import Meter
 
 METER_FILE = "meter.json"
-SCHEDULED = ("lr", "weight_decay")  # what changes in an optimizer group for one step on XLA
 
 
 class _Finished(Exception):
@@ -77,40 +76,38 @@ class TrainerMixin:
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
-        if ranks.count() > 1:  # one folder for all, as process 0 calls it
-            self.args.output_dir = ranks.broadcast(str(Path(self.args.output_dir).absolute()))
-        self.plan, self.runtime = plan, runtime
+        # Absolute once, whatever `%cd` does later; one folder for all processes, as the first calls it.
+        self.args.output_dir = ranks.broadcast(str(Path(self.args.output_dir).absolute()))
+        self.plan, self.runtime = plan, replace(runtime)  # with an engine that counts for this trainer alone
+        self.engine = self.runtime.engine
         module = self.trained_module()
         if tied := [*getattr(self.model, "all_tied_weights_keys", ())]:
             # A checkpoint holds them once; transformers would warn that the others are missing.
             self.model._keys_to_ignore_on_save = tied
         trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        self.meter = Meter(runtime, flops_per_token or 6.0 * trained)
+        self.meter = Meter(self.runtime, flops_per_token or 6.0 * trained)
         self.stops = Stops(max_hours)
         self.resumed_from: int | None = None
         self.messages: list[str] = []
         self._finite: FiniteGuard | None = None
+        self._loss_scale: LossScale | None = None
         self._staging: Path | None = None
-        self._batches_checked = False
         self._places: PlaceSampler | None = None
         self._first_step = 0
-        self._unlogged: list | None = None  # of the checkpoint: sum of the losses since a log, step of that log
+        self._counts: dict = {}  # of the checkpoint: the meter's; sum of the losses since a log, step of that log; skipped steps
         self._rescheduled = False
-        self.compilation = CompilationCounter(enabled=runtime.kind == "xla")
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
         self.add_callback(self.stops)
         self.add_callback(_StepBoundary(self))
-        self.add_callback(Progress())
+        self.add_callback(progress())
         self.patience = patience
         if patience:
             self.args.restore_callback_states_from_checkpoint = True
             self.add_callback(EarlyStoppingCallback(patience))
-        if runtime.kind == "xla":
-            xla.replicate(module)
-            attention.use_one_dtype(self.transformer())
+        self.engine.prepare(module, self.transformer())
         if plan.gradient_checkpointing:
             attention.checkpoint_activations(self.transformer(), runtime.kind)
 
@@ -142,13 +139,14 @@ class TrainerMixin:
             CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
             RuntimeError: memory ran out with the smallest micro-batch.
             EvaluationOutOfMemory: memory ran out in an evaluation; the steps before it are saved.
-            ValueError: the checkpoint of a given path is damaged.
+            ValueError: the checkpoint of a given path is damaged; or a new run would begin from trained weights.
+            CheckpointUnreadable: a checkpoint could not be read; it is kept as it is.
         """
         output_dir, source = self.args.output_dir, None
         with (
             folder_lock.owned(output_dir) if ranks.is_main() else contextlib.nullcontext() as since,
             self.stops.listening(since),
-            _sharding_survives_skipping(),
+            self.engine.computing(self.args.tf32),
             contextlib.closing(self.meter),
         ):
             with ranks.main_process_first():
@@ -156,11 +154,12 @@ class TrainerMixin:
                     checkpoint.sweep(output_dir)
                     source = self._checkpoint_to_resume(resume_from_checkpoint)
             source = ranks.broadcast(source)
+            if source is None:
+                self._refuse_trained_weights()
             self.resumed_from = source and checkpoint.step_of(source)
             while True:
-                counts = json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else {}
-                self._unlogged = counts.pop("unlogged", None)
-                self.meter.start(counts)
+                self._counts = json.loads((source / METER_FILE).read_text(encoding="utf-8")) if source else {}
+                self.meter.start(self._counts)
                 try:
                     output = self._train_from(source, **kwargs)
                     break
@@ -171,6 +170,8 @@ class TrainerMixin:
                     if isinstance(error, EvaluationOutOfMemory) or not is_out_of_memory(error):
                         raise
                     self._shrink_micro_batch(error)
+                finally:
+                    self._mark_trained()
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 source, _ = checkpoint.newest_whole(output_dir)
@@ -179,7 +180,22 @@ class TrainerMixin:
             if self.stops.reason and (self._owes_evaluation() or not self._is_finished(self.state)):
                 self._raise_stopped()
             self._load_best()
+            self._mark_trained()
         return output
+
+    def _weights_version(self) -> int:
+        """Changes whenever a weight is written."""
+        return sum(parameter._version for parameter in self.trained_module().parameters())
+
+    def _mark_trained(self) -> None:
+        self.trained_module().trained_version = self._weights_version()
+
+    def _refuse_trained_weights(self) -> None:
+        if getattr(self.trained_module(), "trained_version", None) == self._weights_version():
+            raise ValueError(
+                f"output_dir={self.args.output_dir!r} holds no checkpoint, and the model has been trained before: this run would "
+                "begin from trained weights. Run the cell that makes the model again, then the cells after it"
+            )
 
     def _raise_stopped(self):
         step = self.state.global_step
@@ -205,7 +221,7 @@ class TrainerMixin:
                     f"max_steps was {state.max_steps} and is {self.args.max_steps}: from step {state.global_step} on the "
                     f"learning rate follows the {self.args.lr_scheduler_type.value} schedule of {self.args.max_steps} steps"
                 )
-        self._finite, self._batches_checked = None, False
+        self._finite = None
         if self.is_world_process_zero():
             first_step = checkpoint.step_of(source) if source else 0
             plan = self.plan
@@ -263,19 +279,17 @@ class TrainerMixin:
     # -- one step --
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        if self.runtime.kind == "xla" and not self._batches_checked:
-            self._assert_sharded(inputs)
+        self.engine.check_batch(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._finite.update(loss, ends_step=self.accelerator.gradient_state.sync_gradients)
         self.meter.count(inputs, self.args.world_size)
-        if self.runtime.kind == "xla" and not self.accelerator.gradient_state.sync_gradients:
-            xla.sync()  # one graph a micro-batch, not one that grows with accumulation
+        if not self.accelerator.gradient_state.sync_gradients:
+            self.engine.end_micro_batch()
         return loss
 
     def compute_loss_context_manager(self):
         stack = super().compute_loss_context_manager()
-        if self.runtime.kind == "xla" and self.plan.precision == "bf16":
-            stack.enter_context(torch.autocast("xla", dtype=torch.bfloat16))
+        stack.enter_context(self.engine.autocast(self.plan.precision))
         return stack
 
     def _get_dataloader(self, dataset, description, batch_size, sampler_fn=None, is_training=False, **kwargs):
@@ -285,13 +299,13 @@ class TrainerMixin:
             self._places = PlaceSampler(sampler_fn(dataset), self.args.seed)
             dataset, sampler_fn = SeededByPlace(dataset, self.args.seed), lambda _: self._places
         loader = super()._get_dataloader(dataset, description, batch_size, sampler_fn, is_training, **kwargs)
-        return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
+        return self.engine.loader(loader)
 
     def get_eval_dataloader(self, eval_dataset=None):
-        """The loader of all examples. Raises ValueError if the last batch would be shorter on XLA."""
+        """The loader of all examples. Raises ValueError if a shorter last batch would compile anew."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         batch = self.args.eval_batch_size
-        if self.runtime.kind == "xla" and hasattr(dataset, "__len__") and len(dataset) % batch:
+        if self.engine.whole_batches and hasattr(dataset, "__len__") and len(dataset) % batch:
             raise ValueError(
                 f"eval_dataset has {len(dataset)} examples, which is no multiple of the evaluation batch of {batch}: "
                 "a shorter last batch would compile anew. Trim or pad it to a multiple."
@@ -302,38 +316,29 @@ class TrainerMixin:
         finally:
             self.args.dataloader_drop_last = drop_last
 
-    def _assert_sharded(self, inputs) -> None:
-        self._batches_checked = True
-        tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
-        whole = [name for name, tensor in tensors.items() if not xla.is_batch_sharded(tensor)]
-        assert not whole, (
-            f"{whole} are not split over the {self.runtime.device_count} devices: each computes everything"
-        )
-
     def seed_step(self) -> None:
         """Seeds every generator from seed, step and process, so that a resumed step draws the same numbers."""
-        value = seed_generators(self.args.seed, self.state.global_step, 1, self.args.process_index)
-        torch.manual_seed(value)  # of all devices
-        if self.runtime.kind == "xla":
-            xla.seed(value)
+        self.engine.seed(seed_generators(self.args.seed, self.state.global_step, 1, self.args.process_index))
 
     # -- logging, evaluation, saving --
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
-        fp16 = self.plan.precision == "fp16"  # whose infinite gradient norms only lower the loss scale
-        for name in ("loss",) if fp16 else ("loss", "grad_norm"):
+        # Infinite gradient norms only lower the loss scale of fp16, which counts them.
+        for name in ("loss",) if self._loss_scale else ("loss", "grad_norm"):
             if name in logs and not torch.isfinite(torch.tensor(logs[name])):
                 self._stop_on_nonfinite(name, logs[name])
         if "loss" in logs or "eval_loss" in logs:
             logs["training_seconds"] = round(self.meter.training_seconds(), 3)
+        if "loss" in logs and self._loss_scale and self._loss_scale.skipped:
+            logs["skipped_steps"] = self._loss_scale.skipped
         if not np.isfinite(logs.get("eval_loss", 0.0)):
             self._check_finite()
         super().log(logs, start_time)
         if "loss" in logs:
-            self.compilation.book("log")
+            self.engine.book("log")
 
     def evaluate(self, *args, **kwargs):
-        with self.aside("evaluate"):
+        with self.aside("evaluate"), self.engine.computing(self.args.tf32):
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args, **kwargs):
@@ -416,7 +421,7 @@ class TrainerMixin:
             # If this checkpoint is the best one, transformers has noted its staging path.
             self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
             self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
-            counts = self.meter.state() | {"unlogged": unlogged}
+            counts = self.meter.state() | {"unlogged": unlogged, "skipped": self._skipped()}
             (written / METER_FILE).write_text(json.dumps(counts), encoding="utf-8")
         keep, best = self.args.save_total_limit or 2, self.state.best_model_checkpoint
         checkpoint.prune(output_dir, keep, newest=step, protect=best)
@@ -429,8 +434,14 @@ class TrainerMixin:
         finally:
             self._staging = None
 
+    def _skipped(self) -> int:
+        return self._loss_scale.skipped if self._loss_scale else 0
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        self._save_weights(output_dir, _internal_call)
+        if (weights := self.engine.weights(self.model)) is None:
+            super().save_model(output_dir, _internal_call)
+        else:
+            self._save(output_dir or self.args.output_dir, state_dict=weights)
         if output_dir and self._staging is None and ranks.count() > 1:
             written = ranks.broadcast(str(Path(output_dir).absolute()))
             if not ranks.is_main() and written != str(Path(output_dir).absolute()):  # where its cells read it
@@ -439,27 +450,25 @@ class TrainerMixin:
         if self._staging is None and self.is_world_process_zero():  # an export: nothing reads this pickle
             Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
-    def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
-        if self.runtime.kind != "xla":
-            super().save_model(output_dir, internal_call)
-            return
-        xla.sync()
-        copies: dict[int, torch.Tensor] = {}  # one CPU copy of each tensor, so that tied weights stay tied
-        state = {
-            name: copies.setdefault(id(tensor), tensor.detach().cpu())
-            for name, tensor in self.model.state_dict(keep_vars=True).items()
-        }
-        self._save(output_dir or self.args.output_dir, state_dict=state)
+    def _stop_on_overflow(self, why: str) -> None:
+        raise NonFiniteLoss(
+            f"{why} at step {self.state.global_step + 1}: gradients overflow, and such a run learns nothing. The last good "
+            f"checkpoint is {self._newest_name()} in {self.args.output_dir}. Set precision='fp32' (now 'fp16') or lower "
+            f"learning_rate (now {self.args.learning_rate:g}), and start in a new output_dir."
+        )
+
+    def _newest_name(self) -> str:
+        last, _ = checkpoint.newest_whole(self.args.output_dir)
+        return last.name if last else "none"
 
     def _stop_on_nonfinite(self, name: str, value: float) -> None:
         bad = None if self._finite is None else self._finite.first_bad_step()
         step = first_step = self.state.global_step
         if bad is not None:
             first_step = self._first_step + bad + 1
-        last, _ = checkpoint.newest_whole(self.args.output_dir)
         raise NonFiniteLoss(
             f"{name} is {value} (first at step {first_step}, noticed at step {step}); nothing was saved since. "
-            f"The last good checkpoint is {last.name if last else 'none'} in {self.args.output_dir}. "
+            f"The last good checkpoint is {self._newest_name()} in {self.args.output_dir}. "
             f"Lower learning_rate (now {self.args.learning_rate:g}) or set precision='fp32' (now {self.plan.precision!r}), "
             "and start in a new output_dir."
         )
@@ -467,7 +476,7 @@ class TrainerMixin:
     # -- out of memory --
 
     def _shrink_micro_batch(self, error: Exception) -> None:
-        args, devices = self.args, self.runtime.device_count if self.runtime.kind == "xla" else 1
+        args, devices = self.args, self.engine.fed
         smaller = smaller_micro_batch(args.per_device_train_batch_size, args.gradient_accumulation_steps, devices)
         if args.world_size > 1 or smaller is None:
             raise RuntimeError(
@@ -501,28 +510,27 @@ class TrainerMixin:
     def results(self) -> dict:
         """The `plan`, `train` and, on XLA, `xla` parts of results.json."""
         losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
-        results = {
+        return {
             "plan": self.plan.results(),
             "train": {
                 "steps": self.state.global_step,
                 "loss_first": losses[0] if losses else None,
                 "loss_last": losses[-1] if losses else None,
                 **self.meter.results(),
+                "skipped_steps": self._skipped(),
                 "resumed_from_step": self.resumed_from,
                 "messages": self.messages,
             },
+            **self.engine.results(),
         }
-        if self.runtime.kind == "xla":
-            results["xla"] = self.compilation.results()
-        return results
 
     @contextlib.contextmanager
     def aside(self, name: str):
         """Times and counts the block as evaluating or saving, not as training."""
-        self.compilation.book("between")
+        self.engine.book("between")
         with self.meter.aside():
             yield
-        self.compilation.book(name)
+        self.engine.book(name)
 
     def _say(self, message: str) -> None:
         self.messages.append(message)
@@ -535,7 +543,6 @@ class _StepBoundary(TrainerCallback):
 
     def __init__(self, trainer: TrainerMixin):
         self.trainer = trainer
-        self._scheduled: list[dict] = []  # of each optimizer group, while a step uses values close to them
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         self.trainer._first_step = state.global_step
@@ -548,7 +555,7 @@ class _StepBoundary(TrainerCallback):
             schedule._last_lr = [base * rule(schedule.last_epoch) for base, rule in rules]
             for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
                 group["lr"] = rate
-        self.trainer.compilation.start()
+        self.trainer.engine.start_counting()
         # Not under FSDP, where torch counts a step of Adam when it first gathers the state of an optimizer.
         if (
             state.global_step == 0
@@ -558,11 +565,12 @@ class _StepBoundary(TrainerCallback):
             # Proves at once that a checkpoint can be written; an early failure goes back to it.
             self.trainer._save_checkpoint(self.trainer.model, None)
         self.trainer._finite = FiniteGuard(args.device)
-        if self.trainer._unlogged:
-            loss, self.trainer._globalstep_last_logged = self.trainer._unlogged
+        counts, scaler = self.trainer._counts, self.trainer.accelerator.scaler
+        if unlogged := counts.get("unlogged"):
+            loss, self.trainer._globalstep_last_logged = unlogged
             self.trainer._tr_loss = torch.tensor(loss, device=args.device)
-        if self.trainer.runtime.kind == "xla":
-            xla.settle(optimizer, self.trainer._tr_loss)
+        self.trainer._loss_scale = scaler and LossScale(scaler, counts.get("skipped", 0))
+        self.trainer.engine.begin(optimizer, self.trainer._tr_loss)
         if state.global_step and self.trainer._owes_evaluation():
             self.trainer._evaluate(None, None, skip_scheduler=True)
             if self.trainer.control.should_training_stop:  # stock Trainer would train one step too many
@@ -570,52 +578,26 @@ class _StepBoundary(TrainerCallback):
                 raise _Finished
 
     def on_train_end(self, args, state, control, **kwargs):
-        self.trainer.compilation.stop()
+        self.trainer.engine.stop_counting()
 
     def on_epoch_begin(self, args, state, control, **kwargs):
         if self.trainer._places is not None:
             self.trainer._places.set_epoch(int(state.epoch or 0))
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.trainer.compilation.book("between")
+        self.trainer.engine.book("between")
         self.trainer.seed_step()
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        if self.trainer.runtime.kind == "xla":
-            groups = optimizer.param_groups
-            self._scheduled = [{name: group[name] for name in SCHEDULED if name in group} for group in groups]
-            for group, rate in zip(groups, xla.rates_above_zero(groups), strict=True):
-                group["lr"] = rate
-            for group, decay in zip(groups, xla.distinct_decays(groups), strict=True):
-                if decay:
-                    group["weight_decay"] = decay
+        self.trainer.engine.before_update(optimizer)
 
     def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        if self.trainer.runtime.kind == "xla":
-            for group, values in zip(optimizer.param_groups, self._scheduled, strict=True):
-                group.update(values)
+        self.trainer.engine.after_update(optimizer)
+        if self.trainer._loss_scale and (why := self.trainer._loss_scale.after_update(optimizer)):
+            self.trainer._stop_on_overflow(why)
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.trainer.runtime.kind == "xla":
-            xla.sync()
-            self.trainer.compilation.book("step")
+        self.trainer.engine.end_step()
         if state.global_step >= state.max_steps:
-            control.should_log = control.should_evaluate = control.should_save = True
-
-
-@contextlib.contextmanager
-def _sharding_survives_skipping():
-    """Keeps the sharding when accelerate's `skip_first_batches` rebuilds the device loader, which would drop it."""
-    original = transformers.trainer.skip_first_batches
-
-    def skip(dataloader, num_batches=0):
-        skipped = original(dataloader, num_batches)
-        if hasattr(dataloader, "_parallel_loader_kwargs"):
-            skipped._parallel_loader_kwargs.update(dataloader._parallel_loader_kwargs)
-        return skipped
-
-    transformers.trainer.skip_first_batches = skip
-    try:
-        yield
-    finally:
-        transformers.trainer.skip_first_batches = original
+            control.should_log = control.should_save = True
+            control.should_evaluate |= args.eval_strategy != "no"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.data import data_files, hub
-from helpers.data.data_source import DataSource
+from helpers.data.data_source import DataSource, located
 from helpers.parameters import SAMPLE, source_path
 
 TEXT_COLUMNS = ("text", "sentence", "content", "comment", "texts")
@@ -84,6 +84,7 @@ def load_labelled(
     Raises ValueError (no such column, label or enough rows; labels that are lists or measured numbers), FileNotFoundError
     (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
     """
+    data_source = located(data_source)
     path, asked = source_path("data_source", data_source), (text_column, label_column)
     revision = REVISIONS.get(data_source) if path is None else None
     if data_source == SAMPLE:

@@ -20,7 +20,6 @@ from helpers.machine import ranks
 from helpers.plan.settings import FITS
 from helpers.show import tables
 from helpers.show.progress import Progress
-from helpers.train import meter
 
 from .task import Encoded, Settings, Task, encode
 from .training import ClassifierTrainer
@@ -85,7 +84,7 @@ class WindowTrainer(ClassifierTrainer, TrainerCallback):
             if self.runtime.kind == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             else:  # a peak that cannot be reset is told where this window raises it
-                self.peak_before = meter.peak_memory(self.runtime)
+                self.peak_before = self.runtime.engine.peak_memory()
             self.began = self._now()
         self.begun += 1
 
@@ -97,7 +96,7 @@ class WindowTrainer(ClassifierTrainer, TrainerCallback):
 
     def window(self) -> Window:
         """What a run that has ended gave."""
-        steps, peak = self.state.global_step - WARM_UP, meter.peak_memory(self.runtime)
+        steps, peak = self.state.global_step - WARM_UP, self.runtime.engine.peak_memory()
         return Window(
             steps=steps,
             examples=steps * self.settings.batch_size,

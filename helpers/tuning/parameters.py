@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from helpers.data.local_paths import ModelSource
+from helpers.data.data_source import ModelSource
 from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
 from helpers.plan.settings import Recipe
 

@@ -100,7 +100,9 @@ most_called = next(name for name, _ in called.most_common() if asked.graph.entit
 for relation in ("called_by", "calls", "impact"):
     answers = asked.answers(params.query or most_called, relation)
     count = ", ".join(f"{number:,} {status}" for status, number in Counter(each.status for each in answers).items())
-    tables.show([each._asdict() for each in answers[:8]], f"{params.query or most_called} {relation}: {count or 'nothing'}")
+    tables.show(
+        [each._asdict() for each in answers[:8]], f"{params.query or most_called} {relation}: {count or 'nothing'}"
+    )
 
 # %% [markdown]
 # ## The knowledge graph
@@ -289,7 +291,7 @@ figure = plot_neighbourhood(graph, query, folder / "figures" / "answers.png", ad
 
 # %%
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 
 trainer.save_model(str(folder / "model"))
 corpus.tokenizer.save_pretrained(folder / "model")

@@ -109,4 +109,6 @@ def _rename_device(cls: type) -> None:
 
 def out_of_memory() -> None:
     """Raises CUDA's error for memory that has run out."""
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.74 GiB")
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.74 GiB"
+    )

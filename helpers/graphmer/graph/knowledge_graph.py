@@ -140,11 +140,11 @@ def read_graph(folder: str | Path) -> KnowledgeGraph:
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict]]:
-    from helpers.data import row_files
+    from helpers.data import data_files
 
     if not path.is_file():
         raise FileNotFoundError(f"{str(path)!r}: no such file; a graph is {ENTITIES} and {TRIPLES} in one folder")
-    for where, _, record in row_files.jsonl(path.name, path):
+    for where, _, record in data_files.jsonl(path.name, path):
         yield where, record
 
 

@@ -26,7 +26,7 @@ from helpers.graphmer.links.ranking import TAIL, Scorer
 from helpers.graphmer.modeling_graphmer.copy_head import FIELDS, PATHS, CopyHead
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.windows import Windows
-from helpers.machine.cpu_copy import cpu_copy
+from helpers.machine.engine import cpu_copy
 
 # Q queries · X candidates · N of one or the other · F dense features (entity embedding, expected tokens, and what is added for
 # each name, which a query has a 1 for) · V numbers of tokens, pairs and paths · C tokens of a text · G leaves and W windows of a

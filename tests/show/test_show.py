@@ -1,4 +1,4 @@
-"""helpers.show.tracking: W&B or nothing, lines a person can read, a plot with units."""
+"""helpers.show: W&B or nothing, lines a person can read, tables with sensible digits."""
 
 import json
 import os
@@ -10,28 +10,16 @@ import pytest
 
 pytestmark = pytest.mark.once
 
-matplotlib = pytest.importorskip("matplotlib")
-pytest.importorskip("transformers")
-matplotlib.use("Agg")
-
 from transformers import TrainerControl, TrainerState  # noqa: E402
 
+from helpers.machine import runtime  # noqa: E402
 from helpers.show import progress as progress_of  # noqa: E402
 from helpers.show import tables, tracking  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KEY = "0123456789abcdef0123456789abcdef01234567"
-REPORT = """
-import json, os, sys
-from helpers.show.tracking import report_to
-answers = []
-for environment in json.loads(sys.argv[1]):
-    os.environ.update(environment)
-    answers.append(report_to("wandb"))
-    for name in environment:
-        del os.environ[name]
-print("\\n" + json.dumps(answers))
-"""
+SERVER = "http://wandb.example:8080"
+REPORT = "import json; from helpers.show.tracking import report_to; print(json.dumps(report_to('wandb')))"
 HISTORY = [
     {"loss": 4.0, "learning_rate": 1e-3, "step": 1},
     {"loss": 2.5, "learning_rate": 9e-4, "step": 10},
@@ -40,56 +28,57 @@ HISTORY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def wandb_answers(tmp_path_factory):
-    """`report_to("wandb")` by situation, each with its own home, in one process without input; and all it printed."""
-    pytest.importorskip("wandb")
-    homes = {name: tmp_path_factory.mktemp("home") for name in ("nothing", "key", "offline", "netrc", "broken netrc")}
-    (homes["netrc"] / ".netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {KEY}\n")
-    (homes["netrc"] / ".netrc").chmod(0o600)
-    (homes["broken netrc"] / ".netrc").write_text("machine\n")
-    extra = {"key": {"WANDB_API_KEY": KEY}, "offline": {"WANDB_MODE": "offline"}}
-    situations = [{"HOME": str(home), **extra.get(name, {})} for name, home in homes.items()]
+def wandb_answer(home: Path, **environment: str) -> tuple[str, str, str]:
+    """`report_to("wandb")` in a process of its own without input: choice, reason, and all that was printed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
     finished = subprocess.run(
-        [sys.executable, "-c", REPORT, json.dumps(situations)],
-        env=clean | {"USE_TORCH_XLA": "0"},
+        [sys.executable, "-c", REPORT],
+        env=clean | {"HOME": str(home)} | environment,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
-    answers = zip(homes, json.loads(finished.stdout.splitlines()[-1]), strict=True)
-    return dict(answers), finished.stdout + finished.stderr
+    return (*json.loads(finished.stdout.splitlines()[-1]), finished.stdout + finished.stderr)
 
 
 # -- W&B --
 
 
-def test_wandb_without_a_key_becomes_none_and_says_so_without_asking(wandb_answers):
-    choice, reason = wandb_answers[0]["nothing"]
-    assert choice == "none"
-    assert "report_to='wandb'" in reason and "WANDB_API_KEY" in reason and "going on without it" in reason
+def test_wandb_without_a_key_becomes_none_and_says_so_without_asking(tmp_path):
+    choice, reason, _ = wandb_answer(tmp_path)
+    assert choice == "none" and "WANDB_API_KEY" in reason and "going on without it" in reason
 
 
-@pytest.mark.parametrize("situation", ["key", "netrc"])
-def test_wandb_with_a_key_or_a_login_is_taken(wandb_answers, situation):
-    assert wandb_answers[0][situation][0] == "wandb"
+def test_wandb_with_a_key_is_taken_and_the_key_is_not_shown(tmp_path):
+    choice, _, printed = wandb_answer(tmp_path, WANDB_API_KEY=KEY)
+    assert choice == "wandb" and KEY not in printed
 
 
-def test_offline_wandb_needs_no_key(wandb_answers):
-    assert wandb_answers[0]["offline"][0] == "wandb"
+def test_a_login_at_a_server_of_ones_own_is_found(tmp_path):
+    (tmp_path / ".netrc").write_text(f"machine wandb.example:8080\n  login user\n  password {KEY}\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert wandb_answer(tmp_path, WANDB_BASE_URL=SERVER)[0] == "wandb"
+    assert SERVER in wandb_answer(tmp_path / "another", WANDB_BASE_URL=SERVER)[1]
 
 
-def test_a_broken_netrc_is_no_login(wandb_answers):
-    assert wandb_answers[0]["broken netrc"][0] == "none"
+@pytest.mark.parametrize(("mode", "choice"), [("offline", "wandb"), ("disabled", "none")])
+def test_the_mode_of_wandb_is_followed(tmp_path, mode, choice):
+    found, reason, _ = wandb_answer(tmp_path, WANDB_MODE=mode)
+    assert found == choice and "WANDB_MODE" in reason
 
 
-def test_no_key_is_ever_shown(wandb_answers):
-    answers, printed = wandb_answers
-    assert KEY not in printed and KEY not in str(answers)
+def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path):
+    (tmp_path / ".netrc").mkdir()
+    assert wandb_answer(tmp_path)[0] == "none"
+
+
+def test_all_sessions_of_a_run_are_one_wandb_run(tmp_path):
+    assert progress_of._wandb_run(tmp_path) == progress_of._wandb_run(tmp_path)
+    (tmp_path / "other").mkdir()
+    assert progress_of._wandb_run(tmp_path) != progress_of._wandb_run(tmp_path / "other")
 
 
 def test_none_stays_none_and_looks_nowhere():
@@ -99,49 +88,25 @@ def test_none_stays_none_and_looks_nowhere():
 # -- progress --
 
 
-def progress(live: bool, *logs: dict) -> progress_of.Progress:
-    watched, state = progress_of.Progress(live=live), TrainerState(max_steps=20)
+def progress(*logs: dict) -> None:
+    watched, state = progress_of.progress(), TrainerState(max_steps=20)
     watched.on_train_begin(None, state, TrainerControl())
     for entry in logs:
         state.global_step = entry["step"]
         watched.on_log(None, state, TrainerControl(), logs={key: entry[key] for key in entry if key != "step"})
-    return watched
 
 
-def test_progress_prints_one_plain_line_a_log(capsys):
-    progress(False, *HISTORY)
+def test_outside_a_notebook_progress_is_one_plain_line_a_log_and_says_how_long_the_rest_will_take(capsys):
+    progress(*HISTORY)
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first.startswith("step 1/20  loss 4.0000  learning_rate 1.00e-03  steps/s ")
+    assert first.startswith("step 1/20  loss 4.0000  learning_rate 1.00e-03  steps/s ") and "left " in first
     assert second.startswith("step 10/20  loss 2.5000  learning_rate 9.00e-04  steps/s ")
     assert third == "step 10/20  eval_loss 2.7500"
 
 
-def test_the_closing_summary_of_the_trainer_is_no_line(capsys):
-    progress(False, HISTORY[-1])
+def test_an_evaluation_before_training_is_no_line(capsys):
+    progress_of.Progress().on_log(None, TrainerState(max_steps=20), TrainerControl(), logs={"eval_loss": 1.0})
     assert capsys.readouterr().out == ""
-
-
-def test_evaluation_before_training_is_no_line(capsys):
-    progress_of.Progress(live=False).on_log(None, TrainerState(max_steps=20), TrainerControl(), logs={"eval_loss": 1.0})
-    assert capsys.readouterr().out == ""
-
-
-def test_outside_a_notebook_nothing_is_live():
-    assert progress_of.Progress().live is False
-
-
-def test_the_live_table_escapes_and_holds_every_column(monkeypatch):
-    display = pytest.importorskip("IPython.display")
-    shown = []
-    monkeypatch.setattr(display, "display", lambda table, display_id: shown.append(table._repr_html_()))
-    progress(True, HISTORY[0])
-    assert all(f"<th>{column}</th>" in shown[0] for column in ("step", "loss", "learning_rate", "steps/s", "left"))
-    assert ">4.0000</td>" in shown[0]
-
-
-def test_progress_says_how_long_the_rest_will_take(capsys):
-    progress(False, *HISTORY[:2])
-    assert all(line.split("  ")[-1].startswith("left ") for line in capsys.readouterr().out.splitlines())
 
 
 # -- tables --
@@ -218,11 +183,11 @@ def test_only_the_named_chatter_of_libraries_is_silenced(recwarn):
     import logging
     import warnings
 
-    tracking.silence_chatter()
+    runtime.silence_chatter()
     warnings.warn("IProgress not found. Please update jupyter", stacklevel=1)
     warnings.warn("something that matters", stacklevel=1)
     assert [str(each.message) for each in recwarn.list] == ["something that matters"]
     logger = logging.getLogger("transformers.trainer_callback")
     record = logger.makeRecord(logger.name, logging.WARNING, "f", 1, "a real problem", (), None)
-    chatter = logger.makeRecord(logger.name, logging.WARNING, "f", 1, f"{tracking.CHATTER[2]}=True.", (), None)
+    chatter = logger.makeRecord(logger.name, logging.WARNING, "f", 1, f"{runtime.CHATTER[2]}=True.", (), None)
     assert logger.filter(record) and not logger.filter(chatter)

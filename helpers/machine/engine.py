@@ -1,0 +1,269 @@
+"""What a device asks of a training run. A trainer calls these methods and never asks which device it has.
+
+torch and transformers serve a CPU and a CUDA GPU, so their engines do little. A further kind of device (torch_tpu, say) is one
+more subclass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from . import attention, xla
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Engine:
+    """A CPU. `fed`: devices that this process gives batches to; `whole_batches`: whether a shorter batch compiles anew."""
+
+    fed = 1
+    whole_batches = False
+    autocasts = False  # whether the trainer's own autocast is left to this engine
+    compile_seconds = 0.0
+
+    def prepare(self, trained: nn.Module, transformer: nn.Module) -> None:
+        """Once, before training: `trained` holds all weights, `transformer` the attention."""
+
+    @contextlib.contextmanager
+    def computing(self, tf32: bool | None) -> Iterator[None]:
+        """Around training and evaluation: what is global is set for this trainer and put back afterwards."""
+        yield
+
+    def autocast(self, precision: str) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def loader(self, loader):
+        """The loader of batches, which may be changed in place."""
+        return loader
+
+    def check_batch(self, inputs) -> None:
+        """Asserts that the first batch is where it should be."""
+
+    def begin(self, optimizer, running_loss: torch.Tensor) -> None:
+        """Before the first step, when weights and optimizer are loaded."""
+
+    def before_update(self, optimizer) -> None: ...
+
+    def after_update(self, optimizer) -> None: ...
+
+    def end_micro_batch(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def seed(self, value: int) -> None:
+        torch.manual_seed(value)  # of all devices of torch
+
+    def weights(self, model: nn.Module) -> dict[str, torch.Tensor] | None:
+        """The weights to save; None: those of the model as they are."""
+        return None
+
+    def wait(self) -> None:
+        """Blocks until the device has finished its work."""
+
+    def start_counting(self) -> None: ...
+
+    def book(self, phase: str) -> None:
+        """Assigns what was compiled and moved since the last call to a phase of the run."""
+
+    def stop_counting(self) -> None: ...
+
+    def results(self) -> dict:
+        """Further parts of results.json."""
+        return {}
+
+    def reset_peak(self) -> None: ...
+
+    def peak_memory(self) -> int | None:
+        """Most bytes so far: of this process on a CPU, of the device elsewhere; None if unknown."""
+        if sys.platform == "win32":
+            import psutil
+
+            return psutil.Process().memory_info().peak_wset
+        status = Path("/proc/self/status")
+        if status.exists() and (found := re.search(r"VmHWM:\s+(\d+)", status.read_text())):
+            return 1024 * int(found[1])
+        import resource  # may include the peak of the parent process
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class CudaEngine(Engine):
+    """One CUDA GPU."""
+
+    @contextlib.contextmanager
+    def computing(self, tf32: bool | None) -> Iterator[None]:
+        if tf32 is None:
+            yield
+            return
+        # By this function, since torch.compile asks for the older setting, which raises after the newer one was used.
+        before = torch.backends.cuda.matmul.fp32_precision
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision("high" if before == "tf32" else "highest")
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak_memory(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+
+SCHEDULED = ("lr", "weight_decay")  # what changes in an optimizer group for one step on XLA
+TRAINING = ("step", "between")  # phases: an optimizer step, and what happens between two (the loader)
+# XLA compiles the first step and what follows the first log; the rest of a run reuses these programs.
+WARMUP_RUNS = {"step": 1, "between": 3}
+
+
+class XlaEngine(Engine):
+    """All chips of a TPU, or XLA on a CPU: this process shards every batch over them.
+
+    Compilations and transfers to the host are counted by phase: "step", "between", "log", "evaluate" and "save"; the first runs of a
+    phase are its warm-up. A log, an evaluation and a save must bring values to the host; between two of them none may leave.
+    """
+
+    whole_batches = autocasts = True
+
+    def __init__(self, devices: int):
+        self.fed = devices
+        self.compiles = self.compiles_after_warmup = self.steps = self.transfers = 0
+        self._runs: dict[str, int] = {}
+        self._last: dict | None = None  # counters at the end of the last phase; None outside the training loop
+        self._scheduled: list[dict] = []  # of each optimizer group, while a step uses values close to them
+        self._checked = False
+
+    def prepare(self, trained, transformer):
+        xla.replicate(trained)
+        attention.use_one_dtype(transformer)
+
+    @contextlib.contextmanager
+    def computing(self, tf32):
+        """Keeps the sharding when accelerate's `skip_first_batches` rebuilds the device loader, which would drop it."""
+        import transformers.trainer
+
+        original = transformers.trainer.skip_first_batches
+
+        def skip(dataloader, num_batches=0):
+            skipped = original(dataloader, num_batches)
+            if hasattr(dataloader, "_parallel_loader_kwargs"):
+                skipped._parallel_loader_kwargs.update(dataloader._parallel_loader_kwargs)
+            return skipped
+
+        transformers.trainer.skip_first_batches = skip
+        try:
+            yield
+        finally:
+            transformers.trainer.skip_first_batches = original
+
+    def autocast(self, precision):
+        return torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16")
+
+    def loader(self, loader):
+        return xla.shard_loader(loader)
+
+    def check_batch(self, inputs):
+        if self._checked:
+            return
+        self._checked = True
+        tensors = {name: tensor for name, tensor in inputs.items() if torch.is_tensor(tensor) and tensor.dim()}
+        whole = [name for name, tensor in tensors.items() if not xla.is_batch_sharded(tensor)]
+        assert not whole, f"{whole} are not split over the {self.fed} devices: each computes everything"
+
+    def begin(self, optimizer, running_loss):
+        self._checked = False
+        xla.settle(optimizer, running_loss)
+
+    def before_update(self, optimizer):
+        groups = optimizer.param_groups
+        self._scheduled = [{name: group[name] for name in SCHEDULED if name in group} for group in groups]
+        for group, rate in zip(groups, xla.rates_above_zero(groups), strict=True):
+            group["lr"] = rate
+        for group, decay in zip(groups, xla.distinct_decays(groups), strict=True):
+            if decay:
+                group["weight_decay"] = decay
+
+    def after_update(self, optimizer):
+        for group, values in zip(optimizer.param_groups, self._scheduled, strict=True):
+            group.update(values)
+
+    def end_micro_batch(self):
+        xla.sync()  # one graph a micro-batch, not one that grows with accumulation
+
+    def end_step(self):
+        xla.sync()
+        self.book("step")
+
+    def seed(self, value):
+        super().seed(value)
+        xla.seed(value)
+
+    def weights(self, model):
+        xla.sync()
+        copies: dict[int, torch.Tensor] = {}  # one CPU copy of each tensor, so that tied weights stay tied
+        return {
+            name: copies.setdefault(id(tensor), tensor.detach().cpu())
+            for name, tensor in model.state_dict(keep_vars=True).items()
+        }
+
+    def wait(self):
+        xla.wait()
+
+    @property
+    def compile_seconds(self) -> float:
+        return xla.counters()["compile_seconds"]
+
+    def start_counting(self):
+        self._last = xla.counters()
+
+    def stop_counting(self):
+        self._last = None
+
+    def book(self, phase):
+        if self._last is None:
+            return
+        now, before = xla.counters(), self._last
+        self._last = now
+        runs = self._runs[phase] = self._runs.get(phase, 0) + 1
+        compiles = int(now["compiles"] - before["compiles"])
+        self.compiles += compiles
+        if runs <= WARMUP_RUNS.get(phase, 1):
+            return
+        self.compiles_after_warmup += compiles
+        if phase in TRAINING:
+            self.steps += phase == "step"
+            self.transfers += int(now["host_transfers"] - before["host_transfers"])
+
+    def results(self):
+        counted = {"compiles": self.compiles, "compiles_after_warmup": self.compiles_after_warmup}
+        return {"xla": counted | {"host_syncs_per_step": self.transfers / max(self.steps, 1)}}
+
+    def peak_memory(self):
+        info = xla.memory_info() or {}
+        return info.get("peak_bytes_used") or info.get("bytes_used")
+
+
+def cpu_copy(model: Model, *shared: object) -> Model:
+    """A copy with its own memory on the CPU, made without a second copy on the device: for an export, or to generate text.
+
+    shared: objects that the copy shares with the model, because copying them would copy more than the model.
+    """
+    memo: dict[int, object] = {id(one): one for one in shared}
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        own = tensor.detach().to("cpu", copy=True)  # .cpu() returns a CPU tensor itself
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(own, requires_grad=tensor.requires_grad) if is_parameter else own
+    return copy.deepcopy(model, memo)
