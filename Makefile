@@ -50,10 +50,9 @@ docs: $(GPU)/.installed ## write the tables and figures of README.md and docs/ f
 gallery: $(GPU)/.installed ## execute the notebooks on this machine and show them in docs/gallery (hours)
 	$(GPU)/bin/python docs/gallery.py
 
-lint: $(GPU)/.installed ## ruff; removed library arguments; notebooks and docs are what their sources give
+lint: $(GPU)/.installed ## ruff; notebooks and docs are what their sources give
 	$(GPU)/bin/ruff check .
 	$(GPU)/bin/ruff format --check .
-	$(GPU)/bin/python tests/removed_api.py helpers notebooks tests
 	$(GPU)/bin/python notebooks/build.py --check
 	$(GPU)/bin/python docs/build.py --check
 

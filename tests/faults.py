@@ -1,76 +1,61 @@
-"""The fault table: every way that a run can be disturbed, in real processes. `make faults` writes docs/results/faults.json.
+"""The fault table: every way to disturb a run, in real processes. `make faults` writes docs/results/faults.json.
 
     python tests/faults.py                              the cells that are missing in docs/results/faults.json
     python tests/faults.py --only 'papermill/*' --again
 
-A cell trains (tests/moments.py), disturbs the training at a moment, waits for the end, which may take `LIMIT` seconds,
-starts the same again, and compares the last checkpoint and the losses with those of an undisturbed run: bit for bit. Each
-is written as soon as it is known, so that a second call goes on where the first one ended.
+A cell trains a small model (tests/training_run.py), which stands still at a moment until the fault has come; then it starts the
+same again and compares the last checkpoint and the losses with those of an undisturbed run, bit for bit. Each cell is written
+as soon as it is known, so that a second call goes on where the first one ended.
 
-where      bare script, papermill, helpers.batch, kernel shutdown, Stop button, one of two processes, launcher of two
-           processes (accelerate's, which is torchrun's agent), Ray node
-when       in a step, in an evaluation, while a checkpoint is written, and on XLA while the first step is compiled
-how        SIGTERM, SIGINT, SIGKILL
+where    script, papermill, helpers.batch, notebook kernel; one of two processes; a script in a pid namespace, as in a container
+when     in a step, in an evaluation, while a checkpoint is saved
+how      SIGTERM, SIGINT, SIGKILL. Of a kernel these are Jupyter's shutdown, the Stop button and a shutdown without patience
 
-What is not there. The Stop button is SIGINT and nothing else. A kernel shutdown is one request, which Jupyter makes of SIGINT
-and SIGTERM, and SIGKILL where it has no patience. Ray's nodes are scaled away (SIGTERM) or break down (SIGKILL); nobody
-presses Ctrl-C there. Several processes and Ray's nodes train on CPUs and GPUs, not on XLA.
-
-What is left out, so that the table takes an hour of one core. Every place has the reservoir notebook's trainer. The trainers of
-the other four notebooks run as a bare script, and there, as on XLA, SIGINT is left out: one handler serves it and SIGTERM.
-On XLA what runs in a kernel is disturbed in a step and while it compiles.
-
-The single faults are in tests/single_faults.py.
+On XLA the script is disturbed. The faults of disks, files and numbers come to the script in a step.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
+import errno
 import fnmatch
 import hashlib
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from datetime import date
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from helpers.run import provenance  # noqa: E402
 from helpers.train import checkpoint  # noqa: E402
-from tests import fault_places, moments, single_faults  # noqa: E402
-from tests.fault_places import PLACES, Command, output_of  # noqa: E402
+from tests.batch import notebook  # noqa: E402
 
 RESULTS = ROOT / "docs/results/faults.json"
-LIMIT = 60.0  # seconds that a run has to end after the fault
-PATIENCE = 300.0  # seconds that an undisturbed run has
-GOOD = ("identical", "equal", "stopped")
-SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
-FEW = ("SIGTERM", "SIGKILL")
-MOMENTS = ("step", "evaluation", "write")
-TELLING = re.compile(
-    r"(process \d failed: |skipped |resuming from |out of memory|report_to=|data_source=|\b[A-Z]\w+Error: |\bStopped: |NonFinite|CheckpointNot|"
-    r"FolderTaken).*"
-)
-KERNELS = ("papermill", "helpers.batch", "kernel shutdown", "Stop button")
+PYTHONS = {"cpu": ROOT / ".venv-gpu/bin/python", "xla": ROOT / ".venv-tpu/bin/python"}
+LIMIT = 600.0  # seconds after which a run counts as hung
+LAST = 12
+OPTIONS = {"width": 16}  # what the small notebook of the batch tests trains with
+SIGNALS, MOMENTS = ("SIGTERM", "SIGINT", "SIGKILL"), ("step", "evaluation", "saving")
+CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+TELLING = re.compile(r"(skipped |resuming from |\b[A-Z]\w+Error: |\bStopped: |NonFinite|CheckpointNot|FolderTaken).*")
 
 
 class Cell(NamedTuple):
-    """What is disturbed, and how. Of a single fault `when` is empty and `how` its name."""
-
     where: str
     when: str
     how: str
-    model: str = "reservoir"
     kind: str = "cpu"
 
     @property
@@ -78,37 +63,324 @@ class Cell(NamedTuple):
         return "/".join(self)
 
 
-def signals_of(where: str) -> tuple[str, ...]:
-    if where == "Stop button":
-        return ("SIGINT",)
-    return FEW if where in ("kernel shutdown", "Ray node") else SIGNALS
+class Bad(Exception):
+    """A cell that is not as it should be."""
+
+
+# ---- where a run goes on
+
+
+class Script:
+    """The run as a command in a process of its own, which gets the signal."""
+
+    before: tuple[str, ...] = ()
+
+    def __init__(self, work: Path, kind: str, **options):
+        self.work, self.kind, self.options = work, kind, OPTIONS | {"kind": kind} | options
+        self.output, self.log = work / "run" / "output", work / "log.txt"
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self.start()
+
+    def command(self) -> list:
+        return ["tests/training_run.py", self.output, json.dumps(self.options)]
+
+    def start(self) -> None:
+        with self.log.open("w") as log:
+            command = [*self.before, python(self.kind), *self.command()]
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            self.process = psutil.Popen(
+                [*map(str, command)], cwd=ROOT, env=environment, start_new_session=True, **pipes
+            )
+
+    def goes_on(self) -> bool:
+        return self.process.poll() is None
+
+    def strike(self, how: str) -> None:
+        """The fault; returns when all that the run consists of is gone."""
+        family = [self.process, *self.process.children(recursive=True)]
+        self.target().send_signal(getattr(signal, how))
+        _, alive = psutil.wait_procs(family, timeout=LIMIT)
+        expect(not alive, f"hung: {len(alive)} processes go on after {LIMIT:.0f} s")
+
+    def target(self) -> psutil.Process:
+        return self.process
+
+    def finish(self) -> str:
+        """Runs to its end; what it said. Raises Bad if that is not a good one."""
+        self.process.wait(LIMIT)
+        expect(self.process.returncode == 0, self.said())
+        return self.said()
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def close(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [*self.process.children(recursive=True), self.process]:
+                process.kill()
+
+
+class InContainer(Script):
+    before = CONTAINER
+
+    def target(self):
+        return self.process.children()[0]
+
+
+class Papermill(Script):
+    def command(self):
+        made, done = notebook.write(self.work / "tiny.ipynb"), self.work / "done.ipynb"
+        return ["-m", "papermill", made, done, "-k", "python3", *self.parameters("-p {} {}")]
+
+    def parameters(self, form: str) -> list[str]:
+        given = {"output_dir": self.output, "ending": "train"}
+        given |= {name: self.options[name] for name in ("hold", "hold_when") if name in self.options}
+        return [word for name, value in given.items() for word in form.format(name, value).split()]
+
+
+class Batch(Papermill):
+    def command(self):
+        made = notebook.write(self.work / "tiny.ipynb")
+        return ["-m", "helpers.batch", made, "--output-dir", self.work, *self.parameters("{}={}")]
+
+
+class OneOfTwo(Script):
+    """The second of two processes gets the signal."""
+
+    def command(self):
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+        given = ["-p", "folder", self.output, "-p", "options", json.dumps(self.options)]
+        return [*torchrun, "helpers.batch.processes", "tests.batch.in_processes:train", *given]
+
+    def target(self):
+        return next(each for each in self.process.children() if each.environ().get("RANK") == "1")
+
+    def strike(self, how):
+        Path(self.options["hold"]).unlink()  # the first process would stand still, since it hears of nothing
+        super().strike(how)
+
+
+class Kernel(Script):
+    """A notebook's cell in a kernel of which this process is the Jupyter server."""
+
+    def start(self):
+        from jupyter_client import KernelManager
+
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.kernel_spec.argv = [python(self.kind), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with self.log.open("w") as log:
+            self.manager.start_kernel(env=environment, cwd=str(ROOT), stdout=log, stderr=log)
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=LIMIT)
+        self.process, self.reply = psutil.Process(self.manager.provisioner.pid), {}
+        code = "from tests import training_run as run\nrun.main({!r}, run.DEFAULTS | {!r})"
+        self.asked = self.client.execute(code.format(str(self.output), self.options))
+
+    def goes_on(self):
+        with contextlib.suppress(Exception):  # queue.Empty: no reply yet
+            message = self.client.get_shell_msg(timeout=0.05)
+            if message["parent_header"].get("msg_id") == self.asked:
+                self.reply = message["content"]
+        return not self.reply and self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+
+    def strike(self, how):
+        if how == "SIGINT":  # the cell ends, the kernel stays
+            self.manager.interrupt_kernel()
+        else:
+            self.manager.shutdown_kernel(now=how == "SIGKILL")
+        wait_for(lambda: not self.goes_on(), "hung")
+
+    def finish(self):
+        wait_for(lambda: not self.goes_on(), "hung")
+        expect(self.reply.get("status") == "ok", self.said())
+        return self.said()
+
+    def said(self):
+        return f"{self.reply['ename']}: {self.reply['evalue']}" if self.reply.get("status") == "error" else ""
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+PLACES = {
+    "script": Script,
+    "papermill": Papermill,
+    "helpers.batch": Batch,
+    "notebook kernel": Kernel,
+    "one of two processes": OneOfTwo,
+    "pid namespace": InContainer,
+}
+
+
+def python(kind: str) -> str:
+    """The interpreter of the Makefile's environment, or this one where that is not there."""
+    return str(PYTHONS[kind] if PYTHONS[kind].exists() else sys.executable)
+
+
+def expect(condition: object, said: str) -> None:
+    if not condition:
+        raise Bad(last_words(said))
+
+
+def wait_for(condition: Callable[[], object], otherwise: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        expect(time.monotonic() < deadline, otherwise)
+        time.sleep(0.05)
+
+
+def last_words(said: str) -> str:
+    """Why a run ended, of what it printed."""
+    found = [match[0] for line in said.splitlines() if (match := TELLING.search(line))]
+    return re.sub(r"/[^ ]*/run/output", "output_dir", (found or said.splitlines() or [""])[-1])[:300]
+
+
+@contextlib.contextmanager
+def running(place: type[Script], work: Path, kind: str = "cpu", **options):
+    run = place(work, kind, **options)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def finish(place: type[Script], work: Path, kind: str = "cpu", **options) -> str:
+    with running(place, work, kind, **options) as run:
+        return run.finish()
+
+
+@contextlib.contextmanager
+def standing(place: type[Script], work: Path, when: str, kind: str = "cpu", **options):
+    """A run that has come to a moment and stands still there."""
+    hold = work / "hold"
+    work.mkdir(parents=True, exist_ok=True)
+    hold.touch()
+    with running(place, work, kind, hold=str(hold), hold_when=when, **options) as run:
+        wait_for(lambda: (run.output / "held").exists() or not run.goes_on(), "never came to the moment")
+        expect(run.goes_on(), run.said())
+        yield run
+    hold.unlink(missing_ok=True)
+
+
+# ---- faults of disks, files and numbers: each leaves a run that was disturbed, and returns what it said
+
+
+def fails(work: Path, kind: str, expected: str, **options) -> str:
+    with running(Script, work, kind, **options) as run:
+        run.process.wait(LIMIT)
+        expect(run.process.returncode == 1 and expected in run.said(), run.said())
+        return run.said()
+
+
+def killed(work: Path, kind: str) -> None:
+    """Leaves checkpoint-8 and checkpoint-4."""
+    with running(Script, work, kind, kill_step=9) as run:
+        expect(run.process.wait(LIMIT) == -signal.SIGKILL, run.said())
+
+
+def damaged(work: Path, kind: str, harm: str, name: str) -> str:
+    killed(work, kind)
+    path = work / "run" / "output" / "checkpoint-8" / name
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(
+            content[:-7]
+            if harm == "truncated"
+            else content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        )
+    said = finish(Script, work, kind)
+    expect("skipped checkpoint-8: " in said and "resuming from checkpoint-4" in said, said)
+    return next(line for line in said.splitlines() if line.startswith("skipped "))
+
+
+def full_disk(work: Path, kind: str) -> str:
+    """A file system in memory, of which all is taken when the run has begun; needs root."""
+    output, whole = work / "run" / "output", work / "copy"
+    output.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(output)], check=True)
+    try:
+        with standing(Script, work, "step", kind) as run:
+            with contextlib.suppress(OSError), (output / "filler").open("wb") as file:
+                while True:
+                    file.write(bytes(4096))
+            (work / "hold").unlink()
+            run.process.wait(LIMIT)
+            said = run.said()
+        expect("CheckpointNotWritten: checkpoint at step 8" in said and "No space left" in said, said)
+        (output / "filler").unlink()
+        shutil.copytree(output, whole)
+    finally:
+        subprocess.run(["umount", str(output)], check=True)
+    shutil.copytree(whole, output, dirs_exist_ok=True)
+    return said
+
+
+def unreadable(work: Path, kind: str) -> str:
+    """Reading checkpoints gives an input/output error: nothing is renamed, and nothing begins at step 0."""
+    killed(work, kind)
+    before = sorted(path.name for path in (work / "run" / "output").glob("*checkpoint-*"))
+    said = fails(work, kind, os.strerror(errno.EIO), unreadable=errno.EIO)
+    expect(sorted(path.name for path in (work / "run" / "output").glob("*checkpoint-*")) == before, said)
+    return said
+
+
+def two_owners(work: Path, kind: str, place: type[Script] = Script) -> str:
+    with standing(place, work, "step", kind) as living:
+        command = [python(kind), "tests/training_run.py", str(living.output), json.dumps(OPTIONS | {"kind": kind})]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        inside = ["nsenter", "-t", str(living.target().pid), "-p", "-m"] if place.before else []
+        done = subprocess.run([*inside, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+        expect(done.returncode == 1 and "FolderTaken: " in done.stderr, done.stdout + done.stderr)
+        (work / "hold").unlink()
+        living.finish()
+    return done.stderr
+
+
+def nan(what: str, **options) -> Callable[[Path, str], str]:
+    return lambda work, kind: fails(work, kind, f"NonFiniteLoss: {what} is nan", **options)
+
+
+FAULTS: dict[str, Callable[[Path, str], str]] = {
+    "full disk": full_disk,
+    "a file may have 20 kB": lambda work, kind: fails(work, kind, "CheckpointNotWritten", file_limit=20_000),
+    "unreadable disk": unreadable,
+    "NaN loss": nan("loss", nan_step=6),
+    "NaN gradient": nan("a weight", nan_gradient_step=7),
+    "NaN in an optimizer moment": nan("an optimizer state", nan_moment_step=7),
+    "two owners": two_owners,
+    "two owners in a pid namespace": lambda work, kind: two_owners(work, kind, InContainer),
+}
+KINDS_OF_FILES = ("manifest.json", "model.safetensors", "optimizer.pt", "trainer_state.json")
+for _harm in ("truncated", "flipped", "missing"):
+    for _name in KINDS_OF_FILES:
+        FAULTS[f"{_harm} {_name}"] = lambda work, kind, harm=_harm, name=_name: damaged(work, kind, harm, name)
+
+
+# ---- all of them
 
 
 def cells() -> list[Cell]:
     """All cells, in the order in which they run."""
-    found = [Cell(where, when, how) for where in PLACES for when in MOMENTS for how in signals_of(where)]
-    others = [model for model in moments.DRIVERS if model != "reservoir"]
-    found += [Cell("bare script", when, how, model) for model in others for when in MOMENTS for how in FEW]
-    on_xla = [(model, when) for model in moments.DRIVERS for when in ("compile", *MOMENTS)]
-    found += [Cell("bare script", when, how, model, "xla") for model, when in on_xla for how in FEW]
-    for where in KERNELS:
-        kept = [how for how in signals_of(where) if how != "SIGINT"] or ["SIGINT"]
-        found += [Cell(where, when, how, "reservoir", "xla") for when in ("step", "compile") for how in kept]
-    return found + [Cell("single fault", "", name, "reservoir", kind) for name, kind in single_faults.listed()]
+    places = ("script", "papermill", "helpers.batch", "notebook kernel")
+    found = [Cell(where, when, how) for where in places for when in MOMENTS for how in SIGNALS]
+    found += [Cell("script", when, how, "xla") for when in MOMENTS for how in ("SIGTERM", "SIGKILL")]
+    found += [
+        Cell(each, "step", how) for each in ("one of two processes", "pid namespace") for how in ("SIGTERM", "SIGKILL")
+    ]
+    return found + [Cell("single fault", "", name) for name in FAULTS]
 
 
-# ---- one cell
-
-
-class Bad(Exception):
-    """A cell that is not as it should be: the outcome, and what there is to say."""
-
-
-def ending(output_dir: Path) -> dict:
+def ending(output: Path) -> dict:
     """Digests of what training would continue from, and all losses, at the last step of a finished run."""
-    last, skipped = checkpoint.newest_whole(output_dir)
-    if last is None or checkpoint.step_of(last) != moments.STEPS or skipped:
-        raise Bad("failed", f"ends with {last and last.name}, {skipped}")
+    last, skipped = checkpoint.newest_whole(output)
+    expect(last and checkpoint.step_of(last) == LAST and not skipped, f"ends with {last and last.name}, {skipped}")
     files = [*last.rglob("*.safetensors"), last / "optimizer.pt", last / "scheduler.pt"]
     found = {str(path.relative_to(last)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
     history = json.loads((last / "trainer_state.json").read_text())["log_history"]
@@ -116,174 +388,70 @@ def ending(output_dir: Path) -> dict:
     return found | {"losses": [{k: v for k, v in entry.items() if not k.endswith(timed)} for entry in history]}
 
 
-class References:
-    """Undisturbed runs, made once for each version of the helpers and kept in a temporary folder."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.gettempdir()) / f"fault-references-{provenance.payload()[:12]}"
-        self.lock = threading.Lock()
-
-    def of(self, model: str, kind: str, place: type[Command] = Command, **options) -> dict:
-        if not issubclass(place, fault_places.TwoProcesses):
-            place = Command
-        known = self.folder / f"{model}-{kind}-{place.__name__}-{hashlib.md5(str(options).encode()).hexdigest()[:6]}"
-        with self.lock:
-            if not (known / "whole").exists():
-                shutil.rmtree(known, ignore_errors=True)
-                finish(place, known, kind, model, options_of(model) | options)
-                (known / "whole").touch()
-        return ending(output_of(known))
+def reference(place: type[Script], kind: str) -> dict:
+    """The end of an undisturbed run, made once for each version of the helpers and kept in a temporary folder."""
+    place = place if place is OneOfTwo else Script
+    known = Path(tempfile.gettempdir()) / f"fault-reference-{provenance.payload()[:12]}-{kind}-{place.__name__}"
+    if not (known / "whole").exists():
+        shutil.rmtree(known, ignore_errors=True)
+        finish(place, known, kind)
+        (known / "whole").touch()
+    return ending(known / "run" / "output")
 
 
-def options_of(model: str) -> dict:
-    """GraphMER reads sources: two packages of the standard library, copied once."""
-    if model != "graphmer":
-        return {}
-    sources = Path(tempfile.gettempdir()) / "fault-sources"
-    for name in ("json", "http"):
-        package = Path(json.__file__).parents[1] / name
-        shutil.copytree(package, sources / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    return {"data": str(sources)}
-
-
-def finish(place: type[Command], work: Path, kind: str, model: str = "reservoir", options: dict | None = None, **more):
-    """Runs to the end, which must be a good one; returns what was said."""
-    run = place(work, kind, model, options, **more)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while run.goes_on():
-            if time.monotonic() > deadline:
-                raise Bad("hung", f"after {PATIENCE:.0f} s without a fault")
-            time.sleep(0.05)
-        if not run.ended_well():
-            raise Bad("failed", last_words(run.said()))
-        return run.said()
-    finally:
-        run.close()
-
-
-def last_words(said: str) -> str:
-    """Why a run ended, of what it printed; nothing where it had no time to say it."""
-    found = [match[0] for line in said.splitlines() if (match := TELLING.search(line))]
-    return re.sub(r"/[^ ]*/run/output", "output_dir", (found or [""])[-1])[:400]
-
-
-def disturb(cell: Cell, work: Path) -> dict:
-    """The fault: what was said, the steps finished when it came, those of the newest whole checkpoint after it, and how long
-    the end took."""
-    (work / "run").mkdir(parents=True)
-    (work / "run" / "moment").write_text(cell.when)
-    run = PLACES[cell.where](work, cell.kind, cell.model, options_of(cell.model))
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not (work / "run" / "reached").exists():
-            if not run.goes_on() or time.monotonic() > deadline:
-                raise Bad("missed", f"never came to the moment: {last_words(run.said())}")
-            time.sleep(0.02)
-        time.sleep(0.2)
-        family = run.family()
-        began = time.monotonic()
-        run.strike(cell.how)
-        if (work / "run" / "left").exists() and cell.where not in ("kernel shutdown", "Ray node"):  # they take longer
-            raise Bad("missed", "the moment was over")
-        if cell.where == "Ray node":  # goes on by itself
-            while run.goes_on():
-                if time.monotonic() - began > PATIENCE:
-                    raise Bad("hung", last_words(run.said()))
-                time.sleep(0.1)
-        elif not fault_places.all_gone(family, LIMIT):
-            raise Bad("hung", last_words(run.said()))
-        while run.goes_on():  # a cell that was interrupted: its kernel stays
-            if time.monotonic() - began > LIMIT:
-                raise Bad("hung", last_words(run.said()))
-        newest, _ = checkpoint.newest_whole(output_of(work))
-        seconds = round(time.monotonic() - began, 1)
-        finished, saved = int((work / "run" / "reached").read_text()), newest and checkpoint.step_of(newest)
-        if saved == moments.STEPS and cell.where != "Ray node":
-            raise Bad("missed", "the run took no notice")
-        return {"said": last_words(run.said()), "finished": finished, "saved": saved, "seconds": seconds}
-    finally:
-        run.close()
-
-
-def outcome(cell: Cell, references: References, work: Path) -> dict:
-    """Everything that is to be said of a cell."""
+def outcome(cell: Cell, work: Path) -> dict:
+    """What is to be said of a cell: how it ended, what the run said, and the step that it had saved."""
+    place = PLACES.get(cell.where, Script)
     if cell.where == "single fault":
-        return single_faults.outcome(cell.how, cell.kind, references, work)
-    place = PLACES[cell.where]
-    expected = references.of(cell.model, cell.kind, place)
-    found = disturb(cell, work)
-    if cell.where == "Ray node" and found["saved"] == moments.STEPS:
-        found["said"] = "the run went on to its end on another node"
+        said, saved = FAULTS[cell.how](work, cell.kind), None
     else:
-        finish(place, work, cell.kind, cell.model, options_of(cell.model))
-    got = ending(output_of(work))
+        with standing(place, work, cell.when, cell.kind) as run:
+            run.strike(cell.how)
+            said = run.said()
+        newest, _ = checkpoint.newest_whole(work / "run" / "output")
+        saved = newest and checkpoint.step_of(newest)
+        expect(saved != LAST, "the run took no notice")
+    finish(place, work, cell.kind)
+    got, expected = ending(work / "run" / "output"), reference(place, cell.kind)
     differs = [name for name in expected if got.get(name) != expected[name]]
-    return {"outcome": "lost" if differs else "identical", **found} | ({"differs": differs} if differs else {})
+    return {"outcome": "lost" if differs else "identical", "said": last_words(said), "saved": saved, "differs": differs}
 
 
-# ---- all of them
-
-
-def versions(kind: str) -> dict[str, str]:
-    code = "import json; from helpers.run import provenance; print(json.dumps(provenance.versions()))"
-    command = [fault_places.python(kind), "-c", code]
-    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-
-
-class Table:
-    """docs/results/faults.json, written after each cell."""
-
-    def __init__(self, path: Path):
-        self.path, self.lock = path, threading.Lock()
-        self.found = json.loads(path.read_text())["cells"] if path.exists() else {}
-        self.about = {"code": provenance.code(), "versions": versions("cpu"), "versions_xla": versions("xla")}
-
-    def add(self, cell: Cell, found: dict) -> None:
-        with self.lock:
-            about = {"on": date.today().isoformat(), "payload": self.about["code"]["payload_sha256"][:12]}
-            self.found[cell.name] = cell._asdict() | found | about
-            known = {each.name: self.found[each.name] for each in cells() if each.name in self.found}
-            written = {"schema": 2, "on": about["on"], **self.about, "cells": known}
-            self.path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-
-
-def run(cell: Cell, references: References, table: Table) -> bool:
+def run(cell: Cell) -> dict:
     with tempfile.TemporaryDirectory(prefix="fault-", ignore_cleanup_errors=True) as folder:
         try:
-            found = outcome(cell, references, Path(folder))
+            return outcome(cell, Path(folder))
         except Exception as error:
-            bad = error.args if isinstance(error, Bad) else ("failed", repr(error))
-            found = {"outcome": bad[0], "said": bad[1]}
             with contextlib.suppress(OSError):
                 shutil.copy(Path(folder) / "log.txt", Path(tempfile.gettempdir()) / "fault-last-bad.log")
-    table.add(cell, found)
-    print(f"{found['outcome']:<10}{cell.name}  {found['said'][:100]}", flush=True)
-    return found["outcome"] in GOOD
+            return {"outcome": "failed", "said": str(error) if isinstance(error, Bad) else repr(error), "saved": None}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="of where/when/how/model/kind")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="of where/when/how/kind")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="also the cells that are there with a good outcome")
     parser.add_argument("--list", action="store_true", help="name the cells and run none")
     options = parser.parse_args()
-    chosen = [cell for cell in cells() if any(fnmatch.fnmatch(cell.name, pattern) for pattern in options.only)]
+    every = {cell.name: cell for cell in cells()}
+    chosen = [name for name in every if any(fnmatch.fnmatch(name, pattern) for pattern in options.only)]
     if options.list:
-        print(*(cell.name for cell in chosen), sep="\n")
+        print(*chosen, sep="\n")
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or a run would inherit that nohup ignores it
-    table, references = Table(options.out), References()
-    done = {name for name, cell in table.found.items() if cell["outcome"] in GOOD and not options.again}
-    waiting = [cell for cell in chosen if cell.name not in done]
-    on_ray = [cell for cell in waiting if cell.where == "Ray node"]  # a cluster wants the main thread
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        good = [*pool.map(lambda cell: run(cell, references, table), [each for each in waiting if each not in on_ray])]
-    good += [run(cell, references, table) for cell in on_ray]
-    print(f"{len(done & {cell.name for cell in chosen})} were there, {sum(good)} of {len(waiting)} are good")
-    return int(not all(good))
+    found = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
+    code = provenance.code()
+    for name in chosen:
+        if options.again or found.get(name, {}).get("outcome") != "identical":
+            found[name] = every[name]._asdict() | run(every[name]) | {"payload": code["payload_sha256"][:12]}
+            kept = {each: found[each] for each in every if each in found}
+            written = {"schema": 2, "code": code, "versions": provenance.versions(), "cells": kept}
+            options.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+            print(f"{found[name]['outcome']:<10}{name}  {found[name]['said'][:100]}", flush=True)
+    bad = [name for name in chosen if found[name]["outcome"] != "identical"]
+    print(f"{len(chosen) - len(bad)} of {len(chosen)} are good")
+    return int(bool(bad))
 
 
 if __name__ == "__main__":

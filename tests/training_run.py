@@ -31,7 +31,8 @@ DEFAULTS = {
     "eval_on_start": False,
     "evaluation_pause": 0.0,  # seconds that every evaluation sleeps
     "step_pause": 0.0,  # seconds that every step sleeps
-    "hold": "",  # while this file is there, the run stands still after its fifth step, unless it is asked to stop
+    "hold": "",  # while this file is there, the run stands still at a moment, unless it is asked to stop
+    "hold_when": "step",  # after the fifth; or "evaluation" or "saving" of step 8
     "blocks": 40,
     "length": 16,
     "width": 64,
@@ -127,7 +128,7 @@ def main(output_dir: str, options: dict) -> dict:
     import torch
     import transformers
 
-    from helpers.machine import xla
+    from helpers.machine import ranks, xla
     from helpers.train import checkpoint
     from helpers.train.arguments import training_arguments
     from helpers.train.trainer import TrainerMixin
@@ -150,13 +151,22 @@ def main(output_dir: str, options: dict) -> dict:
     )
     seen = {"sharding": [], "item_calls": []}
 
+    def stand_still() -> None:
+        if options["hold"] and ranks.is_main():
+            Path(output_dir, "held").touch()
+            while Path(options["hold"]).exists() and not trainer.stops.reason:
+                time.sleep(0.05)
+
+    def opened(event: str, arguments: tuple) -> None:
+        path = str(arguments[0]) if event == "open" else ""
+        if path.endswith(".staging-8/trainer_state.json"):
+            stand_still()
+
     class Interrupt(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             time.sleep(options["step_pause"])
-            if state.global_step == 5 and options["hold"]:
-                Path(output_dir, "held").touch()
-                while Path(options["hold"]).exists() and not trainer.stops.reason:
-                    time.sleep(0.05)
+            if options["hold_when"] == "step" and state.global_step == 5:
+                stand_still()
             if options["file_limit"] and state.global_step == 2:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], resource.RLIM_INFINITY))
@@ -174,6 +184,8 @@ def main(output_dir: str, options: dict) -> dict:
                 next(iter(optimizer.state.values()))["exp_avg_sq"].mul_(float("nan"))
 
         def on_prediction_step(self, args, state, control, **kwargs):
+            if options["hold_when"] == "evaluation" and state.global_step == 8:
+                stand_still()
             if options["evaluation_signal"] and options["evaluation_signal"][0] == state.global_step:
                 os.kill(os.getpid(), getattr(signal, options["evaluation_signal"][1]))
 
@@ -239,6 +251,8 @@ def main(output_dir: str, options: dict) -> dict:
         data_collator=masking_collator() if options["masking"] else None,
         callbacks=[Interrupt()],
     )
+    if options["hold_when"] == "saving":
+        sys.addaudithook(opened)
     if options["kill_write"]:
         kill_at(options["kill_write"], within=".staging-")
     if options["scale"]:

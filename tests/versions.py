@@ -93,7 +93,7 @@ def run(name: str) -> dict:
     python = str(folder / "venv/bin/python")
     call(python, "-m", "pip", "install", "--quiet", *os.environ.get("PIP_ARGS", "").split(), "-r", str(resolved))
     report = folder / "report.xml"
-    tests = [f"tests/test_{each}.py" for each in CORE]
+    tests = [str(path) for each in CORE for path in (ROOT / "tests").rglob(f"test_{each}.py")]
     chosen = ["-m", "not once"] if which == "tpu" else []  # as `make test` does
     subprocess.run([python, "-m", "pytest", "-q", *chosen, *tests, f"--junitxml={report}"], cwd=ROOT, check=False)
     suite = ElementTree.parse(report).getroot().find("testsuite")

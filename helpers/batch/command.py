@@ -1,6 +1,6 @@
 """Run a notebook over a grid of parameters with papermill: strict names and types, resumable, one table out.
 
-    python -m helpers.batch NOTEBOOK --output-dir DIR name=value [name=v1,v2,v3 ...] [--kernel NAME]
+    python -m helpers.batch NOTEBOOK --output-dir DIR name=value [name=v1,v2,v3 ...]
         [--jobs N | --ray ADDRESS [--cpus N] [--gpus N]] [--grace SECONDS]
 
 Each combination has its own folder `DIR/<run name>/` with the executed notebook and, in `output/`, what the notebook
@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import math
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -21,12 +20,11 @@ from typing import Any
 
 from helpers.show import tables
 
-from .execution import POLL, Ended, LocalRuns, finished, logger, show_output
+from .execution import POLL, LocalRuns, finished, logger, show_output
 from .grid import Run, inspect, parse, plan
 from .ray_runs import RayRuns
 
-PRINTED = ("train.loss_last", "train.examples_per_second", "eval.after.")
-COLUMNS = 9  # of the printed table
+PRINTED = ("run", "status", "seconds", "train.loss_last", "train.examples_per_second", "output_dir", "error", "caveats")
 GRACE = 60.0  # seconds between SIGTERM and SIGKILL: a long step and a checkpoint
 
 
@@ -38,24 +36,10 @@ class Stopped(SystemExit):
         self.rows = rows
 
 
-def run(
-    notebook: Path,
-    output_dir: Path,
-    grid: Mapping[str, Sequence] | None = None,
-    fixed: Mapping[str, Any] | None = None,
-    kernel_name: str = "python3",
-    place: LocalRuns | RayRuns | None = None,
-    grace: float = GRACE,
-) -> list[dict[str, Any]]:
-    """Execute `notebook` once for every combination of `grid` and write `output_dir/results.csv`.
+def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: float = GRACE) -> list[dict[str, Any]]:
+    """Executes the runs of a grid (`grid.plan`) that are not done, and writes `results.csv` beside their folders.
 
     Args:
-        notebook: an .ipynb with a cell tagged `parameters` that assigns annotated literals, `output_dir` among them.
-            It runs in the caller's working directory.
-        output_dir: gets one folder for each run, named by what varies (`seed=1,learning_rate=0.001`, or `run`).
-        grid: values to try, by parameter; the last name varies fastest.
-        fixed: values for all runs. `output_dir` is `<output_dir>/<run name>/output` unless given here for a single run.
-        kernel_name: Jupyter kernel. `python3` is the interpreter that runs this.
         place: where the runs are made; by default one after another on this machine.
         grace: seconds between SIGTERM and SIGKILL.
 
@@ -65,36 +49,16 @@ def run(
         dotted name.
 
     Raises:
-        ValueError: before anything runs: a name that the notebook does not have, a value of another type, or a
-            kernel that is not installed.
-        FileNotFoundError: there is no such notebook, or `data_source` is a path without a file.
-        Stopped: SIGTERM or SIGINT came (to the main thread), all kernels have ended, and the table is written.
+        Stopped: SIGTERM or SIGINT came, all kernels have ended, and the table is written.
     """
-    runs = _checked(notebook, output_dir, grid or {}, fixed or {}, kernel_name)
-    return _run(runs, place or LocalRuns(), kernel_name, grace)
-
-
-def _checked(notebook, output_dir, grid, fixed, kernel_name: str) -> list[tuple[Run, Ended | None]]:
-    """Every run, and what it gave if it is done. Raises as `run`."""
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    installed = KernelSpecManager().find_kernel_specs()
-    if kernel_name not in installed:
-        there = ", ".join(sorted(installed)) or "none"
-        raise ValueError(f"kernel={kernel_name!r} is not installed; there are: {there}")
-    return [(each, finished(each)) for each in plan(notebook, output_dir, grid, fixed)]
-
-
-def _run(
-    runs: Sequence[tuple[Run, Ended | None]], place: LocalRuns | RayRuns, kernel_name: str, grace: float
-) -> list[dict[str, Any]]:
-    table = _Table([each for each, _ in runs])
-    for each, before in runs:
-        if before:
-            table.book(each, *before)
+    place, table, futures = place or LocalRuns(), _Table(runs), {}
     with _signals() as arrived:
         try:
-            futures = {place.submit(each, kernel_name): each for each, before in runs if not before}
+            for each in runs:
+                if before := finished(each):
+                    table.book(each, *before)
+                else:
+                    futures[place.submit(each)] = each
             waiting, deadline = {*futures}, math.inf
             while waiting:
                 ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
@@ -126,35 +90,25 @@ class _Table:
 
         row = self.rows[each.name]
         row |= {**outcome, "notebook": str(each.executed), "output_dir": str(each.output_dir)}
-        for name, value in pandas.json_normalize(results).to_dict("records")[0].items() if results else ():
-            if not isinstance(value, list):
-                row.setdefault(name, value)
+        for name, value in pandas.json_normalize(results or {}).items():
+            if not isinstance(value[0], list):
+                row.setdefault(name, value[0])
         logger.info("%s %s %s", each.name, row["status"], row["error"])
         if row["status"] != "not run":
-            each.executed.parent.parent.mkdir(parents=True, exist_ok=True)
-            pandas.DataFrame([*self.rows.values()], dtype=object).to_csv(
-                each.executed.parent.parent / "results.csv", index=False
-            )
+            table = pandas.DataFrame([*self.rows.values()], dtype=object)
+            table.to_csv(each.executed.parent.parent / "results.csv", index=False)
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """SIGTERM and SIGINT that arrive inside, in order; only the main thread receives them."""
-    arrived, before = [], {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, lambda number, frame: arrived.append(number))
+    """SIGTERM and SIGINT that arrive inside, in order."""
+    arrived, numbers = [], (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers]
     try:
         yield arrived
     finally:
-        for number, handler in before.items():
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler or signal.SIG_DFL)
-
-
-def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Run, status and seconds, with loss, throughput and the first of `eval.after` in the results; the CSV file has all."""
-    names = ("run", "status", "seconds", *(name for row in rows for name in row if name.startswith(PRINTED)))
-    return tables.text([{name: row.get(name) for name in [*dict.fromkeys(names)][:COLUMNS]} for row in rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,41 +117,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("parameters", nargs="*", metavar="name=value", help="name=v1,v2 runs every combination")
-    parser.add_argument("--kernel", default="python3")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--jobs", type=int, default=1, help="runs at once on this machine, each on its own GPU")
     where.add_argument("--ray", metavar="ADDRESS", help="send the runs to this Ray cluster; auto: that of this machine")
-    parser.add_argument("--cpus", type=int, help="CPUs of one run on Ray (1)")
+    parser.add_argument("--cpus", type=int, default=1, help="CPUs of one run on Ray (1)")
     parser.add_argument("--gpus", type=int, help="GPUs of one run on Ray (1 if the cluster has any)")
     parser.add_argument("--grace", type=float, default=GRACE, help=f"seconds between SIGTERM and SIGKILL ({GRACE:g})")
     options = parser.parse_intermixed_args(arguments)
     show_output(options.jobs)
     try:
-        grid, fixed = parse(inspect(options.notebook), options.parameters)
-        runs = _checked(options.notebook, options.output_dir, grid, fixed, options.kernel)
-        place = _place(options)
+        runs = plan(options.notebook, options.output_dir, *parse(inspect(options.notebook), options.parameters))
+        place = RayRuns(options.ray, options.cpus, options.gpus) if options.ray else LocalRuns(options.jobs)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     try:
-        rows, code = _run(runs, place, options.kernel, options.grace), 0
+        rows, code = run(runs, place, options.grace), 0
     except Stopped as stopped:
         rows, code = stopped.rows, stopped.code
-    print(text_table(rows))
-    for row in (row for row in rows if row["status"] != "not run"):
-        lines = (f"{row['run']} {row['status']}: {row['output_dir']}", row["error"], row.get("caveats"))
-        print("", *filter(None, lines), sep="\n")
-    print(f"\ntable {options.output_dir.expanduser().resolve() / 'results.csv'}")
+    names = [name for name in PRINTED if any(row.get(name) for row in rows)]
+    print(tables.text([{name: row.get(name) for name in names} for row in rows]))
+    print(f"\ntable: {options.output_dir.expanduser().resolve() / 'results.csv'}")
     if code:
         number = signal.Signals(code - 128).name
         print(f"stopped by {number}: the same command again resumes what was stopped, and runs the rest")
     return code or int(any(row["status"] == "failed" for row in rows))
-
-
-def _place(options: argparse.Namespace) -> LocalRuns | RayRuns:
-    if options.ray:
-        return RayRuns(options.ray, options.cpus, options.gpus)
-    if (options.cpus, options.gpus) != (None, None):
-        raise ValueError(
-            f"cpus={options.cpus}, gpus={options.gpus}: these need --ray; without it a run sees the whole machine"
-        )
-    return LocalRuns(options.jobs)

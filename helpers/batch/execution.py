@@ -50,9 +50,7 @@ def finished(each: Run) -> Ended | None:
     return None if error else ({"status": "done before", "seconds": seconds}, results)
 
 
-def execute(
-    each: Run, kernel_name: str, asked: Callable[[], int], environment: Mapping[str, str] | None = None
-) -> Ended:
+def execute(each: Run, asked: Callable[[], int], environment: Mapping[str, str] | None = None) -> Ended:
     """Runs the notebook; the status is "done", "failed", or "stopped" after a signal.
 
     The signal goes to the kernel and not to its process group: it would kill the processes that load the data, and a
@@ -71,16 +69,13 @@ def execute(
     if each.executed.exists():  # unfinished: its traceback is evidence
         attempts = (each.executed.with_suffix(f".attempt{n}.ipynb") for n in itertools.count(1))
         each.executed.rename(next(path for path in attempts if not path.exists()))
-    earlier = _written(each.output_dir)
     error, results, began = "", {}, time.monotonic()
     paths = literal_path(each.notebook), literal_path(each.executed)
-    options = {"kernel_name": kernel_name, "progress_bar": False, "log_output": True}
+    options = {"kernel_name": "python3", "progress_bar": False, "log_output": True}
     try:
         with _signalled(asked, environment or {}) as manager:
             executed = execute_notebook(*paths, each.parameters, kernel_manager_class=manager, **options)
         error, results = _outcome(executed, each.output_dir)
-        if not error and _written(each.output_dir) == earlier:
-            error, results = "results.json is from an earlier run, this one did not write it", {}
     except PapermillExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue} (In [{failure.exec_count}])"
     # A full disk; nbclient's DeadKernelError (killed, out of memory) and a kernel that never starts.
@@ -146,11 +141,6 @@ def _outcome(executed: Any, output_dir: Path) -> tuple[str, dict[str, Any]]:
     return "", results
 
 
-def _written(output_dir: Path) -> int | None:
-    path = output_dir / "results.json"
-    return path.stat().st_mtime_ns if path.exists() else None
-
-
 class LocalRuns:
     """Runs on this machine, in the order in which they are submitted.
 
@@ -171,9 +161,9 @@ class LocalRuns:
         self._pool = ThreadPoolExecutor(jobs)
         self._asked = 0
 
-    def submit(self, run: Run, kernel_name: str) -> Future:
+    def submit(self, run: Run) -> Future:
         """A future of the run's outcome and results."""
-        return self._pool.submit(self._run, run, kernel_name)
+        return self._pool.submit(self._run, run)
 
     def stop(self) -> None:
         """Sends SIGTERM to the kernels, and starts no further run."""
@@ -183,11 +173,11 @@ class LocalRuns:
         """Kills the kernels, and starts no further run."""
         self._asked = signal.SIGKILL
 
-    def _run(self, run: Run, kernel_name: str) -> Ended:
+    def _run(self, run: Run) -> Ended:
         threading.current_thread().name = run.name  # which its lines begin with
         share = self._shares.get()
         try:
-            return execute(run, kernel_name, lambda: self._asked, share)
+            return execute(run, lambda: self._asked, share)
         finally:
             self._shares.put(share)
 

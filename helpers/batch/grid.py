@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from helpers.parameters import source_path, unknown
+from helpers.parameters import SAMPLE, source_path, unknown
 
 KINDS = {"bool": bool, "int": int, "float": float, "str": str}
 FINITE = ConfigDict(allow_inf_nan=False)
@@ -104,7 +104,18 @@ def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> A
 
 
 def plan(notebook: Path, output_dir: Path, grid: Mapping[str, Sequence], fixed: Mapping[str, Any]) -> list[Run]:
-    """Every combination as a `Run`, in the order of itertools.product. Raises as `command.run` does."""
+    """Every combination as a `Run`, in the order of itertools.product: the last name varies fastest.
+
+    Args:
+        notebook: an .ipynb with a cell tagged `parameters` that assigns annotated literals, `output_dir` among them.
+        output_dir: gets one folder for each run, named by what varies (`seed=1,learning_rate=0.001`, or `run`).
+        grid: values to try, by parameter.
+        fixed: values for all runs. `output_dir` is `<output_dir>/<run name>/output` unless given here for a single run.
+
+    Raises:
+        ValueError: a name that the notebook does not have, or a value of another type.
+        FileNotFoundError: there is no such notebook, or `data_source` is a path without a file.
+    """
     notebook, output_dir = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
     declared = inspect(notebook)
     if both := grid.keys() & fixed.keys():
@@ -126,7 +137,7 @@ def _one(notebook: Path, output_dir: Path, varied: dict[str, Any], fixed: dict[s
     folder = output_dir / run_name(varied)
     parameters = {"output_dir": str(folder / "output"), **fixed, **varied}
     parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
-    if "data_source" in parameters and (path := source_path("data_source", parameters["data_source"])) is not None:
+    if path := source_path("data_source", parameters.get("data_source", SAMPLE)):
         parameters["data_source"] = str(path.resolve())
     return Run(folder.name, varied, parameters, notebook, folder / notebook.name)
 

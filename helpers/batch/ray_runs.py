@@ -26,13 +26,13 @@ class RayRuns:
 
     Args:
         address: of the cluster; `auto` is the one that this machine belongs to.
-        cpus, gpus: of each run; by default one CPU, and one GPU if the cluster has any.
+        cpus, gpus: of each run; by default one GPU if the cluster has any.
 
     Raises:
         ValueError: ray is not installed, or no cluster answers.
     """
 
-    def __init__(self, address: str = "auto", cpus: int | None = None, gpus: int | None = None):
+    def __init__(self, address: str = "auto", cpus: int = 1, gpus: int | None = None):
         try:
             import ray
         except ModuleNotFoundError as error:
@@ -48,15 +48,15 @@ class RayRuns:
                 f"ray={address!r}: no Ray cluster answers ({error}): start one with `ray start --head`"
             ) from error
         has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
-        needs = {"num_cpus": 1 if cpus is None else cpus, "num_gpus": int(has_gpus) if gpus is None else gpus}
+        needs = {"num_cpus": cpus, "num_gpus": int(has_gpus) if gpus is None else gpus}
         self._task = ray.remote(max_retries=RETRIES, **needs)(_on_node)
         self._tasks: list[ray.ObjectRef] = []
         self._stop_file, self._killed = None, False
 
-    def submit(self, run: Run, kernel_name: str) -> Future:
+    def submit(self, run: Run) -> Future:
         """A future of the run's outcome and results; a run that lost too many nodes has failed."""
         self._stop_file = self._stop_file or run.executed.parents[1] / f".stop-{uuid.uuid4().hex}"
-        task = self._task.options(name=run.name).remote(run, kernel_name, str(Path.cwd()), self._stop_file)
+        task = self._task.options(name=run.name).remote(run, str(Path.cwd()), self._stop_file)
         self._tasks.append(task)
         answer: Future = Future()
         task.future().add_done_callback(lambda ended: answer.set_result(self._answer(run, ended)))
@@ -89,7 +89,7 @@ class RayRuns:
             self._stop_file.unlink(missing_ok=True)
 
 
-def _on_node(run: Run, kernel_name: str, directory: str, stop_file: Path) -> Ended:
+def _on_node(run: Run, directory: str, stop_file: Path) -> Ended:
     show_output()
     try:
         os.chdir(directory)
@@ -97,4 +97,4 @@ def _on_node(run: Run, kernel_name: str, directory: str, stop_file: Path) -> End
         raise ValueError(
             f"{directory} is not on this node ({error}): start the command in a folder on a disk that all nodes share"
         ) from error
-    return execute(run, kernel_name, lambda: signal.SIGTERM if stop_file.exists() else 0)
+    return execute(run, lambda: signal.SIGTERM if stop_file.exists() else 0)

@@ -39,12 +39,12 @@ def own(folder: str) -> None:
             Path(folder, "worked").touch()
 
 
-def train(folder: str, steps: str = str(STEPS)) -> None:
+def train(folder: str, options: str = "") -> None:
     """The same examples a step however many processes share them, and no dropout, which is each process's own."""
     from tests import training_run
 
-    options = {"accumulation": 1, "dropout": 0.0, "steps": int(steps), "save_steps": STEPS // 2}
-    found = training_run.main(folder, training_run.DEFAULTS | options)
+    alike = {"accumulation": 1, "dropout": 0.0, "steps": STEPS, "save_steps": STEPS // 2}
+    found = training_run.main(folder, training_run.DEFAULTS | (json.loads(options) if options else alike))
     if ranks.is_main():
         history = [entry for entry in found["log_history"] if "grad_norm" in entry or "eval_loss" in entry]
         Path(folder, "history.json").write_text(json.dumps(history))

@@ -23,6 +23,7 @@ resume: bool = True
 prompt: str = "Once"
 ending: str = "good"
 hold: str = "hold"
+hold_when: str = "step"
 """
 RUN = f"""import json, os, pathlib, signal, subprocess, sys, time
 sys.path.insert(0, {str(ROOT)!r})
@@ -47,7 +48,7 @@ if ending in ("sleep", "deaf"):
 RESULTS = """train = {"loss_last": float("nan") if ending == "nan" else 0.5, "examples_per_second": 10.0 * (1 + seed)}
 if ending == "train":
     from tests import training_run
-    options = {"hold": hold, "learning_rate": 3e-3 / (1 + seed), "width": 16}
+    options = {"hold": hold, "hold_when": hold_when, "learning_rate": 3e-3 / (1 + seed), "width": 16}
     train = training_run.main(output_dir, training_run.DEFAULTS | options)["train"]
 passed = {"data_source": data_source, "learning_rate": learning_rate, "seed": seed, "resume": resume, "prompt": prompt}
 results = {"interpreter": sys.executable, "passed": passed, "train": train}

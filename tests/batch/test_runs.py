@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from helpers.batch import command, execution
+from helpers.batch.grid import plan
 
 from . import notebook as small
 from .notebook import ended, said, table
@@ -62,7 +63,8 @@ def test_every_failure_that_papermill_hides_is_recorded_and_the_grid_goes_on(not
 
 
 def test_a_failed_run_is_resumed_in_its_folder_and_its_traceback_kept(notebook, tmp_path):
-    statuses = [command.run(notebook, tmp_path / "grid", fixed={"ending": "once"})[0]["status"] for _ in range(2)]
+    runs = plan(notebook, tmp_path / "grid", {}, {"ending": "once"})
+    statuses = [command.run(runs)[0]["status"] for _ in range(2)]
     assert statuses == ["failed", "done"]
     assert "out of luck" in (tmp_path / "grid" / "run" / "tiny.attempt1.ipynb").read_text()
 
@@ -74,15 +76,6 @@ def test_one_executed_notebook_that_is_cut_short_does_not_hold_up_the_batch(note
     assert main(notebook, tmp_path / "grid", "seed=0,1") == 0
     assert [row["status"] for row in table(tmp_path / "grid")] == ["done", "done before"]
     assert len(executed.with_suffix(".attempt1.ipynb").read_text()) == 500
-
-
-def test_results_left_by_an_earlier_run_are_not_taken_for_this_ones(notebook, tmp_path):
-    left = tmp_path / "output" / "results.json"
-    left.parent.mkdir()
-    left.write_text(json.dumps({"train": {"loss_last": 0.1}}))
-    (row,) = command.run(notebook, tmp_path / "grid", fixed={"ending": "silent", "output_dir": str(left.parent)})
-    assert row["status"] == "failed" and "from an earlier run" in row["error"]
-    assert "train.loss_last" not in row
 
 
 def test_two_jobs_share_the_cores_and_the_gpus_and_their_lines_are_marked(notebook, tmp_path, monkeypatch):

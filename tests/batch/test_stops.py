@@ -62,7 +62,7 @@ def test_a_kernel_that_does_not_train_or_does_not_listen_is_stopped_after_the_gr
 def test_a_kernel_that_starts_after_the_others_were_stopped_is_stopped_too(notebook, tmp_path):
     (run,) = plan(notebook, tmp_path / "grid", {}, {"ending": "sleep"})
     asked = iter([0])  # nothing when the run begins, and SIGTERM before its kernel is there
-    outcome, _ = execute(run, "python3", lambda: next(asked, signal.SIGTERM))
+    outcome, _ = execute(run, lambda: next(asked, signal.SIGTERM))
     assert outcome["status"] == "stopped"
 
 
@@ -78,13 +78,13 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(notebook, tmp_path):
 
 def test_python_callers_get_their_table_and_their_handlers_back(notebook, tmp_path):
     class Place(command.LocalRuns):
-        def submit(self, run, kernel_name):
+        def submit(self, run):
             os.kill(os.getpid(), signal.SIGTERM) if run.name == "seed=1" else None
-            return super().submit(run, kernel_name)
+            return super().submit(run)
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(command.Stopped) as stopped:
-        command.run(notebook, tmp_path / "grid", {"seed": [0, 1]}, {"ending": "sleep"}, place=Place())
+        command.run(plan(notebook, tmp_path / "grid", {"seed": [0, 1]}, {"ending": "sleep"}), Place())
     assert stopped.value.code == 143
     assert {row["status"] for row in stopped.value.rows} <= {"stopped", "not run"}
     assert signal.getsignal(signal.SIGTERM) is before

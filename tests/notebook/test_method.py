@@ -15,7 +15,8 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from helpers.notebook import method
-from tests.test_notebooks import TINY
+
+from .test_notebooks import TINY
 
 pytestmark = pytest.mark.once
 

@@ -15,10 +15,8 @@ import nbformat
 import pytest
 
 from helpers.machine import xla
+from tests.harness import NOTEBOOKS, assert_refuses, refused, run_notebook, text_of
 
-from .notebook_run import NOTEBOOKS, assert_refuses, refused, run, text_of
-
-PAIRS = sorted(path.stem for path in (NOTEBOOKS / "source").glob("*.py"))
 TINY = {
     "data_source": "sample",
     "num_stories": 300,
@@ -40,7 +38,7 @@ TINY = {
 
 
 def execute(name: str, folder: Path, **parameters) -> tuple[nbformat.NotebookNode, dict]:
-    return run(name, folder, {**TINY, **parameters})
+    return run_notebook(name, folder, {**TINY, **parameters})
 
 
 def refusal(name: str, folder: Path, **parameters) -> str:
@@ -224,81 +222,3 @@ def test_a_read_only_notebook_folder_is_enough(alone, tmp_path):
     assert process.returncode == 0, process.stderr[-3000:]
     assert (writable / "out" / "results.json").is_file()
     assert sorted(path.name for path in alone.iterdir()) == before
-
-
-def twins(name: str) -> tuple[dict, dict]:
-    read = [nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4) for stem in (name, f"{name}_tpu")]
-    return tuple({cell.id: cell for cell in notebook.cells} for notebook in read)
-
-
-DIFFERENT_LINES = {"# @title Setup": None, "# @title Parameters": {"output_dir", "use_tpu"}}
-DIFFERENT = {
-    "tinystories_reservoir": {
-        "only in the GPU twin": [
-            "# # A reservoir language model on TinyStories (GPU)",
-            "What the run cost, measured. `mfu`",
-        ],
-        "only in the TPU twin": [
-            "# # A reservoir language model on TinyStories (TPU)",
-            "What the run cost, measured, comp",
-        ],
-    },
-    "legal_cot_sft": {
-        "only in the GPU twin": ["# # Legal chain-of-thought fine-tuning (GPU)", "What the run cost, measured. `use"],
-        "only in the TPU twin": ["# # Legal chain-of-thought fine-tuning (TPU)", "What the run cost, measured, comp"],
-    },
-    "hardware_tuning": {
-        "only in the GPU twin": [
-            "# # Hardware tuning: before and after, measured (GPU)",
-            "What the run cost, measured. `mfu`",
-        ],
-        "only in the TPU twin": [
-            "# # Hardware tuning: before and after, measured (TPU)",
-            "What the run cost, measured, comp",
-        ],
-    },
-    "graphmer_se": {
-        "only in the GPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured. `mfu`"],
-        "only in the TPU twin": ["# # GraphMER-SE, an encoder over code", "What the run cost, measured, comp"],
-    },
-    "lejepa_training": {
-        "only in the GPU twin": ["# # LeJEPA text embeddings (GPU)", "What the run cost, measured. `mfu`"],
-        "only in the TPU twin": ["# # LeJEPA text embeddings (TPU)", "What the run cost, measured, comp"],
-    },
-}
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("name", PAIRS)
-def test_twins_differ_in_exactly_these_cells(name):
-    gpu, tpu = twins(name)
-    expected = DIFFERENT[name]
-    for here, there, key in ((gpu, tpu, "only in the GPU twin"), (tpu, gpu, "only in the TPU twin")):
-        found = [cell.source for cell_id, cell in here.items() if cell_id not in there]
-        starts = [start.removeprefix("# ") for start in expected[key]]
-        assert len(found) == len(starts)
-        assert all(source.startswith(start) for source, start in zip(found, starts, strict=True)), found
-    shared = [(gpu[cell_id], tpu[cell_id]) for cell_id in gpu if cell_id in tpu]
-    differing = {a.source.partition("{")[0].partition("\n")[0]: (a, b) for a, b in shared if a.source != b.source}
-    for title, names in DIFFERENT_LINES.items():
-        key = next(key for key in differing if key.startswith(title))
-        a, b = differing.pop(key)
-        if names is not None:
-            lines = set(a.source.splitlines()) ^ set(b.source.splitlines())
-            assert {line.partition(":")[0] for line in lines} == names
-    assert not differing
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_has_colab_metadata_and_no_outputs(path):
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
-    assert notebook.metadata.accelerator == ("TPU" if path.stem.endswith("_tpu") else "GPU")
-    assert "kaggle" not in notebook.metadata
-    for cell in notebook.cells:
-        if cell.cell_type != "code":
-            continue
-        assert not cell.outputs
-        assert cell.execution_count is None

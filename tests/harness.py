@@ -1,0 +1,272 @@
+"""A notebook, a training or a piece of code in a process of its own: where this suite is, where it is not, and on XLA.
+
+run(DRIVER, "folder", '{"steps": 12}')   # as subprocess.run([sys.executable, DRIVER, ...], capture_output=True, text=True)
+run("-c", "print(1 + 1)", xla=True, PJRT_DEVICE="CPU")
+run_notebook("graphmer_se", folder, {"max_steps": 4})
+
+What `run` starts are children of a server that has imported torch already, so that they do not import it each anew. A child is a process of its own: it dies of its signals, starts its own XLA client and ends as any interpreter does. It is
+not for what an interpreter does first: environment variables that a library reads on import, the order of imports, the
+seed of hashes (a child has the server's), the peak of memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+XLA_SWITCH = "USE_TORCH_XLA"  # transformers and accelerate read it on import: CPU and XLA have a server each
+MODULES = ("torch", "transformers.trainer", "accelerate", "datasets", "peft", "sentence_transformers")
+COMMON = {"TOKENIZERS_PARALLELISM": "false"}
+NOTEBOOKS = ROOT / "notebooks"
+
+
+class Run:
+    """A started process: `pid`, `poll` and `wait` as of subprocess.Popen."""
+
+    def __init__(self, *arguments: object, xla: bool = False, stdout=None, stderr=None, **environment: str):
+        ours, theirs = socket.socketpair()
+        request = {"arguments": [str(each) for each in arguments], "environment": _environment(xla) | environment}
+        with theirs, Path(os.devnull).open("r+b") as nothing:
+            files = [nothing, stdout or nothing, stderr or nothing, theirs]
+            socket.send_fds(_server(xla), [json.dumps(request).encode()], [each.fileno() for each in files])
+        self._answers = ours.makefile("r")
+        self.pid = int(self._answers.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.wait(0)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """The exit status, negative after a signal; None if the process still runs after so many seconds."""
+        if self.returncode is None and select.select([self._answers], [], [], seconds)[0]:
+            self.returncode = int(self._answers.readline())
+        return self.returncode
+
+
+def run(
+    *arguments: object, xla: bool = False, fresh: bool = False, timeout: float = 900, **environment: str
+) -> subprocess.CompletedProcess:
+    """Runs a script, or code after "-c", with arguments in the root folder to its end, and returns what it printed.
+
+    Args:
+        xla: whether transformers and accelerate take XLA in it, where torch_xla is installed.
+        fresh: an interpreter of its own, whose hashes have another seed: nothing may hang on the order of a set.
+    """
+    if fresh:
+        options = {"cwd": ROOT, "env": os.environ | COMMON | environment, "timeout": timeout}
+        return subprocess.run([sys.executable, *map(str, arguments)], **options, capture_output=True, text=True)
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = Run(*arguments, xla=xla, stdout=stdout, stderr=stderr, **environment)
+        if process.wait(timeout) is None:
+            os.kill(process.pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(arguments, timeout)
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout.read(), stderr.read())
+
+
+def _environment(xla: bool) -> dict[str, str]:
+    return os.environ | COMMON | {XLA_SWITCH: str(int(xla))}
+
+
+@functools.cache
+def _server(xla: bool) -> socket.socket:
+    """Where requests go. The server ends when this process has ended, however it did."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    environment = _environment(xla) | {"OMP_NUM_THREADS": "1"}  # no thread of numpy may be there at a fork
+    command = [sys.executable, __file__, str(theirs.fileno())]
+    subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    theirs.close()
+    return ours
+
+
+def _serve(requests: socket.socket) -> dict:
+    """Forks for every request, forever. Returns it in the child."""
+    gc.disable()  # halves the time of the imports
+    for name in MODULES:
+        importlib.import_module(name)
+    import torch
+
+    assert not torch.cuda.is_initialized()  # a child could not use it
+    gc.enable()
+    gc.freeze()  # a collection writes into every object it looks at, and all memory would be copied
+    keepers: list[int] = []
+    while True:
+        message, files, _, _ = socket.recv_fds(requests, 2**20, 4)
+        if not message:
+            os._exit(0)
+        keepers = [each for each in keepers if os.waitpid(each, os.WNOHANG)[0] == 0]
+        keepers.append(os.fork())
+        if keepers[-1] == 0:
+            requests.close()
+            _keep(files)
+            return json.loads(message)
+        for file in files:
+            os.close(file)
+
+
+def _keep(files: list[int]) -> None:
+    """Forks the process that is asked for and returns in it; stays behind to tell its number and how it ended."""
+    *streams, answers = files
+    child = os.fork()
+    if child:
+        for file in range(3):
+            os.close(file)
+        for file in streams:
+            os.close(file)
+        os.write(answers, f"{child}\n".encode())
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.write(answers, f"{status}\n".encode())
+        os._exit(0)
+    for number, file in enumerate(streams):
+        os.dup2(file, number)
+        os.close(file)
+    os.close(answers)
+
+
+# ---- XLA: the choice between XLA and the CPU is made once a process, and takes seconds
+
+
+def cpu_here():
+    """The CPU, to train on in this process. Skips where torch_xla is installed: accelerate would take XLA here.
+
+    What needs it is run by the other half of the tests, with requirements-gpu.txt.
+    """
+    import pytest
+
+    from helpers.machine import runtime, xla
+
+    if xla.installed():
+        pytest.skip("accelerate would take XLA in this process; the tests with requirements-gpu.txt run it")
+    return runtime.detect(use_tpu=False)
+
+
+def answers_on_xla(script: str, devices: int = 8) -> dict:
+    """What `script` prints after "ANSWERS ", as JSON, from a process with that many virtual XLA devices.
+
+    Skips the test without torch_xla; fails it with the end of the script's messages if the script fails.
+    """
+    import pytest
+
+    from helpers.machine import xla
+
+    if not xla.installed():
+        pytest.skip("torch_xla is not installed")
+    environment = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    process = run("-c", script, xla=True, **environment)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.rsplit("ANSWERS ", 1)[1])
+
+
+# ---- where this suite is not
+
+
+def elsewhere(script: str, model: Path, given: dict, folder: Path) -> dict:
+    """What `script` saves for these tensors, isolated and in an empty folder; its arguments are model, tensors, answers."""
+    import safetensors.torch
+    import torch
+
+    safetensors.torch.save_file(given, folder / "given.safetensors")
+    (folder / "empty").mkdir()
+    files = model, folder / "given.safetensors", folder / "answers.safetensors"
+    environment = {"HF_HOME": str(folder / "home"), "HOME": str(folder), "HF_HUB_OFFLINE": "1", "PATH": ""}
+    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    command = [sys.executable, "-I", "-c", script, *map(str, files)]
+    process = subprocess.run(command, cwd=folder / "empty", env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return safetensors.torch.load_file(files[2])
+
+
+# ---- notebooks as users run them: copied alone into an empty folder, headless, without a token or a way to a hub
+
+
+def run_notebook(name: str, folder: Path, parameters: dict, notebooks: Path = NOTEBOOKS) -> tuple:
+    """Copies one notebook into `folder`, runs all of it there, and returns what was executed and its results."""
+    import papermill
+
+    shutil.copy(notebooks / f"{name}.ipynb", folder)
+    output = folder / "out"
+    executed = papermill.execute_notebook(
+        f"{name}.ipynb", "executed.ipynb", {"output_dir": str(output), **parameters}, progress_bar=False
+    )
+    results = json.loads((output / "results.json").read_text())
+    # What the run was bound to before training, so that a changed file is not trained on from these checkpoints.
+    assert results["data"]["sha256"][:16] in json.loads((output / "run.json").read_text())["data"]
+    assert {"source", "revision"} <= results["data"].keys()
+    shown = [part for cell in executed.cells for part in cell.get("outputs", []) if "image/png" in part.get("data", {})]
+    assert len(shown) >= len([*output.glob("figures/*.png")])  # what is drawn is also seen
+    assert results["schema"] == 2 and results["sessions"][-1]["last_step"] == results["train"]["steps"]
+    return executed, results
+
+
+def refused(name: str, folder: Path, parameters: dict) -> str:
+    """What a notebook says that refuses to run."""
+    import papermill
+    import pytest
+
+    with pytest.raises(papermill.PapermillExecutionError) as caught:
+        run_notebook(name, folder, parameters)
+    return caught.value.evalue
+
+
+def assert_refuses(name: str, folder: Path, common: dict, wrong: Sequence[tuple[dict, str]]) -> None:
+    """A notebook's error for each of `wrong`, parameters beside the `common` ones, holds the text; nothing is written.
+
+    In one kernel: what comes before the parameters runs once, then for each the cells from there to the error.
+    """
+    from jupyter_client.manager import run_kernel
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
+
+    shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)
+    notebook, output = load_notebook_node(f"{name}.ipynb"), folder / "out"
+    begun = False
+    with run_kernel() as kernel:
+        for parameters, message in wrong:
+            parameterize_notebook(notebook, {"output_dir": str(output), **common, **parameters})
+            cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+            if begun:
+                cells = cells[next(i for i, cell in enumerate(cells) if "parameters" in cell.metadata.tags) :]
+            begun = True
+            for cell in cells:
+                reply = kernel.execute_interactive(cell.source, output_hook=lambda _: None, timeout=300)["content"]
+                if reply["status"] == "error":
+                    break
+            assert reply["status"] == "error" and message in reply["evalue"], (parameters, reply)
+    assert not output.exists()
+
+
+def text_of(executed) -> str:
+    """All that a notebook printed and displayed, as text."""
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    return "\n".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+if __name__ == "__main__":
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    import numpy
+
+    numpy.random.seed()  # from the system, as a new interpreter's; Python's own is after a fork
+    if request["arguments"][0] == "-c":
+        _, code, *sys.argv[1:] = request["arguments"]
+        sys.path[0] = ""
+        exec(compile(code, "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
+    else:
+        sys.argv = request["arguments"]
+        runpy.run_path(sys.argv[0], run_name="__main__")  # its folder is this file's and in sys.path
