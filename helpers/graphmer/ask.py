@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ class Asked:
 
     def __init__(self, graph: KnowledgeGraph, folder: Path):
         self.graph, self.folder = graph, folder
+        self._texts: dict[str, list[str]] = {}
         self.tails: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by head and relation
         self.heads: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by tail and relation
         for triple in graph.triples:
@@ -199,8 +201,15 @@ class Asked:
         tail = self.graph.entities[triple.tail]
         if tail.status != UNRESOLVED:
             return Answer(tail.id, KNOWN, 1, self.graph.place(tail), *self._mention(triple))
-        same = [one.id for one in self._defined() if one.name == tail.name and one.type not in ("module", "variable")]
-        return Answer(tail.id, OPEN, 1, "", *self._mention(triple), _some(same))
+        return Answer(tail.id, OPEN, 1, "", *self._mention(triple), _some(self._by_name[tail.name]))
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[str]]:
+        found = defaultdict(list)
+        for one in self._defined():
+            if one.type not in ("module", "package", "variable", "field"):
+                found[one.name].append(one.id)
+        return found
 
     def _mention(self, triple: Triple) -> tuple[str, str]:
         lines, head = self.graph.sites.get(triple, ()), self.graph.entities[triple.head]
@@ -212,11 +221,14 @@ class Asked:
     def _line(self, place: str) -> str:
         """The text of `file:line`; "" where it cannot be read any more."""
         file, _, line = place.rpartition(":")
-        try:
-            text = (self.folder / file).read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
-        return text[int(line) - 1].strip() if int(line) <= len(text) else ""
+        if file not in self._texts:
+            try:
+                text = (self.folder / file).read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                text = ""
+            self._texts[file] = text.splitlines()
+        lines = self._texts[file]
+        return lines[int(line) - 1].strip() if int(line) <= len(lines) else ""
 
 
 def _ending(names: dict[str, str], name: str) -> Iterable[str]:

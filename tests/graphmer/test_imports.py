@@ -1,5 +1,8 @@
 """Which file an import means: in trees of every kind that people have, and beside Python itself, which runs them."""
 
+import importlib
+import importlib.machinery
+import random
 import subprocess
 import sys
 import textwrap
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.imports import Imports, module_path
 
 pytestmark = pytest.mark.once
 
@@ -188,3 +192,30 @@ def test_a_package_by_itself_has_the_names_that_imports_use(tmp_path):
     graph = load_graph(tmp_path / "shop")
     assert ("shop.goods", "calls", "shop.tills.pay") in graph.triples
     assert graph.place(graph.entities["shop.tills.pay"]) == "tills.py:1"
+
+
+def origin(root: Path, name: str) -> str | None:
+    """The file that Python itself finds for `import name` from a folder; None for no file."""
+    path, spec = [str(root)], None
+    for part in name.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or [])
+    return spec.origin
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_python_finds_from_the_files_own_folder_is_found(seed, tmp_path):
+    draw, names = random.Random(seed), ("alpha", "beta", "utils", "src", "lib")
+    files = {"/".join((*draw.choices(names, k=draw.randint(0, 3)), f"{draw.choice(names[:3])}.py")) for _ in range(9)}
+    packages = {file.rpartition("/")[0] for file in files if draw.random() < 0.5} - {""}
+    write(tmp_path, dict.fromkeys((*files, *(f"{folder}/__init__.py" for folder in packages)), ""))
+    imports = Imports([path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.py")], [])
+    importlib.invalidate_caches()
+    for file in files:
+        path = module_path(file)
+        for name in (*names[:3], *(".".join(draw.choices(names, k=2)) for _ in range(6))):
+            truth = origin(tmp_path / imports.root(path), name)
+            if truth:
+                assert imports.find(name, path) == module_path(Path(truth).relative_to(tmp_path).as_posix())

@@ -1,6 +1,5 @@
 """The graph of Python sources, against what Python itself says of the same code, and what it cannot say left open."""
 
-import gc
 import hashlib
 import importlib
 import inspect
@@ -24,8 +23,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 INTROSPECTED = (  # modules of the standard library that import on every platform and stay as written
-    "argparse", "configparser", "email.message", "http.client", "json.decoder", "logging.handlers", "string", "textwrap",
-    "unittest.case", "unittest.suite", "urllib.request", "wsgiref.handlers", "xml.sax.handler", "zipfile",
+    "argparse", "email.message", "logging.handlers", "unittest.case", "urllib.request", "zipfile",
 )  # fmt: skip
 
 SHOP = {
@@ -342,61 +340,6 @@ def test_methods_resolve_in_a_diamond_as_python_resolves_them(tmp_path, monkeypa
     assert tails(graph, "diamond.E.one", "calls") == {real(super(diamond.D, diamond.E()).one.__func__)}
 
 
-def test_every_call_that_runs_is_in_the_graph(tmp_path, monkeypatch):
-    """Each edge that the interpreter's own profiler sees between functions of the file."""
-    code = """
-        import functools
-
-        def twice(f):
-            @functools.wraps(f)
-            def wrapper(*arguments):
-                return f(*arguments) + f(*arguments)
-            return wrapper
-
-        class Base:
-            def start(self): return self.step() + helper()
-            def step(self): return 1
-            @staticmethod
-            def fixed(): return helper()
-            @property
-            def size(self): return 2
-
-        class Sub(Base):
-            def step(self):
-                def inner(): return Base.fixed()
-                return super().step() + inner() + sum([helper() for _ in range(2)])
-
-        def helper(): return 1
-
-        def run():
-            sub = Sub()
-            return sub.start() + Sub.fixed() + (lambda: helper())()
-    """
-    graph = graph_of(tmp_path, traced=code)
-    monkeypatch.syspath_prepend(tmp_path)
-    traced = importlib.import_module("traced")
-    seen = set()
-
-    def profiler(frame, event, _):
-        names = [
-            part.f_code.co_qualname for part in (frame, frame.f_back) if part.f_code.co_filename == traced.__file__
-        ]
-        if event == "call" and len(names) == 2:
-            callee, caller = (name.split(".<locals>.<")[0].removesuffix(".<lambda>") for name in names)
-            seen.add((f"traced.{caller}", f"traced.{callee}"))
-
-    sys.setprofile(profiler)
-    try:
-        traced.run()
-    finally:
-        sys.setprofile(None)
-    calls = {(triple.head, triple.tail) for triple in graph.triples if triple.relation == "calls"}
-    # self.step() reaches the override of a subclass; a frame within a function is not a call of it
-    seen = {(head, tail.replace("Sub.step", "Base.step") if head.endswith("start") else tail) for head, tail in seen}
-    assert {edge for edge in seen if edge[0] != edge[1]} <= calls
-    assert len(seen) >= 6
-
-
 @pytest.mark.parametrize("module", INTROSPECTED)
 def test_bases_of_real_classes_are_those_python_has(sample, module):
     loaded = importlib.import_module(module)
@@ -458,37 +401,10 @@ def test_most_of_what_the_sample_mentions_is_resolved(sample):
     assert sample.counts()["tails"][UNRESOLVED] < 0.15 * len(sample.triples)
 
 
-def test_lines_of_functions_hold_their_names(sample):
-    sources = {file["module"]: file["path"] for file in sample.manifest["files"]}
-    for module in ("argparse", "json.decoder", "unittest.case"):
-        lines = (standard_library() / sources[module]).read_text(encoding="utf-8").splitlines()
-        for entity in sample.entities.values():
-            if entity.module == module and entity.type in ("function", "method", "constructor", "class", "exception"):
-                assert f" {entity.name}" in " " + lines[entity.line - 1].lstrip()
-                assert entity.line <= entity.end_line <= len(lines)
-
-
-def test_every_head_and_tail_is_an_entity(sample):
-    assert {end for triple in sample.triples for end in (triple.head, triple.tail)} <= sample.entities.keys()
-
-
 def test_hashes_of_the_manifest_are_those_of_the_files(sample):
     for file in sample.manifest["files"][::50]:
         content = (standard_library() / file["path"]).read_bytes()
         assert file["sha256"] == hashlib.sha256(content).hexdigest()
-
-
-@pytest.mark.parametrize("running", [True, False])
-def test_the_collector_is_left_as_it_was(tmp_path, running):
-    before = gc.isenabled()
-    try:
-        (gc.enable if running else gc.disable)()
-        graph_of(tmp_path, m="x = 1")
-        with pytest.raises(FileNotFoundError):
-            python_graph(tmp_path / "nowhere")
-        assert gc.isenabled() is running
-    finally:
-        (gc.enable if before else gc.disable)()
 
 
 # ---- the same again, elsewhere, and what cannot be read
