@@ -57,7 +57,7 @@ from helpers.plan.counting import count  # noqa: E402
 from helpers.plan.forecast import here as forecast_here  # noqa: E402
 from helpers.plan.settings import DoesNotFit, Plan, Recipe, plan  # noqa: E402
 from helpers.plan.workloads import Asked, Workload, room  # noqa: E402
-from helpers.train import checkpoint  # noqa: E402
+from helpers.run import checkpoint  # noqa: E402
 from helpers.train.arguments import training_arguments  # noqa: E402
 from helpers.train.trainer import TrainerMixin  # noqa: E402
 

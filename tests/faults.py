@@ -38,8 +38,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from helpers.run import provenance  # noqa: E402
-from helpers.train import checkpoint  # noqa: E402
+from helpers.run import checkpoint, provenance  # noqa: E402
 from tests.batch import notebook  # noqa: E402
 
 RESULTS = ROOT / "docs/results/faults.json"

@@ -1,4 +1,4 @@
-"""helpers.train.checkpoint: whole or absent, against damage, a full disk, and a kill at every file operation."""
+"""helpers.run.checkpoint: whole or absent, against damage, a full disk, and a kill at every file operation."""
 
 import errno
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 from tests.killing import disturbed
 
 pytestmark = pytest.mark.once
@@ -268,7 +268,7 @@ FULL_DISK = """
 import json, resource, signal, sys
 from pathlib import Path
 import safetensors.torch, torch
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 output_dir = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 state = {"weight": torch.zeros(300_000)}
@@ -319,7 +319,7 @@ def test_refused_writes_leave_only_the_older_checkpoint(full_disk):
 KILLED = """
 import json, shutil, sys
 from pathlib import Path
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 from tests.killing import killed
 from tests.test_checkpoint import fill, names, truncate, write
 base, case = Path(sys.argv[1]), sys.argv[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 
 from .test_resume import SLOW_ON_XLA, fingerprint, result, run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.machine import xla
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 
 from .test_resume import SLOW_ON_XLA, result, run
 

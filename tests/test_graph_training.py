@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.machine import xla
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 
 from . import forked
 from .test_graph_documents import library

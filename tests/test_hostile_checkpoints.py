@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from helpers.parameters import Parameters
+from helpers.run import checkpoint
 from helpers.run.run_folder import RunFolder
-from helpers.train import checkpoint
 
 from .hostile import MARKER, cases, guarded, payload
 from .test_hostile_models import FORMS, saved

@@ -13,7 +13,7 @@ import pytest
 from filelock import SoftFileLease
 from jupyter_client.manager import start_new_kernel
 
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 from tests.test_resume import fingerprint, result, run, undisturbed  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.once

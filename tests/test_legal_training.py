@@ -20,7 +20,7 @@ from trl import SFTConfig
 from helpers.legal.parameters import LegalParameters
 from helpers.legal.training import NOT_ON_XLA, LegalTrainer
 from helpers.machine import xla
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 
 from . import forked
 from .legal_run import rows

@@ -22,7 +22,7 @@ from helpers.machine import xla
 from helpers.machine.runtime import Runtime
 from helpers.plan.counting import LiveBytes, count
 from helpers.plan.settings import Recipe, plan
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 
 from . import forked
 from .lejepa_run import PROBE, build_model, sentences

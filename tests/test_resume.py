@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.machine import xla
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 
 from . import forked
 

@@ -129,7 +129,7 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     from helpers.machine import ranks, xla
-    from helpers.train import checkpoint
+    from helpers.run import checkpoint
     from helpers.train.arguments import training_arguments
     from helpers.train.trainer import TrainerMixin
     from tests.workloads import plan_by_hand

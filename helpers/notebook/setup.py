@@ -18,8 +18,6 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from helpers.run import provenance
-
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
@@ -68,31 +66,39 @@ def install(requirements: str) -> list[str]:
     return installed
 
 
+def version(name: str) -> str | None:
+    """Version of a distribution, or None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
     """What pip must install, and a warning for each package that is out of range but kept."""
     from packaging.requirements import Requirement
 
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
     queue = [Requirement(line) for line in lines if line]
-    torch = provenance.version("torch")
+    torch = version("torch")
     missing, complaints = [], []
     while queue:
         requirement = queue.pop(0)
         if requirement.marker and not requirement.marker.evaluate():
             continue
-        version = provenance.version(requirement.name)
-        in_range = version is not None and requirement.specifier.contains(version, prereleases=True)
+        found = version(requirement.name)
+        in_range = found is not None and requirement.specifier.contains(found, prereleases=True)
         never_moved = requirement.name.lower().replace("_", "-") in NEVER_MOVED
-        if version is None and never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
+        if found is None and never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
             complaints.append(
                 f"{requirement.name} is not installed, and {requirement} does not fit the installed torch {torch}: "
                 "left out, so this run uses the GPU or the CPU. For a TPU choose a TPU runtime."
             )
-        elif in_range or (version and never_moved):
+        elif in_range or (found and never_moved):
             queue += _requirements_of_extras(requirement)
             if not in_range:
                 complaints.append(
-                    f"{requirement.name} {version} is installed; this notebook was tested with "
+                    f"{requirement.name} {found} is installed; this notebook was tested with "
                     f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
                 )
         else:
@@ -116,7 +122,7 @@ def _requirements_of_extras(requirement: "Requirement") -> list["Requirement"]:
 
 def _constraints() -> list[str]:
     loaded = [distribution for module, distribution in HELD_WHEN_LOADED.items() if module in sys.modules]
-    return [f"{name}=={version}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (version := provenance.version(name))]
+    return [f"{name}=={found}" for name in (*HELD_WHEN_INSTALLED, *loaded) if (found := version(name))]
 
 
 def _run_pip(specifiers: list[str], constraints: list[str]) -> None:

@@ -50,9 +50,18 @@ def _checkout(files: Mapping[str, str]) -> Path | None:
     return None
 
 
+def _cache() -> Path:
+    """The user's cache. A relative XDG_CACHE_HOME is ignored, as its specification says; not every user has a home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return named if named.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return Path(tempfile.mkdtemp(prefix="cache-"))
+
+
 def _unpacked(files: Mapping[str, str], sha256: str) -> Path:
     """This payload's folder in the user's cache, written once; a temporary one if that is impossible."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "training-notebooks"
+    cache = _cache() / "training-notebooks"
     root = cache / f"helpers-{sha256[:16]}"
     if _holds(root, files):
         return root

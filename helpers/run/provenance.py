@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
-from importlib import metadata
 from pathlib import Path
 
 import helpers
+from helpers.notebook.setup import version
 
 LIBRARIES = ("torch", "torch_xla", "transformers", "accelerate", "trl", "peft", "sentence-transformers", "datasets")
 
@@ -32,14 +32,6 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that take part in training."""
     found = {name: version(name) for name in LIBRARIES}
     return {"python": platform.python_version()} | {name: each for name, each in found.items() if each}
-
-
-def version(name: str) -> str | None:
-    """Version of a distribution, or None if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

@@ -24,9 +24,8 @@ from helpers.machine.runtime import Runtime
 from helpers.notebook import method
 from helpers.parameters import Parameters, identity
 from helpers.show import tracking
-from helpers.train import checkpoint
 
-from . import folder_lock, provenance
+from . import checkpoint, folder_lock, provenance
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"

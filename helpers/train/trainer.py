@@ -26,11 +26,10 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from helpers.machine import attention, ranks
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Plan
-from helpers.run import folder_lock, run_folder
+from helpers.run import checkpoint, folder_lock, run_folder
 from helpers.show import tracking
 from helpers.show.progress import Wandb, progress
 
-from . import checkpoint
 from .draws import PlaceSampler, SeededByPlace, seed_generators
 from .interruption import (
     EvaluationOutOfMemory,

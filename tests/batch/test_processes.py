@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from helpers.batch import processes
 from helpers.machine import ranks, runtime
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 
 from . import in_processes
 from . import notebook as small

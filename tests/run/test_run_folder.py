@@ -15,9 +15,8 @@ import pytest
 
 from helpers.machine import runtime
 from helpers.parameters import Parameters, parameter
-from helpers.run import run_folder
+from helpers.run import checkpoint, run_folder
 from helpers.run.run_folder import RunFolder
-from helpers.train import checkpoint
 
 pytestmark = pytest.mark.once
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.train import checkpoint
+from helpers.run import checkpoint
 from tests.test_resume import fingerprint, result, run
 
 pytestmark = pytest.mark.once
