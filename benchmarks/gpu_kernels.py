@@ -237,12 +237,11 @@ def _in_dtype(model, dtype: torch.dtype):
 
 def sigreg(here: Here) -> dict:
     """SIGReg's value and gradient in fp32, eager and compiled; the aim is 2 ms. The slices' drawing on the host stands apart."""
-    from benchmarks.sigreg import plain
-    from helpers.lejepa.sigreg import SIGReg, _EppsPulley
+    from helpers.lejepa.loss import KNOTS, SIGReg, _EppsPulley, plain_sigreg
 
     N, K, M = (64, 16, 8) if here.small else (2048, 384, 512)
     torch.manual_seed(0)
-    statistic = SIGReg(t_max=3, n_points=17, num_slices=M).to(here.kind)
+    statistic = SIGReg(M).to(here.kind)
     slices_MK = statistic.slices(K, 0).to(here.kind)
     embeddings_NK = torch.randn(N, K, device=here.kind, requires_grad=True)
 
@@ -250,12 +249,12 @@ def sigreg(here: Here) -> dict:
         return _EppsPulley.apply(linear(embeddings_NK, slices_MK)[None], statistic)
 
     def autograd(embeddings_NK):
-        return plain(GivenSlices(statistic, slices_MK), embeddings_NK)
+        return plain_sigreg(embeddings_NK, slices_MK)
 
     on_cuda = here.kind == "cuda"
     compiled = partial(torch.compile, backend="inductor" if on_cuda else "aot_eager")  # a CPU has perhaps no compiler
     losses = {
-        "whole call, eager": lambda embeddings_NK: statistic(embeddings_NK, 0),
+        "whole call, eager": lambda embeddings_NK: statistic(embeddings_NK[None], 0),
         "closed form, eager": closed_form,
         "closed form, compiled": compiled(closed_form),
         "autograd, eager": autograd,
@@ -272,11 +271,11 @@ def sigreg(here: Here) -> dict:
         return value.detach().clone(), embeddings_NK.grad.clone()
 
     exact_NK = embeddings_NK.detach().double().requires_grad_()
-    value = plain(GivenSlices(statistic, slices_MK.double()), exact_NK)
+    value = plain_sigreg(exact_NK, slices_MK.double())
     value.backward()
     drawing = taking_turns({"": lambda: statistic.slices(K, 0)}, torch.device("cpu"), REPETITIONS)
     return {
-        "sizes": {"N": N, "K": K, "M": M, "knots": statistic.n_points},
+        "sizes": {"N": N, "K": K, "M": M, "knots": KNOTS},
         "aim_milliseconds": 2,
         "backend": "inductor" if on_cuda else "aot_eager",
         "drawing_slices_on_the_host_milliseconds": round(1000 * statistics.median(drawing[""]), 4),
@@ -284,16 +283,6 @@ def sigreg(here: Here) -> dict:
             {name: partial(trained, loss) for name, loss in losses.items()}, (value.detach(), exact_NK.grad), here, 1e-4
         ),
     }
-
-
-class GivenSlices:
-    """A SIGReg for the formula as the paper writes it, with slices that are drawn already."""
-
-    def __init__(self, statistic, slices_MK: torch.Tensor):
-        self.t_max, self.n_points, self._slices_MK = statistic.t_max, statistic.n_points, slices_MK
-
-    def slices(self, dimensions: int, step: int) -> torch.Tensor:
-        return self._slices_MK
 
 
 # ---- the reservoir's recurrence

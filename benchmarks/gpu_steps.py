@@ -104,11 +104,11 @@ class StepTrainer(TrainerMixin, Trainer):
             **({} if workload.optimizer == "adamw" else {"optim": workload.optimizer}),
         )
         if hasattr(
-            workload.model, "chunk"
+            workload.model, "mini_batch_size"
         ):  # caches gradients in the place of accumulating them, as its own trainer does
-            from helpers.lejepa.training import _embed_in_chunks
+            from helpers.lejepa.training import _embed_in_parts
 
-            _embed_in_chunks(workload.model, arguments)
+            _embed_in_parts(workload.model, arguments)
         super().__init__(
             model=workload.model,
             args=arguments,

@@ -26,7 +26,7 @@ from benchmarks import report  # before torch, which it gives huge pages
 import torch
 
 from benchmarks.timing import taking_turns
-from helpers.lejepa.sigreg import SIGReg
+from helpers.lejepa.loss import KNOTS, SIGReg, plain_sigreg
 
 # N texts · K embedding · M slices · P knots
 
@@ -48,7 +48,7 @@ def main() -> None:
 def forward_and_backward(device: torch.device, repetitions: int) -> dict:
     """Value and gradient of fp32 embeddings, the drawing of the slices included on both sides."""
     N, K, M = SIZES[device.type]
-    sigreg = SIGReg(t_max=3, n_points=17, num_slices=M).to(device)
+    sigreg = SIGReg(M).to(device)
     embeddings_NK = torch.randn(N, K, device=device, requires_grad=True)
     sides = {name: partial(trained, partial(loss, sigreg), embeddings_NK) for name, loss in LOSSES.items()}
     require_equal(sides["ours"](), sides["peer"]())
@@ -58,7 +58,7 @@ def forward_and_backward(device: torch.device, repetitions: int) -> dict:
     medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "comparison": "SIGReg forward and backward",
-        "sizes": {"N": N, "K": K, "M": M, "knots": sigreg.n_points},
+        "sizes": {"N": N, "K": K, "M": M, "knots": KNOTS},
         "peer": "autograd over cos and sin of [N, M, knots]",
         "targets": TARGETS[device.type],
         "ratio": round(medians["peer"] / medians["ours"], 2),
@@ -71,17 +71,11 @@ def forward_and_backward(device: torch.device, repetitions: int) -> dict:
 
 
 def closed_form(sigreg: SIGReg, embeddings_NK: torch.Tensor) -> torch.Tensor:
-    return sigreg(embeddings_NK, 0)
+    return sigreg(embeddings_NK[None], 0)
 
 
 def plain(sigreg: SIGReg, embeddings_NK: torch.Tensor) -> torch.Tensor:
-    """The statistic as the paper writes it, for autograd."""
-    slices_MK = sigreg.slices(embeddings_NK.shape[1], 0).to(embeddings_NK.device)
-    knots_P = torch.linspace(0, sigreg.t_max, sigreg.n_points, device=embeddings_NK.device)
-    target_P = torch.exp(-knots_P.square() / 2)
-    angles_NMP = (embeddings_NK @ slices_MK.T)[..., None] * knots_P
-    distance_MP = (angles_NMP.cos().mean(0) - target_P).square() + angles_NMP.sin().mean(0).square()
-    return 2 * len(embeddings_NK) * torch.trapezoid(distance_MP * target_P, knots_P).mean()
+    return plain_sigreg(embeddings_NK, sigreg.slices(embeddings_NK.shape[1], 0).to(embeddings_NK.device))
 
 
 LOSSES = {"ours": closed_form, "peer": plain}
@@ -121,7 +115,7 @@ def extra_memory(name: str, call: Callable, device: torch.device) -> int | None:
 
 def resident_growth(name: str) -> int:
     N, K, M = SIZES["cpu"]
-    loss = partial(LOSSES[name], SIGReg(t_max=3, n_points=17, num_slices=M))
+    loss = partial(LOSSES[name], SIGReg(M))
     trained(loss, torch.randn(8, K, requires_grad=True))  # loads what the first call loads
     embeddings_NK = torch.randn(N, K, requires_grad=True)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets the peak back to what is resident now

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -18,120 +19,45 @@ DEFAULTS = {
     "precision": "fp32",
     "steps": 12,
     "batch_size": 8,
-    "accumulation": 1,  # of LeJEPA's loss, chunks
-    "texts": 40,  # training examples: 5 steps an epoch
+    "accumulation": 1,  # parts of a batch
+    "texts": 40,
     "length": 48,
     "dropout": 0.1,
-    "learning_rate": 1e-3,
     "logging_steps": 1,
-    "eval_steps": 4,
     "save_steps": 4,
-    "contrastive_weight": 0.1,
-    "groups": True,  # the head learns ten times as fast, the lower layer a tenth
-    "checkpointing": False,
-    "batch_sampler": "batch_sampler",
-    "patience": 0,
-    "loss": "lejepa",  # or "ranking", which has no state of its own
+    "loss": "lejepa",  # or "ranking", the stock one
     "kill_step": None,  # kill -9 inside this step, before the optimizer
     "fits": 0,  # texts that can be embedded together in training; 0: any number
     "export": None,  # where the trained model goes
 }
-WORDS = [
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "house",
-    "river",
-    "tree",
-    "stone",
-    "walks",
-    "sees",
-    "under",
-    "over",
-    "old",
-    "new",
-    "red",
-    "blue",
-    "quick",
-    "slow",
-    "with",
-    "and",
-]
+WORDS = "the a cat dog house river tree stone walks sees under over old new red blue quick slow with and".split()  # noqa: SIM905
 PROBE = ["the old cat walks under the tree", "a river", "the dog sees a blue stone and the house " * 3]
 
 
 def sentences(count: int, seed: int) -> list[str]:
     """Texts of 3 to 40 words."""
-    import random
-
     chance = random.Random(seed)
     return [" ".join(chance.choices(WORDS, k=chance.randint(3, 40))) for _ in range(count)]
 
 
-def build_model(folder: Path, dropout: float, *, prompts: bool = True):
+def build_model(folder: Path, dropout: float):
     """BERT of two layers and hidden size 32 with mean pooling and a head of 16, written to `folder` and read back."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    # Given, not trained: the trainer breaks ties differently from process to process.
-    vocabulary = [*special, *dict.fromkeys(WORDS), "query", "document", ":", *letters, *(f"##{one}" for one in letters)]
-    tokenizer = Tokenizer(models.WordPiece({word: row for row, word in enumerate(vocabulary)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "query", "document", ":"]
+    BertTokenizerFast(vocab={word: row for row, word in enumerate(vocabulary)}, model_max_length=64).save_pretrained(
+        folder
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=64,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    ).save_pretrained(folder)
     torch.manual_seed(1)
-    BertModel(
-        BertConfig(
-            vocab_size=len(vocabulary),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        ),
-        add_pooling_layer=False,
-    ).save_pretrained(folder)
-    encoder = Transformer(str(folder), model_kwargs={"add_pooling_layer": False})
-    modules = [encoder, Pooling(32), Dense(32, 16, activation_function=torch.nn.Identity())]
-    wanted = {"query": "query: ", "document": "document: "} if prompts else {}
-    return SentenceTransformer(modules=modules, prompts=wanted, device="cpu")
-
-
-def data(options: dict):
-    """Pairs of texts and their second halves to train on."""
-    from datasets import Dataset
-
-    texts = sentences(options["texts"], 0)
-    return Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
-
-
-RATES = {r"^model\.(module\.)?2\.": 1e-2, r"encoder\.layer\.0\.": 1e-4}
-
-
-def retrieval():
-    """Texts and their first halves to validate on."""
-    from helpers.lejepa.beir import from_pairs
-
-    return from_pairs([(text[: len(text) // 2], text) for text in sentences(21, seed=2)], "retrieval")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **sizes, **rates)
+    BertModel(config).save_pretrained(folder)
+    modules = [Transformer(str(folder)), Pooling(32), Dense(32, 16, activation_function=torch.nn.Identity())]
+    return SentenceTransformer(modules=modules, prompts={"query": "query: ", "document": "document: "}, device="cpu")
 
 
 def main(output_dir: str, options: dict) -> dict:
@@ -142,11 +68,11 @@ def main(output_dir: str, options: dict) -> dict:
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
+    from datasets import Dataset
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    from helpers.lejepa.experiment import RankingLoss
     from helpers.lejepa.loss import LeJEPALoss
     from helpers.lejepa.parameters import EmbeddingParameters
-    from helpers.lejepa.sigreg import SIGReg
     from helpers.lejepa.training import new_trainer
     from helpers.machine import xla
     from tests.workloads import plan_by_hand
@@ -154,16 +80,10 @@ def main(output_dir: str, options: dict) -> dict:
     torch.set_num_threads(1)
     output_dir = Path(output_dir)
     model = build_model(output_dir / "encoder", options["dropout"])
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     if options["loss"] == "ranking":
-        loss = RankingLoss(model)
+        loss = MultipleNegativesRankingLoss(model)
     else:
-        loss = LeJEPALoss(
-            model,
-            SIGReg(t_max=3, n_points=17, num_slices=32),
-            sigreg_weight=0.05,
-            contrastive_weight=options["contrastive_weight"],
-        )
+        loss = LeJEPALoss(model, sigreg_weight=0.05, contrastive_weight=0.1)
 
     def embed(module, features):
         if module.training and len(features[0]["input_ids"]) > options["fits"] > 0:
@@ -176,33 +96,19 @@ def main(output_dir: str, options: dict) -> dict:
         accumulation=options["accumulation"],
         steps=options["steps"],
         length=options["length"],
-        learning_rate=options["learning_rate"],
-        gradient_checkpointing=options["checkpointing"],
+        learning_rate=1e-3,
     )
-    asked = {name: options[name] for name in ("logging_steps", "eval_steps", "save_steps", "patience")}
+    texts = [text for number in range(4) for text in sentences(options["texts"], number)]
+    rows = Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
     params = EmbeddingParameters.defaults().model_copy(
-        update={"seed": 3, "train_length": options["length"], "report_to": "none", **asked}
+        update={"seed": 3, "train_length": options["length"], "save_steps": options["save_steps"]}
     )
-    trainer = new_trainer(
-        model,
-        loss,
-        data(options),
-        retrieval(),
-        params,
-        planned,
-        machine,
-        output_dir,
-        learning_rate_mapping=RATES if options["groups"] else {},
-        batch_sampler=options["batch_sampler"],
-        eval_on_start=False,
-    )
-    seen = {"silent": [], "moved": [], "transfers": [], "sharding": {}, "shapes": set()}
+    logging = {"logging_steps": options["logging_steps"]}
+    trainer = new_trainer(model, loss, rows, params, planned, machine, output_dir, **logging)
+    seen = {"transfers": [], "sharding": {}, "shapes": set()}
 
     class Watch(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, **kwargs):
-            if state.global_step == 0 and machine.kind == "cpu":
-                weights = trainer.trained_module().named_parameters()
-                seen["silent"] = [name for name, weight in weights if weight.grad is None or not weight.grad.any()]
             if options["kill_step"] == state.global_step + 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -225,32 +131,17 @@ def main(output_dir: str, options: dict) -> dict:
     trainer.training_step = watched
     trainer.add_callback(Watch())
     trainer.train()
-    probe = None
     if options["export"] and trainer.is_world_process_zero():
         trainer.save_model(options["export"])
-        features = trainer.data_collator.preprocess_fn(PROBE)
-        features = {key: value.to(model.device) if torch.is_tensor(value) else value for key, value in features.items()}
-        with torch.no_grad():
-            probe = model.eval()(features)["sentence_embedding"].cpu().tolist()
     history = trainer.state.log_history
-    after = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
     return {
         **trainer.results(),
         "losses": [entry["loss"] for entry in history if "loss" in entry],
         "history": history,
-        "best_step": trainer.state.best_global_step,
-        "chunk": getattr(loss, "chunk", None),
-        "still": [name for name in before if torch.equal(before[name], after[name])],
-        "silent": seen["silent"],
+        "part": getattr(loss, "mini_batch_size", None),
         "transfers": seen["transfers"],
         "sharding": seen["sharding"],
         "shapes": sorted(seen["shapes"]),
-        "groups": trainer.optimizer
-        and [
-            [group["initial_lr"], group["weight_decay"], sum(weight.numel() for weight in group["params"])]
-            for group in trainer.optimizer.param_groups
-        ],
-        "probe": probe,
     }
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from helpers.legal.harness import read_tasks
 from helpers.legal.records import COLUMNS, load_records
-from helpers.lejepa.data import load_texts
+from helpers.lejepa import data as lejepa_data
 from helpers.reservoir.stories import load_stories
 from helpers.tuning.data import load_labelled
 
@@ -52,8 +52,9 @@ def stories(path: Path):
 
 
 def texts(path: Path):
-    found = load_texts(str(path), seed=0)
-    return [text for part in (found.train, found.validation, found.test) for row in part for text in row.values()]
+    found = lejepa_data.load(str(path))
+    asked = [question.text for question in found.dev + found.test]
+    return asked + [text for pair in found.training for text in pair if text] + [each.body for each in found.passages]
 
 
 def records(path: Path):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.legal.model import load_model, sample_model, sample_tokenizer
 from helpers.legal.parameters import LegalParameters
-from helpers.lejepa.model import GaussianEmbeddingGemma
+from helpers.lejepa.model import load_backbone
 from helpers.machine import runtime
 from helpers.reservoir.tokens import load_tokenizer
 from helpers.tuning.classifier import load_classifier
@@ -77,7 +77,7 @@ def legal(folder: Path) -> None:
 LOADERS = {
     "legal": legal,
     "tuning": lambda folder: load_classifier(str(folder), ["a", "b"], seed=0),
-    "lejepa": lambda folder: GaussianEmbeddingGemma(str(folder), 8, seed=0),
+    "lejepa": lambda folder: load_backbone(str(folder)),
     "tokenizer": lambda folder: load_tokenizer(str(folder), ["a story"], 300),
 }
 

@@ -366,16 +366,15 @@ def tiny_language_model(folder):
 
 
 def tiny_embedder(folder):
-    from helpers.lejepa.loss import new_loss, workload
-    from helpers.lejepa.model import GaussianEmbeddingGemma, freeze
-    from helpers.lejepa.parameters import EmbeddingParameters
+    from helpers.lejepa.loss import LeJEPALoss
+    from helpers.lejepa.model import encode, load_backbone, principal_head, with_head
+    from helpers.lejepa.workload import workload
 
-    params = EmbeddingParameters.defaults()
-    sizes = {"max_seq_length": 128, "seed": 0}
-    GaussianEmbeddingGemma("sample", params.output_dim, texts=["some words", "of a text"], **sizes)[0].save(str(folder))
-    model = GaussianEmbeddingGemma(str(folder), params.output_dim, **sizes)
-    freeze(model, params.freeze_layers)
-    return "lejepa_training", workload(new_loss(model, params, "triplets"), "notebook", 128, params.columns("triplets"))
+    texts = ["some words", "of a text"]
+    load_backbone("sample", texts=texts)[0].save(str(folder))
+    backbone = load_backbone(str(folder))
+    model = with_head(backbone, *principal_head(encode(backbone, texts, "document")))
+    return "lejepa_training", workload(LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0), "notebook", 128)
 
 
 @pytest.mark.parametrize("made", [tiny_classifier, tiny_language_model, tiny_embedder])

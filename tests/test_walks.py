@@ -16,6 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from helpers.legal.sample import sample_records
+from tests.lejepa.test_notebook import TINY as EMBEDDING
 from tests.notebook.test_notebooks import TINY as RESERVOIR
 
 from .notebook_run import NOTEBOOKS, ROOT
@@ -23,7 +24,6 @@ from .test_graph_documents import library
 from .test_graphmer_notebook import CHANGES
 from .test_hardware_tuning_notebook import TINY as TUNING
 from .test_legal_notebook import TINY as LEGAL
-from .test_lejepa_notebook import TINY as EMBEDDING
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,315 +1,332 @@
-"""Texts to train an embedding on: where they come from, in which form, and three splits of which no two share a text.
+"""Documents to search, pairs to train on, and questions to choose and to test by, from a folder, a file or the hub.
 
-A row is a pair (anchor, positive), a triplet (anchor, positive, negative) or a document (text), of which views are
-cropped (helpers/lejepa/crops.py).
+Every text becomes passages, all of which are searchable. Passages of one document are one group: in search results, in intervals,
+and in splits, so that a document whose headings or questions train neither chooses nor tests.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from helpers.data import data_files, hub
 from helpers.data.data_files import Row
 from helpers.data.data_source import DataSource, located
 from helpers.lejepa import sample
+from helpers.lejepa.parameters import DEFAULT_DATA
 from helpers.parameters import SAMPLE, source_path
 
-if TYPE_CHECKING:
-    import datasets
-
-MSMARCO = "sentence-transformers/msmarco-co-condenser-margin-mse-sym-mnrl-mean-v1"
-# The commit that the model cards of sentence-transformers name; what it holds was not looked at from here.
-MSMARCO_REVISION = "84ed2d35626f617d890bd493b4d6db69a741e0e2"
-SUBSETS = ("triplet-hard", "triplet", "pair", "default")  # of a hub set with several; the first that it has
+REVISIONS = {DEFAULT_DATA: "ae763399273d8b20506b80cf6f6f9a31a6a2b238"}  # the one of MTEB's task MedicalQARetrieval
 SUFFIXES = (".jsonl", ".csv", ".parquet", ".txt", ".md")
-HUB_ROWS = 20_000  # of a hub set when num_samples is 0; all of MS MARCO are 11.7 million
-SHUFFLE_BUFFER = 10_000  # rows of a stream that are shuffled among each other
-COLUMNS = {
-    "triplets": ("anchor", "positive", "negative"),
-    "pairs": ("anchor", "positive"),
-    "documents": ("text",),
-}
-ANCHORS = ("anchor", "query")
-PASSAGE_WORDS = 400  # longer documents are cut: two crops of a whole book need not have anything in common
-HELD_OUT_SHARE, MAX_HELD_OUT = 0.1, 1000  # rows, of validation and as many of test
-MIN_ROWS, MIN_PART = 6, 2  # LeJEPA compares at least two texts, in every split
+PASSAGE_WORDS = 180  # about 256 tokens: MiniLM reads no more
+HELD_OUT, MOST_HELD_OUT = 0.1, 500  # share of the documents whose headings or questions choose, and as many that test
+DEALT = 1000  # questions of a single split that are dealt among training, dev and test; fewer are the test
+LEAST = 6  # documents
+SAMPLE_PAIRS = 1500  # docstrings of the sample: a third of the standard library is enough to show a run
+HEADING_WORDS = range(2, 41)  # of a heading that is worth training on
 
-Texts = tuple[str, ...]
-_PARAGRAPH_END = re.compile(r"[ \t]*\n[ \t]*\n")
+
+class Passage(NamedTuple):
+    document: str  # name of its file, or its id
+    heading: str  # title and section; "" where there is none
+    body: str
+
+    @property
+    def text(self) -> str:
+        """What is embedded and searched: heading and body."""
+        return f"{self.heading.rstrip('.')}. {self.body}" if self.heading else self.body
+
+
+class Question(NamedTuple):
+    text: str
+    answers: frozenset[str]  # names of documents
 
 
 @dataclass(frozen=True)
-class TextData(DataSource):
-    """Texts to train on, to choose by and to test on. No text is in two, in any column; case and white space do not count."""
+class Collection(DataSource):
+    """What a run searches, trains on, chooses by and is tested by."""
 
-    kind: str  # "pairs", "triplets" or "documents"
-    train: datasets.Dataset  # columns as in COLUMNS[kind]
-    validation: datasets.Dataset
-    test: datasets.Dataset
-    duplicates_removed: int  # of a hub set also further rows of the same anchor
-    empty_removed: int
-    overlaps_removed: int  # held-out rows of which a text, most often a negative, is also in another split
+    kind: str  # of its questions: "questions" with judgements, "pairs" of the user's file, "headings" or "none"
+    passages: list[Passage]
+    training: list[tuple[str, str]]  # (question or heading, passage); a passage without heading has ""
+    dev: list[Question]
+    test: list[Question]
+    duplicates_removed: int
 
 
-def load_texts(
-    data_source: str,
-    *,
-    num_samples: int = 0,
-    seed: int,
-    documents: bool = False,
-) -> TextData:
-    """Texts from `data_source`, split with `seed`: 10 % each (2 to 1,000 rows) to validate and to test on, the rest to train on.
+class _Found(NamedTuple):
+    documents: dict[str, list[Passage]]
+    questions: dict[str, list[Question]]  # split -> questions; "pairs": rows of anchor and positive
+    removed: int = 0
+
+
+def load(data_source: str, *, num_samples: int = 0, seed: int = 0) -> Collection:
+    """The collection that `data_source` names.
 
     data_source: one of
-        "sample": pairs out of the docstrings of the installed Python's standard library;
-        a .jsonl, .csv or .parquet with columns `anchor` (or `query`) and `positive`, perhaps `negative`; or `text`, perhaps `title`;
-        a .txt or .md: documents parted by blank lines, or where there is none one a line;
-        a folder of .txt and .md files, a document each, or in BEIR's layout, of which only corpus.jsonl is read;
-        a hub id (MS MARCO at a pinned commit), or a folder of .parquet files, with the columns of a .jsonl. Its split
-        `train` is streamed, one row an anchor, from its first files in a seeded order.
-    num_samples: rows to draw, with the seed. 0: all there are, of a hub set 20,000.
-    documents: read pairs and triplets as documents: the positives, of "sample" the whole docstrings.
+        "sample": docstrings of the installed Python's standard library;
+        a folder of .md and .txt files, each a document; a Markdown heading begins a section;
+        a folder in BEIR's layout: corpus.jsonl, perhaps queries.jsonl with qrels/*.tsv;
+        a .jsonl, .csv or .parquet with `anchor` (or `query`) and `positive`; or `text`, perhaps `title`;
+        a single .md or .txt: what blank lines part, or where there are none its lines;
+        a hub set in MTEB's layout (subsets corpus, queries and default), or with the columns above.
+    num_samples: training pairs that are drawn at most; 0 takes all. It never limits what is searchable.
 
-    Rows that share an anchor, a positive or a document are on one side. Raises ValueError (a missing column, an empty text, too few rows, none of the subsets),
-    FileNotFoundError (no such path or hub id) and ConnectionError (hub not reachable and nothing cached).
+    Raises ValueError (a missing column, too few documents), FileNotFoundError and ConnectionError, which name data_source.
     """
     data_source = located(data_source)
-    path, empty, repeated = source_path("data_source", data_source), 0, 0
-    revision = MSMARCO_REVISION if data_source == MSMARCO else None
+    path = source_path("data_source", data_source)
     if data_source == SAMPLE:
-        found = sample.docstrings()
-        kind = "documents" if documents else "pairs"
-        rows = [(text,) for text in sample.documents(found)] if documents else sample.pairs(found)
-    elif path is None or (path.is_dir() and any(path.rglob("*.parquet"))):
-        stream = data_files.numbered(f"data_source={data_source!r}", _stream(data_source, revision, seed))
-        with hub.reading(data_source):
-            kind, rows, empty, repeated = _draw(stream, num_samples or HUB_ROWS, documents)
+        found = _from_pairs(itertools.islice(sample.pairs(), SAMPLE_PAIRS))
+    elif path is None:
+        found = _from_hub(data_source)
+    elif path.is_dir():
+        found = _from_beir(path) if (path / "corpus.jsonl").is_file() else _from_folder(path)
     else:
-        kind, rows, empty = _read_folder(path) if path.is_dir() else _read_file(path)
-    if documents and kind != "documents":
-        kind, rows = "documents", [(row[1],) for row in rows]
-    return _split(kind, rows, data_source, revision, num_samples, seed, empty, repeated)
+        found = _from_file(path)
+    return _split(found, data_source, num_samples, seed)
 
 
-# ---- local files
+# ---- text files
 
 
-def _read_folder(path: Path) -> tuple[str, list[Texts], int]:
-    if (corpus := path / "corpus.jsonl").is_file():
-        return _read_file(corpus)
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in (".txt", ".md") and file.is_file())
+def _from_folder(folder: Path) -> _Found:
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in (".txt", ".md") and file.is_file())
     if not files:
         raise ValueError(
-            f"data_source={str(path)!r}: the folder has no .txt, .md or .parquet file and no corpus.jsonl; "
+            f"data_source={str(folder)!r}: the folder has no .txt or .md file and no corpus.jsonl; "
             "give the path of a file, or put the documents there"
         )
-    texts = [_read_text(file) for file in files]
-    return "documents", [(text,) for text in texts if text], texts.count("")
+    documents = {name: _sections(name, folder / name) for name in (str(file.relative_to(folder)) for file in files)}
+    return _Found({name: passages for name, passages in documents.items() if passages}, {})
 
 
-def _read_text(path: Path) -> str:
+def _from_file(path: Path) -> _Found:
+    if path.suffix.lower() not in (".txt", ".md"):
+        return _from_rows(f"data_source={str(path)!r}", data_files.rows("data_source", path, SUFFIXES))
+    text = _read(path)
+    parts = [part.strip() for part in re.split(r"\n[ \t]*\n" if re.search(r"\n[ \t]*\n", text) else "\n", text)]
+    passages = [Passage(f"{path.name} {number}", "", part) for number, part in enumerate(parts, 1) if part]
+    return _Found({passage.document: list(_cut(passage)) for passage in passages}, {})
+
+
+def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise ValueError(f"data_source={str(path)!r}: not UTF-8 ({error}); save the file as UTF-8") from error
 
 
-def _read_file(path: Path) -> tuple[str, list[Texts], int]:
-    if path.suffix.lower() in (".txt", ".md"):
-        text = _read_text(path)
-        parts = re.split(blank_lines, text) if re.search(blank_lines := r"\n[ \t]*\n", text) else text.split("\n")
-        return "documents", [(part.strip(),) for part in parts if part.strip()], 0
-    kind, rows, empty = None, [], 0
-    for row in data_files.rows("data_source", path, SUFFIXES):
-        kind = kind or _kind(f"data_source={str(path)!r}", row)
-        texts = _texts(kind, row)
-        if path.suffix.lower() == ".csv":  # a field's lines end as those of a text file
-            texts = tuple(re.sub("\r\n?", "\n", text) for text in texts)
-        if all(texts):
-            rows.append(texts)
-        elif path.name == "corpus.jsonl" and "_id" in row.values:
-            empty += 1  # BEIR corpora have some, and their qrels count on them
+def _sections(name: str, path: Path) -> list[Passage]:
+    """Passages of a document by its Markdown headings; a short first line before a blank one is a title, too."""
+    text = _read(path)
+    title = re.match(r"(?!#)[^\n]{3,120}(?<![.:,;])\n[ \t]*\n", text)
+    outline: dict[int, str] = {}
+    passages: list[Passage] = []
+    fenced, body = False, []
+    for line in [*(f"# {text}" if title else text).split("\n"), "# "]:
+        fenced ^= line.lstrip().startswith("```")
+        heading = None if fenced else re.match(r"(#{1,6})[ \t]+(.*?)[ \t#]*$", line)
+        if not heading:
+            body.append(line)
+            continue
+        if written := "\n".join(body).strip():
+            passages.extend(_cut(Passage(name, ": ".join(outline.values()), written)))
+        level, body = len(heading[1]), []
+        outline = {depth: words for depth, words in outline.items() if depth < level} | {level: heading[2]}
+    if fenced and not passages:  # a fence that is never closed hides no text
+        passages.extend(_cut(Passage(name, "", text)))
+    return passages
+
+
+def _cut(passage: Passage, words: int = PASSAGE_WORDS) -> Iterator[Passage]:
+    """The fewest parts of at most so many words and of nearly equal length, cut at the end of a sentence where one is near."""
+    ends = [match.end() for match in re.finditer(r"\S+", passage.body)]
+    begin = done = 0
+    while len(ends) - done > words:
+        left = len(ends) - done
+        count = -(-left // -(-left // words))
+        near = range(done + count, done + count - count // 4, -1)
+        cut = next((i for i in near if passage.body[ends[i - 1] - 1] in ".!?"), done + count)
+        yield passage._replace(body=passage.body[begin : ends[cut - 1]].strip())
+        begin, done = ends[cut - 1], cut
+    yield passage._replace(body=passage.body[begin:].strip())
+
+
+# ---- rows
+
+
+def _from_rows(source: str, rows: Iterable[Row]) -> _Found:
+    pairs, documents = [], {}
+    for row in rows:
+        anchor = "anchor" if "anchor" in row.values else "query"
+        if anchor in row.values and "positive" in row.values:
+            texts = [data_files.text(row, name).strip() for name in (anchor, "positive")]
+            if not all(texts):
+                raise ValueError(f"{row.where} has an empty text; fill it in or remove the row")
+            pairs.append(texts)
+        elif "text" in row.values and not pairs:
+            documents |= _document(row, f"row {row.number}")
         else:
             raise ValueError(
-                f"{row.where} has an empty text in `{COLUMNS[kind][texts.index('')]}`; fill it in or remove the row"
+                f"{source}: columns found: {', '.join(row.values) or 'none'}. Name the columns `anchor` and `positive` "
+                "for pairs, or `text` (perhaps `title`) for documents"
             )
-    return kind or "documents", rows, empty
+    return _from_pairs(pairs) if pairs else _Found(documents, {})
 
 
-def _kind(source: str, row: Row) -> str:
-    found = row.values
-    anchor = any(name in found for name in ANCHORS)
-    if anchor and "positive" in found:
-        return "triplets" if "negative" in found else "pairs"
-    if "text" in found and not anchor and "positive" not in found:
-        return "documents"
-    wanting = "`anchor` (or `query`)" if "positive" in found else "`text`, nor `anchor` and `positive`"
-    missing = "`positive`" if anchor else wanting
-    raise ValueError(
-        f"{source}: no column {missing}; columns found: {', '.join(found) or 'none'}. Rename a column: "
-        "`anchor` and `positive` (perhaps `negative`) make pairs, `text` (perhaps `title`) documents"
+def _document(row: Row, name: str) -> dict[str, list[Passage]]:
+    """A title leaves its body: one that repeats its passage would be learned from the words that they share."""
+    title, body = data_files.text(row, "title").strip(), data_files.text(row, "text").strip()
+    if title and body.lower().startswith(title.lower()):
+        body = body[len(title) :].lstrip(" .:\n")
+    passage = Passage(name, title if body else "", body or title)
+    return {name: list(_cut(passage))} if passage.body else {}
+
+
+def _from_pairs(pairs: Iterable[Iterable[str]]) -> _Found:
+    """Rows of a question and its answer; equal answers, by case and white space, are one document."""
+    documents: dict[bytes, Passage] = {}
+    questions: dict[bytes, tuple[str, set[str]]] = {}
+    pairs = list(pairs)
+    for anchor, positive in pairs:
+        passage = documents.setdefault(_digest(positive), Passage(f"answer {len(documents) + 1}", "", positive))
+        questions.setdefault(_digest(anchor), (anchor, set()))[1].add(passage.document)
+    found = [Question(anchor, frozenset(answers)) for anchor, answers in questions.values()]
+    return _Found({p.document: list(_cut(p)) for p in documents.values()}, {"pairs": found}, len(pairs) - len(found))
+
+
+# ---- BEIR's layout, in a folder or on the hub
+
+
+def _from_beir(folder: Path) -> _Found:
+    said = f"data_source={str(folder)!r}"
+    splits = {
+        path.stem: data_files.separated(said, path, "\t", ("query-id", "corpus-id", "score"))
+        for path in sorted((folder / "qrels").glob("*.tsv"))
+        if path.stem in ("train", "dev", "test")
+    }
+    corpus, queries = (
+        data_files.rows("data_source", folder / f"{each}.jsonl", SUFFIXES) for each in ("corpus", "queries")
     )
+    return _judged(corpus, queries if splits else (), splits)
 
 
-def _texts(kind: str, row: Row) -> Texts:
-    """The texts in the order of COLUMNS[kind], "" for an empty one; a title goes before its text."""
-    if kind == "documents":
-        title, body = data_files.text(row, "title").strip(), data_files.text(row, "text").strip()
-        return (body if body.startswith(title) else f"{title}\n{body}".strip(),)
-    anchor = next((name for name in ANCHORS if name in row.values), ANCHORS[0])
-    return tuple(data_files.text(row, anchor if column == "anchor" else column).strip() for column in COLUMNS[kind])
-
-
-# ---- hub sets
-
-
-def _stream(data_source: str, revision: str | None, seed: int) -> datasets.IterableDataset:
-    """Rows of the split `train` in a seeded order, read as they are asked for."""
+def _from_hub(data_source: str) -> _Found:
     import datasets
 
+    revision, said = REVISIONS.get(data_source), f"data_source={data_source!r}"
     with hub.reading(data_source):
-        name = str(source_path("data_source", data_source) or data_source)
-        subsets = datasets.get_dataset_config_names(name, revision=revision)
-        chosen = next((s for s in SUBSETS if s in subsets), subsets[0] if len(subsets) == 1 else None)
-        if chosen is None:
-            raise ValueError(
-                f"data_source={data_source!r} has the subsets {', '.join(subsets)}, of which none is {', '.join(SUBSETS)}; "
-                "download the one that you want and give its folder"
-            )
-    train = hub.splits(data_source, name=chosen, revision=revision, streaming=True)["train"]
-    return train.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
+        subsets = datasets.get_dataset_config_names(data_source, revision=revision)
+
+        def rows(subset: str) -> dict[str, Iterable[Row]]:
+            loaded = datasets.load_dataset(data_source, subset, revision=revision)
+            return {
+                name.replace("validation", "dev"): data_files.numbered(said, split) for name, split in loaded.items()
+            }
+
+        if {"corpus", "queries", "default"} <= {*subsets}:
+            [corpus], [queries] = (rows(subset).values() for subset in ("corpus", "queries"))
+            return _judged(corpus, queries, rows("default"))
+        return _from_rows(said, next(iter(rows(subsets[0]).values())))
 
 
-def _draw(stream: Iterable[Row], wanted: int, documents: bool) -> tuple[str, list[Texts], int, int]:
-    """The first `wanted` rows with different anchors (MS MARCO has twenty a query): kind, rows, empty and repeated ones."""
-    rows: dict[bytes, Texts] = {}
-    kind, empty, repeated = None, 0, 0
-    for row in stream:
-        kind = kind or _kind(row.where, row)
-        texts = _texts(kind, row)
-        key = _digest(texts[1 if documents and kind != "documents" else 0])
-        if not all(texts):
-            empty += 1
-        elif key in rows:
-            repeated += 1
-        else:
-            rows[key] = texts
-            if len(rows) == wanted:
-                break
-    return kind or "documents", list(rows.values()), empty, repeated
+def _judged(corpus: Iterable[Row], queries: Iterable[Row], splits: dict[str, Iterable[Row]]) -> _Found:
+    """Documents, and of each split the questions with a document whose score is above 0."""
+    documents: dict[str, list[Passage]] = {}
+    questions: dict[str, list[Question]] = {}
+    for row in corpus:
+        documents |= _document(row, _id(row))
+    texts = {_id(row): data_files.text(row, "text").strip() for row in queries}
+    for split, rows in splits.items():
+        answers: dict[str, set[str]] = {}
+        for row in rows:
+            query, document, score = (str(row.values[name]) for name in ("query-id", "corpus-id", "score"))
+            if query not in texts and score != "score":  # which would be a header of other names
+                raise ValueError(
+                    f"{row.where}: the query {query!r} is not in queries; remove the line or add the query"
+                )
+            if document in documents and float(score) > 0:
+                answers.setdefault(query, set()).add(document)
+        questions[split] = [Question(texts[query], frozenset(found)) for query, found in answers.items()]
+    return _Found(documents, {split: found for split, found in questions.items() if found})
 
 
-# ---- both
+def _id(row: Row) -> str:
+    value = row.values.get("_id", row.values.get("id"))
+    if value in (None, ""):
+        raise ValueError(f'{row.where}: needs an "_id", and a string "text"')
+    return str(value)
 
 
-def _split(
-    kind: str,
-    rows: Sequence[Texts],
-    data_source: str,
-    revision: str | None,
-    wanted: int,
-    seed: int,
-    empty: int,
-    repeated: int,
-) -> TextData:
-    """Drops repeats, draws `wanted` rows, cuts long documents, holds two splits out."""
-    import datasets
+# ---- splits
 
-    unique = {b"".join(map(_digest, row)): row for row in reversed(rows)}  # the first of equal rows is kept
-    duplicates = repeated + len(rows) - len(unique)
-    drawn = list(reversed(unique.values()))
-    random.Random(seed).shuffle(drawn)
-    drawn = drawn[: wanted or None]
-    if len(drawn) < MIN_ROWS:
+
+def _split(found: _Found, data_source: str, num_samples: int, seed: int) -> Collection:
+    documents, questions, draw = found.documents, found.questions, random.Random(seed)
+    if len(documents) < LEAST:
         raise ValueError(
-            f"data_source={data_source!r}: {len(drawn)} different rows; at least {MIN_ROWS} are needed, "
-            "two to validate and two to test on. Add texts"
+            f"data_source={data_source!r}: {len(documents)} documents; at least {LEAST} are needed. Add texts"
         )
-    keys = [[_digest(text) for text in row[:2]] for row in drawn]
-    if kind == "documents":  # passages have the key of their document
-        cut = [((part,), key) for (text,), key in zip(drawn, keys, strict=True) for part in passages(text)]
-        drawn, keys = zip(*cut, strict=True)
-    found = _hold_out(_groups(keys), len(drawn), data_source)
-    seen: set[bytes] = set()
-    kept = []
-    for part in found:  # training first
-        kept.append([row for row in part if not any(_digest(text) in seen for text in drawn[row])])
-        seen.update(_digest(text) for row in kept[-1] for text in drawn[row])
-    if min(map(len, kept)) < MIN_PART:
-        raise ValueError(
-            f"data_source={data_source!r}: of {len(drawn)} rows {sum(map(len, found)) - sum(map(len, kept))} of those held out "
-            "share a text with another split; leave out the column `negative`, or give texts that are repeated less often"
-        )
-    texts = hashlib.sha256(b"".join(_digest(text) for row in drawn for text in row)).hexdigest()
-    # The name alone of a local file: results are shared, and the digest says which file it was.
-    name = Path(data_source).name if Path(data_source).expanduser().exists() else data_source
-    parts = (
-        datasets.Dataset.from_dict({column: [drawn[row][i] for row in part] for i, column in enumerate(COLUMNS[kind])})
-        for part in kept
+    kind = "pairs" if "pairs" in questions else "questions"
+    if not questions:
+        questions = {"pairs": _headings(documents)}
+        kind = "headings" if questions["pairs"] else "none"
+    [(split, only), *others] = questions.items()
+    if not others and (split == "pairs" or len(only) >= DEALT):
+        questions = _deal(only, draw)
+    held = {name for split in ("dev", "test") for each in questions.get(split, ()) for name in each.answers}
+    pairs = [(each.text, name) for each in questions.get("train", ()) for name in sorted(each.answers - held)]
+    training = [(asked, documents[name][0].body) for asked, name in pairs]
+    if (
+        not training or kind == "headings"
+    ):  # the words of people's questions are in no heading: then all headings may train
+        free = documents if kind == "questions" else documents.keys() - held
+        training = [(passage.heading, passage.body) for name in sorted(free) for passage in documents[name]]
+    unique = list({_digest(f"{asked}\n{body}"): (asked, body) for asked, body in training}.values())
+    draw.shuffle(unique)
+    if len(unique) < 2:
+        raise ValueError(f"data_source={data_source!r}: {len(unique)} different texts to train on. Add documents")
+    passages = [passage for several in documents.values() for passage in several]
+    return Collection(
+        kind=kind,
+        passages=passages,
+        training=unique[: num_samples or None],
+        dev=questions.get("dev", []),
+        test=questions.get("test", []),
+        duplicates_removed=found.removed + len(training) - len(unique),
+        name=Path(data_source).name if Path(data_source).expanduser().exists() else data_source,
+        revision=REVISIONS.get(data_source),
+        draw=f"{num_samples or 'all'} pairs, seed {seed}",
+        sha256=hashlib.sha256("\0".join(map("\0".join, passages)).encode()).hexdigest(),
     )
-    return TextData(
-        kind,
-        *parts,
-        duplicates_removed=duplicates,
-        empty_removed=empty,
-        overlaps_removed=sum(map(len, found)) - sum(map(len, kept)),
-        name=name,
-        revision=revision,
-        draw=f"{wanted or 'all'} {kind}, seed {seed}",
-        sha256=texts,
-    )
+
+
+def _headings(documents: dict[str, list[Passage]]) -> list[Question]:
+    """Each heading that only one document has, as a question for it."""
+    owners: dict[str, set[str]] = {}
+    for name, passages in documents.items():
+        for passage in passages:
+            if len(passage.heading.split()) in HEADING_WORDS:
+                owners.setdefault(passage.heading, set()).add(name)
+    return [Question(heading, frozenset(names)) for heading, names in owners.items() if len(names) == 1]
+
+
+def _deal(questions: list[Question], draw: random.Random) -> dict[str, list[Question]]:
+    """By documents: a tenth for dev and as many for the test. A question whose answers are on two sides is left out."""
+    names = sorted({name for question in questions for name in question.answers})
+    draw.shuffle(names)
+    quota = min(round(HELD_OUT * len(names)), MOST_HELD_OUT)
+    dev, test, train = set(names[:quota]), set(names[quota : 2 * quota]), set(names[2 * quota :])
+    sides = {"dev": dev, "test": test, "train": train}
+    return {split: [each for each in questions if each.answers <= side] for split, side in sides.items()}
 
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(" ".join(text.casefold().split()).encode(), digest_size=16).digest()
-
-
-def _groups(keys: Sequence[Sequence[bytes]]) -> list[list[int]]:
-    """Rows linked by a chain of shared keys, in the order of their first rows."""
-    from scipy.cluster.hierarchy import DisjointSet
-
-    linked, first = DisjointSet(range(len(keys))), {}
-    for row, row_keys in enumerate(keys):
-        for key in row_keys:
-            linked.merge(row, first.setdefault(key, row))
-    return [sorted(group) for group in linked.subsets()]
-
-
-def _hold_out(groups: list[list[int]], rows: int, data_source: str) -> tuple[list[int], list[int], list[int]]:
-    """Rows of training, validation and test. A group too large for what is left of a quota goes to training."""
-    quota = min(max(MIN_PART, round(HELD_OUT_SHARE * rows)), MAX_HELD_OUT)
-    train: list[int] = []
-    held_out: tuple[list[int], list[int]] = [], []
-    for group in groups:
-        next((part for part in held_out if len(part) + len(group) <= quota), train).extend(group)
-    if min(map(len, (train, *held_out))) < MIN_PART:
-        raise ValueError(
-            f"data_source={data_source!r}: {rows} rows with {len(groups)} groups that share no text cannot be split into "
-            "training, validation and test; give texts that are repeated less often"
-        )
-    return train, *held_out
-
-
-def passages(text: str, words: int = PASSAGE_WORDS) -> list[str]:
-    """`text` in the fewest passages of at most `words` words and of nearly equal length, white space as it was.
-
-    A cut is moved back to the end of a paragraph, or else of a sentence, where one is in the quarter before it.
-    """
-    ends = [match.end() for match in re.finditer(r"\S+", text)]
-    parts: list[str] = []
-    begin, done = 0, 0
-    while len(ends) - done > words:
-        count = -(-(len(ends) - done) // -(-(len(ends) - done) // words))
-        candidates = range(done + count, done + count - count // 4, -1)
-        cut = next((i for i in candidates if _PARAGRAPH_END.match(text, ends[i - 1])), None) or next(
-            (i for i in candidates if text[ends[i - 1] - 1] in ".!?"), done + count
-        )
-        parts.append(text[begin : ends[cut - 1]].strip())
-        begin, done = ends[cut - 1], cut
-    return [*parts, text[begin:].strip()]

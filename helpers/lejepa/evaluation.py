@@ -1,123 +1,118 @@
-"""How good embeddings are: retrieval and sentence similarity of one model, and models beside each other.
-
-The metrics are sentence-transformers' own; here is what stands around them.
-"""
+"""What a search is worth: nDCG@10 over documents, question by question, and the difference of two searches with its interval."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.evaluation import (
-    InformationRetrievalEvaluator,
-)
-from sentence_transformers.util import cos_sim
 
-from helpers.lejepa.beir import Benchmark
-from helpers.lejepa.encoding import encode, on_cpu
-from helpers.lejepa.parameters import SHORTER
+from helpers.lejepa.data import Collection, Passage, Question
+from helpers.lejepa.search import hybrid_scores, lexical_index, lexical_scores, unit
 
-SCORES = ("ndcg@10", "recall@10", "recall@100", "mrr@10")
-DIGITS = dict.fromkeys(SCORES, 3)  # in a table
-BY_DIMENSION = dict.fromkeys(("ndcg@10", *(f"ndcg@10 of {size}" for size in SHORTER)), 3)
+# Q questions · N passages · M documents · K dimensions
+
+RESAMPLES = 5_000
+LEAST_QUESTIONS = 20  # an interval over fewer is too narrow: their resamples hardly differ
+STOCK, TRAINED = "as it came", "LeJEPA"
+DEFAULT = STOCK  # what is searched with where no question can choose; by docs/results/lejepa_search_cpu.json
 
 
-class _NoCard:
-    """An evaluator that leaves the model card alone: that would keep the whole corpus alive."""
+class Judge:
+    """The questions of a split, ready to score searches over all passages of the collection.
 
-    def store_metrics_in_model_card_data(self, *args, **kwargs) -> None:
-        pass
-
-
-class _DuringTraining(_NoCard, InformationRetrievalEvaluator):
-    """For a trainer, which has its own way to encode on XLA."""
-
-
-class _Retrieval(_NoCard, InformationRetrievalEvaluator):
-    """Encodes by `encode` in a `precision`, and keeps what it encoded."""
-
-    def embed_inputs(self, model, sentences, encode_fn_name=None, **prompts) -> torch.Tensor:
-        found = encode(model, sentences, task=encode_fn_name, precision=self.precision)
-        self.encoded.setdefault(encode_fn_name, []).append(found)
-        return torch.from_numpy(found).to(model.device)
-
-
-def evaluate_retrieval(
-    model: SentenceTransformer,
-    benchmark: Benchmark,
-    *,
-    precision: str = "fp32",
-    embeddings: dict[str, np.ndarray] | None = None,
-) -> dict[str, float]:
-    """Recall@1, 5, 10, 100, MRR@10, nDCG@10 and MAP@100 by cosine and `InformationRetrievalEvaluator`, from 0 to 1.
-
-    Judgements are binary there: graded ones lose their grades. A model on an XLA device is evaluated by a copy on the CPU.
-
-    precision: see `encode`.
-    embeddings: filled with what was encoded, "query" and "document" -> [N, K] in the benchmark's order.
+    Headings are looked for in the bodies alone, since a passage's text begins with its heading.
     """
-    evaluator = _evaluator(_Retrieval, benchmark)
-    evaluator.precision, evaluator.encoded = precision, {}
-    metrics = evaluator(on_cpu(model))
-    if embeddings is not None:
-        embeddings |= {task: np.concatenate(parts) for task, parts in evaluator.encoded.items()}
-    return {
-        name.removeprefix("cosine_"): float(value)
-        for name, value in metrics.items()
-        if "accuracy" not in name and "precision" not in name
-    }
 
+    def __init__(self, collection: Collection, questions: Sequence[Question]):
+        self.passages, self.questions = collection.passages, list(questions)
+        self.texts = searched_texts(collection.kind, collection.passages)
+        self.asked = [question.text for question in self.questions]
+        names = list(dict.fromkeys(passage.document for passage in self.passages))
+        place = {name: number for number, name in enumerate(names)}
+        self._owner_N = np.array([place[passage.document] for passage in self.passages])
+        self._relevant = [{place[name] for name in question.answers} for question in self.questions]
+        self.lexical_QN = lexical_scores(lexical_index(self.texts), self.asked) if self.questions else None
 
-def retrieval_evaluator(benchmark: Benchmark) -> InformationRetrievalEvaluator:
-    """For a trainer: logs "eval_<benchmark>_cosine_ndcg@10" and others."""
-    return _evaluator(_DuringTraining, benchmark, name=benchmark.name, write_csv=False)
+    def ndcg(self, scores_QN: np.ndarray, k: int = 10) -> np.ndarray:
+        """nDCG@k [Q] with binary judgements; a document is as good as its best passage."""
+        discounts_K = 1 / np.log2(np.arange(2, k + 2))
+        found_Q = []
+        for scores_N, relevant in zip(scores_QN, self._relevant, strict=True):
+            order_N = self._owner_N[np.argsort(-scores_N, kind="stable")]
+            best = list(dict.fromkeys(order_N[: 50 * k]))[:k]
+            gain = sum(discount for document, discount in zip(best, discounts_K, strict=False) if document in relevant)
+            found_Q.append(gain / discounts_K[: len(relevant)].sum())
+        return np.array(found_Q)
 
-
-def _evaluator(cls, benchmark: Benchmark, **options):
-    return cls(
-        benchmark.queries,
-        benchmark.corpus,
-        benchmark.relevant,
-        accuracy_at_k=[1],
-        precision_recall_at_k=[1, 5, 10, 100],
-        mrr_at_k=[10],
-        ndcg_at_k=[10],
-        map_at_k=[100],
-        score_functions={"cosine": cos_sim},
-        **options,
-    )
-
-
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """`0.401 ± 0.004`: mean and sample standard deviation, of one value without."""
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{deviation}"
-
-
-def table(
-    untrained: Mapping[str, Mapping[str, float]],
-    rows: Mapping[int, Mapping[str, Mapping[str, float]]],
-    metrics: Mapping[str, int] = DIGITS,
-) -> list[dict[str, Any]]:
-    """A row a model: the untrained ones (model -> metric -> value), then the trained ones of each seed with their spread.
-
-    metrics: the columns, each with its digits; `BY_DIMENSION` has embeddings that are cut to their first numbers.
-    """
-    models = {name: [values] for name, values in untrained.items()}
-    for trained in rows.values():
-        for name, values in trained.items():
-            models.setdefault(name, []).append(values)
-    return [
-        {"model": name}
-        | {
-            metric.replace("_", " "): spread([values[metric] for values in seeds], digits)
-            for metric, digits in metrics.items()
-            if metric in seeds[0]
+    def measure(self, questions_QK: np.ndarray, passages_NK: np.ndarray) -> dict[str, np.ndarray]:
+        """nDCG@10 [Q] of embeddings by themselves, and of the whole search around them."""
+        return {
+            "dense": self.ndcg(unit(questions_QK) @ unit(passages_NK).T),
+            "hybrid": self.ndcg(hybrid_scores(questions_QK, passages_NK, self.lexical_QN)),
         }
-        | {"seeds": len(seeds)}
-        for name, seeds in models.items()
-    ]
+
+
+def searched_texts(kind: str, passages: Sequence[Passage]) -> list[str]:
+    """What a question is compared with: the passages, or for headings their bodies."""
+    return [passage.body if kind == "headings" else passage.text for passage in passages]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The mean difference in nDCG@10 of two searches over the same questions, with its 95 % interval."""
+
+    says: str
+    difference: float
+    low: float
+    high: float
+    questions: int
+    won: int
+    lost: int
+
+    @property
+    def outcome(self) -> str:
+        """ "better" or "worse" where the interval has no 0 in it, else "not told apart"."""
+        if self.questions < LEAST_QUESTIONS or self.low <= 0 <= self.high:
+            return "not told apart"
+        return "better" if self.low > 0 else "worse"
+
+    def row(self) -> dict[str, Any]:
+        """A line of the verdict's table."""
+        return {
+            "what": self.says,
+            "nDCG@10": f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})",
+            "questions won / lost": f"{self.won} / {self.lost} of {self.questions}",
+            "verdict": self.outcome,
+        }
+
+
+def compare(says: str, ours_Q: np.ndarray, theirs_Q: np.ndarray, seed: int = 0) -> Verdict:
+    """Percentile bootstrap of the mean difference over questions, drawn together for both."""
+    difference_Q = ours_Q - theirs_Q
+    Q = len(difference_Q)
+    drawn_RQ = np.random.default_rng(seed).multinomial(Q, np.full(Q, 1 / Q), RESAMPLES)
+    low, high = np.quantile(drawn_RQ @ difference_Q / Q, (0.025, 0.975))
+    won, lost = int((difference_Q > 1e-9).sum()), int((difference_Q < -1e-9).sum())
+    return Verdict(says, float(difference_Q.mean()), float(low), float(high), Q, won, lost)
+
+
+def choose(dev: Mapping[str, Mapping[str, np.ndarray]], kind: str) -> tuple[str, str]:
+    """The search that is kept, and why: the default, unless dev questions show with an interval that another is better.
+
+    dev: model -> `Judge.measure`. Where the questions are headings, the model that was trained on headings is no candidate:
+    a model is not judged by the kind of question that it was trained on.
+    """
+    barred = TRAINED if kind == "headings" else ""
+    if not dev or len(dev[DEFAULT]["hybrid"]) < LEAST_QUESTIONS:
+        return DEFAULT, "too few questions to choose by: the default"
+    default_Q, better = dev[DEFAULT]["hybrid"], {}
+    for name, rows in dev.items():
+        if name not in (DEFAULT, barred) and compare(name, rows["hybrid"], default_Q).outcome == "better":
+            better[name] = float(rows["hybrid"].mean())
+    Q = len(default_Q)
+    if not better:
+        return DEFAULT, f"no other model is better on {Q} {kind} that chose"
+    name = max(better, key=better.__getitem__)
+    return name, f"nDCG@10 {better[name]:.3f} against {default_Q.mean():.3f} on {Q} {kind} that chose, and told apart"

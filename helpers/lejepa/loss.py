@@ -1,226 +1,326 @@
-"""LeJEPA as a sentence-transformers loss: views of one text meet at their centre, all texts are drawn to a Gaussian.
+"""LeJEPA: two views of one text meet at their centre, and all texts are drawn to an isotropic Gaussian.
 
-    loss = LeJEPALoss(model, SIGReg(t_max=3, n_points=17, num_slices=1024), sigreg_weight=0.05)
-    SentenceTransformerTrainer(model, train_dataset=pairs, loss=loss)
+    loss = (1 - w) invariance + w SIGReg + c contrastive                      w sigreg_weight · c contrastive_weight
 
-Balestriero and LeCun, LeJEPA (arXiv 2511.08544). SIGReg is on the embedding that ships, not on a head thrown away later.
+    invariance    mean squared distance of the views of a text to their centre
+    SIGReg        how far all embeddings are from N(0, I), by a test on random one-dimensional slices: nothing collapses
+    contrastive   cross-entropy of the own second view among those of the batch (MultipleNegativesRankingLoss)
+
+Balestriero and LeCun, LeJEPA (arXiv 2511.08544). The paper has the first two terms. From a pretrained search model they alone
+lower its quality (docs/lejepa.md), so the third is on by default; every log says which share of the gradient each term has.
+SIGReg is on the embedding that is saved, not on a projection that is thrown away.
+
+# V views · N texts · K dimensions of an embedding · M slices · P knots above 0
 """
 
-from __future__ import annotations
+import random
+import re
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
+import numpy as np
 import torch
 import torch.distributed as dist
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize
-from sentence_transformers.util import all_gather as everyones
-from torch.distributed.nn.functional import all_gather
-from torch.nn.functional import cross_entropy, normalize
+from sentence_transformers.base.losses import CachedLossMixin
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear, normalize
 
-from helpers.lejepa.gradient_cache import embed
-from helpers.lejepa.parameters import LEAST_BATCH, NOTEBOOK, EmbeddingParameters
-from helpers.lejepa.sigreg import SIGReg, spread_over_processes
-from helpers.plan.workloads import Workload
+try:
+    from helpers.machine import xla
+except ImportError:  # outside this suite
+    xla = None
 
-# V columns: views, then hard negatives · N texts · K embedding · T tokens · C candidates: the texts of all processes
+LAST_KNOT, KNOTS, SLICES = 3.0, 17, 256  # as the paper's code; its text integrates to 5
+SCALE = 20.0  # inverse temperature of the cosines, the default of MultipleNegativesRankingLoss
+CROP_WORDS = (6, 24)  # of a view that stands in for a heading
 
-TERMS = ("invariance", "sigreg", "contrastive")
+# A word is what stands between white space, or a character of a script that is written without any.
+_SPACELESS = "\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_WORD = re.compile(rf"[{_SPACELESS}]|[^\s{_SPACELESS}]+")
 
 
-class LeJEPALoss(torch.nn.Module):
-    """(1 - lambda) inv + lambda SIGReg, with an optional contrastive term.
+# ---- views
 
-    inv is the mean squared distance of all views to their centre, over views, texts and dimensions.
-    SIGReg tests every view's texts by themselves and averages: flattening views into one sample, as stable-pretraining
-    does, multiplies it by V and mixes correlated rows, so that its lambda is not ours.
-    `step` is the number of steps taken: who resumes a run sets it.
 
-    Args:
-        sigreg_weight: lambda; 0.02 to 0.1 are usual.
-        chunk: texts of a process (under SPMD of all chips) that are embedded together, 0: all (see `gradient_cache`).
-        contrastive_weight: of the cross-entropy of every further column among the batch's, given the first column
-            (MultipleNegativesRankingLoss); rows whose text in either column is the same are no negatives of each other.
-        contrastive_scale: inverse temperature of the cosine similarities.
-        negatives: how many of the last columns are hard negatives: no views of a row's text, but texts of SIGReg's and
-            candidates of the contrastive term.
-        dimensions: the contrastive term is the mean over these first numbers of an embedding and all, as MatryoshkaLoss
-            has it (Kusupati et al., arXiv 2205.13147). Part of an isotropic Gaussian is one, so SIGReg needs no such thing.
+def views(heading: str, body: str, draw: random.Random) -> tuple[str, str]:
+    """Two views of a passage: its heading and its body, or where it has no heading a short crop and the whole."""
+    return heading or crop(body, draw), body
 
-    Raises ValueError for a model that normalises.
+
+def crop(text: str, draw: random.Random, words: tuple[int, int] = CROP_WORDS) -> str:
+    """A random span of so many words of `text`, white space within it as it was; at most half of the text."""
+    spans = [match.span() for match in _WORD.finditer(text)]
+    most = min(words[1], max(1, len(spans) // 2))
+    length = draw.randint(min(words[0], most), most)
+    begin = draw.randint(0, max(0, len(spans) - length))
+    return text[spans[begin][0] : spans[begin + length - 1][1]] if spans else text
+
+
+# ---- SIGReg
+#
+# For each slice a, a random unit vector, and u_n = <z_n, a>, the Epps-Pulley statistic (Biometrika 70, 1983) compares the
+# characteristic function of the u_n with that of N(0, 1), exp(-t^2 / 2), at knots t_k from 0 to LAST_KNOT:
+#
+#     C_k = mean_n cos(t_k u_n)   S_k = mean_n sin(t_k u_n)   phi_k = exp(-t_k^2 / 2)   w_k: weights of the trapezoid rule
+#     T   = 2 N sum_k w_k phi_k [(C_k - phi_k)^2 + S_k^2]
+
+
+def knots(last=LAST_KNOT, count=KNOTS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """t_k, phi_k and 2 w_k phi_k [P], in fp64. The knot at 0 is left out: C = 1 and S = 0 there whatever the data."""
+    t_P = torch.linspace(0, last, count, dtype=torch.float64)
+    phi_P = torch.exp(-(t_P**2) / 2)
+    weight_P = 2 * t_P[1] * phi_P
+    weight_P[-1] /= 2
+    return t_P[1:], phi_P[1:], weight_P[1:]
+
+
+def plain_sigreg(embeddings_NK: torch.Tensor, slices_MK: torch.Tensor) -> torch.Tensor:
+    """The formula above as it stands, for autograd: the reference of the fast form, which keeps far less memory."""
+    t_P, phi_P, weight_P = (each.to(embeddings_NK) for each in knots())
+    angle_PNM = t_P[:, None, None] * (embeddings_NK @ slices_MK.T)
+    cos_PM, sin_PM = angle_PNM.cos().mean(1), angle_PNM.sin().mean(1)
+    distance_PM = (cos_PM - phi_P[:, None]) ** 2 + sin_PM**2
+    return len(embeddings_NK) * (weight_P[:, None] * distance_PM).sum(0).mean()
+
+
+class SIGReg(nn.Module):
+    """Mean Epps-Pulley statistic over random directions that are drawn anew from (seed, step).
+
+    Samples of N(0, I) have 1.0525 on average, whatever N is (`floor`); a full collapse has 0.402 N.
+    256 slices give the value to 3 %. Every process must have the same seed.
+    """
+
+    def __init__(self, slices: int = SLICES, seed: int = 0):
+        super().__init__()
+        t_P, phi_P, weight_P = knots()
+        self.number, self.seed = slices, seed
+        self.floor = float((weight_P * (1 - phi_P**2)).sum())  # E |psi_N - psi|^2 = (1 - |psi|^2) / N
+        for name, values_P in (("knots", t_P), ("target", phi_P), ("weights", weight_P)):
+            self.register_buffer(name, values_P[:, None].float(), persistent=False)
+
+    def slices(self, dimensions: int, step: int) -> torch.Tensor:
+        """Unit rows [M, K] in fp32 on the CPU: the generator of a device would draw others on each kind of device."""
+        seed = int(np.random.SeedSequence((self.seed, step)).generate_state(1)[0])
+        return normalize(torch.randn(self.number, dimensions, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+    def forward(self, embeddings_VNK: torch.Tensor, step: int) -> torch.Tensor:
+        """SIGReg of each view's texts by themselves, averaged over the views; a scalar in fp32, or fp64 for fp64 embeddings.
+
+        The projection may be in bf16, all that follows is not: cosines averaged in bf16 are 18 % off at N = 65,536. Over
+        several processes value and gradient are those of the batch that they share: the sums are all-reduced, and the
+        local gradient is multiplied by their number, which the averaging of DDP takes out again.
+        """
+        slices_MK = self.slices(embeddings_VNK.shape[-1], step)
+        if embeddings_VNK.is_cuda:  # a copy out of memory that is not pinned would wait for the GPU
+            slices_MK = slices_MK.pin_memory().to(embeddings_VNK.device, non_blocking=True)
+        projection_VNM = linear(embeddings_VNK, slices_MK.to(embeddings_VNK.device, embeddings_VNK.dtype))
+        with torch.autocast(embeddings_VNK.device.type, enabled=False):
+            return _EppsPulley.apply(projection_VNM, self)
+
+
+class _EppsPulley(torch.autograd.Function):
+    """The statistic with its gradient in closed form: autograd would keep cos and sin at every knot.
+
+    dT/du_n = 2 sum_k w_k t_k [S_k cos(t_k u_n) - (C_k - phi_k) sin(t_k u_n)]
+    """
+
+    @staticmethod
+    def forward(ctx, projection_VNM, sigreg):
+        # A CPU keeps cos and sin of the first knot: to compute them again takes longer than to read them.
+        on_cpu = projection_VNM.device.type == "cpu"
+        circles = list(_circles(projection_VNM)) if on_cpu else []
+        P, rows = len(sigreg.knots), projection_VNM.shape[1]
+        sums_VP2M = sum(_sums_at_knots(*circle, P) for circle in circles or _circles(projection_VNM))
+        ctx.processes = 1
+        if spread_over_processes(projection_VNM):
+            ctx.processes = dist.get_world_size()
+            message = torch.cat((sums_VP2M.flatten(), sums_VP2M.new_tensor([rows])))
+            dist.all_reduce(message)
+            sums_VP2M, rows = message[:-1].view_as(sums_VP2M), message[-1]
+        cos_VPM, sin_VPM = (sums_VP2M / rows).unbind(2)
+        excess_VPM = cos_VPM - sigreg.target
+        ctx.sigreg, ctx.dtype = sigreg, projection_VNM.dtype
+        ctx.save_for_backward(excess_VPM, sin_VPM, *(sum(circles, ()) if on_cpu else (projection_VNM,)))
+        return (rows * sigreg.weights * (excess_VPM.square() + sin_VPM.square())).sum(1).mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        excess_VPM, sin_VPM, *kept = ctx.saved_tensors
+        V, _, M = sin_VPM.shape
+        factor_P1 = gradient * (2 * ctx.processes / (V * M)) * ctx.sigreg.weights * ctx.sigreg.knots
+        slope_VPM, drop_VPM = factor_P1 * sin_VPM, factor_P1 * -excess_VPM
+        circles = _circles(*kept) if len(kept) == 1 else zip(kept[::2], kept[1::2], strict=True)
+        parts = [_series(*circle, slope_VPM, drop_VPM).to(ctx.dtype) for circle in circles]
+        return torch.cat(parts, dim=1), None
+
+
+def _circles(projection_VNM):
+    """cos and sin of a = t_1 u, on a CPU in pieces along N that stay in its cache; other devices fuse by themselves."""
+    V, N, M = projection_VNM.shape
+    rows = max(1, 2**16 // (V * M)) if projection_VNM.device.type == "cpu" else N
+    wide = torch.promote_types(projection_VNM.dtype, torch.float32)
+    for part in projection_VNM.split(rows, dim=1):
+        angle = part.to(wide) * (LAST_KNOT / (KNOTS - 1))
+        yield angle.cos(), angle.sin()
+
+
+def _sums_at_knots(cos_1, sin_1, count: int):
+    """Sums over N of cos(k a) and sin(k a), k = 1 ... P, [V, P, 2, M].
+
+    Chebyshev's recurrence in steps of two, cos((k + 2) a) = 2 cos(2 a) cos(k a) - cos((k - 2) a), sin alike, among the odd
+    and among the even knots: steps of one have four times the error. Written for these terms times +, +, -, -, ... the sign
+    of the last term is a plus, so that a knot takes one fused product in place where a rotation takes four.
+    """
+    twice = sin_1.square().mul_(-4).add_(2)  # 2 cos(2 a)
+    now = {1: torch.stack((cos_1, sin_1)), 0: torch.stack((twice / 2, 2 * sin_1 * cos_1))}
+    before = {1: torch.stack((cos_1, -sin_1)), 0: torch.stack((torch.ones_like(cos_1), torch.zeros_like(sin_1)))}
+    sums = []
+    for knot in range(1, count + 1):
+        odd, place = knot % 2, (knot + 1) // 2
+        if place > 1:
+            moved = before[odd].addcmul_(twice, now[odd], value=1 if place % 2 else -1)
+            before[odd], now[odd] = now[odd], moved
+        total = now[odd].sum(2)
+        sums.append(-total if place // 2 % 2 else total)
+    return torch.stack(sums, 2).permute(1, 2, 0, 3)
+
+
+def _series(cos_1, sin_1, cos_VPM, sin_VPM):
+    """sum_k p_k cos(k a) + q_k sin(k a) = Re sum_k (p_k - i q_k) exp(i a)^k, by Horner's rule."""
+    coefficients = list(zip(cos_VPM[:, :, None].unbind(1), sin_VPM[:, :, None].unbind(1), strict=True))
+    last_cos, last_sin = coefficients.pop()
+    real, imaginary = last_cos.expand_as(cos_1), -last_sin.expand_as(cos_1)
+    for p, q in reversed(coefficients):
+        real, imaginary = (
+            torch.addcmul(p, real, cos_1).addcmul_(imaginary, sin_1, value=-1),
+            torch.addcmul(-q, real, sin_1).addcmul_(imaginary, cos_1),
+        )
+    return (real * cos_1).addcmul_(imaginary, sin_1, value=-1)
+
+
+def spread_over_processes(tensor) -> bool:
+    """Whether other processes hold further rows of the batch. A tensor on XLA is the global one already."""
+    return tensor.device.type != "xla" and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+# ---- the whole loss
+
+
+class LeJEPALoss(CachedLossMixin, nn.Module):
+    """The loss above for a SentenceTransformer that does not normalise its embeddings.
+
+        loss = LeJEPALoss(model, sigreg_weight=0.05, contrastive_weight=1.0)
+        SentenceTransformerTrainer(model, train_dataset=pairs, loss=loss)
+
+    A batch has columns of texts: the views. With `mini_batch_size` above 0 it is embedded in parts of that many texts and
+    loss and gradient stay those of the whole batch (gradient caching, Gao et al., arXiv 2101.06983).
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        sigreg: SIGReg,
-        *,
-        sigreg_weight: float,
-        chunk: int = 0,
-        contrastive_weight: float = 0.0,
-        contrastive_scale: float = 20.0,
-        negatives: int = 0,
-        dimensions: Sequence[int] = (),
-    ) -> None:
+        self, model, *, sigreg_weight: float, contrastive_weight: float, seed: int = 0, mini_batch_size: int = 0
+    ):
         super().__init__()
-        if any(isinstance(module, Normalize) for module in model.modules()):
+        if type(model[-1]).__name__ == "Normalize":
             raise ValueError(
-                "model normalises its embeddings, and unit vectors look collapsed to SIGReg: "
-                "remove its Normalize module and compare by cosine similarity afterwards"
+                "the model ends in Normalize, and unit vectors look collapsed to SIGReg: put a linear head after it"
             )
-        self.model, self.sigreg, self.chunk = model, sigreg, chunk
-        self.sigreg_weight = sigreg_weight
-        self.contrastive_weight, self.contrastive_scale = contrastive_weight, contrastive_scale
-        self.negatives, self.dimensions = negatives, tuple(dimensions)
-        self.step = 0  # training batches seen: chooses the slices
-        self._totals: torch.Tensor | None = None
+        self.model, self.mini_batch_size, self.step = model, mini_batch_size, 0
+        self.weights = {"invariance": 1 - sigreg_weight, "sigreg": sigreg_weight, "contrastive": contrastive_weight}
+        self.sigreg = SIGReg(seed=seed)
+        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self.ranking = MultipleNegativesRankingLoss(model, scale=SCALE, gather_across_devices=processes > 1)
+        self._totals: list[torch.Tensor] = []
 
-    def forward(
-        self, sentence_features: Iterable[dict[str, torch.Tensor]], labels: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Loss of a batch whose columns are views of the same texts, then hard negatives; labels are not used.
-
-        In evaluation SIGReg has the slices of step 0, and nothing is counted.
-
-        Raises ValueError for fewer than two columns or texts.
-        """
+    def forward(self, sentence_features, labels=None):
         features = list(sentence_features)
-        views = [embed(self.model, column, self.chunk) for column in features]
-        V, N = len(views) - self.negatives, len(views[0]) if views else 0
-        if V < 2 or N < 2:
+        if len(features) < 2 or len(features[0]["input_ids"]) < 2:
             raise ValueError(
-                f"the batch has {V} columns of {N} texts: LeJEPA compares at least 2 views of 2 texts each; "
-                "add a column (a second crop of the text will do) or raise batch_size"
+                f"the batch has {len(features)} views of {len(features[0]['input_ids'])} texts, and LeJEPA compares "
+                "at least 2 views of 2 texts each: raise batch_size, or give the rows a second column"
             )
-        embeddings_VNK = torch.stack(views)
-        training = self.model.training
-        terms = {
-            "invariance": self._invariance(embeddings_VNK[:V]),
-            "sigreg": self.sigreg(embeddings_VNK, self.step if training else 0),
-        }
-        loss = (1 - self.sigreg_weight) * terms["invariance"] + self.sigreg_weight * terms["sigreg"]
-        if self.contrastive_weight:
-            terms["contrastive"] = self._contrastive(embeddings_VNK, features)
-            loss = loss + self.contrastive_weight * terms["contrastive"]
-        if training:
-            self._count(terms)
+        on_xla = features[0]["input_ids"].device.type == "xla"
+        if self.mini_batch_size and not on_xla:
+            return self.forward_cached(features)
+        chunk = self.mini_batch_size if on_xla else 0
+        embedded = [
+            embed_on_xla(self.model, column, chunk) if chunk else self.model(column)["sentence_embedding"]
+            for column in features
+        ]
+        return self.calculate_loss([[each_NK] for each_NK in embedded])
+
+    def calculate_loss(self, reps, labels=None, *, with_backward=False):
+        """The loss from embeddings: for each view a list of parts [n, K]. with_backward: as CachedLossMixin asks for."""
+        embeddings_VNK = torch.stack([torch.cat(parts) for parts in reps])
+        terms = self.terms(embeddings_VNK)
+        loss = sum(terms.values())
+        if self.training:
+            self.step += 1
+            self._totals.append(torch.stack([term.detach() for term in terms.values()]))
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
         return loss
 
+    def terms(self, embeddings_VNK) -> dict[str, torch.Tensor]:
+        """Each term with its weight; those of weight 0 are left out. In evaluation SIGReg has the slices of step 0."""
+        step = self.step if self.training else 0
+        terms = {
+            "invariance": lambda z_VNK: (z_VNK - z_VNK.mean(0)).square().mean(),
+            "sigreg": lambda z_VNK: self.sigreg(z_VNK, step),
+            "contrastive": lambda z_VNK: self.ranking.compute_loss_from_embeddings([*z_VNK], None),
+        }
+        with torch.autocast(embeddings_VNK.device.type, enabled=False):
+            z_VNK = embeddings_VNK.float()
+            return {name: weight * terms[name](z_VNK) for name, weight in self.weights.items() if weight}
+
+    def gradient_shares(self, columns) -> dict[str, float]:
+        """Which share of the gradient at the embeddings of a batch each term has: its length over the sum of the lengths."""
+        with torch.no_grad():
+            embeddings_VNK = torch.stack([self.model(dict(column))["sentence_embedding"] for column in columns])
+        embeddings_VNK = embeddings_VNK.float().requires_grad_()
+        terms = self.terms(embeddings_VNK)
+        lengths = {name: float(torch.autograd.grad(term, embeddings_VNK)[0].norm()) for name, term in terms.items()}
+        return {name: length / sum(lengths.values()) for name, length in lengths.items()}
+
     def read_terms(self) -> dict[str, float]:
-        """Means since the last call over this process's training batches, each term unweighted; then starts anew.
-
-        `sigreg_excess` is what lies above the floor that an exact Gaussian has. Reading waits for the device; between
-        two calls nothing does. Without a batch since: an empty dict.
-        """
-        if self._totals is None:
+        """Means since the last call of the weighted terms, in training. Reading waits for the device; counting does not."""
+        totals, self._totals = self._totals, []
+        if not totals:
             return {}
-        *sums, batches = self._totals.tolist()
-        self._totals = torch.zeros_like(self._totals)
-        if batches == 0:
-            return {}
-        means = {name: total / batches for name, total in zip(TERMS, sums, strict=True)}
-        if not self.contrastive_weight:
-            del means["contrastive"]
-        return means | {"sigreg_excess": means["sigreg"] - self.sigreg.floor}
-
-    # -- terms --
-
-    def _invariance(self, embeddings_VNK):
-        with torch.autocast(embeddings_VNK.device.type, enabled=False):
-            embeddings_VNK = embeddings_VNK.float()
-            return (embeddings_VNK - embeddings_VNK.mean(0)).square().mean()
-
-    def _contrastive(self, embeddings_VNK, features):
-        N, K = embeddings_VNK.shape[1:]
-        views = range(1, len(features) - self.negatives)  # after the anchors
-        spread = spread_over_processes(embeddings_VNK)
-        with torch.autocast(embeddings_VNK.device.type, enabled=False):
-            keys_VN = torch.stack([_text_keys(column) for column in features])
-            keys_VC = everyones(keys_VN.T.contiguous()).T if spread else keys_VN
-            rows = torch.arange(N, device=keys_VN.device) + (N * dist.get_rank() if spread else 0)
-            itself = rows[:, None] == torch.arange(keys_VC.shape[1], device=keys_VN.device)
-            same = keys_VN[:, :, None] == keys_VC[:, None]
-            losses = []
-            for size in (K, *self.dimensions):
-                own_VNK = normalize(embeddings_VNK[..., :size].float(), dim=-1)
-                all_VCK = torch.cat(all_gather(own_VNK), 1) if spread else own_VNK
-                for view in views:
-                    candidates = torch.cat((all_VCK[view], *all_VCK[len(views) + 1 :]))
-                    answers = [keys_VN[view][:, None] == keys_C for keys_C in keys_VC[len(views) + 1 :]]
-                    no_negative = torch.cat(((same[0] | same[view]) & ~itself, *answers), 1)
-                    scores = (self.contrastive_scale * own_VNK[0] @ candidates.T).masked_fill(
-                        no_negative, float("-inf")
-                    )
-                    losses.append(cross_entropy(scores, rows))
-            return torch.stack(losses).mean()
-
-    def _count(self, terms: dict[str, torch.Tensor]) -> None:
-        self.step += 1
-        one = torch.ones_like(terms["sigreg"])
-        seen = torch.stack([*(terms.get(name, 0 * one).detach() for name in TERMS), one])
-        before = torch.zeros(seen.shape).to(seen.device) if self._totals is None else self._totals
-        self._totals = before + seen
+        names = [name for name, weight in self.weights.items() if weight]
+        return dict(zip(names, torch.stack(totals).mean(0).tolist(), strict=True))
 
 
-def _text_keys(column: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A number [N] for each text of a column, the same for the same text however it is padded.
+# ---- gradient caching on XLA, where CachedLossMixin cannot keep the states of the generators
 
-    It is a sum over the tokens and their places, each mixed as in splitmix64 (Steele, Lea and Flood 2014).
+
+def embed_on_xla(model, column: dict, chunk: int) -> torch.Tensor:
+    """Embeddings [N, K] of a column, in equal parts of at most `chunk` texts that are embedded again in the backward pass.
+
+    Text n is in part n mod P, so that chips which share the batch share every part; each part is a graph, the same for all.
     """
-    mask_NT = column["attention_mask"].long()
-    mixed_NT = (column["input_ids"].long() + (mask_NT.cumsum(1) << 32)) * -4658895280553007687
-    return ((mixed_NT ^ (mixed_NT >> 27)) * -7723592293110705685 * mask_NT).sum(1)
+    N = len(column["input_ids"])
+    P = next(P for P in range(1, N + 1) if N % P == 0 and P * chunk >= N)
+    names, parts = list(column), []
+    for number in range(P):
+        part = [
+            value.unflatten(0, (-1, P))[:, number] if torch.is_tensor(value) else value for value in column.values()
+        ]
+        for value in part:
+            if torch.is_tensor(value):
+                xla.shard_batch(value)
+        xla.sync()
 
+        def embedded(*values):
+            return model(dict(zip(names, values, strict=False)))["sentence_embedding"]
 
-def new_loss(model: SentenceTransformer, params: EmbeddingParameters, kind: str = "pairs") -> LeJEPALoss:
-    """The loss of the notebook's parameters for data of a kind, whose slices follow from the seed."""
-    sigreg = SIGReg(t_max=params.t_max, n_points=params.n_points, num_slices=params.num_slices, seed=params.seed)
-    return LeJEPALoss(
-        model,
-        sigreg,
-        sigreg_weight=params.sigreg_weight,
-        contrastive_weight=params.contrastive_weight,
-        contrastive_scale=params.contrastive_scale,
-        negatives=int(kind == "triplets"),
-        dimensions=params.shorter_dimensions if params.matryoshka else (),
-    )
-
-
-# ---- for the planner
-
-
-def workload(loss_module, name: str, length: int, views: int) -> Workload:
-    """The step of a loss that holds its model (`LeJEPALoss`), over so many views of each text.
-
-    The planner's micro-batch is a chunk of the batch, and its gradient accumulation is gradient caching.
-    """
-    vocabulary = next(m for m in loss_module.modules() if isinstance(m, torch.nn.Embedding)).num_embeddings
-
-    def batch(examples: int, length: int) -> list[dict[str, Any]]:
-        mask = torch.ones(examples, length, dtype=torch.long)
-        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
-        columns = (torch.randint(0, vocabulary, (examples, length)) for _ in range(views))
-        return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
-
-    def loss(loss_module, columns):
-        # Gradients are there already: this is one of several chunks.
-        is_chunk = any(weight.grad is not None for weight in loss_module.parameters())
-        loss_module.chunk = len(columns[0]["input_ids"]) if is_chunk else 0
-        return loss_module([dict(column) for column in columns])
-
-    return Workload(
-        notebook=NOTEBOOK,
-        name=name,
-        model=loss_module,
-        batch=batch,
-        loss=loss,
-        length=length,
-        views=views,
-        least=LEAST_BATCH,
-        overflows_fp16=any(_is_gemma3(module) for module in loss_module.modules()),
-    )
-
-
-def _is_gemma3(module) -> bool:
-    return str(getattr(getattr(module, "config", None), "model_type", "")).startswith("gemma3")
+        if torch.is_grad_enabled():
+            # torch_xla's function gives no gradient to weights unless an input asks for one.
+            anchor = torch.zeros((), device=part[0].device, requires_grad=True)
+            found_NK = xla.checkpoint_function()(embedded, *part, anchor)
+            found_NK.register_hook(lambda gradient: xla.sync())
+        else:
+            found_NK = embedded(*part)
+        parts.append(found_NK)
+    return torch.stack(parts, 1).flatten(0, 1)

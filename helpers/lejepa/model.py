@@ -1,149 +1,138 @@
-"""The embedding model: a pretrained backbone without normalisation, and a linear head that starts near a Gaussian.
+"""The embedding model: a pretrained backbone as it came, and one linear head after it.
 
-    model = GaussianEmbeddingGemma("sentence-transformers/all-MiniLM-L6-v2", 256, seed=0)
-    fit_head(model, texts)          # head.py: closed form, centred, whitened, standard deviation 1
-    freeze(model, 3)
+    model = GaussianEmbeddingGemma("sentence-transformers/all-MiniLM-L6-v2", 256, texts)
 
-What is built is a `SentenceTransformer` of stock modules: it saves, loads and trains as any other.
+With the head in closed form the model ranks as the backbone does; LeJEPA's training goes on from there. What is built is a
+SentenceTransformer of stock modules: it saves, loads and trains as any other.
 """
 
 from __future__ import annotations
 
-import json
+import copy
 import math
-import os
+import re
 import tempfile
-from collections.abc import Iterable
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from helpers.data import hub
-from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, EmbeddingParameters
-from helpers.machine.runtime import Runtime
+from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET
+from helpers.machine.engine import cpu_copy
 from helpers.parameters import SAMPLE, source_path
-from helpers.run import run_folder
 from helpers.show import tracking
 
-# D dimensions of the backbone
+# N texts · D dimensions of the backbone · K of an embedding, at most D
 
 REVISIONS = {
     EMBEDDING_GEMMA: "64614b0b8b64f0c6c1e52b07e4e9a4e8fe4d2da2",  # the one of MTEB's published results
     MINILM: "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
     MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
 }
-# From the model card; without them it does not reach its scores.
-GEMMA_PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
-SAMPLE_VOCAB, SAMPLE_TEXTS = 2048, 20_000
+SAMPLE_WORDS = 2000
+
+
+def chosen(base_model: str, kind: str) -> str:
+    """The model that "auto" stands for on a device of this kind: MiniLM on a CPU, mpnet on a GPU or TPU."""
+    return base_model if base_model != AUTO else MINILM if kind == "cpu" else MPNET
 
 
 def GaussianEmbeddingGemma(
-    base_model: str,
-    output_dim: int,
-    *,
-    max_seq_length: int = 0,
-    seed: int = 0,
-    texts: Iterable[str] = (),
+    base_model: str, output_dim: int, embeddings_ND: np.ndarray, *, max_seq_length: int = 0, texts: Iterable[str] = ()
 ) -> SentenceTransformer:
-    """A backbone, its own Dense layers if it has any, and a new linear head to `output_dim`; nothing normalises.
+    """The model that LeJEPA trains: the backbone and a head that is fitted to embeddings of documents (`principal_head`)."""
+    backbone = load_backbone(base_model, max_seq_length=max_seq_length, texts=texts)
+    return with_head(backbone, *principal_head(embeddings_ND, output_dim))
 
-    The head is random until `fit_head`. Weights are fp32, whatever the checkpoint has, and on the CPU: the trainer moves them.
 
-    base_model: a hub id (`REVISIONS` are pinned, others at their newest), a local path, or "sample": a random BERT of four
-        layers with a byte-level BPE tokeniser trained on `texts` (the first 20,000). No code from a checkpoint is run.
-        EmbeddingGemma's architecture gets its query and document prompts where it brings none.
-    output_dim: one above the backbone's is the backbone's, and that is said: a linear head cannot add rank.
-    max_seq_length: tokens; 0: the model's own.
+def load_backbone(
+    base_model: str, *, max_seq_length: int = 0, seed: int = 0, texts: Iterable[str] = ()
+) -> SentenceTransformer:
+    """A pretrained embedding model in fp32 on the CPU; no code from a checkpoint is run.
 
-    Raises ValueError (a length that the model has not, no texts for "sample"), FileNotFoundError (no such path), and as
-    `hub.reading` for what cannot be loaded.
+    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of four layers with a byte-level
+
+    max_seq_length: tokens; 0 keeps the model's own.
+
+    Raises ValueError (a length that the model has not, no texts for "sample"), FileNotFoundError, and as `hub.reading`.
     """
-    backbone = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model)
-    modules = [module for module in backbone if not isinstance(module, Normalize)]
-    D = backbone.get_embedding_dimension()
-    if output_dim > D:
-        tracking.say(
-            f"output_dim={output_dim} is above the {D} dimensions of {base_model!r}, which a linear head cannot exceed: "
-            f"embeddings have {D}"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = Dense(D, min(output_dim, D), bias=True, activation_function=torch.nn.Identity())
-    prompts = {name: prompt for name, prompt in backbone.prompts.items() if prompt}
-    if str(getattr(_config(backbone), "model_type", "")).startswith("gemma"):
-        prompts = GEMMA_PROMPTS | prompts
-    model = SentenceTransformer(modules=[*modules, head], prompts=prompts or None, device="cpu")
-    if config := _config(model):
+    model = _sample(texts, seed) if base_model == SAMPLE else _pretrained(base_model)
+    config = getattr(getattr(model[0], "auto_model", None), "config", None)
+    if config is not None:
         config.use_cache = False  # nothing is generated, and XLA refuses the slice of Gemma's sliding cache
-    _limit_length(model, max_seq_length)
+    _limit_length(model, config, max_seq_length)
     return model
 
 
-def column_prompts(model: SentenceTransformer, columns: Iterable[str]) -> dict[str, str]:
-    """The model's prompt of each column: "query" of the first of several, "document" of the others and of one alone.
+# ---- closed forms, which cost seconds
 
-    For `SentenceTransformerTrainingArguments(prompts=...)`; {} without prompts.
+
+def principal_head(
+    x_ND: np.ndarray, output_dim: int = 0, *, centred: bool = False, power: float = 0.0, shrinkage: float = 0.01
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight [K, D] and bias [K] that turn embeddings to their principal axes, largest first, with a mean square of 1.
+
+    centred: subtract the mean of the documents. power: 0 keeps all angles (up to K < D), 1 whitens, between is partial
+    whitening: axis i is scaled by (l_i + shrinkage mean(l))^(-power / 2) (Kessy, Lewin and Strimmer, arXiv 1512.00809).
+
+    An output_dim above D, or of 0, is D: a linear head cannot add rank, and that is said.
     """
-    columns = list(columns)
-    names = {column: "document" for column in columns} | ({columns[0]: "query"} if len(columns) > 1 else {})
+    x_ND = torch.from_numpy(np.asarray(x_ND)).double()
+    N, D = x_ND.shape
+    if output_dim > D:
+        tracking.say(
+            f"output_dim={output_dim}: the backbone has {D} dimensions, which a linear head cannot exceed: {D} it is"
+        )
+    K = min(output_dim or D, D)
+    mean_D = x_ND.mean(0) if centred else torch.zeros(D, dtype=torch.float64)
+    moment_DD = (x_ND - mean_D).T @ (x_ND - mean_D) / N
+    if not torch.isfinite(moment_DD).all() or moment_DD.trace() <= 1e-12:
+        raise ValueError(
+            "the embeddings of the documents are all the same or not finite; check base_model and data_source"
+        )
+    values_D, vectors_DD = torch.linalg.eigh(moment_DD)
+    values_K, vectors_KD = values_D.flip(0)[:K].clamp(min=0), vectors_DD.T.flip(0)[:K]
+    weight_KD = ((values_K + shrinkage * values_D.mean()) ** (-power / 2))[:, None] * vectors_KD
+    weight_KD *= (K / torch.einsum("kd,de,ke->", weight_KD, moment_DD, weight_KD)).sqrt()
+    return weight_KD.float(), (-weight_KD @ mean_D).float()
+
+
+def with_head(backbone: SentenceTransformer, weight_KD: torch.Tensor, bias_K: torch.Tensor) -> SentenceTransformer:
+    """A copy of the backbone with a linear head."""
+    head = Dense(weight_KD.shape[1], weight_KD.shape[0], bias=True, activation_function=torch.nn.Identity())
+    with torch.no_grad():
+        head.linear.weight.copy_(weight_KD)
+        head.linear.bias.copy_(bias_K)
+    modules = [*copy.deepcopy(on_cpu(backbone)), head]
+    return SentenceTransformer(modules=modules, prompts=backbone.prompts or None, device="cpu")
+
+
+# ---- embedding
+
+
+def encode(model: SentenceTransformer, texts: Sequence[str], task: str) -> np.ndarray:
+    """Embeddings [N, K] in fp32 of texts that are a "query" or a "document"; a model on XLA is copied to the CPU first."""
+    model = on_cpu(model)
+    training, call = model.training, {"query": model.encode_query, "document": model.encode_document}[task]
+    embeddings_NK = call(list(texts), show_progress_bar=False)
+    model.train(training)
+    return np.asarray(embeddings_NK, np.float32)
+
+
+def on_cpu(model: SentenceTransformer) -> SentenceTransformer:
+    """The model itself, or a copy on the CPU of one on an XLA device, which shares nothing but the model card."""
+    return cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model
+
+
+def column_prompts(model: SentenceTransformer, columns: Sequence[str]) -> dict[str, str]:
+    """The model's prompt of each column: "query" of the first, "document" of the others."""
+    names = {column: "query" if column == columns[0] else "document" for column in columns}
     return {column: model.prompts[name] for column, name in names.items() if model.prompts.get(name)}
-
-
-# ---- which model "auto" is
-
-
-def chosen(params: EmbeddingParameters, machine: Runtime) -> tuple[EmbeddingParameters, str]:
-    """The parameters with a model's name in the place of "auto", and why it is this one.
-
-    A run that goes on keeps the model that it began with, whatever the hub says now.
-    """
-    if params.base_model != AUTO:
-        return params, "asked for"
-    began = run_folder.begun(params.output_dir).get("base_model")
-    name, reason = (began, "the run in output_dir began with it") if began else _choice(machine)
-    return params.model_copy(update={"base_model": name}), reason
-
-
-def _choice(machine: Runtime) -> tuple[str, str]:
-    free = MINILM if machine.kind == "cpu" else MPNET
-    if machine.kind == "cpu":
-        why_not = f"{EMBEDDING_GEMMA} takes hours on a CPU"
-    elif machine.precision == "fp16":
-        why_not = f"{EMBEDDING_GEMMA} overflows in fp16, and {machine.device_name} has no bf16"
-    elif _cached(EMBEDDING_GEMMA):
-        return EMBEDDING_GEMMA, "it is in the cache"
-    elif problem := _refused(EMBEDDING_GEMMA):
-        why_not = f"{EMBEDDING_GEMMA} cannot be had: {problem}"
-    else:
-        return EMBEDDING_GEMMA, "this account may have it"
-    if not _cached(free) and not hub.answers():
-        free = next((name for name in (MPNET, MINILM) if _cached(name)), free)
-    return free, why_not
-
-
-def _cached(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json", revision=REVISIONS[name]), str)
-
-
-def _refused(name: str) -> str:
-    """Why the hub would not give this model to this account; "" where it would."""
-    from huggingface_hub import auth_check
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if not hub.answers():
-        return "the hub cannot be reached"
-    token = os.environ.get("HF_TOKEN") or None
-    try:
-        auth_check(name, token=token)
-    except (HfHubHTTPError, OSError):
-        missing = "this account has not accepted its licence" if token else "there is no HF_TOKEN"
-        return f"{missing}; see https://huggingface.co/{name}"
-    return ""
 
 
 # ---- loading
@@ -156,7 +145,6 @@ def _pretrained(base_model: str) -> SentenceTransformer:
             f"base_model={base_model!r}: no config.json or modules.json there; name the folder of a saved model"
         )
     with hub.reading(base_model, "base_model"):
-        check_modules(path)
         return SentenceTransformer(
             str(path or base_model),
             revision=None if path else REVISIONS.get(base_model),
@@ -167,97 +155,33 @@ def _pretrained(base_model: str) -> SentenceTransformer:
         )
 
 
-def check_modules(folder: Path | None) -> None:
-    """Raises ValueError for a module from elsewhere, which sentence-transformers before 6.0 imports from any local folder."""
-    listed = folder and folder / "modules.json"
-    for module in json.loads(listed.read_text(encoding="utf-8")) if listed and listed.is_file() else ():
-        if not module["type"].startswith("sentence_transformers."):
-            raise ValueError(f"{listed}: {module['type']} is code of its own, which is not run")
-
-
-def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
-    """A random BERT, 64 wide, on a tokeniser of at most 2,048 entries trained on the texts; the same each time."""
-    from transformers import BertConfig, BertModel
-
-    tokenizer = _train_tokenizer(texts)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
-    config = BertConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes)
-    with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            BertModel(config).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
-    transformer.max_seq_length = 128
-    return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
-
-
-def _train_tokenizer(texts: Iterable[str], vocabulary: int = SAMPLE_VOCAB):
-    import itertools
-
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
-    from transformers import PreTrainedTokenizerFast
-
-    texts = list(itertools.islice(texts, SAMPLE_TEXTS))
-    if not texts:
-        raise ValueError("texts is empty: base_model='sample' trains its tokenizer on them, so give the training texts")
-    # Not WordPiece: its trainer numbers the continuing pieces differently in each process.
-    backend = ByteLevelBPETokenizer(lowercase=True, add_prefix_space=True)
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend.train_from_iterator(texts, vocabulary, min_frequency=0, show_progress=False, special_tokens=special)
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(backend.to_str()), model_max_length=512, clean_up_tokenization_spaces=False,
-        **dict(zip(names, special, strict=True)),
-    )  # fmt: skip
-
-
-def _config(model: SentenceTransformer) -> Any:
-    return getattr(getattr(model[0], "auto_model", None), "config", None)
-
-
-def _limit_length(model: SentenceTransformer, max_seq_length: int) -> None:
-    positions = getattr(_config(model), "max_position_embeddings", None) or math.inf
-    if getattr(_config(model), "model_type", "") in ("mpnet", "roberta", "xlm-roberta", "camembert"):
+def _limit_length(model: SentenceTransformer, config: Any, max_seq_length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None) or math.inf
+    if getattr(config, "model_type", "") in ("mpnet", "roberta", "xlm-roberta", "camembert"):
         positions -= 2  # their first positions are for padding
-    if max_seq_length < 0 or max_seq_length > positions:
+    if max_seq_length > positions:
         raise ValueError(f"max_seq_length={max_seq_length}: must be 0 (the model's own) to {positions} tokens")
     if max_seq_length:
         model.max_seq_length = max_seq_length
 
 
-# ---- what is trained
+def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
+    """A random BERT, 64 wide, that knows the most frequent words of the texts and letters; the same each time."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
 
-
-def freeze(model: SentenceTransformer, layers: int) -> None:
-    """Leaves part of the backbone as it is.
-
-    layers: 0 nothing, k the embeddings and the first k transformer layers, -1 all but the head. An earlier call is undone.
-        Frozen layers still have dropout in training.
-
-    Raises ValueError for more layers than there are, or a backbone without a list of layers.
-    """
-    if layers == -1:
-        frozen = set(model.parameters()) - set(model[-1].parameters())
-    else:
-        frozen = set(_first_layers(model, layers)) if layers else set()
-    for parameter in model.parameters():
-        parameter.requires_grad_(parameter not in frozen)
-
-
-def _first_layers(model: SentenceTransformer, layers: int) -> list[torch.nn.Parameter]:
-    backbone = getattr(model[0], "auto_model", None)
-    lists = [] if backbone is None else [m for m in backbone.modules() if isinstance(m, torch.nn.ModuleList)]
-    count = getattr(_config(model), "num_hidden_layers", None)
-    stack = next((found for found in lists if len(found) == count), None)
-    if stack is None:
-        raise ValueError(f"freeze_layers={layers}: this backbone has no list of transformer layers; use 0 or -1")
-    if not 0 < layers <= len(stack):
-        raise ValueError(f"freeze_layers={layers}: give -1 (all), 0 (none) or up to {len(stack)} layers")
-    weights, last = list(backbone.named_parameters()), list(stack[:layers].parameters())[-1]
-    end = next(place for place, (_, weight) in enumerate(weights) if weight is last)
-    # What stands before is the embeddings, with their positions and norm; MPNet's attention bias goes into every layer.
-    return [weight for place, (name, weight) in enumerate(weights) if place <= end or "relative_attention_bias" in name]
+    counts = Counter(word for text in texts for word in re.findall(r"[a-z0-9]+", text.lower()))
+    if not counts:
+        raise ValueError("texts is empty: base_model='sample' takes its vocabulary from them, so give the documents")
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *frequent])
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
+        BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
+        transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
+    transformer.max_seq_length = 128
+    return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")

@@ -1,89 +1,120 @@
-"""The embedding model's training step for the planner on the command line, which has no notebook's model."""
+"""The embedding model's training step, for the planner: of a notebook's model, or of one that is only described."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import Any
 
+from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, LEAST_BATCH, MINILM, MPNET, NOTEBOOK, EmbeddingParameters
+from helpers.lejepa.parameters import recipe as recipe_of
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
 
-from .parameters import EMBEDDING_GEMMA, NOTEBOOK, EmbeddingParameters, recipe
-
 __all__ = ["NOTEBOOK", "planned"]
 
-GEMMA = {  # google/embeddinggemma-300m config.json, which is gated
-    "vocab_size": 262_144,
-    "hidden_size": 768,
-    "intermediate_size": 1_152,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "max_position_embeddings": 2_048,
-    "use_bidirectional_attention": True,
+ROWS = 1_600  # training pairs of the default data set
+# config.json of the models that "auto" may stand for, and of the gated one, so that a plan downloads nothing
+BERT = {
+    "vocab_size": 30_522,
+    "hidden_size": 384,
+    "intermediate_size": 1_536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
 }
-KINDS = ("documents", "pairs", "triplets")
-DEFAULT_KIND = "triplets"  # MS MARCO's, of the default data_source
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    MINILM: ("BertConfig", BERT),
+    MPNET: ("MPNetConfig", {"vocab_size": 30_527}),
+    EMBEDDING_GEMMA: (
+        "Gemma3TextConfig",
+        {
+            "vocab_size": 262_144,
+            "hidden_size": 768,
+            "intermediate_size": 1_152,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "max_position_embeddings": 2_048,
+            "use_bidirectional_attention": True,
+        },
+    ),
+}
 GEMMA_DENSE = ((768, 3_072), (3_072, 768))  # its two linear layers after pooling
 
 
-def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
-    """Recipe and training step of a run, for the planner: `planned(Asked(method="pairs"), machine)`.
-
-    asked: `model` is a hub id or a path ("auto" is the largest that it may choose), `method` one of KINDS of data, `examples` are
-        rows, `length` is in tokens of a view.
-    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
-    """
-    default = EmbeddingParameters.defaults()
-    name, length = asked.model or EMBEDDING_GEMMA, asked.length or default.view_length
-    kind = asked.method if asked.method in KINDS else DEFAULT_KIND  # other notebooks have other methods
-    views = default.columns(kind)
-    make_step = _step if weights else _step_without_weights
-    return recipe(asked.examples or default.num_samples, views, length), make_step(name, length, views, kind)
-
-
-def _step(name: str, length: int, views: int, kind: str, weights: bool = True) -> Workload:
+def workload(loss_module, name: str, length: int) -> Workload:
+    """The step of `LeJEPALoss` over two views of each text. The planner's micro-batch is a part of a cached gradient."""
     import torch
+
+    vocabulary = next(m for m in loss_module.modules() if isinstance(m, torch.nn.Embedding)).num_embeddings
+
+    def batch(examples: int, length: int) -> list[dict[str, Any]]:
+        mask = torch.ones(examples, length, dtype=torch.long)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        columns = (torch.randint(0, vocabulary, (examples, length)) for _ in range(2))
+        return [{"input_ids": ids, "attention_mask": mask} for ids in columns]
+
+    def loss(loss_module, columns):
+        return loss_module([dict(column) for column in columns])
+
+    types = {str(getattr(getattr(module, "config", None), "model_type", "")) for module in loss_module.modules()}
+    return Workload(
+        notebook=NOTEBOOK,
+        name=name,
+        model=loss_module,
+        batch=batch,
+        loss=loss,
+        length=length,
+        views=2,
+        least=LEAST_BATCH,
+        overflows_fp16=any(each.startswith("gemma3") for each in types),
+    )
+
+
+def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+    """Recipe and training step of a run, for the planner on the command line.
+
+    asked: `model` is a hub id or a path; "auto" and "" are what "auto" takes on this machine. `examples` are pairs.
+    weights: the step has random weights and can be run; without them its model is on the device "meta".
+    """
+    name, length = asked.model or AUTO, asked.length or EmbeddingParameters.defaults().train_length
+    if name == AUTO:
+        name = MINILM if machine.kind == "cpu" else MPNET
+    return recipe_of(asked.examples or ROWS, length, machine.kind), _step(name, length, weights)
+
+
+@functools.lru_cache(maxsize=4)
+def _step(name: str, length: int, weights: bool) -> Workload:
+    import torch
+    import transformers
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling
-    from torch import nn
-    from transformers import AutoConfig, AutoModel, Gemma3TextConfig
 
-    from .loss import new_loss, workload
-    from .model import freeze
+    from helpers.lejepa.loss import LeJEPALoss
 
     default = EmbeddingParameters.defaults()
-    is_default = name == EMBEDDING_GEMMA
-    config = Gemma3TextConfig(**GEMMA) if is_default else AutoConfig.from_pretrained(name, trust_remote_code=False)
+    kind, sizes = CONFIGS.get(name, ("", {}))
+    config = getattr(transformers, kind)(**sizes) if kind else transformers.AutoConfig.from_pretrained(name)
     config.use_cache = False
-    device = "cpu" if weights else "meta"
+    device, D = "cpu" if weights else "meta", config.hidden_size
     with torch.device(device):
-        plain = {"bias": False, "activation_function": nn.Identity()}
-        modules = (
-            _backbone(AutoModel.from_config(config)),
-            Pooling(config.hidden_size),
-            *(Dense(*sizes, **plain) for sizes in (GEMMA_DENSE if is_default else ())),
-            Dense(config.hidden_size, min(default.output_dim, config.hidden_size), activation_function=nn.Identity()),
-        )
+        dense = [*(GEMMA_DENSE if name == EMBEDDING_GEMMA else ()), (D, min(default.output_dim, D))]
+        backbone = _backbone(transformers.AutoModel.from_config(config))
+        modules = (backbone, Pooling(D), *(Dense(*each, activation_function=torch.nn.Identity()) for each in dense))
         model = SentenceTransformer(modules=modules, device=device)
-        freeze(model, default.freeze_layers)
-        loss = new_loss(model, default, kind)
-    return replace(workload(loss, name, length, views), program=_last_chunk)
+        weighted = {name: getattr(default, name) for name in ("sigreg_weight", "contrastive_weight")}
+        loss = LeJEPALoss(model, **weighted)
+    return replace(workload(loss, name, length), program=_last_part)
 
 
-def _last_chunk(loss_module, columns):
-    """With gradient caching each chunk of each view is a program: embedded again, and derived. The last one ends in the update.
+def _last_part(loss_module, columns):
+    """With gradient caching each part of each view is a program, and the last one ends in the update.
 
     Here each embedding is its own gradient, in the place of the loss's.
     """
     return loss_module.model(dict(columns[0]))["sentence_embedding"].float().square().sum() / 2
-
-
-@functools.lru_cache(maxsize=4)
-def _step_without_weights(name: str, length: int, views: int, kind: str) -> Workload:
-    return _step(name, length, views, kind, weights=False)
 
 
 def _backbone(transformer):

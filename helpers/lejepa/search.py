@@ -1,0 +1,94 @@
+"""Hybrid search: cosines of an embedding beside BM25, with feedback from the best results (`standalone.hybrid`).
+
+The constants were chosen once, on the questions of two collections, by benchmarks/lejepa.py: docs/results/lejepa_search_cpu.json
+has what was tried. A run does not tune them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from sentence_transformers import SentenceTransformer
+
+from helpers.lejepa.data import Passage
+from helpers.lejepa.model import on_cpu
+from helpers.lejepa.standalone import hybrid, terms, unit
+
+# Q questions · N passages · K dimensions
+
+FUSION = {"bm25_weight": 0.4, "feedback": 3, "feedback_weight": 0.7}
+STEM = 6  # letters of a word that count
+
+
+def lexical_index(texts: Sequence[str]):
+    """The BM25 index of texts (Robertson and Zaragoza 2009, as in Lucene), by bm25s."""
+    index = _bm25s().BM25(method="lucene", k1=1.5, b=0.75)
+    index.index([terms(text, STEM) or [""] for text in texts], show_progress=False)
+    return index
+
+
+def lexical_scores(index, questions: Sequence[str]) -> np.ndarray:
+    """BM25 [Q, N] of every passage."""
+    return np.stack([index.get_scores_from_ids(index.get_tokens_ids(terms(each, STEM))) for each in questions])
+
+
+def hybrid_scores(questions_QK: np.ndarray, passages_NK: np.ndarray, lexical_QN: np.ndarray, **changes) -> np.ndarray:
+    """Scores [Q, N] with the constants of this module, or others."""
+    return hybrid(questions_QK, passages_NK, lexical_QN, **FUSION | changes)
+
+
+def save(folder: Path, model: SentenceTransformer, passages: Sequence[Passage], embeddings_NK: np.ndarray) -> Path:
+    """Writes all that a search needs, over what was there: model, FAISS index, BM25 index, texts and `search.py`.
+
+    embeddings_NK: of the passages' texts, by this model.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    index = faiss.IndexFlatIP(embeddings_NK.shape[1])
+    index.add(np.ascontiguousarray(unit(embeddings_NK), np.float32))
+    faiss.write_index(index, str(folder / "index.faiss"))
+    texts, documents = [passage.text for passage in passages], [passage.document for passage in passages]
+    lexical_index(texts).save(str(folder / "bm25"), show_progress=False)
+    record = {**FUSION, "stem": STEM, "documents": documents, "texts": texts}
+    (folder / "search.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+    export(model, folder / "model")
+    shutil.copyfile(Path(__file__).with_name("standalone.py"), folder / "search.py")
+    return folder
+
+
+def export(model: SentenceTransformer, folder: Path) -> None:
+    """Saves a model for `SentenceTransformer(folder)`, without asking the hub for a licence or embedding examples."""
+    model = on_cpu(model)
+    model.model_card_data.local_files_only = True
+    model.model_card_data.generate_widget_examples = False
+    model.save_pretrained(str(folder))
+
+
+def load(folder: Path) -> Any:
+    """The module `search.py` of a saved folder: `load(folder).search("a question")`."""
+    _bm25s()
+    spec = importlib.util.spec_from_file_location("saved_search", folder / "search.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _bm25s():
+    """bm25s without JAX, which it calls while it is imported: that takes a GPU's memory, or a TPU away from torch_xla."""
+    if "bm25s" not in sys.modules:
+        jax, sys.modules["jax"] = sys.modules.get("jax"), None
+        try:
+            import bm25s  # noqa: F401
+        finally:
+            del sys.modules["jax"]
+            if jax is not None:
+                sys.modules["jax"] = jax
+    return sys.modules["bm25s"]

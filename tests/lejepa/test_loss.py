@@ -1,0 +1,372 @@
+"""The shown file: SIGReg against the integral that it discretises, the loss against its formula, stock losses and one process."""
+
+import contextlib
+import datetime
+import os
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.lejepa.loss import LeJEPALoss, SIGReg, crop, plain_sigreg, views
+from tests.xla_process import answers_on_xla
+
+K, T = 24, 6
+INPUTS = {
+    "Gaussian": lambda N, K: torch.randn(N, K),
+    "shrunken": lambda N, K: 0.1 * torch.randn(N, K),
+    "wide": lambda N, K: 3 * torch.randn(N, K),
+    "exponential": lambda N, K: -torch.rand(N, K).clamp(min=1e-6).log(),
+    "constant": lambda N, K: torch.full((N, K), 0.7),
+}
+
+# V views · N texts · K embedding · M slices
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+# ---- SIGReg
+
+
+def integral(embeddings, slices_MK):
+    """N int |psi_N(t) - psi(t)|^2 psi(t) dt from -3 to 3 by the trapezoidal rule, in complex fp64, mean over slices and views."""
+    projection = embeddings.double() @ slices_MK.double().T
+    t_T = torch.linspace(-3, 3, 33, dtype=torch.float64)
+    normal_T = torch.exp(-(t_T**2) / 2)
+    empirical = torch.exp(1j * projection[..., None] * t_T).mean(-3)
+    distance = (empirical - normal_T).abs().square() * normal_T
+    return (projection.shape[-2] * torch.trapezoid(distance, t_T)).mean()
+
+
+def value_and_gradient(call, embeddings):
+    leaf = embeddings.detach().clone().requires_grad_()
+    value = call(leaf)
+    value.backward()
+    return value.item(), leaf.grad
+
+
+def error(found, expected) -> float:
+    """The larger of the value's relative error and the gradient's, relative to its largest entry."""
+    (value, gradient), (true_value, true_gradient) = found, expected
+    off = (gradient.double().cpu() - true_gradient.double()).abs().max() / true_gradient.abs().max()
+    return max(abs(value / true_value - 1), off.item())
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("N", [1, 3, 64, 1024, 8192])
+@pytest.mark.parametrize("name", INPUTS)
+def test_value_and_gradient_equal_the_integral_in_fp64(name, N):
+    module, embeddings_NK = SIGReg(16), INPUTS[name](N, K)
+    expected = value_and_gradient(lambda z: integral(z, module.slices(K, 5)), embeddings_NK.double())
+    assert error(value_and_gradient(lambda z: module(z[None], 5), embeddings_NK), expected) < 1e-5
+
+
+@pytest.mark.once
+def test_the_fast_form_equals_the_plain_one_to_a_millionth():
+    module, embeddings_NK = SIGReg(64), torch.randn(200, K, dtype=torch.float64)
+    slices_MK = module.slices(K, 0).double()
+    fast = value_and_gradient(lambda z: module(z[None], 0), embeddings_NK)
+    assert error(fast, value_and_gradient(lambda z: plain_sigreg(z, slices_MK), embeddings_NK)) < 1e-6
+
+
+@pytest.mark.once
+def test_views_are_tested_separately_and_averaged():
+    module, embeddings_VNK = SIGReg(16), torch.randn(3, 50, K) * torch.tensor([0.5, 1.0, 2.0])[:, None, None]
+    reference = lambda z: sum(integral(view, module.slices(K, 0)) for view in z) / 3  # noqa: E731
+    expected = value_and_gradient(reference, embeddings_VNK.double())
+    assert error(value_and_gradient(lambda z: module(z, 0), embeddings_VNK), expected) < 1e-5
+
+
+@pytest.mark.once
+def test_the_gradient_in_fp64_equals_finite_differences():
+    embeddings_VNK = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda z: 3 * SIGReg(6)(z, 0), embeddings_VNK)
+
+
+@pytest.mark.once
+def test_no_tensor_with_an_axis_of_knots_is_kept_for_the_backward_pass():
+    N, M, saved = 200, 16, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        SIGReg(M)(torch.randn(1, N, K, requires_grad=True), 0)
+    assert [tensor.shape for tensor in saved if tensor.numel() >= N * M] == [(1, N, M)] * 2  # cos and sin of one knot
+
+
+@pytest.mark.once
+def test_the_floor_is_the_mean_over_simulated_gaussians_whatever_their_number():
+    module = SIGReg(1)
+    assert module.floor == pytest.approx(1.05246, abs=1e-5)
+    for N in (2, 50):
+        found = [float(integral(torch.randn(N, 200), torch.eye(200))) for _ in range(60)]
+        assert sum(found) / 60 == pytest.approx(module.floor, abs=0.04)  # of 12,000 samples with deviation 1
+
+
+@pytest.mark.once
+def test_full_collapse_gives_four_tenths_of_the_number_of_texts():
+    assert float(SIGReg(16)(torch.zeros(1, 1024, K), 0)) == pytest.approx(1024 * 0.40205, rel=2e-5)
+
+
+@pytest.mark.once
+def test_slices_are_unit_rows_given_by_seed_and_step_alone():
+    before = torch.get_rng_state()
+    slices_MK = SIGReg(16, seed=3).slices(K, 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(SIGReg(16, seed=3).slices(K, 4), slices_MK)
+    for seed, step in ((3, 5), (4, 4), (4, 3)):
+        assert (SIGReg(16, seed=seed).slices(K, step) - slices_MK).abs().max() > 0.1
+    torch.testing.assert_close(slices_MK.norm(dim=1), torch.ones(16))
+
+
+@pytest.mark.once
+def test_the_means_of_bf16_embeddings_do_not_stall_in_large_batches():
+    embeddings_NK, module = torch.randn(65_536, 8).bfloat16(), SIGReg(16)
+    value, gradient = value_and_gradient(lambda z: module(z[None], 0), embeddings_NK)
+    projection_NM = (embeddings_NK @ module.slices(8, 0).bfloat16().T).float()
+    assert value == pytest.approx(float(integral(projection_NM, torch.eye(16))), rel=1e-4)
+    assert gradient.dtype == torch.bfloat16
+
+
+# ---- views
+
+
+@pytest.mark.once
+def test_a_passage_without_a_heading_gives_a_crop_of_half_of_it_at_most():
+    body = " ".join(f"word{number}" for number in range(30))
+    for seed in range(50):
+        short, whole = views("", body, random.Random(seed))
+        assert whole == body and short in body and 6 <= len(short.split()) <= 15
+    assert views("A heading", body, random.Random(0)) == ("A heading", body)
+    assert crop("one", random.Random(0)) == "one"
+    assert (
+        1 <= len(crop("日本語の文章です", random.Random(1))) <= 4
+    )  # words of a script without spaces are its characters
+
+
+# ---- the whole loss
+
+
+def build():
+    """One layer of BERT with mean pooling, without dropout."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import BertConfig, BertModel
+
+    class Bert(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = {"hidden_size": K, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+            dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            self.bert = BertModel(BertConfig(vocab_size=40, **sizes, **dropout), add_pooling_layer=False)
+
+        def forward(self, features):
+            # No mask, as no row is padded: transformers would look at its values on the host.
+            return features | {"token_embeddings": self.bert(features["input_ids"]).last_hidden_state}
+
+    torch.manual_seed(0)
+    return SentenceTransformer(modules=[Bert(), Pooling(K)], device="cpu").train()
+
+
+def batch(V=2, N=12, seed=0):
+    ids_VNT = torch.randint(1, 40, (V, N, T), generator=torch.Generator().manual_seed(seed))
+    return [{"input_ids": ids_NT, "attention_mask": torch.ones_like(ids_NT)} for ids_NT in ids_VNT]
+
+
+def lejepa(model=None, **options):
+    return LeJEPALoss(model or build(), **{"sigreg_weight": 0.3, "contrastive_weight": 0.0} | options)
+
+
+def embed(model, features):
+    return torch.stack([model(dict(view))["sentence_embedding"] for view in features])
+
+
+def loss_and_gradient(loss, features):
+    loss.zero_grad()
+    value = loss([dict(column) for column in features])
+    value.backward()
+    gradient = torch.cat([weight.grad.flatten() for weight in loss.parameters() if weight.grad is not None])
+    return value.item(), gradient
+
+
+@pytest.mark.once
+def test_the_terms_are_weighed_as_the_formula_says():
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    loss, features = lejepa(contrastive_weight=2.0), batch()
+    views_VNK = embed(loss.model, features)
+    invariance = (views_VNK - views_VNK.mean(0)).square().mean()
+    ranking = MultipleNegativesRankingLoss(loss.model)(features, None)
+    expected = 0.7 * invariance + 0.3 * integral(views_VNK, loss.sigreg.slices(K, 0)) + 2 * ranking
+    assert loss(features).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.once
+def test_slices_change_with_every_training_batch_and_not_in_evaluation():
+    loss, features = lejepa(sigreg_weight=1.0), batch()
+    views_VNK = embed(loss.model, features)
+    for step in range(3):
+        torch.testing.assert_close(loss(features), loss.sigreg(views_VNK, step))
+    loss.eval()
+    torch.testing.assert_close(loss(features), loss.sigreg(views_VNK, 0))
+    assert loss.step == 3
+
+
+@pytest.mark.once
+def test_shares_of_the_gradient_are_the_lengths_of_the_terms_gradients():
+    loss, features = lejepa(contrastive_weight=1.0), batch()
+    shares = loss.gradient_shares(features)
+    assert list(shares) == ["invariance", "sigreg", "contrastive"] and sum(shares.values()) == pytest.approx(1)
+    views_VNK = embed(loss.model, features).detach().requires_grad_()
+    (0.3 * integral(views_VNK, loss.sigreg.slices(K, 0))).backward()
+    sigreg = views_VNK.grad.norm()
+    views_VNK.grad = None
+    (0.7 * (views_VNK - views_VNK.mean(0)).square().mean()).backward()
+    assert shares["sigreg"] / shares["invariance"] == pytest.approx(float(sigreg / views_VNK.grad.norm()), rel=1e-4)
+
+
+@pytest.mark.once
+def test_terms_are_read_as_means_since_the_last_reading():
+    loss = lejepa(contrastive_weight=2.0)
+    losses = [loss(batch(seed=seed)).item() for seed in range(3)]
+    assert sum(loss.read_terms().values()) == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert loss.read_terms() == {}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("part", [16, 5, 1, 64, 100])
+def test_parts_of_a_batch_have_the_value_and_the_gradient_of_the_batch_at_once(part):
+    features = batch(V=3, N=64)
+    whole = loss_and_gradient(lejepa(contrastive_weight=0.5), features)
+    cached = loss_and_gradient(lejepa(contrastive_weight=0.5, mini_batch_size=part), features)
+    assert error(cached, whole) < 1e-5
+
+
+@pytest.mark.once
+def test_a_model_that_ends_in_normalize_is_refused():
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    model = build()
+    model.append(Normalize())
+    with pytest.raises(ValueError, match="unit vectors look collapsed to SIGReg: put a linear head after it"):
+        lejepa(model)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("V", "N"), [(1, 4), (2, 1)])
+def test_a_batch_below_two_views_of_two_texts_is_refused(V, N):
+    with pytest.raises(ValueError, match=f"the batch has {V} views of {N} texts.*raise batch_size"):
+        lejepa()(batch(V, N))
+
+
+# ---- two processes
+
+
+@contextlib.contextmanager
+def one_of_two(rank, folder):
+    """Both processes leave after both are done, without destructors: the reducer's can deadlock with gloo's threads."""
+    torch.set_num_threads(1)
+    meeting, patience = f"file://{folder}/meeting", datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=patience)
+    yield
+    dist.barrier()
+    os._exit(0)
+
+
+SHARES = [(8, 8), (4, 12)]
+
+
+def train_on_one_of_two(rank, folder):
+    with one_of_two(rank, folder):
+        for case, shares in enumerate(SHARES):
+            loss, begin = lejepa(sigreg_weight=1.0, mini_batch_size=4), sum(shares[:rank])
+            options = {"broadcast_buffers": False, "find_unused_parameters": True}
+            loss.model = torch.nn.parallel.DistributedDataParallel(loss.model, **options)
+            features = [{k: v[begin : begin + shares[rank]] for k, v in column.items()} for column in batch(N=16)]
+            torch.save(loss_and_gradient(loss, features), f"{folder}/{case}-{rank}.pt")
+
+
+@pytest.mark.once
+def test_two_processes_with_uneven_shares_have_sigregs_value_and_gradient_of_the_whole_batch(tmp_path):
+    torch.multiprocessing.spawn(train_on_one_of_two, args=(str(tmp_path),), nprocs=2)
+    expected = loss_and_gradient(lejepa(sigreg_weight=1.0), batch(N=16))
+    for case in range(len(SHARES)):
+        for rank in range(2):
+            assert error(torch.load(tmp_path / f"{case}-{rank}.pt"), expected) < 1e-4
+
+
+# ---- eight devices of XLA
+
+ON_XLA = """
+import json
+import torch
+torch.set_num_threads(1)
+from helpers.machine import xla
+from tests.lejepa.test_loss import INPUTS, K, SIGReg, batch, build, error, integral, lejepa, value_and_gradient
+
+device = xla.start()
+answers = {"error": {}, "sharded": []}
+module = SIGReg(16).to(device)
+for step, (name, draw) in enumerate(INPUTS.items()):
+    torch.manual_seed(step)
+    embeddings_NK = draw(64, K)
+    leaf = xla.shard_batch(embeddings_NK.to(device)).requires_grad_()
+    value = module(leaf[None], step)
+    value.backward()
+    xla.sync()
+    answers["sharded"].append(xla.is_batch_sharded(leaf))
+    expected = value_and_gradient(lambda z: integral(z, module.slices(K, step)), embeddings_NK.double())
+    answers["error"][name] = error((value.item(), leaf.grad), expected)
+
+
+def train(device, part=0):
+    loss = lejepa(build().to(device), contrastive_weight=0.2, mini_batch_size=part).to(device)
+    optimizer = torch.optim.SGD(loss.parameters(), 0.05)
+    on_xla = device.type == "xla"
+    if on_xla:
+        xla.replicate(loss.model)
+    losses, compiles, syncs = [], [], []
+    for step in range(6):
+        features = [{k: v.to(device) for k, v in view.items()} for view in batch(N=16, seed=step)]
+        if on_xla:
+            for view in features:
+                for tensor in view.values():
+                    xla.shard_batch(tensor)
+            xla.sync()
+            before = xla.counters()
+        optimizer.zero_grad()
+        value = loss(features)
+        value.backward()
+        optimizer.step()
+        losses.append(value.detach())
+        if on_xla:
+            xla.sync()
+            after = xla.counters()
+            compiles.append(after["compiles"] - before["compiles"])
+            syncs.append(sum(after[name] - before[name] for name in ("host_transfers", "item_calls")))
+    return [float(value) for value in losses], compiles, syncs
+
+
+answers |= {"cpu": train(torch.device("cpu")), "at once": train(device), "in parts": train(device, 8)}
+print("ANSWERS " + json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_xla():
+    return answers_on_xla(ON_XLA)
+
+
+def test_eight_devices_have_sigregs_value_and_gradient_of_the_batch_together(on_xla):
+    assert all(on_xla["sharded"])
+    assert all(found < 1e-5 for found in on_xla["error"].values()), on_xla["error"]
+
+
+@pytest.mark.parametrize("embedded", ["at once", "in parts"])
+def test_losses_on_eight_devices_equal_the_cpus_and_after_two_steps_nothing_compiles_or_waits(embedded, on_xla):
+    losses, compiles, syncs = on_xla[embedded]
+    assert losses == pytest.approx(on_xla["cpu"][0], rel=1e-4)
+    assert compiles[0] > 0 and compiles[2:] == [0] * 4
+    assert syncs == [0] * 6

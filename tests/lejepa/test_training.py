@@ -1,0 +1,191 @@
+"""LeJEPATrainer on real, tiny runs: exact resume with the slices of SIGReg, parts of a batch, memory, and eight XLA devices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helpers.lejepa.data import Collection
+from helpers.lejepa.loss import views
+from helpers.lejepa.training import flops_per_token, padded, pairs
+from helpers.machine import xla
+from helpers.train import checkpoint
+from tests import forked
+from tests.lejepa_run import build_model
+
+DRIVER = Path(__file__).parents[1] / "lejepa_run.py"
+ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+
+
+def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
+    return forked.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
+
+
+def result(process: subprocess.CompletedProcess) -> dict:
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.JSONDecoder().raw_decode(process.stdout.split("RESULT ", 1)[1])[0]
+
+
+def fingerprint(output_dir: Path, step: int) -> dict[str, str]:
+    """Bytes of everything that training continues from."""
+    last = checkpoint.folder(output_dir, step)
+    assert checkpoint.damage(last) is None
+    names = ["model.safetensors", "2_Dense/model.safetensors", "optimizer.pt", "scheduler.pt"]
+    return {name: hashlib.sha256((last / name).read_bytes()).hexdigest() for name in names}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Folder and results of runs by their options; each runs once."""
+    runs = {}
+
+    def of(**options) -> tuple[Path, dict]:
+        key = tuple(sorted(options.items()))
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("run")
+            runs[key] = folder, result(run(folder, **options))
+        return runs[key]
+
+    return of
+
+
+# ---- rows and batches
+
+
+@pytest.mark.once
+def test_rows_go_pass_after_pass_with_other_crops_and_the_same_ones_for_a_seed():
+    texts = [("", " ".join(f"word{n}-{i}" for i in range(40))) for n in range(5)] + [("A heading", "its body")]
+    options = {
+        "kind": "none",
+        "passages": [],
+        "dev": [],
+        "test": [],
+        "duplicates_removed": 0,
+        "name": "x",
+        "sha256": "0",
+    }
+    collection = Collection(training=texts, **options)
+    rows = pairs(collection, views, 15, seed=1)
+    assert len(rows) == 18 and rows["positive"][:6] == rows["positive"][6:12] == [body for _, body in texts]
+    assert rows["anchor"][0] != rows["anchor"][6] and rows["anchor"][5] == rows["anchor"][11] == "A heading"
+    assert (
+        rows["anchor"]
+        == pairs(collection, views, 15, seed=1)["anchor"]
+        != pairs(collection, views, 15, seed=2)["anchor"]
+    )
+    assert rows["anchor"][7] == views("", texts[1][1], random.Random("1 1 1"))[0]
+
+
+@pytest.mark.once
+def test_batches_have_few_lengths_and_one_on_xla(tmp_path):
+    model = build_model(tmp_path, dropout=0.0)
+    few, one = (padded(model, 48, one=one) for one in (False, True))
+    texts = [" ".join(["cat"] * words) for words in range(1, 60)]
+    assert {few([text])["input_ids"].shape[1] for text in texts} == {32, 64}
+    assert {one([text])["input_ids"].shape[1] for text in texts} == {48}
+    layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    pooler, head = 32 * 32 + 32, 32 * 16 + 16
+    assert flops_per_token(model) == 6 * (2 * layer + pooler + head)
+
+
+@pytest.mark.once
+def test_no_text_is_twice_in_a_batch(tmp_path):
+    """A row that repeats the text of another would be a negative of itself."""
+    from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+
+    outcome = result(run(tmp_path, texts=9, batch_size=4, steps=2))  # every text is in the rows once; sampler as set
+    assert outcome["train"]["steps"] == 2
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"anchor": ["a", "b", "a", "c"] * 4, "positive": [f"p{n % 6}" for n in range(16)]})
+    import torch
+
+    for batch in NoDuplicatesBatchSampler(rows, batch_size=3, drop_last=True, generator=torch.Generator(), seed=0):
+        values = [text for row in batch for text in rows[row].values()]
+        assert len(values) == len(set(values))
+
+
+# ---- one CPU run
+
+
+@pytest.mark.once
+def test_logs_hold_the_terms_of_which_the_loss_is_made(finished):
+    _, outcome = finished()
+    logged = [entry for entry in outcome["history"] if "loss" in entry]
+    assert len(logged) == 12
+    for entry in logged:
+        assert entry["loss"] == pytest.approx(entry["invariance"] + entry["sigreg"] + entry["contrastive"], abs=1e-4)
+
+
+@pytest.mark.once
+def test_a_plan_that_accumulates_trains_on_the_whole_batch_in_parts(finished):
+    _, whole = finished(dropout=0.0, batch_size=16, steps=4)
+    _, parts = finished(dropout=0.0, batch_size=4, accumulation=4, steps=4)
+    assert (whole["part"], parts["part"]) == (0, 4)
+    assert {rows for rows, _ in parts["shapes"]} == {16}
+    assert parts["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+
+
+@pytest.mark.once
+def test_out_of_memory_halves_the_part_and_keeps_the_batch(finished):
+    _, whole = finished(dropout=0.0, batch_size=16, steps=4)
+    _, shrunk = finished(dropout=0.0, batch_size=16, steps=4, fits=4)
+    assert shrunk["part"] == 4 and {rows for rows, _ in shrunk["shapes"]} == {16}
+    plan = shrunk["plan"]
+    assert (plan["per_device_batch_size"], plan["gradient_accumulation_steps"], plan["batch_size"]) == (4, 4, 16)
+    assert shrunk["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+
+
+# ---- resume
+
+
+@pytest.mark.parametrize("kind", [pytest.param("cpu", marks=pytest.mark.once), pytest.param("xla", marks=ON_XLA)])
+def test_a_killed_run_ends_with_identical_weights_and_losses(kind, tmp_path):
+    options = {"steps": 8, "accumulation": 2} | ({"kind": "xla"} if kind == "xla" else {})
+    reference = result(run(tmp_path / "whole", **options))
+    killed = run(tmp_path / "cut", **options, kill_step=7)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    resumed = result(run(tmp_path / "cut", fresh=kind == "cpu", **options))
+    assert resumed["train"]["resumed_from_step"] == 4
+    assert resumed["losses"] == reference["losses"]
+    assert fingerprint(tmp_path / "cut", 8) == fingerprint(tmp_path / "whole", 8)
+    if kind == "xla":
+        assert resumed["xla"]["compiles_after_warmup"] == 0
+
+
+@pytest.mark.once
+def test_a_stock_loss_resumes_exactly_too(tmp_path):
+    options = {"loss": "ranking", "steps": 8}
+    reference = result(run(tmp_path / "whole", **options))
+    assert run(tmp_path / "cut", **options, kill_step=7).returncode == -signal.SIGKILL
+    assert result(run(tmp_path / "cut", **options))["losses"] == reference["losses"]
+
+
+# ---- XLA
+
+
+@ON_XLA
+def test_eight_xla_devices_and_a_cpu_give_the_same_losses_and_no_value_leaves_a_device_between_logs(finished):
+    options = {"steps": 12, "dropout": 0.0, "logging_steps": 4, "save_steps": 12, "accumulation": 2}
+    _, ours = finished(**options, kind="xla")
+    _, reference = finished(**options)
+    assert ours["losses"] == pytest.approx(reference["losses"], rel=1e-4)
+    assert ours["xla"]["compiles_after_warmup"] == ours["xla"]["host_syncs_per_step"] == 0
+    assert ours["shapes"] == [[16, 48]]
+    whole = {spec for name, spec in ours["sharding"].items() if name.endswith(("input_ids", "attention_mask"))}
+    assert whole == {"{devices=[8,1]0,1,2,3,4,5,6,7}"}
+
+
+@ON_XLA
+def test_bf16_on_xla_stays_near_fp32_and_is_another_number(finished):
+    options = {"steps": 4, "dropout": 0.0}
+    _, exact = finished(**options)
+    _, ours = finished(**options, kind="xla", precision="bf16")
+    assert ours["losses"] == pytest.approx(exact["losses"], rel=3e-2)
+    assert ours["losses"] != exact["losses"]
