@@ -3,7 +3,7 @@
     python benchmarks/graph.py --work FOLDER [--packages jinja2,werkzeug] [--jedi 300]
 
 The packages are installed into FOLDER at one version each, and their own tests run there under Python's profiler, for at most
-25 seconds of processor time. The truth is what a call in the package then reached: a function of the package that has the name
+15 seconds of processor time. The truth is what a call in the package then reached: a function of the package that has the name
 that the call names, or a constructor. A call that reached nothing of the package but a function of this name elsewhere counts for precision alone. Right is an answer that names this function, the same one of a base class (what is proved
 is the call of a method, whoever overrides it), or the class that is made. Recall is the share of calls that are answered rightly,
 precision the share of answers that are right. jedi is asked about `--jedi` calls of each package, drawn once; its time is that of
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 25
+SECONDS = 15
 # name: version, tests below the package ("") or its source archive ("/"), whether the Python index calls it otherwise
 PACKAGES = {
     "jinja2": "jinja2==3.1.6 /tests",

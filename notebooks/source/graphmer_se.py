@@ -126,8 +126,7 @@ parts = {name: len(getattr(splits, name)) for name in ("train", "validation", "t
 left_out = {f"left out, {reason}": count for reason, count in splits.dropped.items()}
 tables.show([parts | left_out], f"Triples of {corpus.source}")
 tables.show(graph.manifest["failed"][:5], f"files that could not be read: {len(graph.manifest['failed'])}")
-print(f"domain and range hold for {corpus.validity.typed_share:.2%} of the triples between known types")
-tables.show([corpus.validity.counts], "triples that the ontology forbids")
+tables.show([corpus.validity], "triples that contradict the ontology")
 
 # %%
 from helpers.graphmer.pictures import plot_neighbourhood

@@ -1,4 +1,4 @@
-"""Which types of entities there are, which relations hold between them, what each relation forbids, and which triples contradict it.
+"""Which types of entities there are, which relations hold between them, and what each relation forbids.
 
 The ontology is TOML. A graph of one's own may come with one of its own: `ontology.toml` beside its triples.jsonl.
 """
@@ -6,20 +6,19 @@ The ontology is TOML. A graph of one's own may come with one of its own: `ontolo
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph, Triple
+    from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 
 UNKNOWN = "unknown"  # type of an entity that the sources mention and do not define
 
 ONTOLOGY = "ontology.toml"
 SOFTWARE = Path(__file__).with_name(ONTOLOGY)  # it says what the properties of relations mean
-KINDS = ("relation", "type", "domain", "range", "antisymmetric", "acyclic", "functional", "inverse_functional")
+PROPERTIES = ("antisymmetric", "acyclic", "functional", "inverse_functional")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +69,10 @@ def read_ontology(path: str | Path | None = None) -> Ontology:
         raise ValueError(f"{name}: not TOML ({error})") from error
     if set(tables) != {"types", "relations"}:
         raise ValueError(f"{name}: needs the tables `types` and `relations`, found: {', '.join(tables) or 'none'}")
-    types = _ancestors(tables["types"], name)
+    below = _below(tables["types"], name)
     relations: dict[str, Relation] = {}
     for relation_name, table in tables["relations"].items():
-        relation = _relation(relation_name, table, types, f"{name}, relations.{relation_name}")
+        relation = _relation(relation_name, table, below, f"{name}, relations.{relation_name}")
         for new in (relation, relation.inverted()) if relation.inverse else (relation,):
             if new.name in relations or (new is not relation and new.name in tables["relations"]):
                 raise ValueError(f"{name}: relation {new.name!r} is there twice; an inverse needs no table of its own")
@@ -81,121 +80,69 @@ def read_ontology(path: str | Path | None = None) -> Ontology:
     return Ontology(dict(tables["types"]), relations, text)
 
 
-def _ancestors(types: dict, name: str) -> dict[str, set[str]]:
-    """Of each type itself and all that it is a kind of."""
-    if UNKNOWN in types:
-        raise ValueError(f"{name}, types: {UNKNOWN!r} is kept for entities that the sources do not define; rename it")
-    for entity_type, parent in types.items():
-        if not isinstance(parent, str) or (parent and parent not in types):
-            raise ValueError(f'{name}, types.{entity_type}={parent!r}: must be another type or "": {", ".join(types)}')
-    found = {}
-    for entity_type in types:
-        seen = [entity_type]
-        while parent := types[seen[-1]]:
-            if parent in seen:
-                raise ValueError(f"{name}, types.{entity_type}: is a kind of itself: {' -> '.join([*seen, parent])}")
-            seen.append(parent)
-        found[entity_type] = set(seen)
+def _below(types: dict, name: str) -> dict[str, set[str]]:
+    """Of each type itself and all kinds of it."""
+    for kind, parent in types.items():
+        if kind == UNKNOWN or not isinstance(parent, str) or (parent and parent not in types):
+            raise ValueError(
+                f'{name}, types.{kind}={parent!r}: must be another of its types, or "" ({UNKNOWN!r} is kept)'
+            )
+    found = defaultdict(set)
+    for kind in types:
+        above = kind
+        for _ in types:
+            found[above].add(kind)
+            above = types[above] or above
+        if types[above]:
+            raise ValueError(f'{name}, types.{kind}: is a kind of itself; give one of the types above it the type ""')
     return found
 
 
-def _relation(relation_name: str, table: dict, types: dict[str, set[str]], where: str) -> Relation:
-    keys = {field.name for field in fields(Relation)} - {"name", "canonical"}
-    if unknown := set(table) - keys:
-        raise ValueError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(sorted(keys))}")
+def _relation(name: str, table: dict, below: dict[str, set[str]], where: str) -> Relation:
     values = dict(table)
-    for key in ("domain", "range"):
-        named = values.get(key)
-        if not isinstance(named, list) or not named or not all(entity_type in types for entity_type in named):
-            raise ValueError(f"{where}.{key}={named!r}: must be a list of types: {', '.join(types)}")
-        values[key] = frozenset(entity_type for entity_type, above in types.items() if above & set(named))
-    for key in keys - {"domain", "range", "inverse"}:
+    known = ("domain", "range", "inverse", *PROPERTIES)
+    if unknown := values.keys() - set(known):
+        raise ValueError(f"{where}: unknown key {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    for end in ("domain", "range"):
+        types = values.get(end)
+        if not isinstance(types, list) or not types or not all(isinstance(one, str) and one in below for one in types):
+            raise ValueError(f"{where}.{end}={types!r}: must be a list of types: {', '.join(below)}")
+        values[end] = frozenset().union(*(below[one] for one in types))
+    for key in PROPERTIES:
         if not isinstance(values.get(key, False), bool):
             raise ValueError(f"{where}.{key}={values[key]!r}: must be true or false")
     inverse = values.get("inverse")
-    if inverse is not None and (not isinstance(inverse, str) or inverse in ("", relation_name)):
+    if inverse is not None and (not isinstance(inverse, str) or inverse in ("", name)):
         raise ValueError(f"{where}.inverse={inverse!r}: must be the name of another relation")
-    return Relation(name=relation_name, **values)
+    return Relation(name=name, **values)
 
 
-# ---- violations
+def violations(graph: KnowledgeGraph, ontology: Ontology) -> dict[str, int]:
+    """How many triples contradict the ontology: by their relation, an end of a known type, or what others say.
 
+    A triple is on a cycle where both its ends are in one strongly connected component.
+    """
+    import networkx
 
-class Violation(NamedTuple):
-    kind: str  # one of KINDS: a relation or type that the ontology lacks, or what the triple contradicts
-    triple: Triple
-
-
-@dataclass(frozen=True)
-class Validation:
-    """`typed_share` is what "domain/range valid" means here: triples of undetermined type count on neither side."""
-
-    triples: int
-    undetermined: int  # an end is of unknown type, so that neither domain nor range can be checked whole
-    violations: tuple[Violation, ...] = field(repr=False)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Violations of each kind, those that did not occur included."""
-        found = Counter(violation.kind for violation in self.violations)
-        return {kind: found[kind] for kind in KINDS}
-
-    @property
-    def typed_share(self) -> float:
-        """Share of the triples with two known types that fit domain and range; 1 where there are none."""
-        wrong = {violation.triple for violation in self.violations if violation.kind in KINDS[:4]}
-        checked = self.triples - self.undetermined
-        return 1 - len(wrong) / checked if checked else 1.0
-
-
-def validate(graph: KnowledgeGraph, ontology: Ontology) -> Validation:
-    """Checks every triple. A triple that contradicts in several ways is in `violations` several times."""
-    found: list[Violation] = []
-    undetermined = 0
-    problems: dict[tuple[str, str, str], list[str]] = {}  # of a relation between two types
-    stated: dict[str, list[tuple[Triple, str, str]]] = {}  # relation -> triple, head, tail; inverses turned
-    for triple in graph.triples:
-        types = (triple.relation, graph.entities[triple.head].type, graph.entities[triple.tail].type)
-        if types not in problems:
-            problems[types] = list(_wrong_types(*types, ontology))
-        found += [Violation(kind, triple) for kind in problems[types]]
-        undetermined += not problems[types] and UNKNOWN in types[1:]
-        if relation := ontology.relations.get(triple.relation):
-            ends = triple[::2] if relation.canonical else triple[::-2]
-            stated.setdefault(relation.name if relation.canonical else relation.inverse, []).append((triple, *ends))
-    for name, triples in stated.items():
-        found += _forbidden(ontology.relations[name], triples)
-    found.sort(key=lambda violation: (KINDS.index(violation.kind), violation.triple))
-    return Validation(len(graph.triples), undetermined, tuple(found))
-
-
-def _wrong_types(name: str, head_type: str, tail_type: str, ontology: Ontology) -> Iterator[str]:
-    relation = ontology.relations.get(name)
-    if relation is None:
-        yield "relation"
-    for end, found in (("domain", head_type), ("range", tail_type)):
-        if found != UNKNOWN and found not in ontology.types:
-            yield "type"
-        elif found != UNKNOWN and relation and found not in getattr(relation, end):
-            yield end
-
-
-def _forbidden(relation: Relation, triples: Iterable[tuple[Triple, str, str]]) -> Iterator[Violation]:
-    """What contradicts other triples; one lies on a cycle where both its ends are in one strongly connected component."""
-    pairs = {(head, tail) for _, head, tail in triples}
-    tails, heads = Counter(head for head, _ in pairs), Counter(tail for _, tail in pairs)
-    component = {}
-    if relation.acyclic:
-        import networkx
-
-        components = networkx.strongly_connected_components(networkx.DiGraph(pairs))
-        component = {name: number for number, names in enumerate(components) for name in names}
-    for triple, head, tail in triples:
-        if relation.antisymmetric and head != tail and (tail, head) in pairs:
-            yield Violation("antisymmetric", triple)
-        if relation.acyclic and component[head] == component[tail]:
-            yield Violation("acyclic", triple)
-        if relation.functional and tails[head] > 1:
-            yield Violation("functional", triple)
-        if relation.inverse_functional and heads[tail] > 1:
-            yield Violation("inverse_functional", triple)
+    found = Counter(dict.fromkeys(("relation", "domain", "range", "antisymmetric", "acyclic"), 0))
+    pairs = defaultdict(set)
+    for head, name, tail in graph.triples:
+        relation = ontology.relations.get(name)
+        if relation is None:
+            found["relation"] += 1
+            continue
+        for end, entity in (("domain", head), ("range", tail)):
+            kind = graph.entities[entity].type
+            found[end] += kind != UNKNOWN and kind not in getattr(relation, end)
+        pairs[name if relation.canonical else relation.inverse].add(
+            (head, tail) if relation.canonical else (tail, head)
+        )
+    for name, ends in pairs.items():
+        relation = ontology.relations[name]
+        if relation.antisymmetric:
+            found["antisymmetric"] += sum(head != tail and (tail, head) in ends for head, tail in ends)
+        if relation.acyclic:
+            components = networkx.strongly_connected_components(networkx.DiGraph(ends))
+            component = {one: number for number, names in enumerate(components) for one in names}
+            found["acyclic"] += sum(component[head] == component[tail] for head, tail in ends)
+    return dict(found)
