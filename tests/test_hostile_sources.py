@@ -12,8 +12,8 @@ from helpers.graphmer.configuration import read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import ENTITIES, TRIPLES
 
+from .data.test_hostile_files import damaged, jsonl
 from .hostile import MARKER, cases, guarded
-from .test_hostile_files import damaged, jsonl
 
 pytestmark = pytest.mark.once
 

@@ -1,0 +1,177 @@
+"""Readers of a user's files and models against what is broken, what unpacks to gigabytes, and what would run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import struct
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.legal.records import load_records
+from helpers.lejepa import data as lejepa_data
+from helpers.lejepa.model import load_backbone
+from helpers.reservoir.stories import load_stories
+from helpers.tuning.classifier import load_classifier
+from helpers.tuning.data import load_labelled
+from tests.hostile import MARKER, cases, guarded, payload
+
+pytestmark = pytest.mark.once
+
+LINES = [
+    {
+        "text": f"story {i} of ß words",
+        "label": f"l{i % 2}",
+        "anchor": f"question {i}",
+        "positive": f"answer {i} ß",
+        "question": f"ß {i}?",
+        "answer": f"{i}",
+    }
+    for i in range(30)
+]
+READERS = {
+    "stories": lambda path: load_stories(str(path), num_stories=0, seed=0),
+    "texts": lambda path: lejepa_data.load(str(path)),
+    "records": lambda path: load_records(str(path), seed=0),
+    "labelled": lambda path: load_labelled(str(path)),
+}
+BROKEN_LINES = (
+    b"\x00" * 50,
+    b'{"text": "\xff\xfe"}',
+    b"[" * 100_000,
+    b'{"text": ' + b"9" * 5_000 + b', "label": "l0"}',
+    b'{"text": "\\ud800", "anchor": "\\ud800", "positive": "\\udfff", "question": "\\ud800", "answer": "yes"}',
+    b'{"text": "never closed',
+    b"null",
+    b'{"text": NaN, "label": Infinity, "anchor": 1e999, "positive": {}, "question": [], "answer": []}',
+    b"{}",
+    b'"' + b"a," * 70_000,
+    b"\r\r\n\x0b\x0c\x1c\x85",
+    b"\xef\xbb\xbf{}",
+    b"x" * 10**7,
+)
+
+
+def jsonl(rows: list[dict]) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+@st.composite
+def damaged(draw, whole: bytes) -> bytes:
+    """A file with one thing wrong."""
+    lines = whole.split(b"\n")
+    kind = draw(st.sampled_from(("line", "line", "cut", "bytes", "encoding", "columns", "junk")))
+    if kind == "line":
+        lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(BROKEN_LINES)))
+        return b"\n".join(lines)
+    if kind == "cut":
+        return whole[: draw(st.integers(0, len(whole)))]
+    if kind == "bytes":
+        broken = bytearray(whole)
+        for at in draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=8)):
+            broken[at] = draw(st.integers(0, 255))
+        return bytes(broken)
+    if kind == "encoding":
+        return whole.decode("latin-1").encode(
+            draw(st.sampled_from(("utf-16", "utf-8-sig", "cp1252", "cp037"))), "replace"
+        )
+    if kind == "columns":
+        return whole.replace(draw(st.sampled_from((b"text", b"label", b"answer", b"question", b"positive"))), b"x")
+    return draw(st.binary(max_size=300))
+
+
+@pytest.mark.parametrize("name", READERS)
+@cases(60)
+@given(data=st.data())
+def test_a_damaged_file_is_read_for_what_it_is_or_refused_by_name(tmp_path_factory, name, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    path = folder / "mine.jsonl"
+    path.write_bytes(data.draw(damaged(jsonl(LINES))))
+    with guarded(folder, path.name):
+        READERS[name](path)
+
+
+@pytest.mark.parametrize("name", ["stories", "records"])
+def test_a_parquet_file_of_some_kilobytes_that_holds_gigabytes_is_refused(tmp_path, name):
+    path = tmp_path / "bomb.parquet"
+    row = dict.fromkeys(LINES[0], "x" * 2**17)
+    schema = pyarrow.schema([(column, pyarrow.string()) for column in row])
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as file:
+        table = pyarrow.table({column: [text] * 100 for column, text in row.items()}, schema=schema)
+        for _ in range(50):
+            file.write_table(table)
+    assert path.stat().st_size < 2**20
+    with guarded(tmp_path, path.name) as refusal:
+        READERS[name](path)
+    assert "unpacks to more than" in refusal[0]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_or_a_device_is_refused_instead_of_read_for_ever(tmp_path, name):
+    os.mkfifo(pipe := tmp_path / "mine.jsonl")
+    for path in (pipe, Path("/dev/zero")):
+        with guarded(tmp_path, str(path)) as refusal:
+            READERS[name](path)
+        assert refusal
+
+
+# ---- models of others
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A folder with a model that both rooms load."""
+    from tests.training_run import DEFAULTS, build_model
+
+    folder = tmp_path_factory.mktemp("model") / "model"
+    build_model(DEFAULTS | {"model": "llama"}).save_pretrained(folder)
+    return folder
+
+
+def weights_that_run(folder: Path, around: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": payload(around)}, folder / "pytorch_model.bin")
+
+
+def a_bare_pickle(folder: Path, around: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"model.embed_tokens.weight": payload(around)}))
+
+
+def code_beside(folder: Path, around: Path) -> None:
+    (folder / "mine.py").write_text(
+        f"import pathlib\npathlib.Path({str(around / MARKER)!r}).touch()\nclass Mine: pass\n"
+    )
+    names = dict.fromkeys(("AutoConfig", "AutoModel", "AutoTokenizer", "AutoModelForCausalLM"), "mine.Mine")
+    own = {"auto_map": names, "model_type": "mine"}
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | own))
+    listed = [{"idx": 0, "name": "0", "path": "", "type": "mine.Mine"}]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def no_tensors(folder: Path, around: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
+
+
+@pytest.mark.parametrize(
+    "harm", [weights_that_run, a_bare_pickle, code_beside, no_tensors], ids=lambda harm: harm.__name__
+)
+def test_no_code_of_a_model_runs_and_one_that_is_none_is_refused_by_name(model, tmp_path, harm):
+    shutil.copytree(model, folder := tmp_path / "mine")
+    harm(folder, tmp_path)
+    for load in (
+        lambda: load_classifier(str(folder), ["a", "b"], seed=0),
+        lambda: load_backbone(str(folder)),
+    ):
+        with guarded(tmp_path, "base_model=") as refusal:
+            load()
+        assert refusal
+    assert not (tmp_path / MARKER).exists()
