@@ -43,9 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(action=action)
     ask.add_argument("name", help="package.module.function, or the end of it where no other has the same")
-    ask.add_argument(
-        "relation", help="called_by, calls, impact, or a relation of the ontology: inherits_from, overrides ..."
-    )
+    ask.add_argument("relation", help="called_by, calls or impact")
     search.add_argument("question", help="what the function does, in words")
     return parser
 

@@ -16,13 +16,11 @@ from typing import NamedTuple
 
 from helpers.graphmer.graph.extraction import cached_graph, folder_of
 from helpers.graphmer.graph.knowledge_graph import DEFINED, UNRESOLVED, Entity, KnowledgeGraph, Triple, unresolved
-from helpers.graphmer.graph.ontology import read_ontology
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
 OPEN = "open"
 CALLS = ("calls", "instantiates")
-QUESTIONS = ("called_by", "calls", "impact")
 
 
 class Answer(NamedTuple):
@@ -47,7 +45,7 @@ def ask(repository: str | Path, name: str, relation: str, *, cache: str | Path |
     """Every known answer, nearest first, then the open ones.
 
     name: qualified name of an entity, or the end of one that no other has.
-    relation: "called_by", "calls", "impact" (all that reach it over calls), or a relation of the ontology in either direction.
+    relation: "called_by", "calls" or "impact" (all that reach it over calls).
     cache: folder for what is read of repositories; default: the user's.
 
     Raises ValueError: an unknown name (with near ones) or relation; and what `load_graph` does.
@@ -81,7 +79,7 @@ class Asked:
         elif relation == "calls":
             found = [self._forward(triple) for each in CALLS for triple in self.tails[entity.id, each]]
         else:
-            found = self._related(entity, relation)
+            raise ValueError(f"relation={relation!r}: must be called_by, calls or impact")
         first = {}
         for each in sorted(found, key=lambda each: (each.status == OPEN, each.steps, each.status)):
             first.setdefault((each.name, each.status, each.source if each.status == OPEN else ""), each)
@@ -180,18 +178,6 @@ class Asked:
         return [*found.values(), *self._open_callers(entity)]
 
     # ---- answers
-
-    def _related(self, entity: Entity, relation: str) -> list[Answer]:
-        relations = read_ontology().relations
-        forward = relation.removeprefix("inverse ")
-        if forward not in relations:
-            raise ValueError(f"relation={relation!r}: must be one of {', '.join((*QUESTIONS, *sorted(relations)))}")
-        inverse = forward != relation
-        if not relations[forward].canonical:
-            forward, inverse = relations[forward].inverse, not inverse
-        if inverse:
-            return [self._backward(triple, KNOWN) for triple in self.heads[entity.id, forward]]
-        return [self._forward(triple) for triple in self.tails[entity.id, forward]]
 
     def _backward(self, triple: Triple, status: str) -> Answer:
         head = self.graph.entities[triple.head]

@@ -6,7 +6,6 @@ import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import (
-    DEFINED,
     EXTERNAL,
     UNRESOLVED,
     Entity,
@@ -48,13 +47,6 @@ def test_the_digest_changes_with_any_field():
 def test_resolved_triples_have_two_known_ends():
     graph = build_graph(ENTITIES, [*TRIPLES, Triple("?.f", "calls", "m.é")], {})
     assert set(graph.resolved()) == set(TRIPLES[:2])
-
-
-def test_counts_add_up():
-    counts = build_graph(ENTITIES, TRIPLES, {}).counts()
-    assert counts["types"] == {"unknown": 2, "function": 1, "module": 1}
-    assert counts["relations"] == {"calls": 2, "contains": 1}
-    assert counts["tails"] == {DEFINED: 1, EXTERNAL: 1, UNRESOLVED: 1}
 
 
 def test_ids_types_and_triples_are_enough_of_a_graph_of_ones_own(tmp_path):

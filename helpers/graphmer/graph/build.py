@@ -142,7 +142,7 @@ class Build:
     def _tests(self) -> dict[str, str]:
         """Functions called test... of a test case or in a test file; each `tests` what it calls outside of such files."""
         files = {module.id for module in self.modules.values() if _is_test_file(module)}
-        found = {entity: self.names.module_of[entity] for entity, kind in self.names.types.items() if kind == "test"}
+        found = {}
         for module in self.modules.values():
             for scope in module.scopes:
                 if scope.kind == "function" and scope.owner.rpartition(".")[2].startswith("test"):

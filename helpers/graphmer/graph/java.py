@@ -36,7 +36,6 @@ _LOCALS = (
     "local_variable_declaration", "enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression",
     "catch_formal_parameter", "field_declaration",
 )  # fmt: skip
-_TESTS = ("Test", "ParameterizedTest", "RepeatedTest", "TestFactory", "TestTemplate")  # annotations of JUnit
 _MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
 # Of the types that need no import (JLS 7.5.5), those that programs mention.
 _LANG_NAMES = """
@@ -121,17 +120,17 @@ def _type(node: Node, around: Scope) -> None:
     for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
         _field(parameter, scope)
     for member in node.child_by_field_name("body").named_children:
-        _member(member, node, scope)
+        _member(member, scope)
 
 
-def _member(node: Node, owner: Node, scope: Scope) -> None:
+def _member(node: Node, scope: Scope) -> None:
     if node.type in KINDS:
         _type(node, scope)
     elif node.type == "enum_body_declarations":
         for member in node.named_children:
-            _member(member, owner, scope)
+            _member(member, scope)
     elif node.type in _METHODS:
-        _method(node, owner, scope)
+        _method(node, scope)
     elif node.type == "enum_constant":
         scope.define("field", _name(node), _lines(node))
         scope.names[_name(node)] = ("known", scope.owner, True)
@@ -148,13 +147,10 @@ def _field(node: Node, scope: Scope) -> None:
         bind(scope.names, name, ("chain", chain, scope) if chain else OPAQUE)
 
 
-def _method(node: Node, owner: Node, outer: Scope) -> None:
-    declared = node if node.type != "compact_constructor_declaration" else owner  # a record's parameters
-    parameters = [*_children(declared.child_by_field_name("parameters"), *_PARAMETERS)]
+def _method(node: Node, outer: Scope) -> None:
+    parameters = [*_children(node.child_by_field_name("parameters"), *_PARAMETERS)]
     signature = ",".join(map(_written, parameters))
-    name, annotations, modifiers = _name(node), _annotations(node), _modifiers(node)
-    test = any(chain.rpartition(".")[2] in _TESTS for chain in annotations)
-    kind = "constructor" if "constructor" in node.type else "test" if test else "method"
+    name, kind = _name(node), "constructor" if "constructor" in node.type else "method"
     entity = outer.define(kind, name, _lines(node), f"({signature})")
     scope = Scope("function", entity, f"{entity}.", outer, outer.module)
     scope.names |= {"this": ("known", outer.owner, True)} | dict.fromkeys(_type_parameters(node), OPAQUE)
@@ -163,7 +159,7 @@ def _method(node: Node, owner: Node, outer: Scope) -> None:
         more = _MOST_VARIADIC if signature.endswith("...") else 0
         for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
             bind(outer.names, f"{name}/{count}", meaning)
-        if not {"static", "private"} & modifiers:
+        if not {"static", "private"} & _modifiers(node):
             outer.names[f"{name}({signature})"] = meaning
         result = _chain_of_type(node.child_by_field_name("type"))
         if result and result not in scope.names:
@@ -306,11 +302,6 @@ def _erased(node: Node) -> str:
     if node.type == "array_type":
         return _erased(node.child_by_field_name("element")) + _text(node.child_by_field_name("dimensions"))
     return _chain_of_type(node).rpartition(".")[2] or _text(node)
-
-
-def _annotations(node: Node) -> list[str]:
-    found = _children(next(_children(node, "modifiers"), None), "marker_annotation", "annotation")
-    return [_chain_of_type(annotation.child_by_field_name("name")) for annotation in found]
 
 
 def _modifiers(node: Node) -> set[str]:

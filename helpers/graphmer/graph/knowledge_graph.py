@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,17 +78,6 @@ class KnowledgeGraph:
         """sha256 over entities and triples: the same string means the same graph."""
         content = json.dumps([[*self.entities.values()], self.triples])
         return hashlib.sha256(content.encode()).hexdigest()
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Entities by type and by status, triples by relation and by the status of their tail; each most first."""
-        entities = self.entities.values()
-        counted = {
-            "types": Counter(entity.type for entity in entities),
-            "statuses": Counter(entity.status for entity in entities),
-            "relations": Counter(triple.relation for triple in self.triples),
-            "tails": Counter(self.entities[triple.tail].status for triple in self.triples),
-        }
-        return {name: dict(each.most_common()) for name, each in counted.items()}
 
 
 def build_graph(

@@ -6,13 +6,9 @@ The ontology is TOML. A graph of one's own may come with one of its own: `ontolo
 from __future__ import annotations
 
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
 
 UNKNOWN = "unknown"  # type of an entity that the sources mention and do not define
 
@@ -115,34 +111,3 @@ def _relation(name: str, table: dict, below: dict[str, set[str]], where: str) ->
     if inverse is not None and (not isinstance(inverse, str) or inverse in ("", name)):
         raise ValueError(f"{where}.inverse={inverse!r}: must be the name of another relation")
     return Relation(name=name, **values)
-
-
-def violations(graph: KnowledgeGraph, ontology: Ontology) -> dict[str, int]:
-    """How many triples contradict the ontology: by their relation, an end of a known type, or what others say.
-
-    A triple is on a cycle where both its ends are in one strongly connected component.
-    """
-    import networkx
-
-    found = Counter(dict.fromkeys(("relation", "domain", "range", "antisymmetric", "acyclic"), 0))
-    pairs = defaultdict(set)
-    for head, name, tail in graph.triples:
-        relation = ontology.relations.get(name)
-        if relation is None:
-            found["relation"] += 1
-            continue
-        for end, entity in (("domain", head), ("range", tail)):
-            kind = graph.entities[entity].type
-            found[end] += kind != UNKNOWN and kind not in getattr(relation, end)
-        pairs[name if relation.canonical else relation.inverse].add(
-            (head, tail) if relation.canonical else (tail, head)
-        )
-    for name, ends in pairs.items():
-        relation = ontology.relations[name]
-        if relation.antisymmetric:
-            found["antisymmetric"] += sum(head != tail and (tail, head) in ends for head, tail in ends)
-        if relation.acyclic:
-            components = networkx.strongly_connected_components(networkx.DiGraph(ends))
-            component = {one: number for number, names in enumerate(components) for one in names}
-            found["acyclic"] += sum(component[head] == component[tail] for head, tail in ends)
-    return dict(found)

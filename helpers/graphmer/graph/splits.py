@@ -26,7 +26,6 @@ class Splits:
     train: tuple[Triple, ...] = field(repr=False)
     validation: tuple[Triple, ...] = field(repr=False)
     test: tuple[Triple, ...] = field(repr=False)
-    dropped: dict[str, int]  # reason -> triples in no part
     said: str = ""  # by which unit, and why
 
 
@@ -55,8 +54,7 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", 
         if all(parts):
             said = f"held out by {smaller} ({len(sizes):,} of them)"
             said += "" if smaller == unit else f": by {unit} they would be too few or too large"
-            dropped = {"unresolved": len(graph.triples) - len(triples)}
-            return Splits(*(tuple(sorted(part)) for part in parts), dropped, said)
+            return Splits(*(tuple(sorted(part)) for part in parts), said)
     raise ValueError(
         f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(tried)}; give more sources, or "
         "raise held_out"
