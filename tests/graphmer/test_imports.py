@@ -171,6 +171,15 @@ def test_an_import_is_followed_in_every_layout(tmp_path, files, user, expected):
             "pkg/m.py", "?:f", id="a relative import out of the outermost package",
         ),
         pytest.param(
+            {"third/pkg/__init__.py": "def f(): pass\n", "app/use.py": "import pkg\npkg.f()\n"},
+            "app/use.py", "?:f", id="a package of a folder that nothing says is installed",
+        ),
+        pytest.param(
+            {"tests/data/requests/pyproject.toml": "", "tests/data/requests/requests/__init__.py": "def get(): pass\n",
+             "app/use.py": "import requests\nrequests.get()\n"},
+            "app/use.py", "?:get", id="a package that the tests bring",
+        ),
+        pytest.param(
             {"a/pkg/__init__.py": "", "b/pkg/__init__.py": "", "b/pkg/m.py": "def f(): pass\n", "use.py": "from pkg.m import f\nf()\n"},
             "use.py", "?:f", id="a package that two folders have",
         ),
@@ -178,6 +187,16 @@ def test_an_import_is_followed_in_every_layout(tmp_path, files, user, expected):
 )  # fmt: skip
 def test_what_the_sources_do_not_prove_is_not_known(tmp_path, files, user, expected):
     assert calls(tmp_path, files)[user] == {expected}
+
+
+def test_a_script_beside_a_package_of_its_name_is_read_and_never_imported(tmp_path):
+    files = {
+        "shop.py": "def f(): pass\nf()\n",
+        "shop/__init__.py": "def f(): pass\n",
+        "use.py": "import shop\nshop.f()\n",
+    }
+    found = calls(tmp_path, files)
+    assert found == {"shop.py": {"shop.py:f"}, "shop/__init__.py": set(), "use.py": {"shop/__init__.py:f"}}
 
 
 def test_a_package_by_itself_has_the_names_that_imports_use(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from helpers.graphmer.graph import cache
 from helpers.graphmer.graph.build import Build
-from helpers.graphmer.graph.imports import PROJECT_FILES, Imports, above, module_path
+from helpers.graphmer.graph.imports import PROJECT_FILES, Imports, above
 from helpers.graphmer.graph.java import NO_PARSER, JavaResolver, read_java
 from helpers.graphmer.graph.knowledge_graph import (
     DEFINED,
@@ -125,7 +125,7 @@ def _python(sources: Sources) -> Build:
     names = imports.names()
     modules: dict[str, Module] = {}
     for path, file in files.items():
-        place = module_path(path)
+        place = imports.paths[path]
 
         def read(content: bytes, name: str = names[place], place: str = place) -> Module:
             module = Module(name, place, imports.root(place), place in imports.packages)

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 
+from helpers.graphmer.graph.sources import TEST_FOLDERS
+
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")  # in a folder that pip installs from
 _SOURCES = ("src", "lib")  # folders that a project keeps its packages in
 
@@ -23,17 +25,22 @@ class Imports:
     def __init__(self, files: Collection[str], projects: Collection[str]):
         initial = {_parent(file) for file in files if file.rpartition("/")[2] == "__init__.py"}
         self.packages = initial - {""}
-        self.paths = {file: module_path(file) for file in files}
+        self.paths = {file: self._path(file) for file in files}
         self.files = set(self.paths.values())
         self.folders = {folder for path in self.files for folder in above(path)} - {""}
         sources = {folder for folder in self.folders if folder.rpartition("/")[2] in _SOURCES} - self.packages
         self._named_from = sources | set(projects) | {""}
-        self._installed = self._named_from | {self.root(path) for path in self.packages}
+        # Folders that a program elsewhere may import from: not those of what tests bring.
+        self._installed = {folder for folder in self._named_from if not TEST_FOLDERS & {*folder.split("/")}}
         # What a program that begins at some folder of the sources can import, though nobody says that others can.
         self._beginnings = {
             path[len(root) + 1 if root else 0 :].partition("/")[0] for path, root in self._roots().items()
         }
         self._found: dict[tuple[str, str], str | None] = {}
+
+    def _path(self, file: str) -> str:
+        path = module_path(file)
+        return file if path in self.packages and not file.endswith("/__init__.py") else path  # a package hides a module
 
     def root(self, path: str) -> str:
         """The folder above the outermost package around a file; of a script its own folder."""
