@@ -14,7 +14,7 @@ from helpers.data.data_source import DataSource, located
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph
-from helpers.graphmer.graph.ontology import ONTOLOGY, Ontology, read_ontology, violations
+from helpers.graphmer.graph.ontology import ONTOLOGY, Ontology, read_ontology
 from helpers.graphmer.graph.splits import Splits, split_by_module
 from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
 from helpers.graphmer.text.chains import LeafyChains
@@ -36,7 +36,6 @@ class Corpus(DataSource):
 
     graph: KnowledgeGraph
     ontology: Ontology
-    validity: dict[str, int]
     splits: Splits
     documents: Documents
     tokenizer: PreTrainedTokenizerFast
@@ -74,7 +73,6 @@ def load_corpus(data_source: str, configuration: Configuration) -> Corpus:
         sha256=_digest(graph, documents),
         graph=graph,
         ontology=ontology,
-        validity=violations(graph, ontology),
         splits=splits,
         documents=documents,
         tokenizer=tokenizer,

@@ -119,14 +119,11 @@ run = RunFolder.claim("graphmer_se", params)
 folder = run.path
 run.same_data(corpus.source)
 print(f"output: {folder.resolve()}\n{corpus.splits.said}")
-graph, splits, counts = corpus.graph, corpus.splits, corpus.graph.counts()
-tables.show([counts["types"]], f"{len(graph.entities):,} entities by type")
-tables.show([counts["relations"]], f"{len(graph.triples):,} triples by relation")
+graph, splits = corpus.graph, corpus.splits
+tables.show([Counter(each.relation for each in graph.triples)], f"{len(graph.triples):,} triples by relation")
 parts = {name: len(getattr(splits, name)) for name in ("train", "validation", "test")}
-left_out = {f"left out, {reason}": count for reason, count in splits.dropped.items()}
-tables.show([parts | left_out], f"Triples of {corpus.source}")
+tables.show([parts], f"Triples of {corpus.source}")
 tables.show(graph.manifest["failed"][:5], f"files that could not be read: {len(graph.manifest['failed'])}")
-tables.show([corpus.validity], "triples that contradict the ontology")
 
 # %%
 from helpers.graphmer.pictures import plot_neighbourhood
