@@ -97,3 +97,41 @@ def test_a_folder_is_owned_inside_the_block_and_after_it_only_if_before(tmp_path
         pass
     assert (tmp_path / folder_lock.LOCK_FILE).exists()
     folder_lock.release(tmp_path)
+
+
+IN_A_CONTAINER = """
+import subprocess, sys
+from helpers.run import folder_lock
+own = "import sys; from helpers.run import folder_lock; folder_lock.own(sys.argv[1])"
+folder_lock.own(sys.argv[1])
+subprocess.run([sys.executable, "-c", own, sys.argv[1]], check=True)
+stranger = subprocess.Popen(["setsid", "-f", sys.executable, "-c", own, sys.argv[1]], stderr=subprocess.PIPE, text=True)
+print(stranger.communicate()[1].strip().splitlines()[-1])
+"""
+
+
+def test_inside_a_pid_namespace_a_launched_process_may_write_and_another_is_refused_at_once(tmp_path):
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel allows no new pid namespace")
+    inside = subprocess.run(
+        # A shell is process 1, which takes over orphans.
+        [
+            *namespace,
+            "sh",
+            "-c",
+            '"$@"; code=$?; exit $code',
+            "sh",
+            sys.executable,
+            "-c",
+            IN_A_CONTAINER,
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,  # a stranger that were waited for would take SILENCE
+        check=False,
+    )
+    assert inside.returncode == 0, inside.stderr
+    assert "FolderTaken" in inside.stdout and "?pidns-" in inside.stdout

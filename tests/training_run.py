@@ -50,6 +50,7 @@ DEFAULTS = {
     "overflows": [],  # steps whose gradients are infinite
     "scale": 0.0,  # of a real GradScaler on the CPU, as for fp16 on a GPU
     "eval_strategy": "steps",
+    "card": "",  # of CUDA, in whose place the CPU stands
     "unreadable": 0,  # errno with which every manifest answers
     "twice": "",  # another output_dir, in which the same model is to be trained afterwards
     "then_evaluate": False,  # also after a stop
@@ -122,6 +123,10 @@ def masking_collator():
 def main(output_dir: str, options: dict) -> dict:
     if options["kind"] == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="8")
+    if options["card"]:
+        from tests.machine.cuda_stand_in import pretend
+
+        pretend(options["card"])
     from helpers.machine import runtime
 
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])

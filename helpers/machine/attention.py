@@ -1,10 +1,39 @@
-"""Attention and gradient checkpointing as torch_xla needs them."""
+"""Attention and gradient checkpointing as a device needs them."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from . import xla
 
-SDPA_ONE_DTYPE = "sdpa_one_dtype"
+SDPA_ONE_DTYPE, SDPA_REPEATED_HEADS = "sdpa_one_dtype", "sdpa_repeated_heads"
+
+
+def repeat_heads(model) -> bool:
+    """Gives a transformers model an SDPA attention that repeats keys and values for grouped query heads; False if it has no SDPA.
+
+    Below sm_80 no fused kernel takes fewer key heads than query heads, and SDPA falls back to its slow math kernel
+    (huggingface/transformers#48633).
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) != "sdpa":
+        return False
+    AttentionInterface.register(SDPA_REPEATED_HEADS, _sdpa_repeated_heads)
+    AttentionMaskInterface.register(SDPA_REPEATED_HEADS, sdpa_mask)
+    model.set_attn_implementation(SDPA_REPEATED_HEADS)
+    return True
+
+
+def _sdpa_repeated_heads(module, query, key, value, attention_mask, **kwargs):
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    groups = query.shape[1] // key.shape[1]
+    module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # it names no groups
+    return sdpa_attention_forward(
+        module, query, repeat_kv(key, groups), repeat_kv(value, groups), attention_mask, **kwargs
+    )
 
 
 def use_one_dtype(model) -> bool:

@@ -98,7 +98,14 @@ class Engine:
 
 
 class CudaEngine(Engine):
-    """One CUDA GPU."""
+    """One CUDA GPU. repeats_heads: whether its fused attention takes no grouped heads."""
+
+    def __init__(self, repeats_heads: bool = False):
+        self.repeats_heads = repeats_heads
+
+    def prepare(self, trained, transformer):
+        if self.repeats_heads:
+            attention.repeat_heads(transformer)
 
     @contextlib.contextmanager
     def computing(self, tf32: bool | None) -> Iterator[None]:

@@ -52,7 +52,9 @@ class Runtime:
 
         if self.kind == "xla":
             return engine.XlaEngine(self.device_count)
-        return engine.CudaEngine() if self.kind == "cuda" else engine.Engine()
+        if self.kind == "cuda":
+            return engine.CudaEngine(repeats_heads=not self.abilities["grouped_heads"][0])
+        return engine.Engine()
 
     @property
     def abilities(self) -> dict[str, tuple[bool, str]]:

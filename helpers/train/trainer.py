@@ -187,7 +187,8 @@ class TrainerMixin:
         return sum(parameter._version for parameter in self.trained_module().parameters())
 
     def _mark_trained(self) -> None:
-        self.trained_module().trained_version = self._weights_version()
+        if self.state.global_step:
+            self.trained_module().trained_version = self._weights_version()
 
     def _refuse_trained_weights(self) -> None:
         if getattr(self.trained_module(), "trained_version", None) == self._weights_version():
