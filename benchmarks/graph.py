@@ -106,9 +106,15 @@ def trace(package: str, output: str, tests: list[str]) -> None:
     signal.setitimer(signal.ITIMER_REAL, 10 * SECONDS, 10)  # again and again, where a test catches it
     signal.setitimer(signal.ITIMER_PROF, SECONDS, 5)
     plain = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-W", "ignore", "--continue-on-collection-errors"]
-    found = watched(package, lambda: pytest.main([*plain, *tests]))
-    for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
-        signal.setitimer(timer, 0)
+
+    def run_tests() -> None:
+        try:
+            pytest.main([*plain, *tests])
+        finally:
+            for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+                signal.setitimer(timer, 0)
+
+    found = watched(package, run_tests)
     Path(output).write_text(json.dumps(found))
 
 

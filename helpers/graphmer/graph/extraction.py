@@ -128,7 +128,7 @@ def _python(sources: Sources) -> Build:
         place = imports.paths[path]
 
         def read(content: bytes, name: str = names[place], place: str = place) -> Module:
-            module = Module(name, place, imports.root(place), place in imports.packages)
+            module = Module(name, place, place in imports.packages)
             read_tree(ast.parse(content), module, content.count(b"\n") + 1)
             return module
 

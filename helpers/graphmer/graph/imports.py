@@ -33,9 +33,7 @@ class Imports:
         # Folders that a program elsewhere may import from: not those of what tests bring.
         self._installed = {folder for folder in self._named_from if not TEST_FOLDERS & {*folder.split("/")}}
         # What a program that begins at some folder of the sources can import, though nobody says that others can.
-        self._beginnings = {
-            path[len(root) + 1 if root else 0 :].partition("/")[0] for path, root in self._roots().items()
-        }
+        self._beginnings = {_below(path, self.root(path)).partition("/")[0] for path in self.files}
         self._found: dict[tuple[str, str], str | None] = {}
 
     def _path(self, file: str) -> str:
@@ -48,9 +46,6 @@ class Imports:
         while folder in self.packages:
             folder = _parent(folder)
         return folder
-
-    def _roots(self) -> dict[str, str]:
-        return {path: self.root(path) for path in self.files}
 
     def names(self) -> dict[str, str]:
         """The name of each path as an import says it; where two have the same, all modules of both roots say which root it is."""
@@ -66,7 +61,7 @@ class Imports:
         root = self.root(path)
         if path not in self.packages and _parent(path) not in self.packages:
             root = next(folder for folder in above(path) if folder in self._named_from)
-        return root, _dotted(path[len(root) + 1 if root else 0 :])
+        return root, _dotted(_below(path, root))
 
     def find(self, name: str, path: str) -> str | None:
         """The path of the file or folder that `import name` in another file means; dots before a name are those of a relative import.
@@ -118,6 +113,10 @@ class Imports:
 
 def module_path(file: str) -> str:
     return file.removesuffix(".py").removesuffix("/__init__")
+
+
+def _below(path: str, folder: str) -> str:
+    return path[len(folder) + 1 :] if folder else path
 
 
 def _joined(folder: str, name: str) -> str:

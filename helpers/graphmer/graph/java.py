@@ -339,7 +339,6 @@ class JavaResolver(Resolver):
         starts = [module.package.partition(".")[0] for module in modules]
         starts += [chain.partition(" ")[2].partition("/")[0] for chain in full]
         self.packages = {"java", "javax", *starts}
-        self.defined_packages = {module.package for module in modules}
 
     def _name(self, scope: Scope, name: str) -> Value | None:
         if name[0] == "<":

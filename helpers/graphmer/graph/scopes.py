@@ -91,12 +91,11 @@ class Scope:
 class Module:
     """One file.
 
-    path: without suffix, from the folder of all sources; of a package its folder. root: the folder that its own package, or
-    else the file itself, lies in: the one that Python searches first for what it imports.
+    path: without suffix, from the folder of all sources; of a package its folder.
     """
 
-    def __init__(self, name: str, path: str = "", root: str = "", is_package: bool = False):
-        self.id, self.path, self.root, self.is_package = name, path, root, is_package
+    def __init__(self, name: str, path: str = "", is_package: bool = False):
+        self.id, self.path, self.is_package = name, path, is_package
         self.package = ""  # of a Java file
         self.scopes: list[Scope] = []
         self.scope = Scope("module", self.id, f"{self.id}.", None, self)
