@@ -1,215 +1,238 @@
-"""Everything that only a GPU can tell, in order of worth and within a time: run it first thing where there is one.
+"""What a GPU makes of the notebooks: their own trainers at real sizes, one command, one file that grows with each part.
 
-    python benchmarks/gpu.py --minutes 25                    # docs/results/gpu_<device>.json, whole after every part
-    python benchmarks/gpu.py --only attention 'steps/*/fp16' # replaces these parts, the rest of the file stays
+    python benchmarks/gpu.py --minutes 25                    # all parts in order of worth; needs the built notebooks
     python benchmarks/gpu.py --minutes 9 --missing           # goes on where an earlier call ended
-    python benchmarks/gpu.py --device cpu --small --output /tmp/dry.json      # the same code at tiny sizes, where it can
+    python benchmarks/gpu.py --only legal_cot_sft attention
+    python benchmarks/gpu.py --device cpu --small --output FILE   # the same code at sample size, which measures nothing
 
-Nothing is downloaded: weights and texts are random, models have their real architecture and size. Each part runs in a process
-of its own with a time limit; one that fails is recorded with its error, and the next begins.
+A part runs a built notebook with papermill in an empty folder, for few steps with the notebook's own batch, length and model, and
+reads what its results.json says: time, MFU, memory beside plan and forecast. Where no hub answers, `--models DIR` names a folder with the
+models by the last part of their ids. A part that fails, or that no time is left for, is named with the reason.
 """
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
-import importlib
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from benchmarks import report  # noqa: E402
-from benchmarks.gpu_parts import Here, NotHere  # noqa: E402
+from report import argument_parser, machine, parsed, write  # noqa: E402
 
-NOTEBOOKS = ("tinystories_reservoir", "legal_cot_sft", "lejepa_training", "graphmer_se", "hardware_tuning")
-LEAST = 15  # seconds in which a process may begin to be of use
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-TAIL = 3_000  # characters of what a failed part printed
+from helpers.run import provenance  # noqa: E402
+
+STEPS = 30  # of a run; enough for a steady rate after the first
+PART_MINUTES = 8  # that one part may take
+SMALL = {"data_source": "sample", "base_model": "sample", "max_steps": 4}
+QWEN, MINILM = "Qwen/Qwen2.5-0.5B-Instruct", "sentence-transformers/all-MiniLM-L6-v2"
+GROUPED = {"heads": 14, "groups": 2, "length": 1024, "width": 64}  # of Qwen2.5-0.5B
 
 
 @dataclass(frozen=True)
 class Part:
-    """What runs under a name."""
+    """A notebook with parameters; `again`: the same run a second time, `cards`: how many GPUs it needs."""
 
-    function: str  # module:function of this folder
-    arguments: tuple[str, ...] = ()
-    seconds: int = 180  # at most
-    needs_cuda: bool = False
+    notebook: str
+    parameters: dict = field(default_factory=dict)
+    cards: int = 1
+    resumed: bool = False
 
 
-PARTS = {  # in order of worth
-    "machine": Part("gpu:machine"),
-    **{f"steps/{name}/bf16": Part("gpu_steps:steps", (name, "bf16")) for name in NOTEBOOKS},
-    **{f"steps/{name}/fp16": Part("gpu_steps:steps", (name, "fp16"), needs_cuda=True) for name in NOTEBOOKS},
-    "attention": Part("gpu_kernels:attention"),
-    "sigreg": Part("gpu_kernels:sigreg", seconds=240),
-    "recurrence": Part("gpu_kernels:recurrence"),
-    "adapters/lora": Part("gpu_steps:adapters", ("lora",)),
-    "adapters/qlora": Part("gpu_steps:adapters", ("qlora",), needs_cuda=True),
-    "out_of_memory": Part("gpu_steps:ladder", needs_cuda=True),
-    **{f"resume/{name}": Part("gpu_steps:resume", (name,), 400) for name in NOTEBOOKS[:2]},
-    "two_processes": Part("gpu_steps:together", seconds=240),
-    **{f"notebook/{name}": Part("gpu_steps:notebook", (name,), 300, needs_cuda=True) for name in NOTEBOOKS},
+PARTS = {
+    "legal_cot_sft": Part("legal_cot_sft", {"base_model": QWEN}),
+    "lejepa_training": Part("lejepa_training", {"base_model": MINILM}),
+    "graphmer_se": Part("graphmer_se"),
+    "tinystories_reservoir": Part("tinystories_reservoir"),
+    "hardware_tuning": Part("hardware_tuning", {"tuning_minutes": 4.0, "paired_seeds": 0}),
+    "legal_cot_sft qlora": Part("legal_cot_sft", {"base_model": QWEN, "method": "qlora"}),
+    "legal_cot_sft full": Part("legal_cot_sft", {"base_model": QWEN, "method": "full"}),
+    "legal_cot_sft two cards": Part("legal_cot_sft", {"base_model": QWEN, "num_processes": 0}, cards=2),
+    "resume": Part("tinystories_reservoir", resumed=True),
 }
+NAMES = (*PARTS, "attention")
 
 
-def machine(here: Here) -> dict:
-    """The device, and which of the optional kernels are installed."""
+class NotHere(RuntimeError):
+    """This machine cannot run a part."""
+
+
+def execute(part: Part, folder: Path, small: bool, models: Path | None, **more) -> dict:
+    """The results.json of the notebook, run to its end in `folder`. Raises RuntimeError with what it printed last."""
+    known = (ROOT / f"notebooks/{part.notebook}.ipynb").read_text(encoding="utf-8")
+    given = {"data_source": "sample", "max_steps": STEPS} | part.parameters | (SMALL if small else {}) | more
+    if models and "/" in given.get("base_model", ""):
+        given["base_model"] = str(models / given["base_model"].rpartition("/")[2])
+    # A notebook is told what it knows: not each has a base model or processes.
+    given = {name: value for name, value in given.items() if f"\\n{name}: " in known or f'"{name}: ' in known}
+    given["output_dir"] = str(folder / "out")
+    parameters = [text for name, value in given.items() for text in ("-y", f"{name}: {json.dumps(value)}")]
+    command = [sys.executable, "-m", "papermill", str(ROOT / f"notebooks/{part.notebook}.ipynb"), "executed.ipynb"]
+    done = subprocess.run(
+        [*command, *parameters, "--no-progress-bar"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60 * PART_MINUTES,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-1500:])
+    return json.loads((folder / "out/results.json").read_text(encoding="utf-8"))
+
+
+def short(results: dict) -> dict:
+    """What is kept of a run: its settings, time, memory and MFU, beside plan and forecast."""
+    train, plan, expected = results["train"], results["plan"], results["forecast"]
+    training = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
+    return {
+        "model": expected["model"],
+        "precision": plan["precision"],
+        "batch": plan["batch_size"],
+        "micro_batch": plan["per_device_batch_size"],
+        "checkpointing": plan["gradient_checkpointing"],
+        "steps": train["steps"],
+        "step_seconds": training / max(1, train["steps"]),
+        "forecast_step_seconds": expected["step_seconds"],
+        "peak_memory_bytes": train["peak_memory_bytes"],
+        "forecast_memory_bytes": expected["peak_memory_bytes"],
+        "tokens_per_second": train["tokens_per_second"],
+        "mfu": train["mfu"],
+        "loss": [train["loss_first"], train["loss_last"]],
+    }
+
+
+def run(part: Part, small: bool, models: Path | None) -> dict:
+    """One part in a folder of its own."""
     import torch
 
-    from helpers.run import provenance
-
-    found = report.machine(here.kind, ("torch", "transformers", "flash-attn", "bitsandbytes", "triton", "nvidia-ml-py"))
-    found["helpers"] = provenance.code()
-    if here.kind == "cuda":
-        about = torch.cuda.get_device_properties(0)
-        found |= {
-            "gpus": torch.cuda.device_count(),
-            "compute_capability": [about.major, about.minor],
-            "memory_bytes": about.total_memory,
-            "cuda": torch.version.cuda,
-        }
-    return found
+    if torch.cuda.device_count() < part.cards and not (small and part.cards == 1):
+        raise NotHere(f"needs {part.cards} GPU(s), and torch sees {torch.cuda.device_count()}")
+    with tempfile.TemporaryDirectory() as folder:
+        if not part.resumed:
+            return short(execute(part, Path(folder), small, models))
+        return resumed(part, Path(folder), small, models)
 
 
-def run(name: str, seconds: float, given: argparse.Namespace) -> dict:
-    """What a part found, in a process of its own: `status` is done, failed, not here, or out of time."""
-    if given.device == "cpu" and PARTS[name].needs_cuda:
-        return {"status": "not here", "reason": "needs CUDA"}
-    with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
-        found, log = Path(folder, "found.json"), Path(folder, "log.txt")
-        told = {"kind": given.device, "small": given.small, "folder": folder, "seconds": seconds}
-        command = [sys.executable, __file__, "--run", name, json.dumps(told)]
-        environment = os.environ | OFFLINE | (NO_GPU if given.device == "cpu" else {})
-        began = time.monotonic()
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
-            )
-            try:
-                code, ended = process.wait(seconds), ""
-            except subprocess.TimeoutExpired:
-                code, ended = None, f"ended after {seconds:.0f} s"
-            finally:
-                _kill(process)
-        part = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {"status": "running"}
-        if part["status"] == "running":  # it did not come to its own end
-            part |= {"status": "failed" if code is not None else "out of time"}
-            part |= {"error": ended or f"the process ended with status {code}"}
-        if part["status"] in ("failed", "out of time"):
-            part["output"] = log.read_text(encoding="utf-8", errors="replace")[-TAIL:]
-        return part | {"seconds": round(time.monotonic() - began, 1)}
+def resumed(part: Part, folder: Path, small: bool, models: Path | None) -> dict:
+    """A run to half of its steps that goes on to the end, against one that is not interrupted: are the weights the same?"""
+    from safetensors.torch import load_file
+
+    weights, steps = [], 4 if small else STEPS
+    for name, lengths in (("whole", (steps,)), ("halves", (steps // 2, steps))):
+        (folder / name).mkdir()
+        for length in lengths:
+            # The schedule must be that of the whole run: a constant rate.
+            execute(part, folder / name, small, models, max_steps=length, learning_rate=1e-3)
+        weights.append(load_file(next((folder / name / "out").glob("model/*.safetensors"))))
+    same = all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+    farthest = max(float((weights[0][name].float() - weights[1][name].float()).abs().max()) for name in weights[0])
+    return {"equal": same, "farthest": farthest}
 
 
-def _kill(process: subprocess.Popen) -> None:
-    """The process, and those that it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
+def attention(device: str, small: bool) -> dict:
+    """Milliseconds of forward and backward of heads that share keys: each kernel, with keys repeated and grouped, beside the math one."""
+    import torch
+    from timing import taking_turns
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention as attend
 
+    half = torch.float16 if device == "cuda" and torch.cuda.get_device_capability() < (8, 0) else torch.bfloat16
+    length, shape = (64 if small else GROUPED["length"]), GROUPED
 
-def take_part(name: str, told: dict) -> None:
-    """In the process of a part: runs it, and writes what it found, and what it has found so far."""
-    asked, folder = PARTS[name], Path(told["folder"])
+    def drawn(heads: int):
+        return torch.randn(4, heads, length, shape["width"], device=device, dtype=half, requires_grad=True)
 
-    def keep(found: dict, status: str = "running") -> None:
-        staged = folder / ".found.json"
-        staged.write_text(json.dumps({"status": status, **found}), encoding="utf-8")
-        staged.replace(folder / "found.json")
+    query, key, value = drawn(shape["heads"]), drawn(shape["groups"]), drawn(shape["groups"])
+    repeats = shape["heads"] // shape["groups"]
 
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    so_far: dict = {}
-
-    def kept(found: dict) -> None:
-        so_far.update(found)
-        keep(so_far)
-
-    module, _, function = asked.function.partition(":")
-    try:
-        part = getattr(importlib.import_module(f"benchmarks.{module}"), function)
-        keep(part(*asked.arguments, Here(**told | {"folder": scratch, "keep": kept})), "done")
-    except NotHere as reason:
-        keep({"reason": str(reason)}, "not here")
-    except Exception as error:
-        traceback.print_exc()
-        keep(so_far | {"error": f"{type(error).__name__}: {error}"}, "failed")
-
-
-def chosen(patterns: list[str]) -> list[str]:
-    """Parts whose names, or the beginnings of whose names, match. Raises ValueError for a pattern that none does."""
-
-    def meant(pattern: str) -> set[str]:
-        found = {name for name in PARTS if fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern}/")}
-        if not found:
-            raise ValueError(f"--only {pattern}: no such part; there are {', '.join(PARTS)}")
+    def step(kernel, grouped: bool):
+        with sdpa_kernel(kernel):
+            if grouped:
+                found = attend(query, key, value, is_causal=True, enable_gqa=True)
+            else:
+                wide = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+                found = attend(query, *wide, is_causal=True)
+        found.float().square().mean().backward()
         return found
 
-    names = set.union(*map(meant, patterns)) - {"machine"}  # which comes first in any case
-    return [name for name in PARTS if name in names]
+    reference, sides = step(SDPBackend.MATH, False).detach(), {}
+    for kernel in (
+        SDPBackend.MATH,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+    ):
+        for grouped in (False, True):
+            name = f"{kernel.name.lower()}, {'grouped' if grouped else 'repeated'}"
+            try:
+                off = float((step(kernel, grouped).detach() - reference).abs().max())
+            except RuntimeError as error:
+                sides[name] = {"error": str(error).partition("\n")[0]}
+                continue
+            taken = taking_turns(
+                {name: lambda kernel=kernel, grouped=grouped: step(kernel, grouped)}, torch.device(device), 5
+            )
+            sides[name] = {"milliseconds": 1e3 * sorted(taken[name])[2], "farthest": off}
+    return {"sides": sides, "precision": str(half)}
+
+
+def parts(given) -> Iterator[tuple[str, dict]]:
+    """(name, what was found or why not), one after the other."""
+    deadline = time.monotonic() + 60 * given.minutes
+    for name in given.only or NAMES:
+        left = deadline - time.monotonic()
+        if left < 30:
+            yield name, {"status": "no time left"}
+            continue
+        began = time.monotonic()
+        try:
+            found = (
+                attention(given.device, given.small)
+                if name == "attention"
+                else run(PARTS[name], given.small, given.models)
+            )
+            found = {"status": "done", **found}
+        except NotHere as error:
+            found = {"status": "not here", "reason": str(error)}
+        except subprocess.TimeoutExpired:
+            found = {"status": "out of time", "reason": f"{PART_MINUTES} minutes"}
+        except (RuntimeError, OSError, KeyError, StopIteration) as error:
+            found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"[-1500:]}
+        yield (
+            name,
+            found | {"seconds": round(time.monotonic() - began, 1), "code": provenance.code()["payload_sha256"][:12]},
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=25.0, help="after which no part begins, and the last is ended")
-    parser.add_argument("--only", nargs="+", default=["*"], metavar="PART", help=f"of {', '.join(PARTS)}; or patterns")
-    parser.add_argument(
-        "--missing", action="store_true", help="leave out what the file says is done, or cannot be here"
-    )
-    parser.add_argument("--small", action="store_true", help="tiny sizes: shows that the code works, measures nothing")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--output", type=Path, help="default: docs/results/gpu_<device>.json")
-    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.run:
-        take_part(given.run[0], json.loads(given.run[1]))
-        return 0
-    try:
-        names = chosen(given.only)
-    except ValueError as error:
-        parser.error(str(error))
-    if given.device == "cpu" and not given.small:
-        parser.error("--device cpu: real sizes are for a GPU; add --small")
-    if given.small and not given.output:
-        parser.error("--small: what it writes are no measurements; give an --output outside of docs/results")
-    until = time.monotonic() + 60 * given.minutes
-    first = run("machine", PARTS["machine"].seconds, given)
-    if first["status"] != "done":
-        parser.exit(1, f"no GPU to be measured: {first['error']}\n{first.get('output', '')}\n")
-    about = {name: value for name, value in first.items() if name not in ("status", "seconds", "helpers")}
-    device = re.sub(r"\W+", "_", about["device"].lower()).strip("_")
-    output = given.output or ROOT / f"docs/results/gpu_{device}.json"
-    before = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
-    same = before and before["small"] == given.small and before["machine"]["device"] == about["device"]
-    parts = before["parts"] if same else {}
-    settled = {name for name in parts if given.missing and parts[name]["status"] in ("done", "not here")}
-    for name in (each for each in names if each not in settled):
-        left = until - time.monotonic()
-        if left < LEAST:
-            parts.setdefault(name, {"status": "no time left"})
-        else:
-            parts[name] = run(name, min(left, PARTS[name].seconds), given) | {
-                "code": first["helpers"]["payload_sha256"][:12]
-            }
-        report.write(output, about, small=given.small, parts=parts)
-        short = {key: parts[name][key] for key in ("status", "reason", "error", "seconds") if key in parts[name]}
-        print(name, json.dumps(short), flush=True)
-    print(output)
-    return 0
+    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="not used: a run is its own repetition")
+    parser.set_defaults(device="cuda")
+    parser.add_argument("--minutes", type=float, default=60, help="for all parts together")
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="these parts")
+    parser.add_argument("--missing", action="store_true", help="only parts that the file does not have as done")
+    parser.add_argument("--models", type=Path, help="folder with models, where no hub answers")
+    parser.add_argument("--small", action="store_true", help="samples; measures nothing")
+    given = parsed(parser, "gpu")
+    about = machine(given.device, ("torch", "transformers"))
+    if given.output.name == "gpu_cuda.json":
+        given.output = given.output.with_name(f"gpu_{about['device'].replace(' ', '_')}.json")
+    kept = json.loads(given.output.read_text(encoding="utf-8"))["parts"] if given.output.exists() else {}
+    if given.missing:
+        given.only = [name for name in given.only or NAMES if kept.get(name, {}).get("status") != "done"]
+        if not given.only:
+            return 0
+    for name, found in parts(given):
+        kept[name] = found
+        write(given.output, about, small=given.small, parts=kept)
+        print(name, json.dumps(found), flush=True)
+    return int(any(kept[name]["status"] == "failed" for name in given.only or NAMES))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The planner against this machine: memory of the notebooks' own models, and its page of forecasts.
+"""The planner against this machine's allocator, and its grid of notebooks, machines and sizes.
 
-    OMP_NUM_THREADS=1 python benchmarks/planner.py                       # every notebook; minutes
+    OMP_NUM_THREADS=1 python benchmarks/planner.py                       # memory of every notebook; minutes
     OMP_NUM_THREADS=1 python benchmarks/planner.py tinystories_reservoir # replaces this one's lines, the rest stays
-    python benchmarks/planner.py --forecasts                             # docs/results/forecasts.json alone; seconds
+    python benchmarks/planner.py --grid                                  # docs/results/grid.json alone; minutes
 
-Memory: an optimizer step of each notebook's default model at its default length is counted on fake tensors, then taken with
-real ones, in fp32 and in bf16; what it took are the allocator's own totals (torch.profiler).
+Memory: forward and backward pass of each notebook's default model at its default length are counted on fake tensors, then taken
+with real ones, in fp32 and in bf16; what they took are the allocator's own totals (torch.profiler). The grid asks the planner's
+command for the sizes that the guides of docs/choosing-hardware.md name.
 """
 
 from __future__ import annotations
@@ -13,26 +14,32 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-import public_runs  # noqa: E402
 from report import argument_parser, machine, parsed, write  # noqa: E402
 
 from helpers.machine import runtime  # noqa: E402
-from helpers.plan import outlook  # noqa: E402
-from helpers.plan.forecast import Forecast  # noqa: E402
-from helpers.plan.speed import PUBLISHED  # noqa: E402
+from helpers.plan.__main__ import forecasts, verdict  # noqa: E402
 from helpers.plan.workloads import ROOMS, Asked, room  # noqa: E402
 
 MEMORY_TARGET = 0.05
 EXAMPLES = 2  # of the micro-batch whose memory is measured
+MACHINES = ("T4", "2xT4", "V100", "L4", "A100 40GB", "RTX 3050", "v2-8", "v3-8", "v5e-1", "v5e-8")
+# Samples, or optimizer steps, as the guides name them; 0: the default run.
+SAMPLES = {
+    "lejepa_training": (0, 2_000, 5_000, 20_000, 50_000, 500_000),
+    "legal_cot_sft": (0, 2_054),
+    "hardware_tuning": (0, 24_000, 50_000, 100_000),
+}
+STEPS = {"graphmer_se": (0, 1_000, 10_000, 50_000, 100_000), "tinystories_reservoir": (0,)}
 
 
 def memory_of(notebook: str, here: runtime.Runtime) -> dict:
-    """Counted and allocated bytes of one step."""
+    """Counted and allocated bytes of one forward and backward pass."""
     from helpers.plan.counting import count
 
     _, step = room(notebook).planned(Asked(), here, weights=True)
@@ -72,56 +79,65 @@ def allocated(workload, here: runtime.Runtime, examples: int) -> int:
     return there + peak
 
 
-def forecasts() -> dict:
-    """What `python -m helpers.plan` says of each notebook's default run on each machine that it names by default."""
-    hardware, runs = outlook.DEFAULT_HARDWARE.split(","), public_runs.load()
+def grid(notebook: str) -> list[dict]:
+    """One entry a size: each machine's forecast in short, and which machine to take."""
+    found = []
+    for size in SAMPLES.get(notebook) or STEPS[notebook]:
+        by_samples = notebook in SAMPLES
+        asked, steps = (Asked(examples=size), 0) if by_samples else (Asked(), size)
+        each = forecasts(notebook, MACHINES, asked, max_steps=steps)
+        found.append(
+            {
+                "samples" if by_samples else "steps": size,
+                "machines": [short(one) for one in each],
+                "verdict": verdict(each),
+            }
+        )
+    return found
+
+
+def short(found) -> dict:
+    """What the page shows of a forecast."""
+    plan, whole = found.plan, found.results()
+    spans = {
+        name: whole[name] and [whole[name]["low"], whole[name]["high"]]
+        for name in ("run_seconds", "peak_memory_bytes", "usd")
+    }
+    if plan is None:
+        return {"hardware": found.machine.name, "problem": found.problem}
     return {
-        name: [each.results() | {"nearest": nearest(each, runs)} for each in outlook.forecasts(name, hardware, Asked())]
-        for name in ROOMS
+        "hardware": found.machine.name,
+        "fits": plan.memory.fits,
+        "checkpointing": plan.gradient_checkpointing,
+        "precision": plan.precision,
+        "batch": plan.batch_size,
+        "micro_batch": plan.per_device_batch_size,
+        "steps": plan.max_steps,
+        "free": found.price.free,
+        **spans,
     }
 
 
-def nearest(found: Forecast, runs: list[public_runs.Run]) -> dict | None:
-    """The published run that is most like a step of the forecast; None where its time rests on none."""
-    run, device = found.seconds(), found.machine.accelerator
-    if not run or run.basis != PUBLISHED:
-        return None
-    peak = device.peak_for(found.plan.precision)
-    ideal, gpu = found.plan.memory.count.flops / peak, device.kind == "cuda"
-    like = public_runs.nearest(runs, device.kind, ideal, peak / device.bandwidth, fused=not gpu)
-    return {"run": str(like), "url": like.source["url"], "share": round(like.bound / like.seconds, 3)}
-
-
 def main() -> int:
-    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="timed steps of each size")
-    parser.add_argument("--forecasts", action="store_true", help="write the forecasts alone")
+    parser = argument_parser(__doc__.splitlines()[0], repetitions=3, each="nothing (one pass is counted exactly)")
+    parser.add_argument("--grid", action="store_true", help="write the grid alone")
     parser.add_argument("notebooks", nargs="*", help=f"of {', '.join(ROOMS)}; all by default")
     given = parsed(parser, "planner_benchmark")
-    about = machine(given.device, ("torch", "transformers"))
-    write(given.output.with_name("forecasts.json"), about, forecasts=forecasts())
-    if given.forecasts:
-        return 0
-    kept = json.loads(given.output.read_text(encoding="utf-8")) if given.output.exists() else {}
-    found = {what: kept.get(what, []) for what in ("memory",)}
-    for name in given.notebooks or ROOMS:
-        lines = {"memory": []}
-        for precision in ("fp32", "bf16"):
-            here = runtime.detect(False, precision)
-            lines["memory"].append(memory_of(name, here))
-            print(json.dumps(lines["memory"][-1]), flush=True)
-            gc.collect()
-        found = {what: [*(one for one in found[what] if one["notebook"] != name), *lines[what]] for what in found}
-        worst = {what: max(abs(line["error"]) for line in found[what]) for what in found}
-        write(
-            given.output,
-            about,
-            repetitions=given.repetitions,
-            targets={"memory": MEMORY_TARGET},
-            worst=worst,
-            **found,
-        )
-    print(json.dumps(worst))
-    return int(worst["memory"] > MEMORY_TARGET)
+    about, names = machine(given.device, ("torch", "transformers")), given.notebooks or list(ROOMS)
+    output = given.output.with_name("grid.json") if given.grid else given.output
+    kept = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
+    for name in names:
+        if given.grid:
+            kept["notebooks"] = kept.get("notebooks", {}) | {name: grid(name)}
+            write(output, about, notebooks=kept["notebooks"])
+            continue
+        lines = [memory_of(name, replace(runtime.detect(False, half), precision=half)) for half in ("fp32", "bf16")]
+        print(json.dumps(lines), flush=True)
+        kept["memory"] = [*(one for one in kept.get("memory", []) if one["notebook"] != name), *lines]
+        worst = max(abs(line["error"]) for line in kept["memory"])
+        write(output, about, target=MEMORY_TARGET, worst=worst, memory=kept["memory"])
+        gc.collect()
+    return 0 if given.grid else int(worst > MEMORY_TARGET)
 
 
 if __name__ == "__main__":

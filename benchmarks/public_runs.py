@@ -1,15 +1,19 @@
-"""The share of a peak that training reaches, from runs that others published: docs/results/public_runs.json.
+"""The share of a peak that training reaches, and which of two machines is faster, from runs that others published.
 
     python benchmarks/public_runs.py   # writes docs/results/public_runs_fit.json; seconds
 
-The seconds of a step over what peak and bandwidth allow are fitted by least squares, in which each source weighs the root
-of its number of runs. The interval of a kind of device is the shortest that holds HELD of the residuals of its runs, each
-left out of the fit, but never wider than WIDEST. It is tested on each run by a fit to all others, and on each source by a
-fit, with intervals of its own, to all other sources. helpers/plan/speed.py has the numbers.
+docs/results/public_runs.json lists the sources. Every second one, from the first on, chooses the numbers of
+helpers/plan/forecast.py; the others test them and choose nothing. Seconds of a step over what peak and bandwidth allow are fitted
+by least squares, in which each source weighs the root of its number of runs. The interval is WIDTH from its lower to its upper
+end, where it holds the most residuals of the kind of device, each run left out of the fit.
+
+A pair is the same model, method and length of one source on two machines, each with its own batch. The error of a predicted ratio
+that 95 % of the choosing pairs stay within is RATIO; a pair is decided where that leaves 1 outside.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -26,13 +30,13 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 from report import machine, write  # noqa: E402
 
 from helpers.machine.hardware import CATALOGUE  # noqa: E402
-from helpers.plan.speed import ADAMW_BYTES, clipped  # noqa: E402
+from helpers.plan.forecast import ADAMW_BYTES, clipped  # noqa: E402
 
 RUNS = ROOT / "docs/results/public_runs.json"
 FIT = RUNS.with_name("public_runs_fit.json")
-HELD = 0.96  # of the residuals inside of the interval
-WIDEST = 5  # its upper end over its lower
-RIDGE = 0.1  # on what is not the constant
+WIDTH = 3.5
+RIDGE = 0.1  # on what is not a constant
+JOB = ("source", "model", "method", "length", "software", "checkpointing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Run:
     balance: float  # FLOPs of the peak for a byte of bandwidth
     bound: float  # seconds of the step that peak and bandwidth allow
     seconds: float
+    chooses: bool
 
     @property
     def features(self) -> list[float]:
@@ -56,6 +61,15 @@ class Run:
     @property
     def slowdown(self) -> float:
         return math.log(self.seconds / self.bound)
+
+    @property
+    def examples(self) -> int:
+        """Of an optimizer step."""
+        return self.about["examples"] * self.about["devices"] * self.about["accumulation"]
+
+    @property
+    def machine(self) -> tuple[str, int]:
+        return self.about["device"], self.about["devices"]
 
     def __str__(self) -> str:
         run = self.about
@@ -69,31 +83,27 @@ class Run:
 def load(path: Path = RUNS) -> list[Run]:
     """Each run of the file, with its FLOPs counted."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    known = {each.name: each for each in CATALOGUE}
+    known = {each.name: each.model_dump() for each in CATALOGUE}
+    order = list(found["sources"])
     runs = []
     for run in found["runs"]:
         weights, layers, width = found["models"][run["model"]]
         full, again = run["method"] == "full", run["checkpointing"]
         attention = (12 + 4 * again) * (layers or 0) * (width or 0) * run["length"]
-        tokens = run["examples"] * run["length"]
-        flops = (((6 if full else 4) + 2 * again) * weights + attention) * tokens
-        if device := known.get(run["device"]):
-            kind, rates, bandwidth = device.kind, device.teraflops, device.gigabytes_per_second
-        else:
-            kind, rates, bandwidth = (
-                found["devices"][run["device"]][n] for n in ("kind", "teraflops", "gigabytes_per_second")
-            )
-        peak, bandwidth = rates[run["precision"]] * 1e12, bandwidth * 1e9
+        flops = (((6 if full else 4) + 2 * again) * weights + attention) * run["examples"] * run["length"]
+        device = known.get(run["device"]) or found["devices"][run["device"]]
+        peak, bandwidth = device["teraflops"][run["precision"]] * 1e12, device["gigabytes_per_second"] * 1e9
         trained = weights / (run["devices"] if run.get("sharded") else 1) if full else 0
         runs.append(
             Run(
                 about=run,
                 source=found["sources"][run["source"]],
-                kind=kind,
+                kind=device["kind"],
                 ideal=flops / peak,
                 balance=peak / bandwidth,
                 bound=run["accumulation"] * flops / peak + ADAMW_BYTES * trained / bandwidth,
                 seconds=_seconds(run, flops / (8 / 6 if again else 1) / peak),
+                chooses=order.index(run["source"]) % 2 == 0,
             )
         )
     return runs
@@ -105,11 +115,9 @@ def _seconds(run: dict, useful: float) -> float:
     if "seconds_per_step" in run:
         return run["seconds_per_step"]
     if "steps_in_seconds" in run:
-        steps, seconds = run["steps_in_seconds"]
-        return seconds / steps
+        return run["steps_in_seconds"][1] / run["steps_in_seconds"][0]
     if "samples_in_seconds" in run:
-        samples, seconds = run["samples_in_seconds"]
-        return examples * seconds / samples
+        return examples * run["samples_in_seconds"][1] / run["samples_in_seconds"][0]
     if "samples_per_second" in run:
         return examples / run["samples_per_second"]
     if "tokens_per_second" in run:
@@ -117,6 +125,9 @@ def _seconds(run: dict, useful: float) -> float:
     if "tokens_per_second_a_device" in run:
         return examples / run["devices"] * run["length"] / run["tokens_per_second_a_device"]
     return useful * run["accumulation"] / run["mfu"]
+
+
+# ---- one machine
 
 
 def fit(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
@@ -131,111 +142,115 @@ def fit(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
     return coefficients, (found - features @ coefficients) / (1 - leverage)
 
 
-def intervals(runs: Sequence[Run], residuals: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Of each kind of device."""
-    return {kind: interval(residuals[[run.kind == kind for run in runs]]) for kind in ("cuda", "xla")}
+def middle(residuals: np.ndarray) -> float:
+    """Of the interval of WIDTH that holds the most of them."""
+    ordered = np.sort(residuals)
+    held = max((ordered[(ordered >= low) & (ordered <= low + math.log(WIDTH))] for low in ordered), key=len)
+    return float(held[0] + held[-1]) / 2
 
 
-def interval(residuals: np.ndarray) -> tuple[float, float]:
-    """The shortest that holds HELD of them, and one more (split conformal prediction); of WIDEST where that is wider."""
-    ordered, widest = np.sort(residuals), math.log(WIDEST) - 0.002  # which rounding may add
-    held = min(len(ordered), math.ceil(HELD * (len(ordered) + 1)))
-    starts = ordered[: len(ordered) - held + 1]
-    width, low = min((ordered[at + held - 1] - start, start) for at, start in enumerate(starts))
-    if width <= widest:
-        return float(low), float(low + width)
-    inside = max((ordered[(ordered >= low) & (ordered <= low + widest)] for low in ordered), key=len)
-    slack = (widest - (inside[-1] - inside[0])) / 2
-    return float(inside[0] - slack), float(inside[-1] + slack)
+def middles(runs: Sequence[Run], residuals: np.ndarray) -> dict[str, float]:
+    """Of the interval of each kind of device."""
+    return {kind: middle(residuals[[run.kind == kind for run in runs]]) for kind in ("cuda", "xla")}
 
 
-def planner(runs: Sequence[Run]) -> dict[str, tuple[float, ...]]:
-    """`helpers.plan.speed.PUBLIC`: least, most, size and balance; on a GPU of kernels that are launched one by one."""
-    (gpu, tpu, balance, size, alone), residuals = fit(runs)
-    constants, slopes = {"cuda": gpu, "xla": tpu}, {"cuda": size + alone, "xla": 0.0}
-    return {
-        kind: tuple(
-            round(float(value), 3) for value in (constants[kind] + low, constants[kind] + high, slopes[kind], balance)
-        )
-        for kind, (low, high) in intervals(runs, residuals).items()
-    }
+def inside(runs: Sequence[Run], coefficients: np.ndarray, at: dict[str, float]) -> list[bool]:
+    """Whether each run lies in the interval."""
+    off = [run.slowdown - float(np.dot(run.features, coefficients)) - at[run.kind] for run in runs]
+    return [abs(each) <= math.log(WIDTH) / 2 for each in off]
 
 
-def held_out(runs: Sequence[Run]) -> dict:
-    """How many of the runs, and of the runs of whole sources, that a fit has not seen lie in its interval, and how wide it is."""
-    _, residuals = fit(runs)
-    found = {"runs": _inside(runs, residuals, intervals(runs, residuals))}
-    seen, widths = [], []
+def left_out(runs: Sequence[Run]) -> float:
+    """Share of the runs inside of an interval that a fit without their source makes."""
+    good = []
     for name in {run.about["source"]: None for run in runs}:
         rest, own = ([run for run in runs if (run.about["source"] == name) is of] for of in (False, True))
-        coefficients, left = fit(rest)
-        off = np.array([run.slowdown - float(np.dot(run.features, coefficients)) for run in own])
-        seen.append(_inside(own, off, intervals(rest, left)))
-        widths.append(max(seen[-1].pop("width").values()))
-    found["sources"] = {
-        "inside": {kind: sum(each["inside"][kind] for each in seen) for kind in ("cuda", "xla")},
-        "of": found["runs"]["of"],
-        "widest": max(widths),
-        "outside": [run for each in seen for run in each["outside"]],
-    }
-    return found
+        coefficients, residuals = fit(rest)
+        good += inside(own, coefficients, middles(rest, residuals))
+    return sum(good) / len(good)
 
 
-def _inside(runs: Sequence[Run], residuals: np.ndarray, within: dict[str, tuple[float, float]]) -> dict:
-    good = [
-        within[run.kind][0] <= left <= within[run.kind][1] for run, left in zip(runs, residuals.tolist(), strict=True)
+# ---- two machines
+
+
+def pairs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Of the same job on two machines."""
+    jobs: dict[tuple, list[Run]] = {}
+    for run in runs:
+        jobs.setdefault(tuple(run.about.get(name) for name in JOB), []).append(run)
+    every = itertools.chain.from_iterable(itertools.combinations(job, 2) for job in jobs.values())
+    return [(one, other) for one, other in every if one.machine != other.machine]
+
+
+def log_ratios(pairs: Sequence[tuple[Run, Run]], coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the seconds of an example: predicted and measured."""
+
+    def log_seconds(run: Run, slowdown: float) -> float:
+        return math.log(run.bound / run.examples) + slowdown
+
+    predicted = [
+        log_seconds(one, float(np.dot(one.features, coefficients)))
+        - log_seconds(other, float(np.dot(other.features, coefficients)))
+        for one, other in pairs
     ]
+    measured = [log_seconds(one, one.slowdown) - log_seconds(other, other.slowdown) for one, other in pairs]
+    return np.array(predicted), np.array(measured)
+
+
+def planner(runs: Sequence[Run]) -> dict:
+    """The constants of helpers/plan/forecast.py, from the runs that choose."""
+    chosen = [run for run in runs if run.chooses]
+    coefficients, residuals = fit(chosen)
+    at = middles(chosen, residuals)
+    gpu, tpu, balance, size, alone = map(float, coefficients)
+    predicted, measured = log_ratios(pairs(chosen), coefficients)
     return {
-        "inside": {kind: sum(one for one, run in zip(good, runs, strict=True) if run.kind == kind) for kind in within},
-        "of": {kind: sum(run.kind == kind for run in runs) for kind in within},
-        "width": {kind: round(math.exp(high - low), 2) for kind, (low, high) in within.items()},
-        "outside": [str(run) for one, run in zip(good, runs, strict=True) if not one],
+        "CONSTANT": {"cuda": round(gpu + at["cuda"], 3), "xla": round(tpu + at["xla"], 3)},
+        "BALANCE": round(balance, 3),
+        "SIZE": round(size, 3),
+        "SIZE_UNFUSED": round(size + alone, 3),
+        "EITHER_WAY": round(math.sqrt(WIDTH), 2),
+        "RATIO": round(math.exp(np.quantile(abs(predicted - measured), 0.95)), 2),
     }
 
 
-def nearest(runs: Sequence[Run], kind: str, ideal: float, balance: float, fused: bool) -> Run:
-    """The run on this kind of device whose size, balance and way of launching are most alike."""
-
-    def distance(run: Run) -> float:
-        size = abs(clipped(run.ideal) - clipped(ideal))
-        return size + abs(math.log(run.balance / balance)) + (run.about["fused"] != fused)
-
-    return min((run for run in runs if run.kind == kind), key=distance)
-
-
-def share_inside(part: dict) -> float:
-    """Of all runs."""
-    return sum(part["inside"].values()) / sum(part["of"].values())
-
-
-def by_source(runs: Sequence[Run]) -> list[dict]:
-    """Each source with its devices and the shares of their bound that its steps reached."""
-    found = []
-    for name in {run.about["source"]: None for run in runs}:
-        own = [run for run in runs if run.about["source"] == name]
-        shares = [run.bound / run.seconds for run in own]
-        devices = {f"{run.about['device']} {run.about['precision']}": None for run in own}
-        found.append(
-            own[0].source
-            | {"devices": list(devices), "runs": len(own), "shares": [round(min(shares), 3), round(max(shares), 3)]}
-        )
-    return found
+def tested(runs: Sequence[Run]) -> dict:
+    """What the chosen numbers make of the runs and of the pairs that chose nothing."""
+    chosen, others = ([run for run in runs if run.chooses is of] for of in (True, False))
+    coefficients, residuals = fit(chosen)
+    good = inside(others, coefficients, middles(chosen, residuals))
+    held_out = pairs(others)
+    predicted, measured = log_ratios(held_out, coefficients)
+    decided = abs(predicted) > math.log(planner(runs)["RATIO"])
+    right = np.sign(predicted[decided]) == np.sign(measured[decided])
+    kinds = {kind: [one for one, run in zip(good, others, strict=True) if run.kind == kind] for kind in ("cuda", "xla")}
+    return {
+        "width": WIDTH,
+        "inside": {kind: sum(each) for kind, each in kinds.items()},
+        "of": {kind: len(each) for kind, each in kinds.items()},
+        "outside": [str(run) for one, run in zip(good, others, strict=True) if not one],
+        "pairs": len(held_out),
+        "decided": int(decided.sum()),
+        "right": int(right.sum()),
+        "sources_of_pairs": sorted({one.about["source"] for one, _ in held_out}),
+        "choosing_sources_left_out": round(left_out(chosen), 3),
+    }
 
 
 def main() -> int:
     runs = load()
-    found = held_out(runs)
-    write(
-        FIT,
-        machine("cpu", ("numpy",)),
-        runs=len(runs),
-        sources=by_source(runs),
-        planner=planner(runs),
-        held_out=found,
-    )
-    print(json.dumps({"planner": planner(runs)} | found, indent=1))
-    widest = max(*found["runs"]["width"].values(), found["sources"]["widest"])
-    return int(min(map(share_inside, found.values())) < 0.9 or widest > WIDEST)
+    found = {"planner": planner(runs), "tested": tested(runs)}
+    counts = {
+        "runs": len(runs),
+        "chose": sum(run.chooses for run in runs),
+        "sources": len({r.about["source"] for r in runs}),
+    }
+    counts |= {"choosing_pairs": len(pairs([run for run in runs if run.chooses]))}
+    write(FIT, machine("cpu", ("numpy",)), **counts, **found)
+    print(json.dumps(counts | found, indent=1))
+    test = found["tested"]
+    covered = sum(test["inside"].values()) / sum(test["of"].values())
+    return int(covered < 0.9 or test["decided"] < 0.6 * test["pairs"] or test["right"] < 0.95 * test["decided"])
 
 
 if __name__ == "__main__":

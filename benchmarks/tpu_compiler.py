@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import re
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
@@ -26,12 +27,12 @@ from report import machine as this_machine  # noqa: E402
 from report import write  # noqa: E402
 from transformers import BertConfig  # noqa: E402
 
-from helpers.plan import tpu_compiler  # noqa: E402
+from helpers.plan import tpu  # noqa: E402
 from helpers.plan.counting import count  # noqa: E402
+from helpers.plan.forecast import ADAMW_BYTES  # noqa: E402
 from helpers.plan.machines import machine, runtime_of  # noqa: E402
 from helpers.plan.settings import plan  # noqa: E402
-from helpers.plan.speed import ADAMW_BYTES  # noqa: E402
-from helpers.plan.tpu_step import begin, trace  # noqa: E402
+from helpers.plan.tpu import begin, trace  # noqa: E402
 from helpers.plan.workloads import Asked, room  # noqa: E402
 
 OUTPUT = ROOT / "docs/results/tpu_compiler_steps.json"
@@ -43,6 +44,9 @@ MINILM = {  # sentence-transformers/all-MiniLM-L6-v2 config.json
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
 }
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+COLLECTIVE = re.compile(rf"\s+(?:ROOT )?%\S+ = (.+?) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 
 
 @dataclass(frozen=True)
@@ -113,13 +117,31 @@ def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
     about |= by_planner(workload, about)
     traced = trace(workload, planned.per_device_batch_size * chips.count, chips=chips.count, **step)
     try:
-        made = tpu_compiler.compile_step(traced, hardware)
-    except tpu_compiler.DoesNotFitChip as error:
+        made = tpu.compile_step(traced, hardware)
+    except tpu.DoesNotFitChip as error:
         return about | {"problem": str(error)}
     if programs:
         programs.mkdir(parents=True, exist_ok=True)
         program_file(programs, case, hardware).write_text(made.program, encoding="utf-8")
-    return about | made.results() | {"name": f"{case.notebook} {case.name}"}  # not the folder of a local model
+    return (
+        about
+        | made.results()
+        | {
+            "collectives": collectives(made.program),
+            "products": traced.products,
+            "name": f"{case.notebook} {case.name}",
+        }
+    )  # not the folder of a local model
+
+
+def collectives(program: str) -> dict[str, dict[str, int]]:
+    """Kind: count and bytes of what an optimised HLO module in text sends between chips."""
+    found: dict[str, dict[str, int]] = {}
+    for shape, name in (match.groups() for match in map(COLLECTIVE.match, program.splitlines()) if match):
+        kind = found.setdefault(name, {"count": 0, "bytes": 0})
+        kind["count"] += 1
+        kind["bytes"] += tpu.size(shape)
+    return found
 
 
 def program_file(folder: Path, case: Case, hardware: str) -> Path:
@@ -133,7 +155,7 @@ def main() -> int:
     parser.add_argument("--recount", action="store_true", help="only the planner's figures")
     parser.add_argument("--programs", type=Path, help="folder for the compiled programs as HLO text")
     given = parser.parse_args()
-    if problem := "" if given.recount else tpu_compiler.available():
+    if problem := "" if given.recount else tpu.available():
         parser.error(problem)
     if not given.recount:
         begin()
@@ -147,7 +169,7 @@ def main() -> int:
                     runtime = runtime_of(machine(hardware))
                     steps[name] |= by_planner(asked_for(case, runtime)[1], steps[name])
                     if given.programs and (kept := program_file(given.programs, case, hardware)).exists():
-                        steps[name] |= tpu_compiler.read(kept.read_text(encoding="utf-8"))
+                        steps[name] |= {"moved": tpu.moved(kept.read_text(encoding="utf-8"))}
                 else:
                     steps[name] = compiled(case, hardware, given.programs)
                 write(given.output, about, steps=steps)

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import report  # before torch, which it gives huge pages
 
 # isort: split
+from helpers.tuning.experiment import load_texts
+from helpers.tuning.task import PROCESSOR, Settings, Task, clock, load_task
 from transformers import Trainer
 
 from helpers.machine import runtime
 from helpers.tuning import export
-from helpers.tuning.experiment import load_texts
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.task import PROCESSOR, Settings, Task, clock, load_task
 from helpers.tuning.training import ClassifierTrainer
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth

@@ -12,7 +12,7 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Three cells 
 - tagged `method`, `# method: helpers/<room>/<file>.py`: a cell that shows this file and writes it (`%%writefile`), so that a reader
   can edit it. The file is left out of the payload (helpers/notebook/method.py).
 
-In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/forecasts.json),
+In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/grid.json),
 `{own data}` for how a file of one's own gets into the runtime, and a paragraph `{picture: what it shows}` for the small picture of
 the executed copy (docs/gallery), with a caption; without one there the paragraph is left out.
 """
@@ -48,7 +48,7 @@ NOTEBOOKS = ROOT / "notebooks"
 SUFFIX = {"gpu": "", "tpu": "_tpu"}
 COLAB_RUNTIME = {"gpu": ("GPU", "T4"), "tpu": ("TPU", "V5E1")}
 DEVICES = {"gpu": ("T4", "A100 40GB"), "tpu": ("v5e-1", "v5e-8")}
-FORECASTS = ROOT / "docs/results/forecasts.json"
+GRID = ROOT / "docs/results/grid.json"
 GALLERY = ROOT / "docs/gallery"
 PLAN = "{planned}"  # in a markdown cell
 PICTURE = re.compile(r"\{picture: (.+)\}\n\n")
@@ -154,15 +154,16 @@ def picture(notebook: str, shows: str) -> str:
 
 def planned(notebook: str, twin: str) -> str:
     """Time and memory of the notebook's default run by the planner, on the devices that most people have."""
-    found = json.loads(FORECASTS.read_text(encoding="utf-8"))["forecasts"][notebook]
-    plans = {each["hardware"]: each for each in found}
+    default = json.loads(GRID.read_text(encoding="utf-8"))["notebooks"][notebook][0]
+    plans = {each["hardware"]: each for each in default["machines"]}
     said = []
     for device in DEVICES[twin]:
-        run, memory = plans[device]["run_seconds"], plans[device]["plan"]["memory"]["peak"]
-        ends = [tables.seconds(end) for end in (run["low"], run["high"]) if end is not None]
-        time = " to ".join(ends) if len(ends) == 2 else f"at least {ends[0]}"
-        said.append(f"{device} {time}, at most {memory['high'] / 2**30:.1f} GiB")
-    return f"**Planned, not measured**, with default settings: {'; '.join(said)}."
+        time = " to ".join(map(tables.seconds, plans[device]["run_seconds"] or ())) or "not known"
+        said.append(f"{device} {time}, at most {plans[device]['peak_memory_bytes'][1] / 2**30:.1f} GiB")
+    return (
+        f"**Planned, not measured**, training alone with default settings: {'; '.join(said)}. Download, compilation, evaluation and "
+        "saving come on top."
+    )
 
 
 def parameters_cell(declaration: str, twin: str, where: str = "parameters cell") -> str:

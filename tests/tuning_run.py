@@ -6,7 +6,6 @@ All runs of a process are of one kind.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -17,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 DEFAULTS = {
     "kind": "cpu",  # or "xla"
     "devices": 8,  # virtual ones of XLA
-    "settings": {},  # fields of Settings
+    "settings": {},  # beside those of the start
     "steps": 6,
     "stop_after": 0,  # end the process's run after so many steps, with a checkpoint; 0: at the end
     "resume": True,
-    "climb": [],  # instead of a run: names of optimisations to try, "all" for all
+    "climb": 0,  # instead of a run: seconds of trials
     "rows": 64,
 }
 WORDS = {
@@ -29,7 +28,7 @@ WORDS = {
     "blue": "azure navy indigo sea sky",
     "green": "moss leaf fern lime olive",
 }
-LENGTH, BATCH = 16, 8
+LENGTH = 16
 
 
 def rows(count: int, seed: int = 0) -> list[tuple[str, int]]:
@@ -41,13 +40,6 @@ def rows(count: int, seed: int = 0) -> list[tuple[str, int]]:
     return [(" ".join(draw.choices(families[i % 3], k=draw.randint(1, 12))) + f" {i}", i % 3) for i in range(count)]
 
 
-def tiny():
-    """(model, tokeniser) of the sample, 1 layer's worth of time."""
-    from helpers.tuning.classifier import load_classifier
-
-    return load_classifier("sample", tuple(WORDS), texts=[text for text, _ in rows(200)], seed=0)
-
-
 def machine(kind: str, devices: int = 8):
     if kind == "xla":
         os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices))
@@ -56,33 +48,26 @@ def machine(kind: str, devices: int = 8):
     return runtime.detect(kind == "xla")
 
 
-def task_of(runtime, *, count: int = 64, weights=None, **parameters):
+def task_of(runtime, *, count: int = 64, **parameters):
     """The rows above and the sample model as a task with these parameters."""
     from helpers.tuning.data import LabelledTexts
     from helpers.tuning.parameters import TuningParameters
-    from helpers.tuning.task import Task
+    from helpers.tuning.training import Task, load_classifier
 
     splits = {"train": rows(count), "validation": rows(19, seed=1), "test": rows(19, seed=2)}
     texts = LabelledTexts(**splits, labels=tuple(WORDS), removed={}, name="colours", sha256="")
-    given = {"max_length": LENGTH, "start_batch_size": BATCH, "learning_rate": 1e-3, "patience": 0, **parameters}
-    return Task(texts, *tiny(), weights, TuningParameters.defaults().model_copy(update=given), runtime)
+    given = {"max_length": LENGTH, "learning_rate": 1e-3, "base_model": "sample", "try_compile": False, **parameters}
+    params = TuningParameters.defaults().model_copy(update=given)
+    model, tokenizer = load_classifier("sample", tuple(WORDS), texts=[text for text, _ in rows(200)], seed=0)
+    return Task(texts, model, tokenizer, params, runtime)
 
 
-def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: int = 64, weights=None):
-    """A trainer of a run with these settings, on the rows above."""
+def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: int = 64):
+    """A trainer of a run with these settings beside those of the start, on the rows above."""
     from helpers.tuning.training import ClassifierTrainer
 
-    task = task_of(runtime, count=count, weights=weights, evaluations=2, logging_steps=2)
-    settings = dataclasses.replace(task.start, **settings)
-    return ClassifierTrainer(task, settings, Path(output_dir), seed=0, steps=steps)
-
-
-def bench_of(runtime, **parameters):
-    """A bench on the rows above, and its start."""
-    from helpers.tuning.measurement import Bench
-
-    bench = Bench(task_of(runtime, window_examples=2 * BATCH, **parameters))
-    return bench, bench.task.start
+    task = task_of(runtime, count=count)
+    return ClassifierTrainer(task, task.start | settings, Path(output_dir), seed=0, steps=steps)
 
 
 def digest(model) -> str:
@@ -93,13 +78,16 @@ def digest(model) -> str:
 
 
 def main(output_dir: str, options: dict) -> dict:
+    options = DEFAULTS | options
     runtime = machine(options["kind"], options["devices"])
     import torch
     import transformers
 
     torch.set_num_threads(1)
     if options["climb"]:
-        return climbed(runtime, options["climb"])
+        from helpers.tuning import ladder
+
+        return {"tried": [vars(each) | {"window": None} for each in ladder.climb(task_of(runtime), options["climb"])]}
     trainer = trainer_of(runtime, output_dir, options["settings"], steps=options["steps"], count=options["rows"])
 
     class Stop(transformers.TrainerCallback):
@@ -109,31 +97,15 @@ def main(output_dir: str, options: dict) -> dict:
 
     trainer.add_callback(Stop())
     trainer.train(resume_from_checkpoint=options["resume"])
-    from helpers.tuning.task import encode
-
-    logits = trainer.logits(encode(rows(19, seed=1), trainer.processing_class, LENGTH))
+    logits = trainer.logits(task_of(runtime).rows("test", trainer.settings))
     return {
         **trainer.results(),
         "weights": digest(trainer.model),
-        "f1": [entry["eval_f1"] for entry in trainer.state.log_history if "eval_f1" in entry],
+        "losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
         "logits": logits.tolist(),
     }
 
 
-def climbed(runtime, names: list[str]) -> dict:
-    from helpers.tuning.climb import Climber
-    from helpers.tuning.optimisations import ladder
-
-    bench, start = bench_of(runtime, try_compile=False)
-    steps = ladder(bench.task, enough_length=8)
-    chosen = tuple(each for each in steps.changes if names == ["all"] or each.name in names)
-    climber = Climber(bench, start, repetitions=2)
-    rungs = list(climber.climb(dataclasses.replace(steps, changes=chosen, batch_sizes=(2 * BATCH,))))
-    return {"rungs": [dataclasses.asdict(rung) for rung in rungs]}
-
-
 if __name__ == "__main__":
-    for folder, given in zip(sys.argv[1::2], map(json.loads, sys.argv[2::2]), strict=True):
-        unknown = set(given) - set(DEFAULTS)
-        assert not unknown, unknown
-        print("RESULT " + json.dumps(main(folder, {**DEFAULTS, **given})))
+    for folder, options in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        print("RESULT " + json.dumps(main(folder, json.loads(options))), flush=True)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from helpers.plan.counting import Count
-from helpers.plan.memory import memory
+from helpers.plan.forecast import memory
 from helpers.plan.settings import Plan
 from helpers.plan.workloads import Workload
 

@@ -1,10 +1,10 @@
-"""What the planner says of each notebook's default run, what its times rest on, and how far it was off where it was measured."""
+"""What the planner says of each notebook on each machine at each size, what its times rest on, and what an hour costs."""
 
 from build import result
 
 from helpers.show import tables
 
-CHOICES = {  # the machines of the first screen
+I_HAVE = {  # the machines of the first screen
     "T4": "a free T4 (Colab)",
     "2xT4": "Kaggle's two T4",
     "RTX 3050": "an RTX 3050 with 8 GB",
@@ -12,63 +12,110 @@ CHOICES = {  # the machines of the first screen
     "v5e-1": "a TPU v5e-1 (Colab)",
     "v5e-8": "Kaggle's TPU v5e-8",
 }
-FREE = ("T4", "2xT4", "v5e-1", "v5e-8")
 
 
 def choices() -> str:
-    """One line a machine, one column a notebook: fits, time, money."""
-    found = result("forecasts.json")["forecasts"]
+    """One line a machine, one column a notebook, of the default runs: fits, time, money."""
+    found = result("grid.json")["notebooks"]
     rows = []
-    for name, said in CHOICES.items():
-        row = {"I have": said}
-        for notebook, machines in found.items():
-            row[notebook] = _choice(next(each for each in machines if each["hardware"] == name))
-        rows.append(row)
+    for name, said in I_HAVE.items():
+        runs = {notebook: _machine(sizes[0], name) for notebook, sizes in found.items()}
+        rows.append({"I have": said} | {notebook: _short(run) for notebook, run in runs.items()})
     return tables.markdown(rows)
 
 
-def _choice(forecast: dict) -> str:
-    plan = forecast["plan"]
-    if plan is None:
+def _machine(size: dict, name: str) -> dict:
+    return next(each for each in size["machines"] if each["hardware"] == name)
+
+
+def _short(run: dict) -> str:
+    """`fits; 19 min to 65 min; $0`."""
+    if "problem" in run:
         return "no"
-    fits = {"yes": "fits", "tight": "**tight**"}.get(plan["memory"]["fits"], plan["memory"]["fits"])
-    fits += " with checkpointing" if plan["gradient_checkpointing"] else ""
-    money = "$0" if forecast["hardware"] in FREE else _between(forecast["usd"], "${:.2g}".format)
-    return f"{fits}; {_between(forecast['run_seconds'], tables.seconds)}" + (
-        "" if money == "not known" else f"; {money}"
-    )
+    fits = {"yes": "fits", "tight": "**tight**"}.get(run["fits"], run["fits"])
+    fits += ", with checkpointing" if run["checkpointing"] else ""
+    return "; ".join(filter(None, (fits, _time(run), _money(run))))
+
+
+def _time(run: dict) -> str:
+    return " to ".join(map(tables.seconds, run["run_seconds"])) if run["run_seconds"] else "time not known"
+
+
+def _money(run: dict) -> str:
+    if run["free"]:
+        return "$0"
+    return " to ".join(f"${end:.2g}" for end in run["usd"]) if run["usd"] else ""
+
+
+def grid() -> str:
+    """Every notebook at the sizes that the guides name, on every machine."""
+    parts = []
+    for notebook, sizes in result("grid.json")["notebooks"].items():
+        rows = [
+            {
+                "samples or steps": _size(size),
+                "batch": f"{_machine(size, 'T4').get('batch', '')}",
+                **{
+                    each["hardware"]: "; ".join(filter(None, (_fits(each), _time_of(each), _money(each))))
+                    for each in size["machines"]
+                },
+            }
+            for size in sizes
+        ]
+        parts.append(f"**{notebook}**. {_verdict(sizes[0])}\n\n{tables.markdown(rows)}")
+    return "\n\n".join(parts)
+
+
+def _size(size: dict) -> str:
+    (kind, number), *_ = ((kind, size[kind]) for kind in ("samples", "steps") if kind in size)
+    return f"{number:,} {kind}" if number else "the default run"
+
+
+def _fits(run: dict) -> str:
+    if "problem" in run:
+        return "no"
+    return {"yes": "", "tight": "**tight**"}.get(run["fits"], run["fits"])
+
+
+def _time_of(run: dict) -> str:
+    return "" if "problem" in run else _time(run)
+
+
+def _verdict(size: dict) -> str:
+    return ". ".join(f"{line[0].upper()}{line[1:]}" for line in size["verdict"]) + ("." if size["verdict"] else "")
 
 
 def an_hour() -> str:
-    """What an hour of the first screen's machines costs where it costs anything, with source and month."""
-    from helpers.plan.prices import table
+    """What an hour costs, with source and month."""
+    from helpers.plan.machines import FREE, prices
 
-    wanted = {"T4": "T4", "A100 40GB": "A100 40GB", "v5e-1": "TPU v5e"}
-    found = table()
-    said = (
-        f"{machine} ${found[name].usd_per_hour:.2f} ({found[name].source}; {found[name].as_of})"
-        if found[name].usd_per_hour
-        else f"{machine} not known ({found[name].remark})"
-        for machine, name in wanted.items()
+    free = ", ".join(f"{name} ({where})" for name, where in FREE.items())
+    paid = "; ".join(
+        f"{name} ${each['usd_per_hour']:.2f} ({each['source']}; {each['as_of']})" for name, each in prices().items()
     )
-    return f"An hour, where it is paid: {'; '.join(said)}."
+    return f"Free of charge within a quota: {free}. An hour where it is paid: {paid}. Of all others no price with its month is known."
 
 
-def held_out() -> str:
-    """How published runs fared that the intervals had not seen."""
+def tested() -> str:
+    """How published runs and pairs fared that chose nothing."""
     found = result("public_runs_fit.json")
-    runs, sources = found["held_out"]["runs"], found["held_out"]["sources"]
-    total = sum(runs["of"].values())
+    test = found["tested"]
+    inside, of = (sum(test[name].values()) for name in ("inside", "of"))
     return (
-        f"Time rests on {total} training runs that others published, in {len(found['sources'])} sources. With each run left "
-        f"out in turn, {sum(runs['inside'].values())} of {total} lay inside their interval ({runs['inside']['xla']} of "
-        f"{runs['of']['xla']} on TPUs); with each source left out, {sum(sources['inside'].values())} ({sources['inside']['xla']} "
-        f"on TPUs). From its lower to its upper end an interval grows by a factor of {runs['width']['cuda']:.1f} on a GPU "
-        f"and {runs['width']['xla']:.1f} on a TPU."
+        f"{found['chose']} training runs that others published chose the numbers, and {of} of other sources tested them: {inside} of "
+        f"{of} lay inside of their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs), which grows by a factor of "
+        f"{test['width']:g} from its lower to its upper end. Which of two machines is faster was decided for {test['decided']} of "
+        f"{test['pairs']} published pairs that chose nothing, and right for {test['right']} of these; all of them are of one source "
+        f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). Outside of their interval: "
+        f"{'; '.join(dict.fromkeys(test['outside']))}."
     )
 
 
-def _between(span: dict | None, form) -> str:
-    if span is None:
-        return "not known"
-    return f"at least {form(span['low'])}" if span["high"] is None else f"{form(span['low'])} to {form(span['high'])}"
+def accuracy() -> str:
+    """Counted against allocated bytes."""
+    found = result("planner_benchmark_cpu.json")["memory"]
+    worst = max(found, key=lambda each: abs(each["error"]))
+    return (
+        f"On a CPU the bytes that were counted for a step of each notebook's model, in fp32 and in bf16, were off by at most "
+        f"{abs(worst['error']):.1%} from those that the allocator gave out."
+    )

@@ -98,12 +98,10 @@ def _minutes(file: str) -> str:
         said.append(
             f"The [executed copy](docs/gallery/{file}.ipynb) took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU."
         )
-    plans = {each["hardware"]: each for each in result("forecasts.json")["forecasts"][file]}
-    ends = [plans["T4"]["run_seconds"][end] for end in ("low", "high")]
-    if None not in ends:
-        said.append(
-            f"Planned for the default run on a T4, not run: {' to '.join(tables.seconds(end) for end in ends)}."
-        )
+    default = result("grid.json")["notebooks"][file][0]["machines"]
+    ends = next(each["run_seconds"] for each in default if each["hardware"] == "T4")
+    if ends:
+        said.append(f"Planned for the default run on a T4, not run: {' to '.join(map(tables.seconds, ends))}.")
     return " ".join(said)
 
 

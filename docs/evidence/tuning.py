@@ -1,12 +1,13 @@
 """What hardware tuning gave on a CPU, and the speed of the script that it carries away."""
 
+import math
 import statistics
 
 from build import ratio, result, spread
 from evidence import declarations
+from scipy.stats import t
 
 from helpers.show import tables
-from helpers.tuning.decision import half_width
 from helpers.tuning.parameters import TuningParameters
 
 FILE, SCRIPT = "hardware_tuning_cpu.json", "tuned_script_cpu.json"
@@ -112,15 +113,12 @@ def _quality(runs: list[dict], name: str) -> str:
     mean = statistics.fmean(differences)
     if len(differences) < 3:
         return f"{mean:+.3f}, not checked ({len(differences)} seed{'s' * (len(differences) > 1)})"
-    half = half_width(statistics.variance(differences), len(differences) - 1, len(differences))
+    half = float(t.ppf(0.975, len(differences) - 1)) * statistics.stdev(differences) / math.sqrt(len(differences))
     said = "not told apart" if abs(mean) <= half else "better" if mean > 0 else "**worse**"
     return f"{said}, {mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
 
 
 def parameters() -> str:
     """Of what is tuned, and of the runs that compare, from the declarations."""
-    names = (
-        *("batch_size", "max_length", "start_batch_size", "largest_batch_size", "window_examples", "repetitions"),
-        *("tuning_minutes", "try_compile", "compare_start", "further_seeds"),
-    )
+    names = ("batch_size", "max_length", "num_rows", "tuning_minutes", "try_compile", "paired_seeds")
     return declarations.table(TuningParameters, names=names)

@@ -1,5 +1,191 @@
-"""python -m helpers.plan"""
+"""A notebook's default run on other machines: whether it fits, how long, how much, and which machine to take.
 
-from .outlook import main
+python -m helpers.plan lejepa_training --hardware T4,v5e-8 --examples 50000
+python -m helpers.plan legal_cot_sft --model Qwen/Qwen2.5-7B-Instruct --method lora --hardware "A100 40GB"
+python -m helpers.plan hardware_tuning --measured outputs/hardware_tuning/results.json
+"""
 
-raise SystemExit(main())
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from helpers.machine.hardware import Machine
+from helpers.show import tables
+
+from . import tpu
+from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, Range, between, forecast, least
+from .machines import NAMES, machine, price_of, prices, runtime_of
+from .settings import DoesNotFit, plan
+from .workloads import ROOMS, Asked, Workload, room
+
+DEFAULT_HARDWARE = "T4,2xT4,P100,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
+OPTIONS = {  # name: default and help
+    "hardware": (DEFAULT_HARDWARE, f"with commas, of {', '.join(NAMES)}, or N x a GPU"),
+    "model": ("", "hub id or local folder with a config.json; the notebook's by default"),
+    "method": ("", "legal_cot_sft: full, lora or qlora"),
+    "examples": (0, "rows of the data; 0 = the notebook's"),
+    "steps": (0, "optimizer steps; 0 = the recipe's"),
+    "batch-size": (0, "examples an optimizer step; 0 = the recipe's"),
+    "length": (0, "tokens of a sequence; 0 = the notebook's"),
+    "precision": ("auto", "auto, fp32, fp16 or bf16"),
+}
+
+
+def forecasts(
+    notebook: str,
+    hardware: Sequence[str],
+    asked: Asked,
+    *,
+    precision: str = "auto",
+    by_compiler: bool = False,
+    hourly: dict[str, dict] | None = None,
+    fused: bool = False,
+    measured: Sequence[Measured] = (),
+    **settings,
+) -> list[Forecast]:
+    """The plan of a notebook's default run on each named machine, with time and cost.
+
+    Args:
+        asked: what differs from the notebook's defaults.
+        by_compiler: memory on a TPU comes from the TPU compiler, which takes minutes.
+        hourly: prices in place of the table's.
+        fused, measured: as of `forecast.step_seconds`.
+        **settings: `max_steps` and `gradient_checkpointing` of `plan`.
+
+    Raises:
+        ValueError: an unknown name. (If nothing fits, the forecast has no plan and says why.)
+        RuntimeError: the TPU compiler is not installed, and `by_compiler` is set.
+    """
+    if by_compiler:
+        tpu.begin()
+    found = []
+    for each in map(machine, hardware):
+        runtime, price, name = runtime_of(each, precision), price_of(each, hourly), asked.model
+        try:
+            recipe, workload = room(notebook).planned(asked, runtime)
+            name = workload.name
+            planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
+            expected = forecast(workload, planned, each, price=price, fused=fused, measured=measured)
+            if by_compiler and each.kind == "xla":
+                expected = compiled(expected, workload, each)
+            found.append(expected)
+        except DoesNotFit as error:
+            names = {"notebook": notebook, "model": name, "precision": runtime.precision}
+            found.append(Forecast(**names, machine=each, price=price, problem=error.short))
+    return found
+
+
+def compiled(expected: Forecast, workload: Workload, chips: Machine) -> Forecast:
+    """The forecast with the TPU compiler's memory, and a step's least time from its products and the bytes that it moves."""
+    planned, chip = expected.plan, chips.accelerator
+    accumulation = planned.gradient_accumulation_steps
+    how = {"precision": planned.precision, "checkpointing": planned.gradient_checkpointing}
+    traced = tpu.trace(workload, planned.micro_batch_size, accumulating=accumulation > 1, chips=chips.count, **how)
+    try:
+        program = tpu.compile_step(traced, chips.name)
+    except tpu.DoesNotFitChip as error:
+        return replace(expected, plan=None, problem=f"{error}; or a smaller --batch-size")
+    held = Range(low=program.peak, high=program.peak, value=program.peak, basis="TPU compiler")
+    bound = accumulation * max(program.flops / chip.peak_for(planned.precision), program.moved / chip.bandwidth)
+    step = expected.step and replace(
+        expected.step, low=max(expected.step.low, bound), high=max(expected.step.high, bound)
+    )
+    planned = replace(planned, memory=replace(planned.memory, peak=held))
+    return replace(
+        expected, plan=planned, memory=held, step=step, problem=tpu.said_of(traced.products, planned.precision)
+    )
+
+
+def row(found: Forecast) -> dict[str, str]:
+    """One machine as a row of a table."""
+    shown = {"hardware": found.machine.name, "precision": found.precision, "fits": found.problem}
+    if found.plan is None:
+        return shown
+    plan, run = found.plan, found.seconds
+    return shown | {
+        "fits": plan.memory.fits + (" with checkpointing" if plan.gradient_checkpointing else ""),
+        "batch": f"{plan.per_device_batch_size} x {plan.device_count} x {plan.gradient_accumulation_steps} = {plan.batch_size}",
+        "memory": between(found.memory, tables.size),
+        "run": between(run, tables.seconds),
+        "cost": money(found),
+        "time rests on": run.basis if run else NOT_KNOWN,
+    }
+
+
+def money(found: Forecast) -> str:
+    """`$0 (Colab) or $0.02 to $0.08`."""
+    said = [f"$0 ({found.price.free})"] if found.price.free else []
+    return " or ".join([*said, between(found.usd, "${:.2g}".format)] if found.usd else said) or "no price"
+
+
+def report(found: Sequence[Forecast]) -> str:
+    """Machines side by side as text: the table, the prices, and which to take."""
+    first = next((each for each in found if each.plan), found[0])
+    head = f"{first.notebook}, {first.model}"
+    if first.plan:
+        count = first.plan.memory.count
+        head += f": {count.parameters:,} weights, {count.trained:,} trained, {first.plan.max_steps:,} steps of {first.plan.batch_size}"
+    hours = [f"{each.machine.name}: {each.price}{note_of(each)}" for each in found]
+    notes = [f"{each.machine.name}: {each.problem}" for each in found if each.plan and each.problem]
+    return "\n".join(
+        [head, "", tables.text([row(each) for each in found]), LEFT_OUT, "", *hours, *notes, "", *verdict(found)]
+    )
+
+
+def note_of(found: Forecast) -> str:
+    note = found.machine.accelerator.note if found.machine.accelerator else ""
+    return f"; {note}" if note else ""
+
+
+def verdict(found: Sequence[Forecast]) -> list[str]:
+    """Which machine is fastest and which is cheapest, and which of the others are not told apart from it."""
+    planned = [each for each in found if each.plan]
+    said = []
+    for word, of in (("fastest", "seconds"), ("cheapest of those with a price", "usd")):
+        first, near = least(planned, of)
+        if first:
+            others = f"; not told apart: {', '.join(each.machine.name for each in near)}" if near else ""
+            said.append(f"{word}: {first.machine.name}{others}")
+    return said
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns 2, with the reason on stderr, for what cannot be planned."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m helpers.plan", description=__doc__, formatter_class=form)
+    parser.add_argument("notebook", help=", ".join(ROOMS))
+    for name, (default, what) in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing even where it fits")
+    parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
+    parser.add_argument("--measured", action="append", default=[], help="results.json of a run on the same machine")
+    parser.add_argument("--prices", help="JSON file with your own prices")
+    parser.add_argument("--compile", action="store_true", help="TPUs: ask the TPU compiler; minutes, no TPU needed")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    try:
+        found = forecasts(
+            given.notebook,
+            [name.strip() for name in given.hardware.split(",")],
+            Asked(**{each.name: getattr(given, each.name) for each in fields(Asked)}),
+            max_steps=given.steps,
+            gradient_checkpointing=given.checkpointing or None,
+            precision=given.precision,
+            by_compiler=given.compile,
+            hourly=prices(given.prices),
+            fused=given.fused,
+            measured=[Measured.read(path) for path in given.measured],
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    print(json.dumps([each.results() for each in found], indent=1) if given.json else report(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

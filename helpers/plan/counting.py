@@ -14,19 +14,22 @@ import copy
 import functools
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from helpers.machine.attention import checkpoint_activations
 
-from .live_bytes import LiveBytes
 from .workloads import Workload
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,6 +38,14 @@ IN_FP32 = (
     *((torch.Tensor, name) for name in ("softmax", "log_softmax", "pow")),
     *((torch, name) for name in ("softmax", "log_softmax", "pow")),
 )
+FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula for, like a GPU's
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
+}
 FEW_LAYERS = 4  # a stack of no more is counted as it is
 # fp32 numbers of state a trained weight; Adafactor's rows and columns are too few to count.
 # bitsandbytes keeps two bytes, and two fp32 scales a block of 256.
@@ -73,6 +84,7 @@ def count(
     *,
     kind: str,
     precision: str,
+    shares_keys: bool = True,
     length: int = 0,
     checkpointing: bool = False,
     accumulating: bool = False,
@@ -85,6 +97,7 @@ def count(
         workload: model, batch and loss.
         kind: "cpu", "cuda" or "xla": whose kernels and autocast rules.
         precision: "fp32", "fp16" or "bf16" of the products.
+        shares_keys: a GPU has a fused kernel for heads that share keys: from compute capability sm_80 on.
         length: tokens of a sequence; 0 = the workload's.
         checkpointing: activations are computed again in backward.
         accumulating: the gradients of an earlier micro-batch are there already.
@@ -92,7 +105,13 @@ def count(
 
     def step(layers: int | None) -> Count:
         return _step(
-            workload, examples, layers, kind, precision, length or workload.length, checkpointing, accumulating
+            workload,
+            examples,
+            layers,
+            (kind, precision, shares_keys),
+            length or workload.length,
+            checkpointing,
+            accumulating,
         )
 
     layers = len(_equal_layers(workload.model))
@@ -105,17 +124,18 @@ def count(
     return replace(found, parameters=workload.parameters) if workload.parameters else found
 
 
-def _step(workload, examples, layers, kind, precision, length, checkpointing, accumulating) -> Count:
+def _step(workload, examples, layers, device, length, checkpointing, accumulating) -> Count:
+    kind, precision, _ = device
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     left_out = [] if layers is None else _equal_layers(workload.model)[layers:]
     model = copy_with(workload.model, functools.partial(_without_numbers, fake), left_out)
     model.train()
     if checkpointing:
-        checkpoint_activations(_transformer(model), "cpu")
+        checkpoint_activations(transformer_of(model), "cpu")
     equal = _equal_layers(model)[-layers:] if layers else ()
     batch = tree_map_only(torch.Tensor, fake.from_tensor, workload.batch(examples, length))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    with fake, _kernels_of(kind, precision), torch.random.fork_rng(devices=[]):
+    with fake, _kernels_of(*device), torch.random.fork_rng(devices=[]):
         for weight in trained if accumulating else ():
             weight.grad = torch.zeros_like(weight)
         weights = _bytes([*model.parameters(), *model.buffers()])
@@ -208,11 +228,11 @@ def _bytes(tensors) -> int:
 
 def can_checkpoint(model: nn.Module) -> bool:
     """Whether activations of this model can be recomputed."""
-    transformer = _transformer(model)
+    transformer = transformer_of(model)
     return transformer is not None and transformer.supports_gradient_checkpointing
 
 
-def _transformer(model: nn.Module) -> nn.Module | None:
+def transformer_of(model: nn.Module) -> nn.Module | None:
     """The transformers model, whose activations are recomputed: the outermost one in a model or a loss."""
     from transformers import PreTrainedModel
 
@@ -220,7 +240,7 @@ def _transformer(model: nn.Module) -> nn.Module | None:
 
 
 @contextlib.contextmanager
-def _kernels_of(kind: str, precision: str):
+def _kernels_of(kind: str, precision: str, shares_keys: bool = True):
     """Does with CPU tensors what the device does.
 
     CUDA: attention is fused with dropout, too, dropout masks have one byte, and under autocast its own list is fp32
@@ -230,15 +250,25 @@ def _kernels_of(kind: str, precision: str):
         if kind == "xla":
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _attention_written_out))
         if kind == "cuda":
-            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _fused_attention))
+            attend = functools.partial(_gpu_attention, shares_keys)
+            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attend))
             stack.enter_context(mock.patch.object(functional, "dropout", _dropout))
             for owner, name in IN_FP32 if precision in HALF else ():
                 stack.enter_context(mock.patch.object(owner, name, _in_fp32(getattr(owner, name))))
         yield
 
 
-def _fused_attention(query, key, value, *args, attend=functional.scaled_dot_product_attention, **kwargs):
-    return attend(query, key, value, *args, **(kwargs | {"dropout_p": 0.0}))  # a CPU's keeps the matrix for its dropout
+def _gpu_attention(shares_keys, query, key, value, *args, attend=functional.scaled_dot_product_attention, **kwargs):
+    """The kernel that PyTorch chooses on a GPU.
+
+    Heads that share keys (`enable_gqa`) have a fused kernel from sm_80 on and in half precision alone; elsewhere the products are
+    written out (huggingface/transformers#48633). A CPU's fused kernel keeps the matrix for its dropout, a GPU's does not.
+    """
+    half = query.dtype in HALF.values() or torch.is_autocast_enabled("cpu")
+    if kwargs.get("enable_gqa") and not (half and shares_keys):
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend(query, key, value, *args, **kwargs)
+    return attend(query, key, value, *args, **(kwargs | {"dropout_p": 0.0}))
 
 
 def _attention_written_out(
@@ -264,3 +294,51 @@ def _in_fp32(function):
         return function(input.float() if input.dtype in HALF.values() else input, *args, **kwargs)
 
     return widened
+
+
+# ---- bytes that are alive
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all tensors that are alive while a piece of code runs, fake or real; each storage counts once.
+
+    Args:
+        tensors: what is there already.
+
+    Attributes:
+        now, peak: bytes.
+        flops: of the operations that torch has a formula for.
+    """
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.now = self.peak = self.flops = 0
+        self._sizes: dict[int, int] = {}
+        for tensor in tensors:
+            self._count(tensor)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return 0  # a number that code looks at and that a fake tensor does not have
+        result = func(*args, **kwargs)
+        if formula := FLOPS.get(func._overloadpacket):
+            self.flops += formula(*args, **kwargs, out_val=result)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        for each in results:
+            if isinstance(each, torch.Tensor):
+                self._count(each)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._sizes:
+            return
+        self._sizes[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._freed, key).atexit = False
+
+    def _freed(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)

@@ -1,4 +1,4 @@
-"""What a plan takes on a machine in time, memory and money: of this run, or of machines side by side.
+"""What a step needs on a machine, as intervals that say what they rest on: memory, seconds, dollars; and which machine is faster.
 
 forecast = here(workload, plan, runtime)                     # in a notebook, before training
 tables.show(forecast.rows())
@@ -7,22 +7,182 @@ tables.show(forecast.beside(measured["train"]))              # and after it
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from helpers.machine.hardware import Machine
+from helpers.machine.hardware import Machine, find
 from helpers.machine.runtime import Runtime
 from helpers.show import tables
 
-from .range import Range
-from .speed import step_seconds
 from .workloads import Workload
 
-# Bytes that a CPU's process takes beside tensors: modules loaded late, memory that was used before and is used again.
-LIBRARIES = 2**29
+if TYPE_CHECKING:
+    from .counting import Count
+
 NOT_KNOWN = "not known: no run like it was published"
+LEFT_OUT = "Time is training alone: download, compilation, evaluation and saving come on top."
+
+# kind: (least, most) of the counted bytes that are taken, and bytes that the driver takes beside them.
+BESIDE = {
+    "cpu": ((0.95, 1.05), (0, 0)),  # benchmarks/planner.py
+    "cuda": ((1.0, 1.3), (300 * 10**6, 1_400 * 10**6)),  # fragments of the caching allocator; CUDA context
+    # Operation by operation, while XLA fuses: compiled programs of the notebooks took 0.45 to 1.0 (tpu_compiler_steps.json).
+    "xla": ((0.4, 1.05), (0, 0)),
+}
+CPU_SHARE = 0.8  # of a computer's memory that one run may take
+LIBRARIES = 2**29  # bytes of a CPU's process beside tensors: modules loaded late, memory that was used before
+
+# benchmarks/public_runs.py fits these to every second source of docs/results/public_runs.json, and tests them on the others.
+# Log of a step's seconds over its bound: constant of the kind, of log balance, and of log size (on a GPU).
+CONSTANT, BALANCE, SIZE, SIZE_UNFUSED = {"cuda": -0.358, "xla": -0.032}, 0.191, -0.211, -0.357
+SIZES = (0.004, 0.5)  # seconds at the peak of published micro-batches
+EITHER_WAY = 1.87  # the interval of a time: 3.5 from its lower to its upper end
+RATIO = 1.77  # of two machines of a kind on the same job, whose common errors cancel
+SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on this very machine
+ADAMW_BYTES = 28.0  # a trained weight: weight, gradient and two moments are read, all but the gradient written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """An estimate, and what it rests on."""
+
+    low: float
+    high: float
+    value: float
+    basis: str
+
+    def __mul__(self, factor: float) -> Range:
+        return Range(low=self.low * factor, high=self.high * factor, value=self.value * factor, basis=self.basis)
+
+
+def around(value: float, factor: float, basis: str) -> Range:
+    """`value` and as many times less or more."""
+    return Range(low=value / factor, high=value * factor, value=value, basis=basis)
+
+
+def between(span: Range | None, form) -> str:
+    """An interval in the units of `form`."""
+    return f"{form(span.low)} to {form(span.high)}" if span else "not known"
+
+
+# ---- memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one device in a training step."""
+
+    count: Count
+    peak: Range
+    capacity: int | None  # bytes of a device that a run may take; None where it is not known
+
+    @property
+    def fits(self) -> str:
+        """Yes: the whole interval does. No: not even its lower end does. Tight: in between."""
+        if self.capacity is None:
+            return "unknown"
+        return "yes" if self.peak.high <= self.capacity else "tight" if self.peak.low <= self.capacity else "no"
+
+    def results(self) -> dict[str, Any]:
+        return {"fits": self.fits, "capacity": self.capacity, "peak": asdict(self.peak), **asdict(self.count)}
+
+
+def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1) -> Memory:
+    """Memory of the counted step.
+
+    capacity: bytes of a device (of a CPU: of the computer), or None. processes: reduce gradients among each other, in buckets
+    as large as all of them.
+    """
+    (least, most), (low, high) = BESIDE[kind]
+    counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
+    span = Range(low=counted * least + low, high=counted * most + high, value=counted + low, basis="counted")
+    return Memory(count=count, peak=span, capacity=capacity and int(capacity * (CPU_SHARE if kind == "cpu" else 1)))
+
+
+# ---- time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A step that a results.json holds, of any notebook."""
+
+    notebook: str
+    model: str
+    device: str
+    devices: int
+    precision: str
+    flops: float  # of an optimizer step on one device
+    seconds: float  # of an optimizer step
+
+    @classmethod
+    def read(cls, path: str | Path) -> Measured:
+        """Raises ValueError for a file that is no results.json of a run that trained."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            train, plan, about, here = (found[name] for name in ("train", "plan", "forecast", "runtime"))
+            seconds = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
+            return cls(
+                notebook=about["notebook"],
+                model=about["model"],
+                device=here["device_name"],
+                devices=here["device_count"],
+                precision=plan["precision"],
+                flops=plan["memory"]["flops"] * plan["gradient_accumulation_steps"],
+                seconds=seconds / train["steps"],
+            )
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"measured={str(path)!r}: no results.json of a run that trained ({error!r})") from error
+
+    def is_of(self, machine: Machine, precision: str) -> bool:
+        """Whether it was measured on such a machine; a CPU is taken for the one that was measured."""
+        same = machine.kind == "cpu" if machine.accelerator is None else find(self.device) == machine.accelerator
+        return same and (self.devices, self.precision) == (machine.count, precision)
+
+
+def step_seconds(
+    workload: Workload,
+    count: Count,
+    machine: Machine,
+    precision: str,
+    accumulation: int = 1,
+    *,
+    fused: bool = False,
+    measured: Sequence[Measured] = (),
+) -> Range | None:
+    """Seconds of one optimizer step of `accumulation` micro-batches, each of `count` on every device; None: not known.
+
+    fused: the step is compiled (`torch.compile`), or its kernels are fused by hand (flash attention, Apex, Liger).
+    """
+    flops = count.flops * accumulation
+    mine = [each for each in measured if each.is_of(machine, precision)]
+    mine.sort(key=lambda each: (each.notebook, each.model) != (workload.notebook, workload.name))
+    if mine:
+        same = (mine[0].notebook, mine[0].model) == (workload.notebook, workload.name)
+        if same or not workload.recurrent:
+            seconds = mine[0].seconds * flops / mine[0].flops
+            return around(seconds, SAME_MODEL if same else OTHER_MODEL, f"measured ({mine[0].notebook})")
+    peak = machine.accelerator and machine.accelerator.peak_for(precision)
+    if not peak or workload.recurrent:
+        return None
+    bandwidth, ideal = machine.accelerator.bandwidth, count.flops / peak
+    bound = flops / peak + ADAMW_BYTES * count.trained / bandwidth
+    size = 0.0 if machine.kind == "xla" else SIZE if fused else SIZE_UNFUSED
+    log = CONSTANT[machine.kind] + BALANCE * math.log(peak / bandwidth) + size * clipped(ideal)
+    found = around(bound * math.exp(log), EITHER_WAY, "published runs")
+    # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
+    return replace(found, low=max(bound, found.low), high=max(bound, found.high) * max(1, SIZES[0] / ideal))
+
+
+def clipped(ideal: float) -> float:
+    """Log of a micro-batch's seconds at the peak, within SIZES."""
+    return math.log(min(max(ideal, SIZES[0]), SIZES[1]))
+
+
+# ---- a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,49 +193,44 @@ class Forecast:
     model: str
     machine: Machine
     precision: str
-    plan: Any = None  # helpers.plan.Plan; None where nothing fits
-    phases: tuple[tuple[int, Range | None], ...] = ()  # steps and seconds of one, for each length
+    plan: Any = None  # helpers.plan.settings.Plan; None where nothing fits
+    step: Range | None = None  # seconds of an optimizer step; None: not known
     memory: Range | None = None  # bytes of a device; in a notebook on a CPU of the whole process
-    price: Any = None  # prices.Price, where machines are compared
-    problem: str = ""  # why there is no plan
+    price: Any = None  # machines.Price, where machines are compared
+    problem: str = ""  # why there is no plan, or what the compiler warns of
 
-    def seconds(self, steps: int | None = None) -> Range | None:
-        """Of the first so many steps, or all; None: not known."""
-        left, total = sum(count for count, _ in self.phases) if steps is None else steps, None
-        for count, each in self.phases:
-            taken, left = min(count, left), left - min(count, left)
-            if taken and each is None:
-                return None
-            if taken:
-                total = each * taken if total is None else total + each * taken
-        return total
+    @property
+    def seconds(self) -> Range | None:
+        """Of the run."""
+        return self.step and self.step * self.plan.max_steps
 
     @property
     def usd(self) -> Range | None:
         """Dollars of the run."""
-        run, hourly = self.seconds(), self.price and self.price.usd_per_hour
-        return run * (hourly / 3600) if run and hourly else None
+        hourly = self.price and self.price.usd_per_hour
+        return self.seconds * (hourly / 3600) if self.seconds and hourly else None
 
     def results(self) -> dict[str, Any]:
-        """The `forecast` part of results.json; an interval that is open above ends in None."""
-        run, steps = self.seconds(), sum(count for count, _ in self.phases)
+        """The `forecast` part of results.json."""
+        spans = {
+            "step_seconds": self.step,
+            "run_seconds": self.seconds,
+            "peak_memory_bytes": self.memory,
+            "usd": self.usd,
+        }
         return {
             "notebook": self.notebook,
             "model": self.model,
             "hardware": self.machine.name,
             "plan": self.plan and self.plan.results(),
             "problem": self.problem,
-            "step_seconds": _plain(run and run * (1 / steps)),
-            "run_seconds": _plain(run),
-            "peak_memory_bytes": _plain(self.memory),
-            "usd": _plain(self.usd),
-            "price": self.price and str(self.price),
+            "left_out": LEFT_OUT,
+            **{name: span and asdict(span) for name, span in spans.items()},
         }
 
     def rows(self) -> list[dict[str, str]]:
         """This run as a table of its own."""
-        run = self.seconds()
-        rows = [("time of training", run, tables.seconds), ("memory at most", self.memory, tables.size)]
+        rows = [("time of training alone", self.seconds, tables.seconds), ("memory at most", self.memory, tables.size)]
         return [
             {"forecast": name, "interval": between(span, form), "rests on": span.basis if span else NOT_KNOWN}
             for name, span, form in rows
@@ -90,6 +245,12 @@ class Forecast:
         steps, resumed = measured["steps"], measured.get("resumed_from_step")
         training = measured["seconds"] - measured["compile_seconds"] - measured["evaluate_and_save_seconds"]
         peak = measured["peak_memory_bytes"] if resumed is None or resumed < steps else None
+        time = (
+            f"time of {steps:,} steps",
+            self.step and self.step * steps,
+            training if steps else None,
+            tables.seconds,
+        )
         return [
             {
                 "forecast and measured": name,
@@ -97,93 +258,68 @@ class Forecast:
                 "measured": form(found),
                 "inside": None if span is None or found is None else span.low <= found <= span.high,
             }
-            for name, span, found, form in (
-                (f"time of {steps:,} steps", self.seconds(steps), training if steps else None, tables.seconds),
-                ("memory at most", self.memory, peak, tables.size),
-            )
+            for name, span, found, form in (time, ("memory at most", self.memory, peak, tables.size))
         ]
 
 
-def forecast(
-    workload: Workload,
-    plan: Any,
-    machine: Machine,
-    *,
-    phases: Sequence[tuple[int, int]] = (),
-    price: Any = None,
-) -> Forecast:
-    """What a plan takes on a machine.
+def forecast(workload: Workload, plan: Any, machine: Machine, *, price: Any = None, **how) -> Forecast:
+    """What a plan (`helpers.plan.settings.Plan`) of a workload takes on a machine.
 
-    Args:
-        workload: the step that was planned.
-        plan: `helpers.plan.Plan`.
-        phases: (steps, tokens of a sequence), where lengths change; else all of the workload's.
-        price: `prices.Price` of an hour.
+    price: `machines.Price` of an hour. **how: `fused` and `measured` of `step_seconds`.
     """
-    from .counting import count
-
-    times = []
-    for steps, length in phases or ((plan.max_steps, workload.length),):
-        counted = count(
-            workload,
-            plan.per_device_batch_size,
-            kind=machine.kind,
-            precision=plan.precision,
-            length=length,
-            checkpointing=plan.gradient_checkpointing,
-            accumulating=plan.gradient_accumulation_steps > 1,
-        )
-        accumulation = plan.gradient_accumulation_steps
-        step = step_seconds(workload, counted, machine, plan.precision, accumulation)
-        times.append((steps, step))
+    accumulation = plan.gradient_accumulation_steps
     return Forecast(
         notebook=workload.notebook,
         model=workload.name,
         machine=machine,
         precision=plan.precision,
         plan=plan,
-        phases=tuple(times),
+        step=step_seconds(workload, plan.memory.count, machine, plan.precision, accumulation, **how),
         memory=plan.memory.peak,
         price=price,
     )
 
 
-def here(workload: Workload, plan: Any, runtime: Runtime, phases: Sequence[tuple[int, int]] = ()) -> Forecast:
+def here(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
     known = runtime.accelerator
-    name = known.name if known else "CPU" if runtime.kind == "cpu" else runtime.device_name
+    name = known.name if known else runtime.device_name
     machine = Machine(name=name, kind=runtime.kind, accelerator=known, count=runtime.device_count)
-    found = forecast(workload, plan, machine, phases=phases)
+    found = forecast(workload, plan, machine)
     if runtime.kind != "cpu":
         return found
-    return replace(found, memory=_of_process(found.memory, plan.memory.count.weights, runtime.engine.peak_memory()))
+    return replace(found, memory=_of_process(found.memory, plan.memory.count.weights))
 
 
-def _of_process(span: Range, weights: int, so_far: int) -> Range:
-    """What the process takes already, with the weights loaded, and what training adds; at least what it took so far."""
+def _of_process(span: Range, weights: int) -> Range:
+    """What the process takes already, with the weights loaded, and what training adds; at least what it takes now."""
     import psutil
 
     now = psutil.Process().memory_info().rss
-    beside = now - weights
-    return Range(
-        low=max(so_far, beside + span.low - LIBRARIES),
-        high=max(so_far, beside + span.high) + LIBRARIES,
-        value=max(so_far, beside + span.value),
-        basis=f"{tables.size(now)} that the process has now, and {span.basis}",
-    )
+    ends = (span.low - LIBRARIES, span.high + LIBRARIES, span.value)
+    low, high, value = (max(now, now - weights + each) for each in ends)
+    return Range(low=low, high=high, value=value, basis=f"counted, and {tables.size(now)} that the process has now")
 
 
-def between(span: Range | None, form) -> str:
-    """An interval in the units of `form`."""
-    if span is None:
-        return "not known"
-    return f"at least {form(span.low)}" if span.high == math.inf else f"{form(span.low)} to {form(span.high)}"
+# ---- which machine
 
 
-def dollars(value: float) -> str:
-    return f"${value:.2g}"
+def ratio(one: Range, other: Range, same_kind: bool) -> Range:
+    """How many times as much `other` is as `one`, times or costs of the same run on two machines.
+
+    Errors that both machines share (the software, the model, how its step was counted) cancel; machines of two kinds share none.
+    """
+    return around(other.value / one.value, RATIO if same_kind else EITHER_WAY**2, "published pairs")
 
 
-def _plain(span: Range | None) -> dict[str, Any] | None:
-    """For JSON, which has no infinity."""
-    return span and {name: None if value == math.inf else value for name, value in vars(span).items()}
+def least(forecasts: Sequence[Forecast], of: str) -> tuple[Forecast | None, list[Forecast]]:
+    """The one with the least "seconds" or "usd", and those that are not told apart from it; (None, []) for fewer than two."""
+    known = sorted((each for each in forecasts if getattr(each, of)), key=lambda each: getattr(each, of).value)
+    if len(known) < 2:
+        return None, []
+    first, *others = known
+
+    def is_near(other: Forecast) -> bool:
+        return ratio(getattr(first, of), getattr(other, of), first.machine.kind == other.machine.kind).low <= 1
+
+    return first, [each for each in others if is_near(each)]

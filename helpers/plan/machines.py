@@ -1,8 +1,18 @@
-"""Machines by their names: `T4`, `2xT4`, `v5e-8`, `CPU`; and the runtime that a notebook would find on one."""
+"""Machines by their names (`T4`, `2xT4`, `v5e-8`, `CPU`), the runtime that a notebook would find on one, and what an hour costs.
+
+Prices are list prices on demand in US dollars, as they were in the month beside each (`prices.json`); a person lays a file
+{"T4": 0.40} over them. What has no price that a source gives for a month has none, and no cost is computed.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveFloat, TypeAdapter, ValidationError
 
 from helpers.machine.hardware import CATALOGUE, Machine, find
 from helpers.machine.runtime import Runtime, choose_precision
@@ -12,6 +22,10 @@ SLICES = ("v2-8", "v3-8", "v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v6e-8")
 GPUS = tuple(accelerator.name for accelerator in CATALOGUE if accelerator.kind == "cuda")
 NAMES = (*GPUS, *SLICES, "CPU")
 MOST_GPUS = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
+PRICES = Path(__file__).with_name("prices.json")
+# Free tiers, within a quota, as of November 2026.
+FREE = {"T4": "Colab", "P100": "Kaggle", "2xT4": "Kaggle", "v5e-1": "Colab", "v5e-8": "Kaggle"}
+DEVICES = (*(accelerator.name for accelerator in CATALOGUE), "CPU")
 
 
 def machine(name: str) -> Machine:
@@ -30,8 +44,7 @@ def machine(name: str) -> Machine:
     known |= {f"tpu{_plain(each)}": each for each in SLICES}
     if plain not in known or (count > 1 and known[plain] not in GPUS):
         raise ValueError(
-            f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and N x a GPU such as "
-            "2xT4"
+            f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and N x a GPU such as 2xT4"
         )
     found = known[plain]
     if found == "CPU":
@@ -66,3 +79,44 @@ def runtime_of(machine: Machine, precision: str = "auto") -> Runtime:
         torch="",
         torch_xla=None,
     )
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of a whole machine."""
+
+    usd_per_hour: float | None = None
+    source: str = ""
+    as_of: str = ""  # month the price was read
+    free: str = ""  # where it is to be had for nothing, within a quota
+
+    def __str__(self) -> str:
+        free = f"$0 on {self.free}'s free tier" if self.free else ""
+        paid = f"${self.usd_per_hour:.2f} an hour ({self.source}, {self.as_of})" if self.usd_per_hour else ""
+        return " or ".join(filter(None, (free, paid))) or "no public price"
+
+
+def prices(path: str | Path | None = None) -> dict[str, dict]:
+    """Price of an hour of each device, by its name; those of a file of the user's, such as {"T4": 0.40}, over ours.
+
+    Raises ValueError for an unknown name or a price that is not positive; FileNotFoundError where there is no such file.
+    """
+    known = json.loads(PRICES.read_text(encoding="utf-8"))
+    given = TypeAdapter(dict[Literal[*DEVICES], PositiveFloat])
+    try:
+        own = given.validate_json(Path(path).read_bytes()) if path else {}
+    except ValidationError as error:
+        said = f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
+        raise ValueError(f'prices={str(path)!r}: {said}; write dollars an hour such as {{"T4": 0.40}}') from error
+    return known | {
+        name: {"usd_per_hour": dollars, "source": str(path), "as_of": "yours"} for name, dollars in own.items()
+    }
+
+
+def price_of(machine: Machine, table: dict[str, dict] | None = None) -> Price:
+    """Of the whole machine. Colab sells single GPUs alone."""
+    about = (table or prices()).get(machine.accelerator.name if machine.accelerator else "CPU", {})
+    free = FREE.get(machine.name, "")
+    if not about or (machine.count > 1 and about["source"].startswith("Colab")):
+        return Price(free=free)
+    return Price(**about | {"usd_per_hour": about["usd_per_hour"] * machine.count}, free=free)

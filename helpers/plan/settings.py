@@ -10,9 +10,10 @@ import pydantic.dataclasses
 from pydantic import PositiveFloat, PositiveInt
 
 from helpers.machine.runtime import Runtime
-from helpers.plan.memory import Memory, memory
-from helpers.plan.workloads import Workload
 from helpers.show import tables
+
+from .forecast import Memory, memory
+from .workloads import Workload
 
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
 # `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
@@ -197,13 +198,14 @@ def _chosen(asked, recipe, tpu_factor, on_xla: bool):
 
 def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, checkpointing: bool) -> Memory:
     """Memory of one device that computes its `share` of a batch in micro-batches of `examples`."""
-    from helpers.plan.counting import count
+    from .counting import count
 
     counted = count(
         workload,
         examples,
         kind=runtime.kind,
         precision=runtime.precision,
+        shares_keys=(runtime.compute_capability or (8, 0)) >= (8, 0),
         checkpointing=checkpointing,
         accumulating=examples < share,
     )
@@ -214,7 +216,7 @@ def _micro_batch(
     workload: Workload, runtime: Runtime, share: int, checkpointing: bool | None, wanted: int
 ) -> tuple[int, bool, Memory]:
     """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this."""
-    from helpers.plan.counting import can_checkpoint
+    from .counting import can_checkpoint
 
     def held(examples: int, recompute: bool) -> Memory:
         return memory_of(workload, runtime, examples, share, recompute)

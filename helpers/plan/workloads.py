@@ -52,19 +52,19 @@ class Asked:
     batch_size: int = 0
 
 
-# The room of each notebook. Its module `workload` has planned(asked, machine, weights=False) -> (Recipe, Workload), which
-# downloads nothing.
+# The module of each notebook's room that has planned(asked, machine, weights=False) -> (Recipe, Workload), which downloads
+# nothing.
 ROOMS = {
-    "graphmer_se": "graphmer",
-    "hardware_tuning": "tuning",
-    "legal_cot_sft": "legal",
-    "lejepa_training": "lejepa",
-    "tinystories_reservoir": "reservoir",
+    "graphmer_se": "graphmer.workload",
+    "hardware_tuning": "tuning.training",
+    "legal_cot_sft": "legal.workload",
+    "lejepa_training": "lejepa.workload",
+    "tinystories_reservoir": "reservoir.workload",
 }
 
 
 def room(notebook: str) -> ModuleType:
-    """The `workload` module of a notebook's room. Raises ValueError for an unknown notebook, naming those there are."""
+    """The module of a notebook's room that plans it. Raises ValueError for an unknown notebook, naming those there are."""
     if notebook not in ROOMS:
         raise ValueError(f"notebook={notebook!r}: unknown; {did_you_mean(notebook, ROOMS)}there are {', '.join(ROOMS)}")
-    return importlib.import_module(f"helpers.{ROOMS[notebook]}.workload")
+    return importlib.import_module(f"helpers.{ROOMS[notebook]}")

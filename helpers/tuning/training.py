@@ -1,99 +1,249 @@
-"""Fine-tuning of a classifier: transformers' Trainer with this suite's reliability, class weights, and three paddings."""
+"""The classifier, one training run of it, and its training step for the planner.
+
+Settings are fields of `TrainingArguments`, with two that are not among them: `attn_implementation` of the model, and `pad_to`,
+the length that the collator pads to (without it: the longest text of a batch).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import functools
+import math
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 from torch.utils.data import SequentialSampler
-from transformers import DataCollatorWithPadding, Trainer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainerCallback,
+    set_seed,
+)
 
-from helpers.plan.settings import Plan
+from helpers.data import hub
+from helpers.machine import ranks
+from helpers.machine.runtime import Runtime
+from helpers.parameters import SAMPLE, source_path
+from helpers.plan import settings as planner
+from helpers.plan.settings import FITS, Plan, Recipe
+from helpers.plan.workloads import Asked, Workload
+
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
-from .evaluation import IGNORED, scores
-from .task import PROCESSOR, Encoded, Settings, Task, clock
+from .data import LabelledTexts
+from .parameters import NOTEBOOK, TuningParameters, recipe
+from .sample import sample_classifier
 
-# B batch · C labels
+IGNORED = -100  # label of a row that only fills a batch: no loss counts it
+Settings = dict[str, Any]
+NOT_ARGUMENTS = ("attn_implementation", "pad_to")
+BATCH = "per_device_train_batch_size"
+PLANNED = (BATCH, "bf16", "fp16", "tf32", "gradient_checkpointing")  # through the plan
+PROCESSOR, WALL = "processor time", "wall time"
+REVISIONS = {
+    "google-bert/bert-base-uncased": "86b5e0934494bd15c9632b12f734a8a67f723594",
+    "sentence-transformers/all-MiniLM-L6-v2": "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+}
+ROWS, LABELS = 16_000, 6  # of dair-ai/emotion, the notebook's default
+BUSY = 0.7  # utilisation below which the device waits
 
 
-def whole_batches(rows: Encoded, batch: int) -> Encoded:
-    """Rows filled up to a multiple of `batch`; what is filled in has no label."""
-    return rows + [{**rows[0], "labels": IGNORED}] * (-len(rows) % batch)
+# ---- the model
+
+
+def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[str] = (), seed: int):
+    """(model, tokeniser): fp32 weights, a new head for `labels`, the attention that transformers chooses.
+
+    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample", which learns its tokeniser from `texts`. No code
+        from a checkpoint is run; weights are safetensors.
+
+    Raises as `hub.reading`, and ValueError where the weights have another shape than config.json says.
+    """
+    set_seed(seed)
+    names = dict(enumerate(labels))
+    config = {"id2label": names, "label2id": {label: position for position, label in names.items()}}
+    if base_model == SAMPLE:
+        return sample_classifier(texts, config)
+    path = source_path("base_model", base_model)
+    options = {
+        "revision": None if path else REVISIONS.get(base_model),
+        "local_files_only": path is None and not hub.answers(),  # what is cached may be enough
+        "trust_remote_code": False,
+    }
+    weights = {"dtype": "float32", "use_safetensors": True, "ignore_mismatched_sizes": True}
+    with hub.reading(base_model, "base_model"):
+        name = str(path or base_model)
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            name, output_loading_info=True, **config, **weights, **options
+        )
+        # The head may have other labels, and is drawn anew; the encoder would be, too.
+        if wrong := [key for key in map(str, found["mismatched_keys"]) if f"{model.base_model_prefix}." in key]:
+            raise ValueError(f"base_model={base_model!r}: weights of another shape than config.json says: {wrong[0]}")
+    if tokenizer.pad_token is None:  # decoders
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.pad_token_id, model.config.use_cache = tokenizer.pad_token_id, False  # nothing is generated
+    return model, tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Texts, model and machine of a notebook; every run trains a copy of the model."""
+
+    texts: LabelledTexts
+    model: Any
+    tokenizer: Any
+    params: TuningParameters
+    runtime: Runtime
+
+    @classmethod
+    def load(cls, params: TuningParameters, texts: LabelledTexts, runtime: Runtime) -> Task:
+        """Raises ValueError for a `max_length` that the model has no positions for."""
+        train = (text for text, _ in texts.train)
+        model, tokenizer = load_classifier(params.base_model, texts.labels, texts=train, seed=params.seed)
+        longest = min(getattr(model.config, "max_position_embeddings", None) or math.inf, tokenizer.model_max_length)
+        if params.max_length > longest:
+            raise ValueError(f"max_length={params.max_length}: {params.base_model!r} reads {longest} tokens at most")
+        return cls(texts, model, tokenizer, params, runtime)
+
+    @property
+    def start(self) -> Settings:
+        """The stock Trainer: what `TrainingArguments()` and the libraries choose when they are told nothing.
+
+        On XLA each length would be compiled and the fused kernel crashes: there the start pads to `max_length`.
+        """
+        settings = {BATCH: 8, "optim": "adamw_torch_fused", "dataloader_num_workers": 0}
+        settings |= {"train_sampling_strategy": "random", "attn_implementation": self.model.config._attn_implementation}
+        if self.runtime.kind == "xla":
+            batch = -(-8 // self.runtime.device_count)
+            settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": self.params.max_length}
+        return settings
+
+    @functools.cached_property
+    def step(self) -> Workload:
+        return workload(self.model, self.params.base_model, self.params.max_length)
+
+    def rows(self, split: str, settings: Settings | None = None) -> list[dict]:
+        """The texts of "train", "validation" or "test" as token ids, cut to what the settings pad to or `max_length`, not padded."""
+        return self._encoded(split, (settings or {}).get("pad_to") or self.params.max_length)
+
+    @functools.cache  # noqa: B019  one task a notebook
+    def _encoded(self, split: str, length: int) -> list[dict]:
+        texts, labels = zip(*getattr(self.texts, split), strict=True)
+        found = self.tokenizer([*texts], truncation=True, max_length=length)
+        return [{**{name: ids[i] for name, ids in found.items()}, "labels": each} for i, each in enumerate(labels)]
+
+    def lengths(self) -> dict[str, int]:
+        """Tokens of the training texts, cut to `max_length`: median, 99th percentile, longest."""
+        found = [len(row["input_ids"]) for row in self.rows("train")]
+        return {name: int(np.percentile(found, at)) for name, at in (("median", 50), ("99 %", 99), ("longest", 100))}
+
+    def untrained(self, seed: int):
+        """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
+        if seed == self.params.seed:
+            return copy.deepcopy(self.model)
+        texts = (text for text, _ in self.texts.train)
+        return load_classifier(self.params.base_model, self.texts.labels, texts=texts, seed=seed)[0]
+
+    def plan(self, settings: Settings, steps: int = 0) -> Plan:
+        """The plan of a run with these settings: nothing is accumulated, since which batch fits is found out by trying.
+
+        steps: 0 for as many as see the examples that the start would see, whatever the batch. The learning rate grows with
+        the square root of the batch, which suits Adam (Malladi et al. 2022).
+        """
+        params, devices = self.params, self.runtime.device_count
+        start, size = (each[BATCH] for each in (self.start, settings))
+        asked = recipe(len(self.texts.train), start * devices, params.max_length, params.max_steps)
+        precision = next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32")
+        wanted = dataclasses.replace(
+            asked, micro_batch_size=size, gradient_checkpointing=settings.get("gradient_checkpointing", False)
+        )
+        planned = planner.plan(
+            wanted,
+            self.step,
+            dataclasses.replace(self.runtime, precision=precision),
+            batch_size=size * devices,
+            learning_rate=(params.learning_rate or wanted.learning_rate) * math.sqrt(size / start),
+            max_steps=steps,
+        )
+        return dataclasses.replace(
+            planned, precision=precision, sequence_length=settings.get("pad_to", params.max_length)
+        )
+
+    def too_large(self, settings: Settings) -> bool:
+        """Whether a CPU's memory may not suffice, by counting: the system would end the process, where a GPU raises an error."""
+        return self.runtime.kind == "cpu" and self.plan(settings).memory.fits not in FITS
+
+
+# ---- a run
+
+
+@contextlib.contextmanager
+def tf32_products(on: bool) -> Iterator[None]:
+    """fp32 products in TF32 or exactly, as long as the block runs. transformers caches its own setter, which then does nothing."""
+    before = torch.backends.fp32_precision
+    torch.backends.fp32_precision = "tf32" if on else "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.fp32_precision = before
 
 
 class ClassifierTrainer(TrainerMixin, Trainer):
-    """The trainer of a run, from the first weights.
-
-    The loss is the mean over examples of weight x cross entropy, however a step is cut.
+    """transformers' Trainer with this suite's reliability, on a task and with settings, from the first weights.
 
     Args:
-        seed: of the new head, data order and dropout.
         steps: exactly so many; 0: as many as see the examples that the recipe or `max_steps` asks for.
-        train: rows instead of the task's, none longer than `settings.length`.
+        train: rows instead of the task's.
         **overrides: fields of `TrainingArguments`.
 
     Raises ValueError for fewer training rows than a batch has.
     """
 
     def __init__(
-        self,
-        task: Task,
-        settings: Settings,
-        output_dir: Path,
-        *,
-        seed: int,
-        steps: int = 0,
-        train: Encoded | None = None,
-        **overrides,
+        self, task: Task, settings: Settings, output_dir: Path, *, seed: int, steps: int = 0, train=None, **overrides
     ):
-        runtime, plan = task.runtime, task.plan(settings, steps)
-        train = task.encoded("train", settings.length) if train is None else train
-        validation = task.encoded("validation", settings.length)
+        plan, pad_to = task.plan(settings, steps), settings.get("pad_to")
+        train = task.rows("train", settings) if train is None else train
         if len(train) < plan.micro_batch_size:
             raise ValueError(
-                f"batch_size={plan.batch_size}: a batch of {plan.micro_batch_size} needs as many training rows, and there "
-                f"are {len(train)}; lower batch_size or give more rows"
+                f"batch_size={plan.batch_size}: a batch needs as many training rows, and there are {len(train)}; lower "
+                "batch_size or give more rows"
             )
         model = task.untrained(seed)
-        if model.config._attn_implementation != settings.attention:
-            model.set_attn_implementation(settings.attention)
+        if model.config._attn_implementation != settings["attn_implementation"]:
+            model.set_attn_implementation(settings["attn_implementation"])
         args = arguments(task, settings, output_dir, plan, seed=seed, **overrides)
-        fixed = settings.padding == "fixed"
+        validation = whole_batches(task.rows("validation", settings), args.eval_batch_size)
         super().__init__(
             model=model,
             args=args,
             train_dataset=train,
-            eval_dataset=whole_batches(validation, args.eval_batch_size) if runtime.kind == "xla" else validation,
-            data_collator=DataCollatorWithPadding(
-                task.tokenizer, "max_length" if fixed else "longest", settings.length if fixed else None
-            ),
+            eval_dataset=validation,
+            data_collator=DataCollatorWithPadding(task.tokenizer, "max_length" if pad_to else "longest", pad_to),
             processing_class=task.tokenizer,
-            compute_metrics=_metrics,
             plan=plan,
-            runtime=dataclasses.replace(runtime, precision=plan.precision),
-            flops_per_token=flops_per_token(model),
-            patience=task.params.patience,
+            runtime=dataclasses.replace(task.runtime, precision=plan.precision),
+            flops_per_token=6.0 * (model.num_parameters() - model.get_input_embeddings().weight.numel()),
             max_hours=task.params.max_hours,
         )
         self.settings = settings
-        self.model_accepts_loss_kwargs = False  # the mean is taken here, and transformers averages over micro-batches
-        self._weights = None if task.weights is None else torch.tensor(task.weights).float().to(self.args.device)
-        if settings.compiled:
-            torch.compiler.reset()  # each trainer wraps the model anew, and after eight variants PyTorch stops compiling
-            self.model.compile(dynamic=not fixed)
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels_B = inputs["labels"]
-        outputs = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
-        loss = functional.cross_entropy(
-            outputs["logits"].float(), labels_B, weight=self._weights, ignore_index=IGNORED, reduction="sum"
-        ) / (labels_B != IGNORED).sum().clamp(min=1)
-        return (loss, {"logits": outputs["logits"].float()}) if return_outputs else loss
+    def train(self, *args, **kwargs):
+        torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
+        with tf32_products(self.settings.get("tf32", False)):
+            return super().train(*args, **kwargs)
 
     def _get_eval_sampler(self, eval_dataset) -> SequentialSampler:
         """Rows as they come: transformers would group them by length, too, and give predictions in that order."""
@@ -104,47 +254,123 @@ class ClassifierTrainer(TrainerMixin, Trainer):
         wall = self.meter.training_seconds()  # which reads both
         return self.meter.processor_seconds if clock(self.runtime) == PROCESSOR else wall
 
-    def logits(self, rows: Encoded) -> np.ndarray:
+    def logits(self, rows: list[dict]) -> np.ndarray:
         """Logits of encoded rows, [N, C]."""
-        filled = whole_batches(rows, self.args.eval_batch_size) if self.runtime.kind == "xla" else rows
-        loader = self.get_eval_dataloader(filled)
+        loader = self.get_eval_dataloader(whole_batches(rows, self.args.eval_batch_size))
         with self.aside("evaluate"):
             output = self.evaluation_loop(loader, "Prediction", prediction_loss_only=False)
         return output.predictions[: len(rows)]
 
 
-def flops_per_token(model) -> float:
-    """6 a weight that multiplies: forward and backward; embeddings are looked up."""
-    looked_up = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Embedding))
-    return 6.0 * (sum(weight.numel() for weight in model.parameters()) - looked_up)
+def whole_batches(rows: list[dict], batch: int) -> list[dict]:
+    """Rows filled up to a multiple of `batch`, one shape for all; what is filled in has no label."""
+    return rows + [{**rows[0], "labels": IGNORED}] * (-len(rows) % batch)
 
 
 def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, seed: int, **overrides):
-    """`TrainingArguments` of a run; `overrides` are any of its fields."""
-    params, runtime = task.params, task.runtime
-    rows = -(-max(len(task.texts.validation), 1) // plan.device_count) * plan.device_count
-    eval_batch = min(2 * plan.micro_batch_size, rows)
-    every = max(1, plan.max_steps // params.evaluations)
-    has_tf32 = runtime.kind == "cuda" and runtime.compute_capability >= (8, 0)
+    """`TrainingArguments` of a run with these settings; `overrides` are any of its fields."""
+    given = {name: value for name, value in settings.items() if name not in (*NOT_ARGUMENTS, *PLANNED)}
+    every = max(1, plan.max_steps // 3)
     fields = {
-        "per_device_eval_batch_size": eval_batch if runtime.kind == "xla" else eval_batch // plan.device_count,
-        "tf32": settings.tf32 if has_tf32 else None,
+        "per_device_eval_batch_size": 2
+        * plan.per_device_batch_size
+        * (plan.device_count if task.runtime.kind == "xla" else 1),
+        "tf32": None,  # `tf32_products`
         "lr_scheduler_type": "linear",
-        "train_sampling_strategy": "group_by_length" if settings.padding == "grouped" else "random",
         "eval_steps": every,
         "save_steps": every,
-        "logging_steps": params.logging_steps,
-        "report_to": params.report_to,
-        "metric_for_best_model": "eval_f1",
-        "greater_is_better": True,
-        "prediction_loss_only": False,
+        "logging_steps": max(1, min(50, plan.max_steps // 10)),
+        "report_to": task.params.report_to,
         "remove_unused_columns": False,
-        "eval_accumulation_steps": 1 if runtime.kind == "xla" else None,  # else logits grow on the device
+        "eval_accumulation_steps": 1 if task.runtime.kind == "xla" else None,  # else logits grow on the device
     }
-    return training_arguments(plan, runtime, output_dir, seed=seed, **fields | overrides)
+    return training_arguments(plan, task.runtime, output_dir, seed=seed, **fields | given | overrides)
 
 
-def _metrics(prediction) -> dict[str, float]:
-    logits, labels = prediction.predictions, prediction.label_ids
-    real = labels != IGNORED
-    return scores(logits[real], labels[real])
+def clock(runtime: Runtime) -> str:
+    """What speeds are measured in: processor time on one thread of a CPU, which other programs do not stretch, else wall time."""
+    one = runtime.kind == "cpu" and torch.get_num_threads() == 1 and ranks.count() == 1
+    return PROCESSOR if one else WALL
+
+
+class Utilisation(TrainerCallback):
+    """Utilisation and memory at each log: the GPU's by torch's own calls, a CPU's by the processor time of this process."""
+
+    def __init__(self, runtime):
+        self.runtime, self.samples = runtime, []
+        self.before = time.perf_counter(), time.process_time()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in (logs or {}):
+            self.samples.append((state.global_step, self.busy(), self.runtime.engine.peak_memory()))
+
+    def busy(self) -> float | None:
+        if self.runtime.kind == "cuda":
+            try:
+                return torch.cuda.utilization() / 100
+            except Exception:  # NVML's own errors: a slice of a board, or a driver that does not tell
+                return None
+        if self.runtime.kind == "xla":
+            return None  # no chip tells it here
+        (wall, used), now = self.before, (time.perf_counter(), time.process_time())
+        self.before = now
+        return min(1.0, (now[1] - used) / (now[0] - wall) / torch.get_num_threads())
+
+    def advice(self) -> str:
+        """What to change, by the mean over the logs."""
+        known = [busy for _, busy, _ in self.samples if busy is not None]
+        if not known:
+            return "This device does not tell its utilisation."
+        mean = statistics.fmean(known)
+        if mean >= BUSY:
+            return f"Utilisation was {mean:.0%}: the device was busy."
+        return (
+            f"Utilisation was {mean:.0%}, below {BUSY:.0%}: the device waited. Raise batch_size or the loader workers; if memory "
+            "is full, lower the batch or switch gradient checkpointing on."
+        )
+
+
+# ---- the planner
+
+
+def workload(model, name: str, length: int) -> Workload:
+    """The step of a transformers model for sequence classification, padded to `length` tokens."""
+
+    def batch(examples: int, length: int) -> dict[str, Any]:
+        ids = torch.randint(5, model.config.vocab_size, (examples, length))
+        mask = torch.ones_like(ids)
+        mask[0, -1] = 0  # as where texts are padded: attention gets a mask
+        return {"input_ids": ids, "attention_mask": mask, "labels": torch.zeros(examples, dtype=torch.long)}
+
+    def loss(model, batch):
+        return model(**batch).loss
+
+    return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length)
+
+
+def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
+    """Recipe and training step of a run, for the planner: `planned(Asked(length=128), machine)`.
+
+    asked: `model` is a hub id or a path, `examples` are rows, `length` is in tokens.
+    weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
+    """
+    default = TuningParameters.defaults()
+    name, length = asked.model or default.base_model, asked.length or default.max_length
+    # What XLA makes of attention is what it makes of products and a softmax that are written out.
+    attention = "eager" if machine.kind == "xla" else "sdpa"
+    step = (_step.__wrapped__ if weights else _step)(name, length, attention, weights)  # real weights are not kept
+    return recipe(asked.examples or ROWS, 8, length), step
+
+
+@functools.lru_cache(maxsize=4)
+def _step(name: str, length: int, attention: str, weights: bool) -> Workload:
+    from transformers import AutoConfig, BertConfig
+
+    if name == TuningParameters.defaults().base_model:
+        config = BertConfig()  # whose values are those of bert-base-uncased
+    else:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    config.num_labels = LABELS
+    with torch.device("cpu" if weights else "meta"):
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention)
+    return workload(model, name, length)

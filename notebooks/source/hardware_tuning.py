@@ -7,17 +7,17 @@
 # ---
 
 # %% [markdown] tags=["gpu"]
-# # Hardware tuning: before and after, measured (GPU)
+# # Hardware tuning: which settings are faster on this GPU
 #
-# Fine-tunes a text classifier and changes one setting after the other, from those of a stock `Trainer` on: TF32, mixed
-# precision, attention, padding, loader workers, `torch.compile`, batch size, and what saves memory for a larger batch. Each
-# is timed **on this machine**, in turn with what was kept before it, and stays only if it is faster by more than noise. At
-# the end the tuned run is held against the stock one at equal quality.
+# This notebook fine-tunes a text classifier on your own labelled texts. It begins with a stock `Trainer` and changes one line of its
+# `TrainingArguments` after the other: precision, optimizer, padding, attention, loader workers, `torch.compile`, batch size. Each
+# change is timed **on this machine**, in turn with what was kept before it, and stays only where it is faster in pair after pair.
+# You leave with the trained model, the lines that were kept, and a script that trains with them in stock transformers.
 #
-# {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
+# {picture: Speed of each change over what was kept before it, with the range of its pairs}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other things help.
-# **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, where other changes help.
+# Press **Run all** and wait. The TPU twin is `hardware_tuning_tpu.ipynb`.
 #
 # {planned}
 #
@@ -25,14 +25,13 @@
 # checkpoint.
 
 # %% [markdown] tags=["tpu"]
-# # Hardware tuning: before and after, measured (TPU)
+# # Hardware tuning: which settings are faster on this TPU
 #
-# Fine-tunes a text classifier and changes one setting after the other: bf16 autocast, attention, padding length, batch, and
-# gradient checkpointing for a larger one. Each is timed **on this machine**, in turn with what was kept before it, and stays
-# only if it is faster by more than noise. At the end the tuned run is held against the start
-# at equal quality. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
+# This notebook fine-tunes a text classifier on your own labelled texts. It changes one setting after the other: bf16 autocast, padding
+# length, attention, batch size. Each change is timed **on this machine**, in turn with what was kept before it, and stays only where
+# it is faster in pair after pair. What a TPU cannot use (TF32, loader workers, `torch.compile`) is listed with the reason.
 #
-# {picture: Speed of each setting that was tried over the start's, with 95 % intervals}
+# {picture: Speed of each change over what was kept before it, with the range of its pairs}
 #
 # **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
 # Without one it goes on with the GPU or the CPU. Every setting is another graph that XLA compiles, once. The GPU
@@ -49,8 +48,9 @@
 # %% [markdown]
 # ## Parameters
 #
-# {own data} The sample needs no network. A zero takes the recipe's value. Trials and comparing runs end within
-# `tuning_minutes`; what no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# {own data} The sample needs no network. A zero takes the recipe's value. Everything that is timed or compared ends within
+# `tuning_minutes`; what no time was left for is named. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the
+# runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.tuning.parameters.TuningParameters
@@ -61,26 +61,27 @@
 # Every parameter is checked before anything is downloaded, and the machine is reported with the reason for each choice.
 
 # %%
+import time
+
 from helpers import parameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
-from helpers.run import run_folder
 from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 from helpers.tuning.parameters import TuningParameters
 
+began = time.monotonic()
 secrets.provide("HF_TOKEN")
 params = parameters.check(TuningParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision)
-print(machine)
 run = RunFolder.claim("hardware_tuning", params)
-folder = run.path
-print(f"output     {folder}")
+print(machine, f"output     {run.path}", sep="\n")
 
 # %% [markdown]
 # ## Data
 #
-# A text that is in two splits stays in the last of training, validation and test only, and what was removed is counted. Your own file has a row a text and a header, such as
+# A text that is in two splits stays in the last of training, validation and test only, and what was removed is counted. Your own
+# file has a row a text and a header, such as
 #
 # ```
 # review,stars
@@ -90,115 +91,164 @@ print(f"output     {folder}")
 # with `data_source="reviews.csv"`, `text_column="review"` and `label_column="stars"`.
 
 # %%
-from helpers.tuning import experiment
+from helpers.tuning.data import load_texts
 
-texts = experiment.load_texts(params)
+texts = load_texts(params)
 run.same_data(texts.source)
 print(texts)
 tables.show([{"rows removed": why, "": count} for why, count in texts.removed.items()])
 print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3]), sep="\n")
 
 # %% [markdown]
-# ## Model
+# ## What costs nothing
 #
-# The pretrained encoder with a new head. With a median far below `max_length`, most of what a fixed length computes is padding.
+# The most frequent label, and a linear model on words and pairs of words. A fine-tuned encoder should be better than both on the test
+# texts; where it is not, the texts are few or the training is short.
 
 # %%
-from helpers.tuning.task import load_task
+from sklearn.dummy import DummyClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
-task = load_task(params, texts, machine)
+from helpers.tuning.evaluation import scores
+
+words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+models = {
+    "the most frequent label": DummyClassifier(strategy="prior"),
+    "a linear model on words": make_pipeline(words, LogisticRegression(C=10, max_iter=1000)),
+}
+(train_texts, train_labels), (test_texts, test_labels) = (zip(*rows, strict=True) for rows in (texts.train, texts.test))
+rivals = {
+    name: scores(model.fit(train_texts, train_labels).predict_log_proba(test_texts), test_labels)
+    for name, model in models.items()
+}
+tables.show([{"model": name, **found} for name, found in rivals.items()], "Test texts")
+
+# %% [markdown]
+# ## The method, in one file
+#
+# A rung of the ladder is a line of `TrainingArguments`. Short windows of real training with it and without it take turns, so that whatever
+# else the machine does falls on both. A rung is kept where every one of six pairs is faster, or all but one of nine; a second slower
+# pair ends it. No noise is measured first and none is assumed. **Change a rung or the rule below and run all cells again: your
+# ladder is what is climbed.**
+
+# %% tags=["method"]
+# method: helpers/tuning/ladder.py
+
+# %% [markdown]
+# ## Where it starts
+#
+# A stock `Trainer`: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one padding length and
+# plain AdamW.) Where the median text is far shorter than the longest, most of what a batch of mixed lengths computes is padding.
+
+# %%
+run.use_method()
+from helpers.tuning.training import Task
+
+task = Task.load(params, texts, machine)
 trained = sum(weight.numel() for weight in task.model.parameters() if weight.requires_grad)
-print(f"{type(task.model).__name__}, {trained:,} parameters, {len(texts.labels)} labels")
+print(f"{type(task.model).__name__}, {trained:,} weights, {len(texts.labels)} labels")
 tables.show([task.lengths()], "Tokens of a training text")
-if task.weights is not None:
-    tables.show(task.weight_rows())
+tables.show([{"TrainingArguments": name, "start": value} for name, value in task.start.items()])
 
 # %% [markdown]
-# ## Plan
+# ## Climb
 #
-# Where tuning starts: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one
-# padding length and plain AdamW.)
+# One change after the other, each on top of what was kept. The batch comes last and is doubled while that helps; gradient checkpointing and
+# 8-bit AdamW cost time, so that they are tried only with a batch that does not fit without them. One thread of a CPU is timed in
+# processor time, which other programs do not stretch; all else by the wall clock.
 
 # %%
-start = task.start
-tables.show(task.plan(start).rows())
+from helpers.tuning import ladder
+
+climbed = ladder.climbed(task, run.path, seconds=30 * params.tuning_minutes)
+settings = ladder.chosen(climbed)
+rows = [
+    {
+        "change": each.name,
+        "TrainingArguments": ", ".join(f"{name}={value!r}" for name, value in each.change.items()),
+        "verdict": each.verdict,
+        "examples/s": each.window and each.window.examples_per_second,
+        "memory": tables.size(each.window and each.window.peak_bytes),
+    }
+    for each in climbed
+]
+tables.show(rows, "Changes, each on top of what was kept")
+
+# %%
+from statistics import median
+
+import matplotlib.pyplot as plt
+
+timed = [each for each in climbed if each.ratios]
+middle = [median(each.ratios) for each in timed]
+spread = [[at - min(each.ratios), max(each.ratios) - at] for at, each in zip(middle, timed, strict=True)]
+figure, axes = plt.subplots(figsize=(8, 0.45 * len(timed) + 1.6), layout="constrained")
+colours = ["tab:blue" if each.kept else "lightsteelblue" for each in timed]
+axes.barh([each.name for each in timed], middle, color=colours)
+for place, (at, (low, high)) in enumerate(zip(middle, spread, strict=True)):
+    axes.errorbar(at, place, xerr=[[low], [high]], color="0.3", capsize=3)
+axes.invert_yaxis()
+axes.axvline(1, color="0.4", linestyle="--", label="what was kept before")
+axes.set(title=f"What helps on {machine.device_name}", xlabel="examples a second, times those before the change")
+axes.legend(loc="lower right")
+(run.path / "figures").mkdir(exist_ok=True)
+figure.savefig(run.path / "figures" / "optimisations.png", dpi=120)
 
 # %% [markdown]
-# ## One optimisation at a time
+# ## Train with what was kept
 #
-# Every change comes on top of what was kept: `repetitions` timings, in turn with the setting before it, on the same examples
-# from the same weights. The start is timed more often, which says what noise is here. Kept is a change whose 95 % interval
-# lies above 1. The batch is doubled last, while that helps; what saves memory has to earn its place with the batch that did
-# not fit without it. A setting that is more than five times as slow as the start is given up while it warms up. One thread of a CPU is timed in processor time, which other
-# programs do not stretch; all else by the wall clock.
+# As many examples as the stock Trainer would see; a larger batch takes fewer steps, at a learning rate that grows with the square
+# root of the batch. The weights with the least loss on the validation texts are kept. Utilisation and memory are read at each log: below
+# 70 % the device waits, and the line says what to change.
 
 # %%
-from helpers.tuning import climb
+from helpers.plan.forecast import here
+from helpers.tuning.training import ClassifierTrainer, Utilisation
 
-climbed = climb.tune(task, folder)
-tuned = climbed.top.settings
-
-# %% [markdown]
-# **speed-up** is over the start, in examples a second. The last line, tuned over the start, is timed once more, since
-# the timing that chose a setting flatters it. **loss** is that of the short timing: it says that nothing broke, no more; quality is
-# judged by the whole runs below.
-
-# %%
-tables.show(climbed.rows(), "Optimisations, each on top of what was kept")
-figure = climb.plot(
-    climbed.rungs, folder / "figures" / "optimisations.png", title=f"What helps on {machine.device_name}"
-)
-
-# %% [markdown]
-# ## The tuned run
-#
-# As many examples as the start would see; a larger batch takes fewer steps, at a learning rate that grows with the square
-# root of the batch. The best weights by F1 on validation are kept. What it is expected to take follows from the timings
-# above, whose clock starts after four steps: a run of few steps takes longer.
-
-# %%
-from helpers.tuning.task import clock
-from helpers.tuning.training import ClassifierTrainer
-
-trainer = ClassifierTrainer(task, tuned, folder / f"tuned-{params.seed}", seed=params.seed)
-tables.show(tuned.changes(start))
-
-# %%
-forecast = experiment.forecast(climbed, trainer.plan, task)
+trainer = ClassifierTrainer(task, settings, run.path / f"tuned-{params.seed}", seed=params.seed)
+forecast = here(task.step, trainer.plan, machine)
 tables.show(forecast.rows())
-before = experiment.examine(trainer, task)
-tables.show([{"model": "untrained", **before}])
-
-# %%
-output = trainer.train(resume_from_checkpoint=params.resume)
-
-# %% [markdown] tags=["gpu"]
-# What the run cost, measured. `mfu`, the model FLOPs utilisation, is the share of the named datasheet peak that was used.
-
-# %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs a step must be 0: anything else
-# means that shapes change or that values leave the chip at every step.
+watch = Utilisation(machine)
+trainer.add_callback(watch)
+trainer.train(resume_from_checkpoint=params.resume)
 
 # %%
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 tables.show(forecast.beside(measured["train"]))
+print(watch.advice())
 
 # %% [markdown]
-# ## Against the start, at equal quality
+# ## Against the stock Trainer, at equal quality
 #
-# The same training with the stock settings, and both again with `further_seeds` more seeds as far as `tuning_minutes` allow:
-# with one seed there is no spread, and quality counts as not checked. Of two labels the threshold is chosen
-# on validation alone.
+# Both train with `paired_seeds` seeds, as far as `tuning_minutes` allow. Each pair shares data, order and first weights, so that what differs
+# between seeds falls out. Fewer than three pairs have no spread: then quality counts as not checked. Where nothing was kept there is
+# nothing to compare, and the one run stands.
 
 # %%
-timed = {"spent": climbed.seconds, "speed_up": climbed.top.speed_up}
-compared = experiment.compare(trainer, task, folder, **timed)
-after = compared.rows[params.seed]["tuned"]
+from helpers.tuning.evaluation import paired_seeds
 
-# %%
-tables.show(compared.table(), f"Training in {clock(machine)}")
-print(compared.verdict.why)
+
+def train(settings, folder, seed):
+    other = ClassifierTrainer(task, settings, folder, seed=seed)
+    other.train(resume_from_checkpoint=params.resume)
+    return other
+
+
+left = 60 * params.tuning_minutes - (time.monotonic() - began)
+compared = paired_seeds(trainer, task, run.path, train, seconds=left)
+after = compared.runs[params.seed]["tuned"]
+tables.show(
+    [
+        {"seed": seed, "settings": name, "test F1": found["f1"], "training": tables.seconds(found["training_seconds"])}
+        for seed, pair in compared.runs.items()
+        for name, found in pair.items()
+    ]
+)
+tables.show([{"model": name, **found} for name, found in {"this run": after, **rivals}.items()], "Test texts")
+print(compared.why)
 
 # %% [markdown]
 # ## Save, reload, classify
@@ -206,49 +256,60 @@ print(compared.verdict.why)
 # The saved model must give the logits of the one in memory.
 
 # %%
-from transformers import pipeline
+import copy
 
-reloaded, tokenizer, difference = experiment.save_and_reload(trainer, task, folder / "model")
-print(f"the reloaded model differs by {difference:.1e} of the largest value")
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+trained_model = copy.deepcopy(task.model)  # the trained one is wrapped by what its precision needs
+trained_model.load_state_dict({name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()})
+trainer.save_model(str(run.path / "model"))
+reloaded = AutoModelForSequenceClassification.from_pretrained(run.path / "model")
+tokenizer = AutoTokenizer.from_pretrained(run.path / "model")
+inputs = tokenizer(
+    list(test_texts[:8]), padding=True, truncation=True, max_length=params.max_length, return_tensors="pt"
+)
+with torch.no_grad():
+    ours, theirs = (model.eval()(**inputs).logits for model in (trained_model, reloaded))
+torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
-tables.show(classify(params.text, top_k=3, truncation=True, max_length=trainer.settings.length), params.text)
-if after["threshold"] is not None:
-    print(f"on validation {texts.labels[1]!r} was best from a score of {after['threshold']:.2f} on")
+tables.show(classify(params.text, top_k=3, truncation=True, max_length=params.max_length), params.text)
 
 # %% [markdown]
 # ## Carry it away
 #
-# The settings that were kept, for stock transformers: a script of your own to start from, its `TrainingArguments` and an
-# `accelerate` configuration. `python train.py texts.csv` needs nothing of this notebook. (Rare labels weigh no more there.)
+# The lines that were kept as `training_args.json`, and a script for stock transformers: `python train.py texts.csv` needs nothing of
+# this notebook.
 
 # %%
-from helpers.tuning import export
+from helpers.tuning.export import write_stock
 
-for file in export.write(task, trainer.settings, folder / "stock", model="../model"):
-    print(file.resolve())
+for file in write_stock(task, settings, run.path / "stock", model="../model"):
+    print(file)
 
 # %%
 results_file = run.results(
     machine,
     **measured,
-    **climbed.results(),
-    **compared.results(),
-    clock=clock(machine),
-    sessions=run_folder.sessions(trainer.args.output_dir),
+    ladder=climbed,
+    clock=ladder.clock(machine),
+    verdict=compared,
     forecast=forecast.results(),
     data=texts.results(),
     model={"base_model": params.base_model, "trainable": trained},
-    settings={"start": vars(start), "tuned": vars(tuned)},
-    eval={"before": before, "after": after, "baselines": {"start": compared.rows[params.seed].get("start")}},
-    artifacts={"model": "model", "figures": "figures"},
+    settings={"start": task.start, "tuned": settings},
+    utilisation={"logs": watch.samples, "advice": watch.advice()},
+    eval={"after": after, "baselines": rivals},
+    artifacts={"model": "model", "stock": "stock", "figures": "figures"},
 )
-print(results_file.resolve())
+print(results_file)
 
 # %% [markdown]
 # ## Next steps
 #
 # - **Your own texts**: set `data_source` to a `.csv` with `text` and `label`.
 # - **Use the model elsewhere**: `pipeline("text-classification", "<output_dir>/model")`.
-# - **Out of memory**: shorten `max_length` first (the longest text is printed above), then lower `start_batch_size`. The exported
-#   `training_args.json` takes `gradient_checkpointing`, too, which costs time and gives memory.
+# - **Another notebook, on this machine**: `python -m helpers.plan NOTEBOOK --measured <output_dir>/results.json` rests its time on this run.
+# - **Out of memory**: shorten `max_length` first, then lower the batch; `training_args.json` takes `gradient_checkpointing`, too, which costs
+#   time and gives memory.
 # - **Another device**: change `use_tpu` alone, restart the kernel, Run all, and lay the two tables side by side.

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.plan.memory import BESIDE
-from helpers.plan.speed import PUBLIC, SIZES
+from helpers.plan import forecast
+from helpers.plan.forecast import BESIDE, SIZES
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # where `report` is
 SPEC = importlib.util.spec_from_file_location("public_runs", ROOT / "benchmarks/public_runs.py")
 public_runs = importlib.util.module_from_spec(SPEC)
@@ -76,19 +75,35 @@ def test_every_way_of_reporting_comes_to_the_seconds_of_an_optimizer_step(rate, 
 
 
 def test_the_planner_has_the_numbers_of_the_fit():
-    assert public_runs.planner(RUNS) == PUBLIC
+    assert public_runs.planner(RUNS) == {name: getattr(forecast, name) for name in public_runs.planner(RUNS)}
     told = [run for run in RUNS if SIZES[0] < run.ideal < SIZES[1]]
     assert min(run.ideal for run in RUNS) > SIZES[0] * 0.9 and len(told) > 0.7 * len(RUNS)
 
 
-def test_nine_tenths_of_what_was_left_out_lie_in_an_interval_of_a_factor_of_five():
-    found = public_runs.held_out(RUNS)
-    for kind in ("cuda", "xla"):
-        assert found["runs"]["inside"][kind] >= 0.9 * found["runs"]["of"][kind]
-        assert found["runs"]["width"][kind] <= 5
-    assert public_runs.share_inside(found["sources"]) >= 0.9 and found["sources"]["widest"] <= 5
+def test_every_second_source_chooses_and_the_others_do_not():
+    sides = {run.about["source"]: run.chooses for run in RUNS}
+    assert [sides[name] for name in FOUND["sources"]] == [place % 2 == 0 for place in range(len(sides))]
+    changed = [run if run.chooses else replace(run, seconds=9 * run.seconds) for run in RUNS]
+    assert public_runs.planner(changed) == public_runs.planner(RUNS)
+
+
+def test_nine_tenths_of_what_chose_nothing_lie_in_an_interval_of_a_factor_of_three_and_a_half():
+    found = public_runs.tested(RUNS)
+    assert sum(found["inside"].values()) >= 0.9 * sum(found["of"].values()) and found["width"] <= 3.5
     stored = json.loads(public_runs.FIT.read_text(encoding="utf-8"))
-    assert stored["held_out"] == found and stored["planner"] == {kind: list(line) for kind, line in PUBLIC.items()}
+    assert (stored["tested"], stored["planner"]) == (found, public_runs.planner(RUNS))
+
+
+def test_pairs_that_chose_nothing_are_decided_and_right():
+    found = public_runs.tested(RUNS)
+    assert found["decided"] >= 0.6 * found["pairs"] and found["right"] >= 0.95 * found["decided"]
+
+
+def test_a_pair_is_one_job_on_two_machines():
+    for one, other in public_runs.pairs(RUNS):
+        assert one.machine != other.machine
+        for name in public_runs.JOB:
+            assert one.about.get(name) == other.about.get(name)
 
 
 def test_the_residual_of_a_run_is_that_of_a_fit_without_it():
@@ -103,19 +118,8 @@ def test_the_residual_of_a_run_is_that_of_a_fit_without_it():
         assert residuals[at] == pytest.approx(left, abs=0.05) and weighed == pytest.approx(left, abs=0.05), source
 
 
-def test_an_interval_is_the_shortest_that_holds_enough_and_no_wider_than_the_widest():
-    even = np.linspace(0, 1, 101)
-    low, high = public_runs.interval(even)
-    assert np.mean((even >= low) & (even <= high)) >= public_runs.HELD and high - low < 1
-    wild = np.array([0.0, 0.1, 0.2, 9.0])
-    low, high = public_runs.interval(wild)
-    assert low <= 0.0 and 0.2 <= high < 9.0 and math.exp(high - low) <= public_runs.WIDEST
-
-
-def test_the_nearest_run_is_of_the_same_kind_and_size():
-    run = next(each for each in RUNS if each.source["title"].startswith("earino"))
-    assert public_runs.nearest(RUNS, "cuda", run.ideal, run.balance, fused=False) is run
-    assert public_runs.nearest(RUNS, "xla", 0.01, 240.0, fused=True).kind == "xla"
+def test_the_middle_is_that_of_the_interval_with_the_most_runs():
+    assert public_runs.middle(np.array([0.0, 0.5, 1.0, 9.0])) == pytest.approx(0.5)
 
 
 def test_what_a_gpu_takes_beside_tensors_is_what_published_runs_took():

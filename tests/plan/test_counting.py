@@ -6,12 +6,14 @@ import contextlib
 
 import pytest
 import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.plan import counting
 from helpers.plan.counting import LiveBytes, count
-
-from .workloads import bert, stack
+from helpers.plan.workloads import Workload
+from tests.workloads import bert, stack
 
 pytestmark = pytest.mark.once
 
@@ -75,8 +77,7 @@ def test_a_deep_stack_is_extrapolated_to_what_all_its_layers_take(frozen, checkp
     workload = bert(9)
     for layer in workload.model.bert.encoder.layer[:frozen]:
         layer.requires_grad_(False)
-    arguments = ("cpu", "fp32", 32, checkpointing, False)
-    whole = counting._step(workload, 8, None, *arguments)
+    whole = counting._step(workload, 8, None, ("cpu", "fp32", True), 32, checkpointing, False)
     found = count(workload, 8, kind="cpu", precision="fp32", checkpointing=checkpointing)
     for name in ("parameters", "trained", "flops", "weights", "gradients", "optimizer", "activations", "peak"):
         assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=0.001), name
@@ -85,7 +86,7 @@ def test_a_deep_stack_is_extrapolated_to_what_all_its_layers_take(frozen, checkp
 def test_a_stack_that_is_shallow_is_counted_as_it_is():
     workload = stack(counting.FEW_LAYERS)
     assert count(workload, 2, kind="cpu", precision="fp32") == counting._step(
-        workload, 2, None, "cpu", "fp32", 16, False, False
+        workload, 2, None, ("cpu", "fp32", True), 16, False, False
     )
 
 
@@ -151,6 +152,53 @@ def test_xla_has_no_fused_attention():
     matrices = 2 * 8 * 4 * (256 * 256 - 2 * 128 * 128) * 4  # layers x batch x heads x T x T floats
     assert bent("xla") > 0.95 * matrices
     assert bent("cpu") < 0.3 * matrices  # the mask of one head alone
+
+
+class Grouped(torch.nn.Module):
+    """Attention whose heads share keys, as transformers calls it where it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.shared = torch.nn.Linear(64, 64), torch.nn.Linear(64, 16)
+
+    def forward(self, states):
+        batch, length, _ = states.shape
+        query, shared = (
+            layer(states).view(batch, length, -1, 16).transpose(1, 2) for layer in (self.query, self.shared)
+        )
+        return functional.scaled_dot_product_attention(query, shared, shared, enable_gqa=True)
+
+
+def saved_bytes(model, states) -> int:
+    """Of different storages that autograd saves in a real forward pass on this CPU."""
+    seen = {}
+
+    def note(tensor):
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        kept = model(states)
+    assert kept.requires_grad
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize(("shares_keys", "kernel"), [(False, SDPBackend.MATH), (True, SDPBackend.FLASH_ATTENTION)])
+def test_shared_keys_cost_what_the_kernel_that_runs_really_saves(shares_keys, kernel):
+    """A T4 (sm_75) has no fused kernel for them: held against bytes that autograd saves on the CPU's two paths in bf16."""
+    states = torch.randn(4, 256, 64).bfloat16()
+    workload = Workload(
+        notebook="test",
+        name="grouped",
+        model=Grouped().bfloat16(),
+        batch=lambda examples, length: states[:examples],
+        loss=lambda model, states: model(states).float().square().mean(),
+        length=256,
+    )
+    with sdpa_kernel(kernel):
+        saved = saved_bytes(workload.model, states)
+    counted = count(workload, 4, kind="cuda", precision="fp32", shares_keys=shares_keys).activations
+    assert counted == pytest.approx(saved, rel=0.35, abs=4 * 4 * 256 * 16 * 6)
 
 
 def test_autocast_on_a_gpu_keeps_norms_in_fp32_where_a_cpu_does_not():

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from helpers.machine import hardware
-from helpers.plan import prices
-from helpers.plan.machines import NAMES, machine, runtime_of
+from helpers.plan.machines import FREE, NAMES, machine, price_of, prices, runtime_of
 
 pytestmark = pytest.mark.once
 
@@ -112,41 +111,34 @@ def test_a_sibling_of_a_small_geforce_does_not_borrow_its_figures(reported):
 # -- prices --
 
 
-def test_every_machine_has_a_price_or_says_that_none_is_known():
-    for name in NAMES:
-        price = prices.of(machine(name))
-        assert price.source and (price.usd_per_hour is None) == (price.source == "none")
-        assert price.usd_per_hour is None or re.fullmatch(r"20\d\d-\d\d", price.as_of)
+def test_a_price_says_where_it_is_from_and_in_which_month():
+    for name, price in prices().items():
+        assert price["usd_per_hour"] > 0 and price["source"], name
+        assert re.fullmatch(r"20\d\d-\d\d", price["as_of"]), name
 
 
-def test_devices_multiply_the_price():
-    assert prices.of(machine("2xT4")).usd_per_hour == pytest.approx(2 * prices.table()["T4"].usd_per_hour)
-    assert prices.of(machine("v6e-8")).usd_per_hour == pytest.approx(8 * prices.table()["TPU v6e"].usd_per_hour)
-    assert prices.of(machine("v5e-8")).usd_per_hour is None
-
-
-def test_own_prices_replace_those_of_the_table(tmp_path):
-    file = tmp_path / "prices.json"
-    file.write_text(
-        json.dumps({"T4": 0.1, "RTX 3050": {"usd_per_hour": 0.03, "source": "my meter", "as_of": "2026-11"}})
+def test_devices_multiply_the_price_and_colab_sells_no_pair():
+    assert price_of(machine("2xH100")).usd_per_hour == pytest.approx(2 * prices()["H100"]["usd_per_hour"])
+    assert price_of(machine("v6e-8")).usd_per_hour == pytest.approx(8 * prices()["TPU v6e"]["usd_per_hour"])
+    assert price_of(machine("T4")).usd_per_hour and price_of(machine("2xT4")).usd_per_hour is None
+    assert (
+        str(price_of(machine("2xT4"))) == "$0 on Kaggle's free tier" and price_of(machine("CPU")).usd_per_hour is None
     )
-    table = prices.table(file)
-    assert prices.of(machine("2xT4"), table).usd_per_hour == pytest.approx(0.2)
-    assert prices.of(machine("RTX 3050"), table).source == "my meter"
-    assert table["V100"] == prices.table()["V100"]
+    assert set(FREE) == {"T4", "P100", "2xT4", "v5e-1", "v5e-8"}
 
 
-@pytest.mark.parametrize("value", [0, -1, True, "1", {"usd_per_hour": 0}])
-def test_a_price_that_is_none_is_refused_naming_it(tmp_path, value):
+def test_own_prices_lie_over_those_of_the_table(tmp_path):
     file = tmp_path / "prices.json"
-    file.write_text(json.dumps({"T4": value}))
-    with pytest.raises(ValueError, match=r"^prices=.*T4"):
-        prices.table(file)
+    file.write_text(json.dumps({"T4": 0.1, "RTX 3050": 0.03}))
+    table = prices(file)
+    assert price_of(machine("2xT4"), table).usd_per_hour == pytest.approx(0.2)
+    assert price_of(machine("RTX 3050"), table).usd_per_hour == 0.03
+    assert table["H100"] == prices()["H100"]
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"T5": 1}', '{"T4": {"dollars": 1}}'])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"T5": 1}', '{"T4": 0}', '{"T4": -1}', '{"T4": {"dollars": 1}}'])
 def test_a_price_file_that_is_not_understood_says_what_it_should_be(tmp_path, text):
     file = tmp_path / "prices.json"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"^prices="):
-        prices.table(file)
+    with pytest.raises(ValueError, match=r"^prices=.*write dollars an hour"):
+        prices(file)

@@ -1,26 +1,29 @@
 """The training steps of the five TPU notebooks at a small size, compiled by the TPU compiler, in a process of their own.
 
-python tests/tpu_programs.py FOLDER HARDWARE NAME ...    prints one line of JSON a step
+python tests/plan/tpu_programs.py FOLDER HARDWARE NAME ...    prints one line of JSON a step
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch
 
-from helpers.plan import tpu_compiler
+from helpers.plan import tpu
 from helpers.plan.machines import machine, runtime_of
-from helpers.plan.tpu_step import begin, trace
+from helpers.plan.tpu import begin, trace
 from helpers.plan.workloads import Asked, Workload, room
 from tests.workloads import stack
 
+collectives = importlib.import_module("tpu_compiler").collectives
 LENGTH, EXAMPLES = 128, 8  # of a chip
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2}
 GRAPH = """
@@ -51,15 +54,17 @@ def steps(folder: Path) -> dict[str, tuple[str, Asked]]:
     }
 
 
-def compiled(step: Workload, hardware: str) -> dict:
+def compiled(step: Workload, hardware: str, **how) -> dict:
     """What the compiler says of it, and beside it: bytes of random numbers, whether a second step is the same."""
     chips = machine(hardware).count
     examples = EXAMPLES * chips
-    traced, again = (trace(step, examples, chips=chips) for _ in range(2))
-    found = tpu_compiler.compile_step(traced, hardware)
+    traced, again = (trace(step, examples, chips=chips, **how) for _ in range(2))
+    found = tpu.compile_step(traced, hardware)
     return found.results() | {
         "held": traced.held,
-        "drawn": sum(map(tpu_compiler.size, re.findall(r"= (\S+) rng-bit-generator\(", found.program))),
+        "products": traced.products,
+        "collectives": collectives(found.program),
+        "drawn": sum(map(tpu.size, re.findall(r"= (\S+) rng-bit-generator\(", found.program))),
         "same_again": traced.fingerprint == again.fingerprint,
     }
 
@@ -98,12 +103,15 @@ def main(folder: Path, hardware: str, names: list[str]) -> None:
         if name in names:
             _, step = room(notebook).planned(asked, runtime)
             _say(name, step, hardware)
+    if "tuning in fp32" in names:
+        notebook, asked = steps(folder)["tuning"]
+        _say("tuning in fp32", room(notebook).planned(asked, runtime)[1], hardware, precision="fp32")
 
 
-def _say(name: str, step: Workload, hardware: str) -> None:
+def _say(name: str, step: Workload, hardware: str, **how) -> None:
     try:
-        found = compiled(step, hardware)
-    except tpu_compiler.DoesNotFitChip as error:
+        found = compiled(step, hardware, **how)
+    except tpu.DoesNotFitChip as error:
         found = {"problem": str(error), **vars(error)}
     print("STEP " + json.dumps({"step": name, **found}), flush=True)
 

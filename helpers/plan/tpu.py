@@ -1,0 +1,348 @@
+"""A training step compiled by Google's TPU compiler, on a machine without a TPU. The only file that knows libtpu and jax.
+
+    begin()
+    traced = trace(workload, 8, precision="bf16")        # torch_xla, no TPU, no memory; seconds
+    compiled = compile_step(traced, "v5e-8")             # minutes
+    compiled.peak, compiled.moved, traced.products
+
+The step is the trainer's: forward and backward under autocast, clipping, AdamW; every weight, moment and batch is a
+placeholder. libtpu holds the compiler; jax's compile-only client gives it a topology in the place of chips. The module that
+torch_xla traced becomes MLIR, whose arguments are marked: the batch is split over the chips, everything else is whole on each,
+and what the step overwrites may be overwritten in place. GSPMD does the rest, as it does under torch_xla.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from unittest import mock
+
+from helpers.machine import attention, xla
+
+from .workloads import Workload
+
+NEEDED = "'torch_xla[tpu,pallas]~=2.9.0'"  # names the libtpu and the jax that it was built with
+# libtpu's name of a slice, and its chips on a host along each axis.
+TOPOLOGIES = {
+    "v5e-1": ("v5e:1x1", (1, 1, 1)),
+    "v5e-4": ("v5e:2x2", (2, 2, 1)),
+    "v5e-8": ("v5e:2x4", (2, 4, 1)),
+    "v6e-1": ("v6e:1x1", (1, 1, 1)),
+    "v6e-4": ("v6e:2x2", (2, 2, 1)),
+    "v6e-8": ("v6e:2x4", (2, 4, 1)),
+}
+PRODUCT = re.compile(r"= ([a-z]+\d+)\[[^ ]* (?:dot|convolution)\(")
+WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}  # else 4
+INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (.+?) ([a-z-]+)\((.*)")
+ARRAY = r"\b[a-z]+\d*\[[\d,]*\](?:\{[^}]*\})?"
+# Names for what is there, the second half of a copy, and loops, whose state stays where it is.
+MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-done", "slice-done", "while")
+
+
+# ---- the step, traced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A step as an HLO module of one device that sees the whole batch."""
+
+    name: str
+    module: bytes
+    batch: frozenset[int]  # arguments that are split over the chips, along their first axis
+    state: frozenset[int]  # arguments that the step overwrites: weights, moments, gradients
+    held: int  # bytes of weights, moments and gradients, which a chip holds between two steps
+    examples: int  # of a step, over all chips
+    products: dict[str, int]  # matrix products by the dtype of their result: fp32 ones are slow on a TPU
+    fingerprint: bytes  # under which torch_xla keeps the compiled program: a step that has it is not compiled again
+
+
+def available() -> str:
+    """Why nothing can be compiled here, or ""."""
+    missing = [name for name in ("torch_xla", "libtpu", "jax") if importlib.util.find_spec(name) is None]
+    return f"the TPU compiler needs {', '.join(missing)}: pip install {NEEDED}" if missing else ""
+
+
+def begin() -> None:
+    """Makes the device that steps are traced on; before the first backward pass of the process, even of a counted step.
+
+    Autograd looks at the devices once, at its first backward pass, and knows no later one.
+
+    Raises RuntimeError where the compiler is not installed.
+    """
+    if problem := available():
+        raise RuntimeError(problem)
+    os.environ |= {"PJRT_DEVICE": xla.REHEARSAL, "CPU_NUM_DEVICES": "1"}
+    xla.tracing()
+    import torch
+
+    torch.zeros(1, device="xla")
+
+
+def trace(
+    workload: Workload,
+    examples: int,
+    *,
+    precision: str = "bf16",
+    length: int = 0,
+    checkpointing: bool = False,
+    accumulating: bool = False,
+    chips: int = 1,
+) -> Traced:
+    """The optimizer step after a micro-batch; where a run cuts that into programs, the last and largest of them.
+
+    Args:
+        workload: model, batch and loss; its weights are looked at for shapes alone.
+        examples: of the micro-batch, over all chips.
+        precision: "bf16" autocast, or "fp32".
+        length: tokens of a sequence; 0 = the workload's.
+        checkpointing: activations are computed again in backward.
+        accumulating: gradients of earlier micro-batches are added to.
+        chips: that will share the micro-batch; modules with `batch_groups` sum over each chip's part by itself.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    from .counting import copy_with, transformer_of
+
+    xla.seed(0)  # or dropout's random numbers go on from those of an earlier trace
+    bindings, builder = xla.tracing()
+
+    def placeholder(tensor):  # without numbers: steps on it can be traced, and never be run
+        return builder.create_placeholder_tensor(tensor.shape, tensor.dtype)
+
+    model = copy_with(workload.model, placeholder)
+    model.train()
+    if transformer := transformer_of(model):
+        attention.use_one_dtype(transformer)
+        if checkpointing:
+            attention.checkpoint_activations(transformer, "xla")
+    for module in model.modules():
+        if hasattr(module, "batch_groups"):
+            module.batch_groups = chips
+    batch = tree_map_only(torch.Tensor, placeholder, workload.batch(examples, length or workload.length))
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4)
+    for weight in trained:
+        moments = {name: placeholder(weight) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[weight].update(step=torch.tensor(1.0), **moments)
+        if accumulating:
+            weight.grad = placeholder(weight)
+    moments = [each for state in optimizer.state.values() for name, each in state.items() if name != "step"]
+    state = [*trained, *moments, *(weight.grad for weight in trained if accumulating)]
+    number = bindings._xla_get_tensor_id
+    batches, states = ({number(each) for each in tensors} for tensors in (tree_leaves(batch), state))
+    with mock.patch.object(xla, "sync", lambda: None):  # a step that cuts its graph would start it
+        with torch.autocast("xla", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            loss = (workload.program if accumulating and workload.program else workload.loss)(model, batch)
+        loss.backward()
+    torch.nn.utils.clip_grad_norm_(trained, 1.0)
+    optimizer.step()
+    outputs = [loss.detach(), *(each.detach() for each in (*trained, *moments))]
+    arguments = bindings._get_tensors_xla_device_data_node(outputs)[0]
+    return Traced(
+        name=f"{workload.notebook} {workload.name}",
+        module=bindings._get_xla_tensors_hlo_proto(outputs),
+        batch=frozenset(at for at, each in enumerate(arguments) if each in batches),
+        state=frozenset(at for at, each in enumerate(arguments) if each in states),
+        held=sum(each.numel() * each.element_size() for each in state),
+        examples=examples,
+        products=dict(collections.Counter(PRODUCT.findall(bindings._get_xla_tensors_hlo(outputs)))),
+        fingerprint=bindings._get_graph_hash(outputs),
+    )
+
+
+# ---- the step, compiled
+
+
+class DoesNotFitChip(RuntimeError):
+    """The program needs more memory than a chip has.
+
+    Attributes:
+        needs, has, held: GiB, in words: of the program, of a chip, and of weights, moments and gradients alone.
+    """
+
+    def __init__(self, needs: str, has: str, held: str):
+        remedy = "a smaller micro-batch, a shorter sequence or gradient checkpointing, or a smaller model"
+        super().__init__(f"no: needs {needs} of {has} GiB, {held} of it for weights and optimizer; try {remedy}")
+        self.needs, self.has, self.held = needs, has, held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What the compiler made of a step. Bytes and FLOPs are of one chip."""
+
+    name: str
+    hardware: str
+    chips: int
+    examples: int  # of the step, over all chips
+    seconds: float  # that compiling took
+    arguments: int
+    outputs: int
+    aliased: int  # of the outputs, written over arguments
+    temporaries: int
+    flops: float
+    moved: int  # bytes read from the chip's memory and written to it; what stays in the core's own does not count
+    program: str = field(repr=False)  # optimised HLO in text
+
+    @property
+    def peak(self) -> int:
+        """Bytes that a chip needs: what comes in, what goes out beside it, and what lies between."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries
+
+    def results(self) -> dict[str, Any]:
+        found = {**asdict(self), "peak": self.peak}
+        del found["program"]
+        return found
+
+
+def said_of(products: dict[str, int], precision: str) -> str:
+    """A warning where products of a bf16 step are in fp32, or ""."""
+    wide = products.get("f32", 0)
+    if precision != "bf16" or not wide:
+        return ""
+    return f"{wide} of {sum(products.values())} matrix products are in fp32, which a TPU multiplies in several passes"
+
+
+def compile_step(traced: Traced, hardware: str) -> Compiled:
+    """Compiles a traced step for a TPU slice.
+
+    Raises:
+        ValueError: an unknown slice, or a batch that its chips cannot share.
+        RuntimeError: libtpu or jax is not installed.
+        DoesNotFitChip: the compiler's own answer where memory does not suffice.
+    """
+    if hardware not in TOPOLOGIES:
+        raise ValueError(f"hardware={hardware!r}: unknown to the TPU compiler; there are {', '.join(TOPOLOGIES)}")
+    if problem := available():
+        raise RuntimeError(problem)
+    devices = _devices(hardware)
+    if traced.examples % len(devices):
+        raise ValueError(f"{traced.examples} examples cannot be split over the {len(devices)} chips of {hardware}")
+    began = time.perf_counter()
+    executable = _compile(traced, devices)
+    seconds = time.perf_counter() - began
+    stats = executable.get_compiled_memory_stats()
+    program = executable.hlo_modules()[0].to_string()
+    return Compiled(
+        name=traced.name,
+        hardware=hardware,
+        chips=len(devices),
+        examples=traced.examples,
+        seconds=round(seconds, 1),
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes,
+        aliased=stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        flops=executable.cost_analysis()["flops"],
+        moved=moved(program),
+        program=program,
+    )
+
+
+def _devices(hardware: str) -> list:
+    # Read by libtpu, which looks for a machine with chips otherwise, and wants it for itself.
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    xla.set_libtpu_arguments()
+    import libtpu
+    from jax.experimental import topologies
+
+    os.environ.setdefault("TPU_LIBRARY_PATH", libtpu.get_library_path())
+    name, bounds = TOPOLOGIES[hardware]
+    return list(topologies.get_topology_desc(platform="tpu", topology_name=name, chips_per_host_bounds=bounds).devices)
+
+
+def _compile(traced: Traced, devices: list):
+    import jax
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    count = len(devices)
+    options = compiler.get_compile_options(
+        num_replicas=1,
+        num_partitions=count,
+        device_assignment=np.arange(count).reshape(1, count),
+        use_spmd_partitioning=True,
+        use_auto_spmd_partitioning=False,
+    )
+    options.executable_build_options.use_shardy_partitioner = False  # torch_xla's annotations are GSPMD's
+    text = xla_client._xla.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(traced.module))
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        _mark(module, traced, count, ir)
+        try:
+            return compiler.backend_compile(devices[0].client, module, xla_client.DeviceList(tuple(devices)), options)
+        except jax.errors.JaxRuntimeError as error:
+            raise _in_words(str(error)) or error from None
+
+
+def _mark(module, traced: Traced, count: int, ir) -> None:
+    """Says of each argument of `main` how it is split, and whether it may be overwritten."""
+    main = next(each for each in module.body.operations if ir.StringAttr(each.attributes["sym_name"]).value == "main")
+    marked = []
+    for number, (before, kind) in enumerate(zip(main.arg_attrs, main.type.inputs, strict=True)):
+        sharding = "{replicated}"
+        if number in traced.batch:
+            axes = ",".join(map(str, [count, *[1] * (len(ir.RankedTensorType(kind).shape) - 1)]))
+            sharding = f"{{devices=[{axes}]<=[{count}]}}"
+        marks = {each.name: each.attr for each in before} | {"mhlo.sharding": ir.StringAttr.get(sharding)}
+        if number in traced.state:
+            marks["jax.buffer_donor"] = ir.BoolAttr.get(True)
+        marked.append(ir.DictAttr.get(marks))
+    main.arg_attrs = ir.ArrayAttr.get(marked)
+
+
+def _in_words(said: str) -> DoesNotFitChip | None:
+    """The compiler's refusal of a program that is too large."""
+    found, held = re.search(r"Used ([\d.]+)G of ([\d.]+)G hbm", said), re.search(r"arguments\s+([\d.]+)G", said)
+    if "RESOURCE_EXHAUSTED" not in said or not found:
+        return None
+    return DoesNotFitChip(found[1], found[2], held[1] if held else "0")
+
+
+# ---- the compiled program, read
+
+
+def moved(program: str) -> int:
+    """Bytes that the entry of an optimised HLO module in text reads from a chip's memory and writes to it."""
+    total, shapes = 0, {}
+    for line in program[program.index("\nENTRY ") :].splitlines():
+        if found := INSTRUCTION.match(line):
+            name, shapes[found[1]], kind, rest = found.groups()
+            operands = [shapes.get(each, "") for each in re.findall(r"%([\w.-]+)", rest.split("), ")[0])]
+            total += _moved(kind, name, shapes[name], operands)
+    return total
+
+
+def _moved(kind: str, name: str, result: str, operands: Sequence[str]) -> int:
+    if kind in MOVES_NOTHING or "ConcatBitcast" in name:
+        return 0
+    if kind in ("copy-start", "slice-start"):  # (destination, source, ...) and ((source), destination, ...)
+        ends = re.findall(ARRAY, result)[:2]
+        return min(size(end) for end in ends) * sum(size(end, far=True) > 0 for end in ends)
+    if "dynamic-update-slice" in name and result in operands:  # in place
+        return 2 * sum(size(each, far=True) for each in operands if each != result)
+    return sum(size(each, far=True) for each in (result, *operands))
+
+
+def size(shape: str, far: bool = False) -> int:
+    """Bytes of a shape in HLO's notation, without padding: `bf16[8,128]{1,0:T(8,128)(2,1)}`, or a tuple of such.
+
+    far: only of what lies in the chip's memory; `S(1)` in a layout is the core's own.
+    """
+    total = 0
+    for array in re.findall(ARRAY, shape):
+        kind, axes = re.match(r"([a-z]+\d*)\[([\d,]*)\]", array).groups()
+        if not (far and "S(" in array):
+            total += WIDTHS.get(kind, 4) * math.prod(int(axis) for axis in axes.split(",") if axis)
+    return total

@@ -1,0 +1,254 @@
+"""helpers.plan.forecast: memory and time as intervals, what a results.json adds, and which of two machines is faster."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from helpers.machine.hardware import find
+from helpers.plan.counting import Count, count
+from helpers.plan.forecast import (
+    ADAMW_BYTES,
+    BALANCE,
+    CONSTANT,
+    EITHER_WAY,
+    RATIO,
+    SIZE,
+    SIZE_UNFUSED,
+    SIZES,
+    Measured,
+    clipped,
+    forecast,
+    here,
+    least,
+    memory,
+    ratio,
+    step_seconds,
+)
+from helpers.plan.machines import machine, price_of, runtime_of
+from helpers.plan.settings import Recipe, plan
+from tests.workloads import bert, stack
+from tests.xla_process import cpu_here
+
+pytestmark = pytest.mark.once
+
+RECIPE = Recipe(batch_size=8, learning_rate=1e-3, max_steps=50, sequence_length=16)
+SMALL = stack(3)
+
+
+def counted(peak: int, gradients: int = 0, **changes) -> Count:
+    nothing = dict.fromkeys(Count.__dataclass_fields__, 0)
+    return Count(**nothing | {"begin_peak": peak, "gradients": gradients} | changes)
+
+
+# -- memory --
+
+
+@pytest.mark.parametrize(("gigabytes", "fits"), [(14.9, "no"), (15.4, "tight"), (20.8, "tight"), (21.0, "yes")])
+def test_what_fits_follows_from_the_whole_interval_with_the_drivers_context(gigabytes, fits):
+    held = memory(counted(15 * 10**9), "cuda", int(gigabytes * 10**9))
+    assert (held.peak.low, held.peak.high) == (15.3e9, 1.3 * 15e9 + 1.4e9)
+    assert held.fits == fits
+
+
+def test_processes_hold_their_gradients_once_more_to_exchange_them():
+    one, two = (memory(counted(10, 4), "cuda", None, processes=processes).peak.low for processes in (1, 2))
+    assert two - one == 4
+    assert memory(counted(10, 4), "xla", None, processes=8).peak == memory(counted(10, 4), "xla", None).peak
+
+
+def test_a_run_may_take_four_fifths_of_a_computers_memory():
+    assert memory(counted(80), "cpu", 100).capacity == 80 and memory(counted(80), "xla", 100).capacity == 100
+
+
+def bert_large():
+    import torch
+
+    with torch.device("meta"):
+        return bert(
+            24, attention="eager", hidden_size=1024, num_attention_heads=16, intermediate_size=4096, vocab_size=30_522,
+            max_position_embeddings=512,
+        )  # fmt: skip
+
+
+def test_bert_large_on_a_v100_is_where_hugging_face_measured_it():
+    """Megabytes of nvidia-smi for batches of 512 tokens, documentation of transformers 4.x."""
+    large = replace(bert_large(), length=512)
+    for megabytes, precision, options in (
+        (14_949, "fp32", {"examples": 4}),
+        (8_681, "fp32", {"examples": 1, "accumulating": True}),
+        (6_775, "fp32", {"examples": 1, "accumulating": True, "checkpointing": True}),
+        (13_275, "fp16", {"examples": 4}),
+    ):
+        span = memory(count(large, kind="cuda", precision=precision, **options), "cuda", None).peak
+        assert span.low <= megabytes * 2**20 <= span.high, (megabytes, precision, options)
+
+
+# -- time --
+
+
+def seconds(name: str, *, workload=SMALL, precision="fp16", flops=6.5e12, **how):
+    return step_seconds(workload, counted(0, flops=flops, trained=10**6), machine(name), precision, **how)
+
+
+def test_a_step_takes_what_published_runs_made_of_their_bound():
+    bound = 6.5e12 / 65e12 + ADAMW_BYTES * 1e6 / 320e9  # products, and what AdamW reads and writes
+    for fused, slope in ((False, SIZE_UNFUSED), (True, SIZE)):
+        span = seconds("T4", fused=fused)
+        log = CONSTANT["cuda"] + BALANCE * math.log(65e12 / 320e9) + slope * math.log(0.1)
+        assert span.value == pytest.approx(bound * math.exp(log)) and span.basis == "published runs"
+        assert span.high == pytest.approx(span.value * EITHER_WAY) and span.low >= bound
+
+
+def test_no_step_is_faster_than_peak_and_bandwidth_allow():
+    """What the fit would allow on a device that has little of a peak for its bandwidth, in micro-batches of a minute."""
+    long = step_seconds(SMALL, counted(0, flops=60 * 8.1e12), machine("T4"), "fp32")
+    assert long.low == pytest.approx(60) and long.high > 60
+
+
+def test_a_smaller_micro_batch_than_any_published_takes_at_most_what_the_smallest_takes():
+    tiny, smallest = (
+        step_seconds(SMALL, counted(0, flops=ideal * 65e12), machine("T4"), "fp16") for ideal in (1e-5, SIZES[0])
+    )
+    assert tiny.high == pytest.approx(smallest.high) and tiny.low < smallest.low / 100
+    assert clipped(1e-5) == clipped(SIZES[0]) and clipped(9.0) == math.log(SIZES[1])
+
+
+def test_bert_large_on_a_v100_takes_as_long_as_hugging_face_measured():
+    """Four examples of 512 tokens: 8.86 a second in fp32, 18.64 in fp16 (docs/results/public_runs.json)."""
+    large = replace(bert_large(), length=512)
+    for precision, rate in (("fp32", 8.86), ("fp16", 18.64)):
+        step = count(large, 4, kind="cuda", precision=precision)
+        v100 = replace(machine("T4"), name="V100", accelerator=find("Tesla V100-SXM2-16GB"))
+        span = step_seconds(large, step, v100, precision)
+        assert span.low <= 4 / rate <= span.high, (precision, span)
+
+
+def test_accumulation_repeats_the_micro_batch():
+    step = counted(0, flops=1e12, trained=0)
+    one, four = (step_seconds(SMALL, step, machine("T4"), "fp16", accumulation=times) for times in (1, 4))
+    assert four.value == pytest.approx(4 * one.value)
+
+
+def test_of_a_recurrence_and_of_a_cpu_nothing_is_guessed():
+    assert seconds("T4", workload=replace(SMALL, recurrent=True)) is None
+    assert seconds("CPU", precision="fp32") is None
+
+
+# -- a results.json of the same machine --
+
+
+def results_file(folder, **changed):
+    """What a run of SMALL on a T4 leaves: 10 steps of 3 TFLOP in 20 seconds of training."""
+    found = {
+        "train": {"steps": 10, "seconds": 26.0, "compile_seconds": 1.0, "evaluate_and_save_seconds": 5.0},
+        "plan": {"precision": "fp16", "gradient_accumulation_steps": 3, "memory": {"flops": 1e12}},
+        "forecast": {"notebook": SMALL.notebook, "model": SMALL.name},
+        "runtime": {"device_name": "Tesla T4", "device_count": 1},
+    }
+    file = folder / "results.json"
+    file.write_text(json.dumps(found | changed))
+    return file
+
+
+def test_a_run_on_the_same_machine_takes_the_place_of_published_ones(tmp_path):
+    measured = [Measured.read(results_file(tmp_path))]
+    same = seconds("T4", measured=measured)
+    assert same.value == pytest.approx(2.0 * 6.5 / 3) and same.high == pytest.approx(1.2 * same.value)
+    other = seconds("T4", measured=measured, workload=replace(SMALL, name="another"))
+    assert (other.value, other.high) == (pytest.approx(same.value), pytest.approx(2 * same.value))
+    for elsewhere in ("L4", "2xT4"):
+        assert seconds(elsewhere, measured=measured, precision="fp16").basis == "published runs"
+    recurrent = replace(SMALL, name="another", recurrent=True)
+    assert seconds("T4", measured=measured, workload=recurrent) is None  # another model says nothing of a recurrence
+
+
+def test_a_run_on_a_cpu_says_what_this_cpu_takes(tmp_path):
+    file = results_file(tmp_path, runtime={"device_name": "some CPU", "device_count": 1})
+    assert seconds("CPU", precision="fp16", measured=[Measured.read(file)]).basis == "measured (test)"
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"train": {"steps": 0}}'])
+def test_a_file_that_is_no_results_of_a_run_is_refused_naming_it(tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"measured=.*results\.json.*no results.json of a run that trained"):
+        Measured.read(path)
+
+
+# -- a run --
+
+
+def forecasted(name="T4", **options):
+    where = machine(name)
+    return forecast(SMALL, plan(RECIPE, SMALL, runtime_of(where)), where, **options)
+
+
+def test_a_run_costs_its_hours():
+    found = forecasted(price=price_of(machine("T4")))
+    assert found.usd.value == pytest.approx(found.seconds.value / 3600 * found.price.usd_per_hour)
+    assert forecasted("2xT4", price=price_of(machine("2xT4"))).usd is None
+
+
+def test_measured_stands_beside_the_forecast_and_what_lies_outside_is_said():
+    found = forecasted()
+    cost = {"steps": 50, "compile_seconds": 0, "evaluate_and_save_seconds": 0, "peak_memory_bytes": 10**12}
+    inside, outside = (
+        [row["inside"] for row in found.beside(cost | {"seconds": factor * found.seconds.high})]
+        for factor in (0.9, 1.1)
+    )
+    assert inside == [True, False] and outside == [False, False]
+
+
+def test_a_run_that_was_only_found_finished_has_no_memory_of_its_own():
+    cost = {"steps": 50, "seconds": 1, "compile_seconds": 0, "evaluate_and_save_seconds": 0, "peak_memory_bytes": 1}
+    assert forecasted().beside(cost | {"resumed_from_step": 50})[1]["inside"] is None
+
+
+def test_results_are_json_and_say_what_the_time_leaves_out():
+    found = json.loads(json.dumps(forecasted().results(), allow_nan=False))
+    assert "compilation" in found["left_out"] and found["run_seconds"]["low"] < found["run_seconds"]["high"]
+
+
+def test_on_a_cpu_the_memory_is_that_of_the_whole_process():
+    runtime = cpu_here()
+    found = here(SMALL, plan(RECIPE, SMALL, runtime), runtime)
+    assert found.step is None and found.memory.low > 10**8 and "the process has" in found.memory.basis
+
+
+# -- which machine --
+
+
+def test_what_two_machines_share_cancels():
+    """An interval of 3.5 for each alone would leave twice the speed undecided."""
+    one, two = (forecasted(name) for name in ("T4", "2xT4"))
+    assert one.step.low < two.step.high  # the intervals overlap
+    twice = ratio(two.step, one.step, same_kind=True)
+    assert twice.high / twice.low == pytest.approx(RATIO**2)
+    assert ratio(two.step, one.step, same_kind=False).high == pytest.approx(twice.value * EITHER_WAY**2)
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow"), [("A100 40GB", "T4"), ("2xT4", "T4"), ("H100", "L4"), ("RTX 4090", "RTX 3050")]
+)
+def test_pairs_that_people_ask_about_are_decided(fast, slow):
+    step = counted(0, flops=2e12, trained=10**8)
+    halved = counted(0, flops=1e12, trained=10**8)  # two devices share the batch
+    spans = [
+        replace(
+            forecasted(name),
+            step=step_seconds(
+                SMALL, halved if name.startswith("2x") else step, machine(name), runtime_of(machine(name)).precision
+            ),
+        )
+        for name in (slow, fast)
+    ]
+    first, near = least(spans, "seconds")
+    assert first.machine.name == fast and near == []
+
+
+def test_a_machine_is_not_told_apart_from_itself():
+    first, near = least([forecasted(), forecasted()], "seconds")
+    assert first and len(near) == 1
+    assert least([forecasted()], "seconds") == (None, [])

@@ -1,0 +1,39 @@
+"""benchmarks/gpu.py on the CPU, by the code that runs on a GPU: a notebook, the kernels, and the file that it leaves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def measured(output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, dict]:
+    """The command, and the file that it wrote."""
+    command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--small", "--output", output, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    return done, json.loads(output.read_text()) if output.exists() else {}
+
+
+def test_a_part_is_a_notebook_run_to_its_end_beside_its_forecast(tmp_path):
+    output = tmp_path / "gpu.json"
+    done, found = measured(output, "--only", "tinystories_reservoir", "attention", "legal_cot_sft two cards")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run, kernels, two = found["parts"].values()
+    assert run["status"] == "done" and run["steps"] == 4 and run["forecast_memory_bytes"]["high"] > 0
+    assert {name for name, side in kernels["sides"].items() if "milliseconds" in side} >= {
+        "math, repeated",
+        "math, grouped",
+    }
+    assert two == two | {"status": "not here", "reason": "needs 2 GPU(s), and torch sees 0"}
+    done, again = measured(output, "--missing", "--only", "tinystories_reservoir")
+    assert done.returncode == 0 and again["parts"] == found["parts"]
+
+
+def test_no_time_left_is_said_for_each_part(tmp_path):
+    done, found = measured(tmp_path / "gpu.json", "--minutes", "0")
+    assert done.returncode == 0 and {part["status"] for part in found["parts"].values()} == {"no time left"}

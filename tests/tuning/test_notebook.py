@@ -1,0 +1,102 @@
+"""The tuning notebooks as users run them: alone, headless, run again, refused, on eight virtual XLA devices."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from transformers import pipeline
+
+from helpers.machine import xla
+from tests.notebook_run import assert_refuses, refused, run, text_of
+
+TINY = {
+    "data_source": "sample",
+    "base_model": "sample",
+    "num_rows": 200,
+    "max_length": 32,
+    "tuning_minutes": 2.0,
+    "try_compile": False,
+    "paired_seeds": 1,
+    "max_steps": 12,
+    "learning_rate": 1e-3,
+}
+NAMES = ["stock Trainer", "TF32", "bf16", "fused AdamW"]
+
+
+@pytest.fixture
+def texts(alone) -> dict:
+    """Parameters of a tiny run on texts that are written here: the library's docstrings take long to parse."""
+    draw = random.Random(0)
+    families = {"asyncio": "await loop task future", "xml": "element tree node parse"}
+    rows = []
+    for i in range(260):
+        label = draw.choice(list(families))
+        words = draw.choices([*families[label].split(), "the", "a", "returns"], k=draw.randint(2, 20))
+        rows.append(f'"{" ".join(words)} {i}",{label}')
+    (alone / "texts.csv").write_text("text,label\n" + "\n".join([*rows, rows[0]]) + "\n", encoding="utf-8")
+    return TINY | {"data_source": str(alone / "texts.csv")}
+
+
+def assert_whole_run(executed, results, kind: str) -> None:
+    output = Path("out")
+    code = [cell for cell in executed.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert all(cell.execution_count for cell in code)
+    assert results["runtime"]["kind"] == kind
+    found = {each["name"]: each for each in results["ladder"]}
+    assert list(found)[: len(NAMES)] == NAMES
+    for each in found.values():
+        assert re.match(r"kept|not kept|not tried|not decided|gave up|does not fit|\d", each["verdict"]), each[
+            "verdict"
+        ]
+    assert found["TF32"]["verdict"].startswith("not tried: TF32 came with compute capability sm_80")
+    batch = results["settings"]["tuned"]["per_device_train_batch_size"] * results["runtime"]["device_count"]
+    assert results["train"]["steps"] == TINY["max_steps"] * 8 // batch
+    kept = any(each["kept"] for each in results["ladder"][1:])
+    assert kept or "trained once" in results["verdict"]["why"]
+    assert set(results["eval"]["baselines"]) == {"the most frequent label", "a linear model on words"}
+    assert results["utilisation"]["advice"] and results["forecast"]["left_out"]
+    assert (output / "figures" / "optimisations.png").read_bytes().startswith(b"\x89PNG")
+    assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt")]
+    answer = pipeline("text-classification", str(output / "model"), device="cpu")("await the loop")
+    assert answer[0]["label"] in ("asyncio", "xml")
+
+
+@pytest.mark.once
+def test_the_gpu_notebook_runs_alone_and_a_second_run_measures_nothing_again(texts, alone):
+    executed, results = run("hardware_tuning", alone, texts)
+    assert_whole_run(executed, results, "cpu")
+    assert results["data"]["source"] == "texts.csv" and re.fullmatch("[0-9a-f]{64}", results["data"]["sha256"])
+    assert {file.name for file in Path("out/stock").iterdir()} == {"train.py", "training_args.json", "model.json"}
+    executed, again = run("hardware_tuning", alone, texts)
+    assert "measured before: ladder.json" in text_of(executed) and "the run is finished" in text_of(executed)
+    assert again["ladder"] == results["ladder"]
+    assert again["eval"]["after"]["f1"] == results["eval"]["after"]["f1"]
+    assert "belongs to another run (seed=0 there, 7 here)" in refused("hardware_tuning", alone, texts | {"seed": 7})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
+def test_the_tpu_notebook_tunes_on_eight_virtual_devices(texts, alone, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "8")
+    executed, results = run("hardware_tuning_tpu", alone, texts | {"max_length": 40})
+    assert_whole_run(executed, results, "xla")
+    assert results["runtime"]["device_count"] == 8
+    assert results["xla"]["compiles_after_warmup"] == 0
+    assert results["xla"]["host_syncs_per_step"] == 0
+    assert results["settings"]["start"]["optim"] == "adamw_torch" and results["settings"]["start"]["pad_to"] == 40
+
+
+WRONG = [
+    ({"paired_seed": 3}, "paired_seed is not a parameter"),
+    ({"tuning_minutes": 0.0}, "tuning_minutes=0.0"),
+    ({"data_source": "no/such/texts.csv"}, "data_source='no/such/texts.csv'"),
+]
+
+
+@pytest.mark.once
+def test_a_wrong_parameter_is_an_error_that_names_it_before_anything_is_written(alone):
+    assert_refuses("hardware_tuning", alone, TINY, WRONG)
