@@ -154,7 +154,10 @@ def picture(notebook: str, shows: str) -> str:
 
 def planned(notebook: str, twin: str) -> str:
     """Time and memory of the notebook's default run by the planner, on the devices that most people have."""
-    default = json.loads(GRID.read_text(encoding="utf-8"))["notebooks"][notebook][0]
+    known = json.loads(GRID.read_text(encoding="utf-8"))["notebooks"]
+    if notebook not in known:
+        return ""
+    default = known[notebook][0]
     plans = {each["hardware"]: each for each in default["machines"]}
     said = []
     for device in DEVICES[twin]:

@@ -18,11 +18,11 @@ from safetensors import safe_open
 from helpers.legal.sample import sample_records
 from tests.lejepa.test_notebook import TINY as EMBEDDING
 from tests.notebook.test_notebooks import TINY as RESERVOIR
+from tests.tuning.test_notebook import TINY as TUNING
 
 from .notebook_run import NOTEBOOKS, ROOT
 from .test_graph_documents import library
 from .test_graphmer_notebook import CHANGES
-from .test_hardware_tuning_notebook import TINY as TUNING
 from .test_legal_notebook import TINY as LEGAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -120,7 +120,7 @@ WALKS = {
     "lejepa_training": (documents, {**EMBEDDING, "num_samples": 0}),
     "legal_cot_sft": (records, {**LEGAL, "num_records": 0}),
     "graphmer_se": (sources, {**GRAPH, "max_steps": 8, "evaluate_triples": 30}),
-    "hardware_tuning": (table, {**TUNING, "positive_label": "billing"}),
+    "hardware_tuning": (table, TUNING),
 }
 
 

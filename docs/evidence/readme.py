@@ -98,8 +98,8 @@ def _minutes(file: str) -> str:
         said.append(
             f"The [executed copy](docs/gallery/{file}.ipynb) took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU."
         )
-    default = result("grid.json")["notebooks"][file][0]["machines"]
-    ends = next(each["run_seconds"] for each in default if each["hardware"] == "T4")
+    default = result("grid.json")["notebooks"].get(file, [{"machines": []}])[0]["machines"]
+    ends = next((each["run_seconds"] for each in default if each["hardware"] == "T4"), None)
     if ends:
         said.append(f"Planned for the default run on a T4, not run: {' to '.join(map(tables.seconds, ends))}.")
     return " ".join(said)

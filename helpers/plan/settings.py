@@ -205,7 +205,7 @@ def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, c
         examples,
         kind=runtime.kind,
         precision=runtime.precision,
-        shares_keys=(runtime.compute_capability or (8, 0)) >= (8, 0),
+        shares_keys=runtime.abilities["grouped_heads"][0],
         checkpointing=checkpointing,
         accumulating=examples < share,
     )

@@ -28,7 +28,6 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from helpers.machine import ranks
 from helpers.show import tables, tracking
 from helpers.show.progress import Progress
-
 from helpers.train.interruption import is_out_of_memory
 from helpers.tuning.training import BATCH, ClassifierTrainer, Settings, Task, clock
 
@@ -51,9 +50,8 @@ class Rung:
 
 def rungs(task: Task) -> list[Rung]:
     """What is tried before the batch, in this order."""
-    gpu, xla = task.runtime.kind == "cuda", task.runtime.kind == "xla"
-    capability = task.runtime.compute_capability or (0, 0)
-    half = "fp16" if gpu and capability < (8, 0) else "bf16"
+    gpu, xla, can = task.runtime.kind == "cuda", task.runtime.kind == "xla", task.runtime.abilities
+    half = "bf16" if can["bf16"][0] else "fp16"
     pad_to = -(-task.lengths()["99 %"] // 8) * 8  # tensor cores and vector units like multiples of 8
     group = Rung("length-grouped batches", {"train_sampling_strategy": "group_by_length"})
     if xla:
@@ -61,7 +59,7 @@ def rungs(task: Task) -> list[Rung]:
         group = Rung(f"padding to {pad_to} tokens", {"pad_to": pad_to}, as_long)
     workers = {"dataloader_num_workers": min(2, os.cpu_count() or 1), "dataloader_pin_memory": True}
     return [
-        Rung("TF32", {"tf32": True}, "" if capability >= (8, 0) else "TF32 came with compute capability sm_80"),
+        Rung("TF32", {"tf32": True}, "" if can["tf32"][0] else can["tf32"][1]),
         Rung(half, {half: True}, "precision='fp32' rules it out" if task.params.precision == "fp32" else ""),
         Rung("fused AdamW", {"optim": "adamw_torch_fused"}, "the fused kernel crashes on XLA" if xla else ""),
         group,
@@ -274,7 +272,7 @@ def climb(task: Task, seconds: float) -> list[Tried]:
         first = window(task, start, batch)
         pace = time.monotonic() - began  # seconds of a window of one step
     candidates = rungs(task)
-    windows = ENOUGH * (4 + sum(not rung.why_not for rung in candidates))  # many rungs are decided by their first pairs
+    windows = ENOUGH * (5 + sum(not rung.why_not for rung in candidates))  # many rungs are decided by their first pairs
     steps = min(MOST_STEPS, max(2, round(1 + (seconds / windows - pace) / first.step_seconds)))
     pace += (steps - 1) * first.step_seconds
     tracking.say(
@@ -286,7 +284,8 @@ def climb(task: Task, seconds: float) -> list[Tried]:
     ]
 
     def attempted(rung: Rung) -> Tried:
-        tried.append(attempt(task, rung, chosen(tried), steps * batch, deadline, pace))
+        # The last comparison, of all that was kept with the start, has its time.
+        tried.append(attempt(task, rung, chosen(tried), steps * batch, deadline - 2 * ENOUGH * pace, pace))
         return tried[-1]
 
     for rung in candidates:

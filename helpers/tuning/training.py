@@ -6,14 +6,13 @@ the length that the collator pads to (without it: the longest text of a batch).
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from helpers.parameters import SAMPLE, source_path
 from helpers.plan import settings as planner
 from helpers.plan.settings import FITS, Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
-
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
@@ -189,17 +187,6 @@ class Task:
 # ---- a run
 
 
-@contextlib.contextmanager
-def tf32_products(on: bool) -> Iterator[None]:
-    """fp32 products in TF32 or exactly, as long as the block runs. transformers caches its own setter, which then does nothing."""
-    before = torch.backends.fp32_precision
-    torch.backends.fp32_precision = "tf32" if on else "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.fp32_precision = before
-
-
 class ClassifierTrainer(TrainerMixin, Trainer):
     """transformers' Trainer with this suite's reliability, on a task and with settings, from the first weights.
 
@@ -242,8 +229,7 @@ class ClassifierTrainer(TrainerMixin, Trainer):
 
     def train(self, *args, **kwargs):
         torch.compiler.reset()  # each trainer compiles its own copy, and after eight variants PyTorch would stop compiling
-        with tf32_products(self.settings.get("tf32", False)):
-            return super().train(*args, **kwargs)
+        return super().train(*args, **kwargs)
 
     def _get_eval_sampler(self, eval_dataset) -> SequentialSampler:
         """Rows as they come: transformers would group them by length, too, and give predictions in that order."""
@@ -272,10 +258,8 @@ def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, s
     given = {name: value for name, value in settings.items() if name not in (*NOT_ARGUMENTS, *PLANNED)}
     every = max(1, plan.max_steps // 3)
     fields = {
-        "per_device_eval_batch_size": 2
-        * plan.per_device_batch_size
-        * (plan.device_count if task.runtime.kind == "xla" else 1),
-        "tf32": None,  # `tf32_products`
+        "per_device_eval_batch_size": 2 * plan.per_device_batch_size * task.runtime.engine.fed,
+        "tf32": settings.get("tf32", False) if task.runtime.abilities["tf32"][0] else None,
         "lr_scheduler_type": "linear",
         "eval_steps": every,
         "save_steps": every,

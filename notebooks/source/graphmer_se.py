@@ -188,7 +188,7 @@ plan = experiment.make_plan(configuration, model, corpus, machine)
 tables.show(plan.rows(), f"{step.name}, {model.num_parameters():,} weights")
 
 # %%
-forecast = forecasts.here(step, plan, machine, experiment.phases(configuration, plan))
+forecast = forecasts.here(step, plan, machine)
 tables.show(forecast.rows())
 
 # %%

@@ -51,7 +51,7 @@ def assert_whole_run(executed, results, kind: str) -> None:
         assert re.match(r"kept|not kept|not tried|not decided|gave up|does not fit|\d", each["verdict"]), each[
             "verdict"
         ]
-    assert found["TF32"]["verdict"].startswith("not tried: TF32 came with compute capability sm_80")
+    assert found["TF32"]["verdict"].startswith("not tried: ")
     batch = results["settings"]["tuned"]["per_device_train_batch_size"] * results["runtime"]["device_count"]
     assert results["train"]["steps"] == TINY["max_steps"] * 8 // batch
     kept = any(each["kept"] for each in results["ladder"][1:])
