@@ -25,14 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import report  # before torch, which it gives huge pages
 
 # isort: split
-from helpers.tuning.experiment import load_texts
-from helpers.tuning.task import PROCESSOR, Settings, Task, clock, load_task
 from transformers import Trainer
 
 from helpers.machine import runtime
 from helpers.tuning import export
+from helpers.tuning.data import load_texts
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.training import ClassifierTrainer
+from helpers.tuning.training import PROCESSOR, ClassifierTrainer, Settings, Task, clock
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
 WARM_UP = 10  # steps before the clock starts
@@ -67,9 +66,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps that are timed in each turn")
     arguments = report.parsed(parser, "tuned_script")
     found = json.loads((arguments.folder / "results.json").read_text(encoding="utf-8"))
-    params = TuningParameters(**found["parameters"] | {"patience": 0})  # which would need evaluations
-    settings = Settings(**found["settings"]["chosen"])
-    task = load_task(params, load_texts(params), runtime.detect(False, params.precision))
+    params, settings = TuningParameters(**found["parameters"]), found["settings"]["tuned"]
+    task = Task.load(params, load_texts(params), runtime.detect(False, params.precision))
     described = report.machine(arguments.device, ("torch", "transformers", "accelerate"))
     timed = clock(task.runtime)
     watch = WATCH.format(clock="process_time" if timed == PROCESSOR else "perf_counter")
@@ -84,7 +82,7 @@ def main() -> None:
     result = {
         "comparison": "exported script",
         "peer": "the notebook's trainer with the same settings and texts",
-        "settings": found["settings"]["chosen"],
+        "settings": settings,
         "clock": timed,
         "steps": arguments.steps,
         "target_ratio": TARGET,
@@ -98,7 +96,7 @@ def main() -> None:
 
 def write_script(task: Task, settings: Settings, folder: Path, arguments) -> None:
     """The exported files with as many steps as are asked for, and the training texts as a CSV."""
-    export.write(task, settings, folder, model=str((arguments.folder / "model").resolve()))
+    export.write_stock(task, settings, folder, model=str((arguments.folder / "model").resolve()))
     file = folder / "training_args.json"
     steps = {"max_steps": arguments.steps + WARM_UP + 1}  # a step ends where the next begins
     fields = json.loads(file.read_text(encoding="utf-8")) | RUN | steps
@@ -137,7 +135,7 @@ def trainer_times(task: Task, settings: Settings, steps: int, watch: str) -> lis
 def speed(times: list[float], settings: Settings) -> float:
     """Examples a second after the warm-up."""
     steps = times[WARM_UP:]
-    return settings.batch_size * (len(steps) - 1) / (steps[-1] - steps[0])
+    return settings[BATCH] * (len(steps) - 1) / (steps[-1] - steps[0])
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
-ROOMS = {path.parent.name for path in (ROOT / "helpers").glob("*/workload.py")}
+ROOMS = {path.parent.name for path in (ROOT / "helpers").glob("*/parameters.py")}
 # Each package imports only what stands before it; rooms stand after all of them.
 ORDER = ("parameters", "notebook", "machine", "data", "show", "run", "plan", "train", "batch")
 

@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
     "shared": 18052,
-    "plan": 9245,
+    "plan": 6670,
     "reservoir": 12311,
     "lejepa": 11396,
     "legal": 11778,
-    "tuning": 8949,
+    "tuning": 5320,
     "graphmer": 36567,
     "helpers": 108298,
     "notebooks": 9000,

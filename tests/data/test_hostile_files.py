@@ -20,8 +20,9 @@ from helpers.legal.records import load_records
 from helpers.lejepa import data as lejepa_data
 from helpers.lejepa.model import load_backbone
 from helpers.reservoir.stories import load_stories
-from helpers.tuning.classifier import load_classifier
-from helpers.tuning.data import load_labelled
+from helpers.tuning.data import load_texts as load_labelled
+from helpers.tuning.parameters import TuningParameters
+from helpers.tuning.training import load_classifier
 from tests.hostile import MARKER, cases, guarded, payload
 
 pytestmark = pytest.mark.once
@@ -41,7 +42,7 @@ READERS = {
     "stories": lambda path: load_stories(str(path), num_stories=0, seed=0),
     "texts": lambda path: lejepa_data.load(str(path)),
     "records": lambda path: load_records(str(path), seed=0),
-    "labelled": lambda path: load_labelled(str(path)),
+    "labelled": lambda path: load_labelled(TuningParameters.defaults().model_copy(update={"data_source": str(path)})),
 }
 BROKEN_LINES = (
     b"\x00" * 50,

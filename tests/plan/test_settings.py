@@ -249,7 +249,7 @@ DEVICES = {
     "TPU": ({"precision": "bf16", "device_count": 8}, vars(machine("xla", devices=8))),
 }
 ARGUMENTS = """
-import json, sys
+import json, sys, types
 from helpers.plan.settings import Plan
 from helpers.machine.runtime import Runtime
 from helpers.train.arguments import training_arguments
@@ -259,9 +259,12 @@ def arguments(**changed):
     return made.to_dict() | {"optim": str(made.optim.value)}
 answers = {"": arguments()} | {name: arguments(**{name: value}) for name, (value, _) in flips.items()}
 def handed_over(changed, device):
-    # As a dict, because TrainingArguments for a GPU or TPU cannot be built on a CPU.
+    # As a namespace, because TrainingArguments for a GPU or TPU cannot be built on a CPU.
     device["compute_capability"] = device["compute_capability"] and tuple(device["compute_capability"])
-    return training_arguments(Plan(**{**base, **changed}), Runtime(**device), output_dir, seed=3, cls=dict, lr=1)
+    made = training_arguments(
+        Plan(**{**base, **changed}), Runtime(**device), output_dir, seed=3, cls=types.SimpleNamespace, lr=1
+    )
+    return vars(made)
 answers["devices"] = {name: handed_over(*pair) for name, pair in devices.items()}
 print("\\n" + json.dumps(answers, default=str))
 """
