@@ -9,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from helpers.machine import attention
 from helpers.machine.attention import SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
@@ -98,14 +97,6 @@ def test_trains_with_gradients_of_stock_attention():
         assert torch.equal(left.grad, right.grad)
 
 
-@pytest.mark.parametrize("make", [lambda: llama("eager"), reservoir], ids=["eager", "reservoir"])
-def test_model_without_sdpa_is_left_as_it_is(make):
-    model = make()
-    before = model.config._attn_implementation
-    assert use_one_dtype(model) is False
-    assert model.config._attn_implementation == before
-
-
 def test_saved_configuration_names_no_attention_that_others_lack(tmp_path):
     model = llama()
     use_one_dtype(model)
@@ -161,8 +152,3 @@ def test_layers_before_the_first_trained_one_do_not_lose_its_gradient():
     assert sum(gradient is not None for gradient in expected) == 3
     for left, right in zip(gradients, expected, strict=True):
         assert (left is None and right is None) or torch.equal(left, right)
-
-
-def test_model_that_cannot_recompute_says_so():
-    with pytest.raises(ValueError, match="does not support"):
-        attention.checkpoint_activations(reservoir(), "cpu")

@@ -84,17 +84,6 @@ def test_a_resumed_run_stops_where_the_undisturbed_one_does(kind, stopped, tmp_p
 
 
 @pytest.mark.once
-def test_a_run_that_lost_its_last_checkpoint_stops_there_again(stopped, tmp_path):
-    folder, early = stopped("cpu")
-    last = early["train"]["steps"]
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    shutil.rmtree(checkpoint.folder(tmp_path, last))
-    again = result(run(tmp_path, patience=PATIENCE, **OVERFITS))
-    assert again["train"]["resumed_from_step"] < last == again["train"]["steps"]
-    assert fingerprint(tmp_path, last) == fingerprint(folder, last)
-
-
-@pytest.mark.once
 def test_a_run_that_stopped_early_is_not_trained_further(stopped, tmp_path):
     folder, early = stopped("cpu")
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -105,16 +94,6 @@ def test_a_run_that_stopped_early_is_not_trained_further(stopped, tmp_path):
     assert (again["losses"], again["eval_losses"]) == (early["losses"], early["eval_losses"])
     assert again["train"]["examples_per_second"] > 0
     assert fingerprint(tmp_path, last) == fingerprint(folder, last)
-
-
-@pytest.mark.once
-def test_more_patience_lets_a_stopped_run_go_on(to_the_end, stopped, tmp_path):
-    folder, early = stopped("cpu")
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    further = result(run(tmp_path, patience=PATIENCE + 2, **OVERFITS))
-    assert further["train"]["resumed_from_step"] == early["train"]["steps"]
-    assert further["train"]["steps"] == early["train"]["steps"] + 2 * EVERY
-    assert further["eval_losses"] == to_the_end["eval_losses"][: len(early["eval_losses"]) + 2]
 
 
 @pytest.mark.once

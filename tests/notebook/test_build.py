@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-import html
 import json
 import modulefinder
 import os
@@ -10,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from base64 import b64decode, b64encode, b85decode
+from base64 import b85decode
 from bz2 import decompress
 from functools import cache
 from importlib.metadata import packages_distributions, requires
@@ -200,13 +199,6 @@ def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
     assert all((ROOT / name).read_bytes() == content for name, content in files.items())
 
 
-def test_setup_cell_says_what_it_carries_before_the_payload(tiny):
-    header = build.twin_cells(tiny, "gpu")[1].source.partition("PAYLOAD = ")[0]
-    assert header.startswith("# @title Setup: unpack helpers, install what is missing")
-    assert "# PAYLOAD holds 7 files of this project's package helpers" in header
-    assert "`pip install helpers` would install a stranger's" in header
-
-
 def without_what_never_runs(source: bytes) -> str:
     """A module without the blocks that a notebook does not run: for type checkers, and its own command line."""
 
@@ -316,25 +308,6 @@ def test_a_notebook_carries_no_room_but_its_own(source):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_the_first_cell_has_the_gallerys_picture_and_what_it_shows_or_neither(source, tmp_path, monkeypatch):
-    picture = (ROOT / f"docs/gallery/{source.stem}.png").with_name(f"{source.stem}_small.png")
-    for twin in build.SUFFIX:
-        title, *others = build.twin_cells(source, twin)
-        found = re.findall(r'\n\n<img alt="([^"]+)" src="data:image/png;base64,([^"]+)">\n\n\*(.+)\*\n\n', title.source)
-        assert len(found) == picture.is_file()
-        for alt, data, caption in found:
-            assert b64decode(data) == picture.read_bytes()
-            assert caption == f"{html.unescape(alt)}: from an executed copy on a CPU, no promise."
-        assert not any("{picture" in cell.source or "<img" in cell.source for cell in others)
-    monkeypatch.setattr(build, "GALLERY", tmp_path)
-    without, *_ = build.twin_cells(source, "gpu")
-    assert "picture" not in without.source and "<img" not in without.source and "\n\n\n" not in without.source
-    (tmp_path / picture.name).write_bytes(b"any")
-    (again, *_), shown = build.twin_cells(source, "gpu"), b64encode(b"any").decode()
-    assert f'src="data:image/png;base64,{shown}"' in again.source
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_the_form_says_every_parameter_and_papermill_reads_its_default(source, tmp_path):
     from papermill import inspect_notebook
 
@@ -425,14 +398,6 @@ def test_kernels_share_one_folder_and_a_changed_one_is_not_used(machine):
     assert not Path(finished.stdout.splitlines()[-1]).is_relative_to(unpacked)
 
 
-def test_a_cache_that_cannot_be_written_is_no_hindrance(machine, tmp_path):
-    (tmp_path / "file").write_text("")
-    script = f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path / 'file')!r}"
-    finished = machine.run(script, "setup()", REPORT)
-    assert finished.returncode == 0, finished.stderr
-    assert Path(json.loads(finished.stdout.splitlines()[-1])[0]).is_relative_to(machine.temp)
-
-
 @pytest.mark.parametrize("before", ["", "import helpers.notebook.setup"], ids=["importable", "imported"])
 def test_setup_cell_wins_over_a_strangers_helpers(machine, before):
     write_stranger(machine.cwd)
@@ -465,13 +430,6 @@ def test_setup_cell_passes_over_a_checkout_that_differs_in_one_byte(machine, tmp
     assert finished.returncode == 0, finished.stderr
     assert Path(json.loads(finished.stdout.splitlines()[-1])[0]).parents[2] in machine.unpacked()
     assert "not used (in a checkout: make notebooks)" in finished.stdout
-
-
-def test_running_the_setup_cell_again_reuses_what_is_imported(machine):
-    again = "import helpers; first = helpers; setup(); import helpers; assert helpers is first"
-    finished = machine.run("setup()", again, "import sys; assert len(sys.path) == len(set(sys.path))")
-    assert finished.returncode == 0, finished.stderr
-    assert len(machine.unpacked()) == 1
 
 
 def test_another_notebooks_helpers_in_the_same_kernel_are_dropped(machine):
