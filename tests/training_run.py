@@ -164,7 +164,7 @@ def main(output_dir: str, options: dict) -> dict:
 
     def opened(event: str, arguments: tuple) -> None:
         path = str(arguments[0]) if event == "open" else ""
-        if path.endswith(".staging-8/trainer_state.json"):
+        if "/.staging-8/" in path and path.endswith("/trainer_state.json"):
             stand_still()
 
     class Interrupt(transformers.TrainerCallback):
