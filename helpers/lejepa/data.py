@@ -128,21 +128,19 @@ def _sections(name: str, path: Path) -> list[Passage]:
     text = _read(path)
     title = re.match(r"(?!#)[^\n]{3,120}(?<![.:,;])\n[ \t]*\n", text)
     outline: dict[int, str] = {}
-    passages: list[Passage] = []
-    fenced, body = False, []
-    for line in [*(f"# {text}" if title else text).split("\n"), "# "]:
+    sections: list[tuple[str, list[str]]] = [("", [])]
+    fenced = False
+    for line in (f"# {text}" if title else text).split("\n"):
         fenced ^= line.lstrip().startswith("```")
         heading = None if fenced else re.match(r"(#{1,6})[ \t]+(.*?)[ \t#]*$", line)
-        if not heading:
-            body.append(line)
-            continue
-        if written := "\n".join(body).strip():
-            passages.extend(_cut(Passage(name, ": ".join(outline.values()), written)))
-        level, body = len(heading[1]), []
-        outline = {depth: words for depth, words in outline.items() if depth < level} | {level: heading[2]}
-    if fenced and not passages:  # a fence that is never closed hides no text
-        passages.extend(_cut(Passage(name, "", text)))
-    return passages
+        if heading:
+            level = len(heading[1])
+            outline = {depth: words for depth, words in outline.items() if depth < level} | {level: heading[2]}
+            sections.append((": ".join(outline.values()), []))
+        else:
+            sections[-1][1].append(line)
+    written = (Passage(name, heading, "\n".join(lines).strip()) for heading, lines in sections)
+    return [part for passage in written if passage.body for part in _cut(passage)]
 
 
 def _cut(passage: Passage, words: int = PASSAGE_WORDS) -> Iterator[Passage]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.lejepa.data import Collection, Passage, Question
+from helpers.lejepa.data import Collection, Question
 from helpers.lejepa.search import hybrid_scores, lexical_index, lexical_scores, unit
 
 # Q questions · N passages · M documents · K dimensions
@@ -27,7 +27,8 @@ class Judge:
 
     def __init__(self, collection: Collection, questions: Sequence[Question]):
         self.passages, self.questions = collection.passages, list(questions)
-        self.texts = searched_texts(collection.kind, collection.passages)
+        headings = collection.kind == "headings"
+        self.texts = [passage.body if headings else passage.text for passage in self.passages]
         self.asked = [question.text for question in self.questions]
         names = list(dict.fromkeys(passage.document for passage in self.passages))
         place = {name: number for number, name in enumerate(names)}
@@ -52,11 +53,6 @@ class Judge:
             "dense": self.ndcg(unit(questions_QK) @ unit(passages_NK).T),
             "hybrid": self.ndcg(hybrid_scores(questions_QK, passages_NK, self.lexical_QN)),
         }
-
-
-def searched_texts(kind: str, passages: Sequence[Passage]) -> list[str]:
-    """What a question is compared with: the passages, or for headings their bodies."""
-    return [passage.body if kind == "headings" else passage.text for passage in passages]
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,9 @@ def crop(text: str, draw: random.Random, words: tuple[int, int] = CROP_WORDS) ->
 #     T   = 2 N sum_k w_k phi_k [(C_k - phi_k)^2 + S_k^2]
 
 
-def knots(last=LAST_KNOT, count=KNOTS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def knots() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """t_k, phi_k and 2 w_k phi_k [P], in fp64. The knot at 0 is left out: C = 1 and S = 0 there whatever the data."""
-    t_P = torch.linspace(0, last, count, dtype=torch.float64)
+    t_P = torch.linspace(0, LAST_KNOT, KNOTS, dtype=torch.float64)
     phi_P = torch.exp(-(t_P**2) / 2)
     weight_P = 2 * t_P[1] * phi_P
     weight_P[-1] /= 2
@@ -129,8 +129,8 @@ class _EppsPulley(torch.autograd.Function):
         # A CPU keeps cos and sin of the first knot: to compute them again takes longer than to read them.
         on_cpu = projection_VNM.device.type == "cpu"
         circles = list(_circles(projection_VNM)) if on_cpu else []
-        P, rows = len(sigreg.knots), projection_VNM.shape[1]
-        sums_VP2M = sum(_sums_at_knots(*circle, P) for circle in circles or _circles(projection_VNM))
+        rows = projection_VNM.shape[1]
+        sums_VP2M = sum(_sums_at_knots(*circle) for circle in circles or _circles(projection_VNM))
         ctx.processes = 1
         if spread_over_processes(projection_VNM):
             ctx.processes = dist.get_world_size()
@@ -165,7 +165,7 @@ def _circles(projection_VNM):
         yield angle.cos(), angle.sin()
 
 
-def _sums_at_knots(cos_1, sin_1, count: int):
+def _sums_at_knots(cos_1, sin_1):
     """Sums over N of cos(k a) and sin(k a), k = 1 ... P, [V, P, 2, M].
 
     Chebyshev's recurrence in steps of two, cos((k + 2) a) = 2 cos(2 a) cos(k a) - cos((k - 2) a), sin alike, among the odd
@@ -176,7 +176,7 @@ def _sums_at_knots(cos_1, sin_1, count: int):
     now = {1: torch.stack((cos_1, sin_1)), 0: torch.stack((twice / 2, 2 * sin_1 * cos_1))}
     before = {1: torch.stack((cos_1, -sin_1)), 0: torch.stack((torch.ones_like(cos_1), torch.zeros_like(sin_1)))}
     sums = []
-    for knot in range(1, count + 1):
+    for knot in range(1, KNOTS):
         odd, place = knot % 2, (knot + 1) // 2
         if place > 1:
             moved = before[odd].addcmul_(twice, now[odd], value=1 if place % 2 else -1)

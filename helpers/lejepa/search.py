@@ -6,6 +6,7 @@ has what was tried. A run does not tune them.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -26,6 +27,7 @@ from helpers.lejepa.standalone import hybrid, terms, unit
 
 FUSION = {"bm25_weight": 0.4, "feedback": 3, "feedback_weight": 0.7}
 STEM = 6  # letters of a word that count
+hybrid_scores = functools.partial(hybrid, **FUSION)  # of embeddings and BM25, [Q, N]
 
 
 def lexical_index(texts: Sequence[str]):
@@ -38,11 +40,6 @@ def lexical_index(texts: Sequence[str]):
 def lexical_scores(index, questions: Sequence[str]) -> np.ndarray:
     """BM25 [Q, N] of every passage."""
     return np.stack([index.get_scores_from_ids(index.get_tokens_ids(terms(each, STEM))) for each in questions])
-
-
-def hybrid_scores(questions_QK: np.ndarray, passages_NK: np.ndarray, lexical_QN: np.ndarray, **changes) -> np.ndarray:
-    """Scores [Q, N] with the constants of this module, or others."""
-    return hybrid(questions_QK, passages_NK, lexical_QN, **FUSION | changes)
 
 
 def save(folder: Path, model: SentenceTransformer, passages: Sequence[Passage], embeddings_NK: np.ndarray) -> Path:

@@ -142,11 +142,12 @@ torch.testing.assert_close(plain, fast, rtol=1e-6, atol=0)
 # weights were chosen once, on other collections. The table is over the dev questions.
 
 # %%
-from helpers.lejepa.evaluation import STOCK, TRAINED, Judge, choose, compare, searched_texts
+from helpers.lejepa.evaluation import STOCK, TRAINED, Judge, choose, compare
 from helpers.lejepa.model import chosen, encode, load_backbone, principal_head, with_head
 
 base_model = chosen(params.base_model, machine.kind)
-texts = searched_texts(collection.kind, collection.passages)
+dev, test = Judge(collection, collection.dev), Judge(collection, collection.test)
+texts = dev.texts
 backbone = load_backbone(base_model, max_seq_length=params.max_seq_length, seed=params.seed, texts=texts)
 if machine.kind == "cuda":
     backbone = backbone.to("cuda")
@@ -155,7 +156,6 @@ heads = {
     "mean subtracted": principal_head(embedded[STOCK], centred=True),
     "mild whitening": principal_head(embedded[STOCK], centred=True, power=0.25),
 }
-dev, test = Judge(collection, collection.dev), Judge(collection, collection.test)
 asked = {judge: encode(backbone, judge.asked, "query") for judge in (dev, test) if judge.asked}
 measured = {judge: {STOCK: judge.measure(asked[judge], embedded[STOCK])} for judge in asked}
 for name, (weight_KD, bias_K) in heads.items():

@@ -89,7 +89,7 @@ def test_a_heading_that_two_documents_have_is_no_question_and_a_comment_of_code_
 
 def test_a_fence_that_is_never_closed_hides_no_text(tmp_path):
     for n in range(6):
-        (tmp_path / f"{n}.md").write_text(f"Begin {n}\n```\ncode {n}\n# after\nlast {n}")
+        (tmp_path / f"{n}.md").write_text(f"# Head {n}\nBegin {n}\n# Next\n```\ncode {n}\n# after\nlast {n}")
     assert all(f"last {n}" in text_of(data.load(str(tmp_path))) for n in range(6))
 
 

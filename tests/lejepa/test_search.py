@@ -107,8 +107,8 @@ def test_ndcg_is_scikit_learns_over_the_best_passage_of_each_document():
 
 def test_headings_are_looked_for_in_the_bodies():
     passages = [Passage(str(n), f"Heading {n}", f"body {n}") for n in range(9)]
-    assert evaluation.searched_texts("headings", passages)[0] == "body 0"
-    assert evaluation.searched_texts("questions", passages)[0] == "Heading 0. body 0"
+    assert evaluation.Judge(collection("headings", passages), []).texts[0] == "body 0"
+    assert evaluation.Judge(collection("questions", passages), []).texts[0] == "Heading 0. body 0"
 
 
 def test_an_interval_is_scipys_paired_bootstrap():
