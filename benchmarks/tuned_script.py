@@ -31,7 +31,7 @@ from helpers.machine import runtime
 from helpers.tuning import export
 from helpers.tuning.data import load_texts
 from helpers.tuning.parameters import TuningParameters
-from helpers.tuning.training import PROCESSOR, ClassifierTrainer, Settings, Task, clock
+from helpers.tuning.training import BATCH, PROCESSOR, ClassifierTrainer, Settings, Task, clock
 
 TARGET = 0.9  # the script is to reproduce the tuned speed to a tenth
 WARM_UP = 10  # steps before the clock starts

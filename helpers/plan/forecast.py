@@ -308,8 +308,11 @@ def ratio(one: Range, other: Range, same_kind: bool) -> Range:
     """How many times as much `other` is as `one`, times or costs of the same run on two machines.
 
     Errors that both machines share (the software, the model, how its step was counted) cancel; machines of two kinds share none.
+    What makes one of them wider than others, a micro-batch smaller than any published, does not cancel.
     """
-    return around(other.value / one.value, RATIO if same_kind else EITHER_WAY**2, "published pairs")
+    found = around(other.value / one.value, RATIO if same_kind else EITHER_WAY**2, "published pairs")
+    mine, theirs = (max(1, each.high / each.value / EITHER_WAY) for each in (one, other))
+    return replace(found, low=found.low / mine, high=found.high * theirs)
 
 
 def least(forecasts: Sequence[Forecast], of: str) -> tuple[Forecast | None, list[Forecast]]:

@@ -248,6 +248,13 @@ def test_pairs_that_people_ask_about_are_decided(fast, slow):
     assert first.machine.name == fast and near == []
 
 
+def test_a_micro_batch_smaller_than_any_published_decides_nothing_by_itself():
+    known, tiny = (
+        step_seconds(SMALL, counted(0, flops=ideal * 65e12), machine("T4"), "fp16") for ideal in (0.01, 1e-4)
+    )
+    assert known.value > 10 * tiny.value and ratio(tiny, known, same_kind=True).low < 1
+
+
 def test_a_machine_is_not_told_apart_from_itself():
     first, near = least([forecasted(), forecasted()], "seconds")
     assert first and len(near) == 1
