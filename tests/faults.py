@@ -166,7 +166,9 @@ class Kernel(Script):
     def start(self):
         from jupyter_client import KernelManager
 
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = KernelManager(
+            kernel_name="python3", shutdown_wait_time=LIMIT
+        )  # a busy machine may need more than 5 s
         self.manager.kernel_spec.argv = [python(self.kind), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with self.log.open("w") as log:

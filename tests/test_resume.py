@@ -275,16 +275,3 @@ def test_out_of_memory_in_an_evaluation_saves_first_and_names_the_parameter_to_l
     resumed = result(run(tmp_path / "stopped", **options))
     assert resumed["losses"] == reference["losses"] and resumed["eval_losses"] == reference["eval_losses"]
     assert fingerprint(tmp_path / "stopped", 4) == fingerprint(tmp_path / "whole", 4)
-
-
-@pytest.mark.once
-def test_a_second_process_is_refused_and_the_living_run_is_not_touched(undisturbed, tmp_path):
-    folder, _ = undisturbed("cpu")
-    living = forked.Run(DRIVER, tmp_path, json.dumps({"evaluation_pause": 4.0}))
-    while not (tmp_path / "checkpoint-4").is_dir():
-        assert living.poll() is None
-    refused = run(tmp_path)
-    assert living.poll() is None
-    assert f"FolderTaken: output_dir='{tmp_path}' is in use by process {living.pid} on " in refused.stderr
-    assert living.wait() == 0
-    assert fingerprint(tmp_path) == fingerprint(folder)

@@ -31,12 +31,13 @@ def fail(missing: str) -> None:
 
 
 def own(folder: str) -> None:
-    """The first process works in a folder that its notebook's kernel owns."""
+    """The first process works in a folder that its notebook's kernel owns, with the method that the kernel uses."""
+    from helpers.reservoir import model
     from helpers.run import folder_lock
 
     if ranks.is_main():
         with folder_lock.owned(folder):
-            Path(folder, "worked").touch()
+            Path(folder, "worked").write_text(model.__file__)
 
 
 def train(folder: str, options: str = "") -> None:

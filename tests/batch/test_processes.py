@@ -152,19 +152,23 @@ def test_a_call_from_a_kernel_says_why_a_process_failed():
 
 CALL = f"""import sys
 from helpers.batch import processes
+from helpers.notebook import method
 from helpers.run import folder_lock
 folder_lock.own(sys.argv[1])
+method.use("helpers.reservoir.model", sys.argv[1] + "/model.py")
 processes.call("{HERE}:own", {{"folder": sys.argv[1]}}, 2)
 """
 
 
 @pytest.mark.parametrize("inside", [(), ("unshare", "--pid", "--fork", "--mount-proc")], ids=["host", "pid namespace"])
-def test_processes_that_a_kernel_starts_work_in_its_folder_also_in_a_container(inside, tmp_path):
+def test_processes_that_a_kernel_starts_work_in_its_folder_with_its_method_also_in_a_container(inside, tmp_path):
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("needs a pid namespace: root, or CAP_SYS_ADMIN")
+    shutil.copy(small.ROOT / "helpers/reservoir/model.py", tmp_path)
     command = [*inside, sys.executable, "-c", CALL, str(tmp_path)]
     done = subprocess.run(command, cwd=small.ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and (tmp_path / "worked").exists(), done.stdout[-3000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert (tmp_path / "worked").read_text() == str(tmp_path / "model.py")
 
 
 @pytest.mark.parametrize(

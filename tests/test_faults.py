@@ -1,0 +1,32 @@
+"""A few cells of the fault table for real, and that the others had a good end when `make faults` ran them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import faults
+
+pytestmark = pytest.mark.once
+
+# What no other test does: a kernel of which Jupyter, papermill or a person makes an end.
+CELLS = (
+    faults.Cell("papermill", "step", "SIGTERM"),
+    faults.Cell("papermill", "saving", "SIGKILL"),
+    faults.Cell("notebook kernel", "step", "SIGTERM"),
+    faults.Cell("notebook kernel", "evaluation", "SIGINT"),
+    faults.Cell("single fault", "", "two owners"),
+)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_a_disturbed_run_ends_as_an_undisturbed_one(cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "PYTHONS", {"cpu": Path(sys.executable)})
+    assert faults.outcome(cell, tmp_path / "work")["outcome"] == "identical"
+
+
+def test_every_cell_that_was_run_exists_and_survived():
+    found = json.loads(faults.RESULTS.read_text(encoding="utf-8"))["cells"]
+    assert found.keys() <= {cell.name for cell in faults.cells()}
+    assert {name: cell["outcome"] for name, cell in found.items() if cell["outcome"] != "identical"} == {}
