@@ -20,17 +20,17 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
-    "shared": 18052,
+    "shared": 17880,
     "plan": 6670,
     "reservoir": 12311,
     "lejepa": 11396,
     "legal": 11778,
     "tuning": 5320,
     "graphmer": 36567,
-    "helpers": 108298,
+    "helpers": 93280,
     "notebooks": 9000,
-    "tests": 147970,
-    "benchmarks and docs": 27948,
+    "tests": 105430,
+    "benchmarks and docs": 13720,
 }
 SLACK = 1.05
 ROOMS = ("plan", "reservoir", "lejepa", "legal", "tuning", "graphmer")
