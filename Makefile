@@ -13,6 +13,7 @@ ONLY ?= '*'
 
 GPU := .venv-gpu
 TPU := .venv-tpu
+TORCHTPU := .venv-torchtpu
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
@@ -41,6 +42,9 @@ test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
 	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
 
+test-torchtpu: $(TORCHTPU)/.installed ## training on the device of TorchTPU, the successor of torch_xla, without a TPU (minutes)
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(TORCHTPU)/bin/python -m pytest tests/machine/test_torch_tpu.py
+
 notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
 	$(GPU)/bin/python notebooks/build.py
 
@@ -68,7 +72,7 @@ tpu: $(TPU)/.installed ## the TPU notebooks' steps at real size, by Google's TPU
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
 
 clean: ## remove all environments (outputs stay)
-	rm -rf $(GPU) $(TPU) .versions
+	rm -rf $(GPU) $(TPU) $(TORCHTPU) .versions
 
 # A stamp, so that the second call reuses the environment and a changed requirement renews it.
 .venv-%/.installed: requirements-%.txt tests/requirements.txt
@@ -78,3 +82,8 @@ clean: ## remove all environments (outputs stay)
 	@touch $@
 
 $(TPU)/.installed: tests/requirements-tpu-compiler.txt
+
+$(TORCHTPU)/.installed: tests/requirements-torchtpu.txt requirements-gpu.txt tests/requirements.txt
+	test -x $(TORCHTPU)/bin/python || $(PYTHON) -m venv $(TORCHTPU)
+	$(TORCHTPU)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
+	@touch $@

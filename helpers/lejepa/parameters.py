@@ -18,7 +18,12 @@ MPNET = "sentence-transformers/all-mpnet-base-v2"
 AUTO = "auto"
 LEAST_BATCH = 2  # texts: LeJEPA compares at least two
 EPOCHS = 3
-STEPS = {"cpu": 30, "cuda": 600, "xla": 600}  # at most: some 5 minutes of MiniLM on a CPU, 10 of mpnet on a T4
+STEPS = {
+    "cpu": 30,
+    "cuda": 600,
+    "xla": 600,
+    "tpu": 600,
+}  # at most: some 5 minutes of MiniLM on a CPU, 10 of mpnet on a T4
 LOSS, TEXTS = "Loss", "Texts"
 
 

@@ -130,6 +130,21 @@ class CudaEngine(Engine):
         return torch.cuda.max_memory_allocated()
 
 
+class TorchTpuEngine(Engine):
+    """One TPU chip that is an ordinary torch device (TorchTPU): the way of a GPU, but for autocast, which transformers does not know."""
+
+    autocasts = True
+
+    def autocast(self, precision):
+        return torch.autocast("tpu", dtype=torch.bfloat16, enabled=precision == "bf16")
+
+    def wait(self):
+        torch.accelerator.synchronize()
+
+    def peak_memory(self) -> None:
+        """Unknown: TorchTPU 0.2 does not count it."""
+
+
 SCHEDULED = ("lr", "weight_decay")  # what changes in an optimizer group for one step on XLA
 TRAINING = ("step", "between")  # phases: an optimizer step, and what happens between two (the loader)
 # XLA compiles the first step and what follows the first log; the rest of a run reuses these programs.

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import hardware, ranks, xla
+from . import hardware, ranks, torch_tpu, xla
 
 ONE_HOST = "one process drives all chips of one host, and more are not supported; run one process on one host"
 NATIVE_BF16 = (8, 0)  # Ampere; `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
@@ -22,7 +22,7 @@ NATIVE_BF16 = (8, 0)  # Ampere; `torch.cuda.is_bf16_supported()` is also true wh
 class Runtime:
     """The device of a run, and how it computes."""
 
-    kind: str  # "cpu", "cuda" or "xla"
+    kind: str  # "cpu", "cuda", "xla" (torch_xla) or "tpu" (TorchTPU)
     reason: str  # why this kind
     device_name: str
     device_count: int  # devices that share a batch
@@ -52,9 +52,16 @@ class Runtime:
 
         if self.kind == "xla":
             return engine.XlaEngine(self.device_count)
+        if self.kind == "tpu":
+            return engine.TorchTpuEngine()
         if self.kind == "cuda":
             return engine.CudaEngine(repeats_heads=not self.abilities["grouped_heads"][0])
         return engine.Engine()
+
+    @property
+    def family(self) -> str:
+        """`kind`, but "xla" for both engines of a TPU: what the planner and its catalogue call one."""
+        return "xla" if self.kind == "tpu" else self.kind
 
     @property
     def abilities(self) -> dict[str, tuple[bool, str]]:
@@ -155,7 +162,7 @@ def choose_precision(
         raise ValueError(
             f"precision='bf16' is emulated and slow on {name}; use 'auto' (fp16 with loss scaling) or 'fp32'"
         )
-    if kind == "xla":
+    if kind in ("xla", "tpu"):
         chosen, why = "bf16", "the matrix unit multiplies bf16; weights and optimizer stay fp32 under autocast"
     elif kind == "cpu":
         chosen, why = "fp32", "exact; a CPU with AVX512-BF16 or AMX is faster with precision='bf16'"
@@ -183,17 +190,17 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
     """
     if precision not in ("auto", "fp32", "bf16", "fp16"):
         raise ValueError(f"precision={precision!r}: give 'auto', 'fp32', 'bf16' or 'fp16'")
-    reason = "use_tpu=False"
+    reason, by_torch_tpu = "use_tpu=False", False
     if use_tpu:
-        found, reason = xla.available()
-        if not found:
+        found, by_torch_tpu, reason = _tpu()
+        if not found and not by_torch_tpu:
             warnings.warn(
                 f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
                 stacklevel=2,
             )
     else:
         found = False
-    if found and (num_processes > 1 or ranks.count() > 1):
+    if (found or by_torch_tpu) and (num_processes > 1 or ranks.count() > 1):
         raise ValueError(f"num_processes={max(num_processes, ranks.count())}: {ONE_HOST}")
     _announce_to_huggingface(found)
 
@@ -205,6 +212,13 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         info = xla.memory_info()
         kind, name, count, capability = "xla", xla.device_name(), xla.device_count(), None
         memory = info and info.get("bytes_limit")
+    elif by_torch_tpu:
+        import torch
+
+        torch_tpu.start()
+        torch_version, xla_version = torch.__version__, None
+        kind, name, count, capability = "tpu", torch_tpu.device_name(), 1, None
+        memory = torch_tpu.memory()
     else:
         # Read at torch's first large CPU array: with small pages, page faults cost as much as the arithmetic, and a
         # language model's step on two cores took 1.5 times as long.
@@ -240,6 +254,29 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         torch=torch_version,
         torch_xla=xla_version,
     )
+
+
+def _tpu() -> tuple[bool, bool, str]:
+    """Whether torch_xla drives a TPU here, whether TorchTPU does, and why.
+
+    TPU_ENGINE in the environment decides where both are installed: "torch_xla", "torch_tpu", or "auto": torch_xla first, which Colab and
+    Kaggle ship. Raises ValueError for another value.
+    """
+    wanted = os.environ.get("TPU_ENGINE", "auto")
+    if wanted not in ("auto", "torch_xla", "torch_tpu"):
+        raise ValueError(f"TPU_ENGINE={wanted!r} in the environment: give 'auto', 'torch_xla' or 'torch_tpu'")
+    reasons = []
+    if wanted != "torch_tpu":
+        found, reason = xla.available()
+        if found:
+            return True, False, reason
+        reasons.append(reason)
+    if wanted != "torch_xla" and (wanted == "torch_tpu" or torch_tpu.installed()):
+        found, reason = torch_tpu.available()
+        if found:
+            return False, True, reason
+        reasons.append(reason)
+    return False, False, "; ".join(reasons)
 
 
 def get_device(use_tpu: bool = False):

@@ -284,7 +284,7 @@ def here(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
     known = runtime.accelerator
     name = known.name if known else runtime.device_name
-    machine = Machine(name=name, kind=runtime.kind, accelerator=known, count=runtime.device_count)
+    machine = Machine(name=name, kind=runtime.family, accelerator=known, count=runtime.device_count)
     found = forecast(workload, plan, machine)
     if runtime.kind != "cpu":
         return found

@@ -135,7 +135,7 @@ def plan(
     for name, value in (("batch_size", batch_size), ("learning_rate", learning_rate), ("max_steps", max_steps)):
         if value < 0:
             raise ValueError(f"{name}={value}: give a positive number, or 0 for the plan's own")
-    on_xla = runtime.kind == "xla"
+    on_xla = runtime.family == "xla"
     if runtime.precision == "fp16" and workload.overflows_fp16:
         why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better"
         runtime = replace(runtime, precision="fp32", precision_reason=why)
@@ -165,8 +165,8 @@ def plan(
     there = tables.size(runtime.memory) or "memory unknown"
     reasons["memory"] = f"{held.peak.basis}; {runtime.device_name} has {there}"
     reasons |= dict.fromkeys(("sequence_length", "warmup_steps", "weight_decay", "max_grad_norm"), "the recipe's")
-    optimizer, reasons["optimizer"] = OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.kind]
-    reasons["dataloader_workers"] = WORKERS[runtime.kind]
+    optimizer, reasons["optimizer"] = OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.family]
+    reasons["dataloader_workers"] = WORKERS[runtime.family]
     return Plan(
         precision=runtime.precision,
         per_device_batch_size=micro,
@@ -203,13 +203,13 @@ def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, c
     counted = count(
         workload,
         examples,
-        kind=runtime.kind,
+        kind=runtime.family,
         precision=runtime.precision,
         shares_keys=runtime.abilities["grouped_heads"][0],
         checkpointing=checkpointing,
         accumulating=examples < share,
     )
-    return memory(counted, runtime.kind, runtime.memory, processes=runtime.device_count)
+    return memory(counted, runtime.family, runtime.memory, processes=runtime.device_count)
 
 
 def _micro_batch(

@@ -1,0 +1,69 @@
+"""TorchTPU, the successor of torch_xla: a TPU as an ordinary torch device, `tpu` (`pip install torch_tpu`).
+
+What is not here is the way of a GPU through the trainers. TorchTPU is a beta (0.2 in October 2026); docs/tpu.md says what was shown.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+
+SEVERAL = (
+    "TorchTPU drives one chip of a process here; for all chips of a TPU install torch_xla ({found} chips are there), or let this process "
+    "see one with TPU_VISIBLE_CHIPS=0"
+)
+
+
+def installed() -> bool:
+    """Whether `torch_tpu` can be imported; imports nothing."""
+    return importlib.util.find_spec("torch_tpu") is not None
+
+
+def available() -> tuple[bool, str]:
+    """Whether torch has a device `tpu`, and the reason."""
+    if not installed():
+        return False, "torch_tpu is not installed"
+    import torch  # loads torch_tpu by itself where a chip is seen
+
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None or device.type != "tpu":
+        return False, "torch_tpu is installed, but finds no TPU chip"
+    return True, f"torch_tpu {metadata.version('torch_tpu')} finds a TPU chip"
+
+
+def start():
+    """The `torch.device` of the TPU, which accelerate then knows, too.
+
+    Raises ValueError where this process sees several chips.
+    """
+    import torch
+
+    if (found := torch.accelerator.device_count()) > 1:
+        raise ValueError(f"use_tpu=True: {SEVERAL.format(found=found)}")
+    teach_accelerate()
+    return torch.device("tpu")
+
+
+def teach_accelerate() -> bool:
+    """Makes accelerate put models and batches on `tpu`; False where it does so by itself (1.15 does not)."""
+    import torch
+    from accelerate import PartialState
+
+    if PartialState.default_device.fget(None).type == "tpu":
+        return False
+    PartialState.default_device = property(lambda state: torch.device("tpu"))
+    return True
+
+
+def device_name() -> str:
+    """Of the chip, as its driver says."""
+    import torch
+
+    return torch.tpu.get_device_name(0)
+
+
+def memory() -> int | None:
+    """Bytes of the chip's memory; None if the driver does not say."""
+    import torch
+
+    return getattr(torch.tpu.get_device_properties(0), "total_memory", None)
