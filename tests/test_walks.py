@@ -20,9 +20,9 @@ from tests.lejepa.test_notebook import TINY as EMBEDDING
 from tests.notebook.test_notebooks import TINY as RESERVOIR
 from tests.tuning.test_notebook import TINY as TUNING
 
+from .graphmer.batches import library
+from .graphmer.test_notebook import CHANGES
 from .notebook_run import NOTEBOOKS, ROOT
-from .test_graph_documents import library
-from .test_graphmer_notebook import CHANGES
 from .test_legal_notebook import TINY as LEGAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
@@ -119,7 +119,7 @@ WALKS = {
     "tinystories_reservoir": (stories, {**RESERVOIR, "num_stories": 0}),
     "lejepa_training": (documents, {**EMBEDDING, "num_samples": 0}),
     "legal_cot_sft": (records, {**LEGAL, "num_records": 0}),
-    "graphmer_se": (sources, {**GRAPH, "max_steps": 8, "evaluate_triples": 30}),
+    "graphmer_se": (sources, {**GRAPH, "max_steps": 8, "base_model": "sample", "search_steps": 2}),
     "hardware_tuning": (table, TUNING),
 }
 

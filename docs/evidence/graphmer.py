@@ -52,6 +52,6 @@ def speed() -> str:
 
 
 def parameters() -> str:
-    """Which configuration, what of it is changed, and what is compared, from the declarations."""
-    names = ("config", "changes", "compare_baselines", "ablations", "further_seeds", "query")
+    """What is asked, how the search is tuned and which configuration the encoder has, from the declarations."""
+    names = ("query", "question", "base_model", "search_steps", "config", "changes")
     return declarations.table(GraphParameters, names=names)

@@ -45,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("name", help="package.module.function, or the end of it where no other has the same")
     ask.add_argument("relation", help="called_by, calls or impact")
     search.add_argument("question", help="what the function does, in words")
+    search.add_argument(
+        "--model", help="folder of a sentence encoder, such as `search_model` of a run; else BM25 alone"
+    )
     return parser
 
 
@@ -59,9 +62,9 @@ def _config(asked: argparse.Namespace) -> None:
 
 
 def _search(asked: argparse.Namespace) -> None:
-    from helpers.graphmer.searching import search
+    from helpers.graphmer.search import search
 
-    found = search(asked.repository, asked.question, most=asked.most, cache=asked.cache)
+    found = search(asked.repository, asked.question, model=asked.model, most=asked.most, cache=asked.cache)
     tables.show([each._asdict() for each in found], asked.question)
 
 

@@ -1,190 +1,155 @@
-"""What a trained GraphMER encoder is worth: held-out links beside baselines, masked tokens, and tables of both."""
+"""What the encoder learned: the tails of held-out triples, beside the resolver, words and the untrained start.
+
+Filtered ranking as PyKEEN's RankBasedEvaluator has it: other true tails are left out, and equal scores share the mean of their ranks.
+
+# Q triples · X candidates
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 
-from helpers.graphmer import experiment
-from helpers.graphmer.configuration import Configuration, override
-from helpers.graphmer.experiment import Corpus
-from helpers.graphmer.links import ranking
-from helpers.graphmer.links.baselines import Frequency, lexical_scorers
-from helpers.graphmer.links.fusion import ScoreFusion
-from helpers.graphmer.links.predictor import LinkPredictor
-from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.training import LeafyChainCollator
+from helpers.graphmer.encoder import GraphMERForPreTraining
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Triple
+from helpers.graphmer.graph.ontology import UNKNOWN
+from helpers.graphmer.search import DENSE_WEIGHT, Bm25, CodeSearch, embedded, standardised
+from helpers.graphmer.text import shown_name
+from helpers.graphmer.training import Corpus
 from helpers.machine.engine import cpu_copy
-from helpers.machine.runtime import Runtime
+
+BATCH = 16  # documents or texts of a forward pass
+RESAMPLES = 1000
+Scorer = Callable[[str, str, list[str]], np.ndarray]  # head, relation, candidates -> [X]
 
 
-def encoder_scorer(predictor: LinkPredictor, corpus: Corpus) -> ScoreFusion:
-    """Scores triples by the encoder and by how often training has their parts, each weighed on the validation triples.
+def asked_triples(corpus: Corpus, most: int) -> list[Triple]:
+    """Test triples whose tail is asked for, the same for every method; 0 takes all."""
+    test = list(corpus.splits.test)
+    return test if not most or most >= len(test) else sorted(random.Random(0).sample(test, most))
 
-    Whether g calls f is asked at both ends: does a masked leaf `calls` of g's source expect `f`, and `called_by` of f's source `g`?
+
+def reciprocal_ranks(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) -> np.ndarray:
+    """[Q] of the right tail among all entities that the relation admits. Raises ValueError for scores that are NaN."""
+    known: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for head, relation, tail in corpus.graph.resolved():
+        known[head, relation].add(tail)
+    candidates: dict[str, list[str]] = {}
+    found = []
+    for head, relation, tail in triples:
+        if relation not in candidates:
+            candidates[relation] = _admitted(corpus, relation)
+        names = candidates[relation]
+        scores_X = np.asarray(scorer(head, relation, names), np.float64)
+        if np.isnan(scores_X).any():
+            raise ValueError(f"scores of {relation} are NaN, which has no rank; look at the model")
+        others = known[head, relation] - {tail}
+        counted_X = np.array([name not in others for name in names])
+        right = scores_X[names.index(tail)]
+        above, equal = ((counted_X & chosen).sum() for chosen in (scores_X > right, scores_X == right))
+        found.append(1 / (above + (equal + 1) / 2))
+    return np.array(found)
+
+
+def _admitted(corpus: Corpus, relation: str) -> list[str]:
+    """Entities of the relation's range, of unknown type, and the few tails that the graph has against the ontology."""
+    types = {*corpus.ontology.relations[relation].range, UNKNOWN}
+    tails = {triple.tail for triple in corpus.graph.resolved() if triple.relation == relation}
+    entities = corpus.graph.entities.values()
+    return [one.id for one in entities if one.id in tails or (one.type in types and one.status != UNRESOLVED)]
+
+
+class Words:
+    """BM25 of the candidates' names with the head's source as the question: what costs nothing."""
+
+    def __init__(self, corpus: Corpus):
+        self._text, self._indices = corpus.documents.text, {}
+
+    def __call__(self, head: str, relation: str, names: list[str]) -> np.ndarray:
+        if relation not in self._indices:
+            self._indices[relation] = Bm25([shown_name(name) for name in names])
+        return self._indices[relation].scores(self._text(head))
+
+
+class Encoder:
+    """Cosine of what a masked leaf of the relation asks for at the head's document and of each name.
+
+    On XLA a copy of the model on the CPU is asked.
     """
-    return _weighed(predictor.ends(), corpus)
 
+    @torch.no_grad()
+    def __init__(self, model: GraphMERForPreTraining, corpus: Corpus):
+        self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
+        self.chains = corpus.validation
+        texts = torch.from_numpy(self.chains.encoded.text_ids_EC).to(self.model.device)
+        self._entities = torch.cat([self.model.entities(part) for part in texts.split(BATCH * 16)]).cpu().numpy()
 
-def with_lexical_baseline(predictor: LinkPredictor, corpus: Corpus, configuration: Configuration) -> ScoreFusion:
-    """The scorer of the encoder and the lexical baseline together, weighed on validation."""
-    return _weighed(_lexical(corpus) | predictor.ends(), corpus, configuration.run.seed)
-
-
-def _lexical(corpus: Corpus) -> dict[str, ranking.Scorer]:
-    return lexical_scorers(corpus.graph, corpus.documents.text)
-
-
-def _weighed(scorers: dict[str, ranking.Scorer], corpus: Corpus, seed: int = 0) -> ScoreFusion:
-    counts = {"counts": Frequency.of(corpus.splits.train)}
-    return ScoreFusion.fitted(scorers | counts, corpus.splits, corpus.graph, corpus.ontology, seed=seed)
-
-
-def links(scorer: ranking.Scorer, corpus: Corpus, configuration: Configuration) -> dict:
-    """`ranking.evaluate` of any scorer on the test triples that the configuration asks for."""
-    return ranking.evaluate(
-        scorer,
-        corpus.splits,
-        corpus.graph,
-        corpus.ontology,
-        max_queries=configuration.evaluation.max_triples,
-        seed=0,  # the same triples whatever the run's seed
-    )
+    @torch.no_grad()
+    def __call__(self, head: str, relation: str, names: list[str]) -> np.ndarray:
+        number = self.chains.encoded.number
+        batch = self.chains.queries([number[head]], self.chains.relations.id(relation))
+        states = self.model(**{name: value.to(self.model.device) for name, value in batch.items()})
+        query_E = self.model.queries(states)[0, 0].cpu().numpy()
+        return self._entities[[number[name] for name in names]] @ query_E
 
 
 @torch.no_grad()
-def masked(model: GraphMERForPreTraining, corpus: Corpus, configuration: Configuration) -> dict:
-    """Accuracy on masked roots (MLM) and masked leaves (MNM) of at most 64 validation batches."""
+def masked_tokens(model: GraphMERForPreTraining, corpus: Corpus, batches: int = 16) -> dict[str, float]:
+    """Share of masked root tokens (mlm) and leaf tokens (mnm) of validation whose likeliest token is right."""
     model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
-    chains, size = corpus.validation, configuration.evaluation.micro_batch_size
-    collate = LeafyChainCollator(chains)
-    counts: dict[str, torch.Tensor | int] = {"mlm": 0, "mnm": 0}
-    for first in range(0, min(len(chains), 64 * size), size):
-        batch = collate([chains[index] for index in range(first, min(first + size, len(chains)))])
+    counts = {"mlm": [0, 0], "mnm": [0, 0]}
+    for first in range(0, min(len(corpus.validation), batches * BATCH), BATCH):
+        examples = [corpus.validation[index] for index in range(first, min(first + BATCH, len(corpus.validation)))]
+        batch = {name: torch.from_numpy(np.stack([one[name] for one in examples])) for name in examples[0]}
         batch = {name: value.to(model.device) for name, value in batch.items()}
-        counts["mlm"] += count_right(model.root_logits(**batch), batch["mlm_labels"])
-        counts["mnm"] += count_right(model.leaf_logits(**batch), batch["mnm_labels"])
-    (roots, asked), leaves = counts["mlm"].tolist(), counts["mnm"].tolist()
-    return {
-        "mlm": {"top1": ranking.rate(roots, asked)},
-        "mnm": {"top1": ranking.rate(*leaves[:2]), "leaf": ranking.rate(*leaves[2:])},
-    }
+        labels = {name: batch.pop(f"{name}_labels") for name in counts}
+        states = model(**batch)
+        place_BMD = batch["mlm_positions"][..., None].expand(-1, -1, states.root_states.shape[-1])
+        asked = {"mlm": states.root_states.gather(1, place_BMD), "mnm": states.leaf_states}
+        for name, hidden in asked.items():
+            right = (model.token_logits(hidden).argmax(-1) == labels[name]).sum()
+            counts[name][0] += int(right)
+            counts[name][1] += int((labels[name] >= 0).sum())
+    return {name: right / max(1, of) for name, (right, of) in counts.items()}
 
 
-def count_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Tokens that are the likeliest, tokens asked for, and where labels are of leaves [B, G, L] leaves that are right, leaves.
-
-    A leaf is right when each of its labelled tokens is. logits [..., V] of labels [...]; -100 counts nowhere. The counts are
-    int64 on the device of the logits.
-    """
-    asked = labels != -100
-    of_labels = logits.gather(-1, labels.clamp_min(0)[..., None])
-    # Equal logits count against the label, and NaN too, so that a constant or a broken model is never right.
-    right = ((logits >= of_labels).sum(-1) == 1) & ~logits.isnan().any(-1)
-    counts = [(right & asked).sum(), asked.sum()]
-    if labels.dim() == 3:
-        there = asked.any(-1)
-        counts += [((right | ~asked).all(-1) & there).sum(), there.sum()]
-    return torch.stack(counts)
-
-
-def baselines(corpus: Corpus, configuration: Configuration) -> dict[str, dict]:
-    """`links` of what any encoder must beat: counts, and counts, names and the sources' words (the lexical baseline)."""
-    scorers = {
-        "frequency": Frequency.of(corpus.splits.train),
-        "lexical baseline": _weighed(_lexical(corpus), corpus, configuration.run.seed),
-    }
-    return {name: links(scorer, corpus, configuration) for name, scorer in scorers.items()}
-
-
-ABLATIONS = {
-    "no leaf shown": {  # the graph is asked for and never read
-        "objectives.mnm.mask_prob": 1.0,
-        "objectives.triple.weight": 0.0,
-        "encoding.leaves_per_anchor.negatives": 0,
-    },
-    "without H-GAT": {"model.hgat.enabled": False, "model.hgat.relation_bias": False},
-    "without decay": {"model.decay.mode": "none"},
-}
-
-
-def variants(
-    changes: dict[str, dict], configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
-) -> dict[str, dict]:
-    """`links` of the same run with other values of some keys, each by its name, for as many steps; the split stays."""
-    found = {}
-    for name, change in changes.items():
-        changed, place = override(configuration, change), folder / name.replace(" ", "_")
-        trainer = experiment.train(changed, experiment.with_options(corpus, changed), machine, place)
-        found[name] = links(
-            encoder_scorer(LinkPredictor(trainer.model, corpus.validation), corpus), corpus, configuration
-        )
+def verdict(rows: dict[str, Sequence[float]], groups: Sequence[str], best: str) -> list[dict]:
+    """MRR of each row, and how far the row `best` is above it, with a 95 % interval when groups of questions are drawn again."""
+    group_Q = np.unique(groups, return_inverse=True)[1]
+    count_G = np.bincount(group_Q)
+    draws = np.random.default_rng(0).multinomial(len(count_G), np.full(len(count_G), 1 / len(count_G)), RESAMPLES)
+    found = []
+    for name, ranks_Q in rows.items():
+        apart_Q = np.asarray(rows[best]) - np.asarray(ranks_Q)
+        low, high = np.percentile((draws @ np.bincount(group_Q, apart_Q)) / (draws @ count_G), (2.5, 97.5))
+        above = "" if name == best else f"{apart_Q.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+        found.append({"row": name, "MRR": round(float(np.mean(ranks_Q)), 3), f"{best} above it (95 %)": above})
     return found
 
 
-def further_seeds(
-    count: int, configuration: Configuration, corpus: Corpus, machine: Runtime, folder: Path
-) -> dict[str, dict]:
-    """`links` of the same run with the next seeds."""
-    seeds = range(configuration.run.seed + 1, configuration.run.seed + 1 + count)
-    found = variants({f"seed {seed}": {"run.seed": seed} for seed in seeds}, configuration, corpus, machine, folder)
-    return {f"GraphMER-SE, {name}": row for name, row in found.items()}
+# ---- the search
 
 
-def table(rows: dict[str, dict]) -> list[dict]:
-    """MRR and hits of each model, of all triples and of those that names alone do not answer, and how far its probabilities
-    are from what comes true."""
-    return [
-        {"model": name}
-        | {metric: found["both"][metric] for metric in ("mrr", "hits@1", "hits@10")}
-        | {"mrr beyond names": found["beyond_names"] and found["beyond_names"]["both"]["mrr"]}
-        | {"calibration error": found["reliability"]["error"]}
-        for name, found in rows.items()
-    ]
-
-
-def by_relation(rows: dict[str, dict]) -> list[dict]:
-    """MRR of each relation, tails and heads together, the most frequent first."""
-    asked = {name: found["both"]["ranks"] for name, found in next(iter(rows.values()))["relations"].items()}
-    return [
-        {"mrr": relation, "asked": asked[relation]}
-        | {name: found["relations"][relation]["both"]["mrr"] for name, found in rows.items()}
-        for relation in sorted(asked, key=lambda name: -asked[name])
-    ]
-
-
-def masked_table(before: dict, after: dict) -> list[dict]:
-    """Masked tokens of roots (MLM) and leaves (MNM) that are right at once, by the untrained and the trained model."""
-    return [
-        {"task": name, "tokens": now["of"], "untrained": before[name]["top1"]["rate"], "trained": now["rate"]}
-        | {"95 %": "{:.3f} to {:.3f}".format(*now["interval"])}
-        for name, now in ((name, after[name]["top1"]) for name in ("mlm", "mnm"))
-    ]
-
-
-def answers(scorer: ranking.Scorer, corpus: Corpus, entity_id: str, *, most: int = 3) -> list[dict]:
-    """The likeliest tails of an entity for each relation that it may have; * marks what the graph says."""
-    entity, rows = corpus.graph.entities[entity_id], []
-    true = ranking.true_answers(corpus.graph.resolved())
-    for name, relation in corpus.ontology.relations.items():
-        if not relation.canonical or entity.type not in relation.domain:
-            continue
-        candidates = ranking.admitted(corpus.graph, corpus.ontology, [name])[name][ranking.TAIL]
-        scores_X = scorer([entity_id], name, candidates, ranking.TAIL)[0] if candidates else np.zeros(0)
-        best = [candidates[place] for place in np.argsort(-scores_X, kind="stable")[:most]]
-        known = true.get((ranking.TAIL, name, entity_id), set())
-        rows.append(
-            {"relation": name} | {f"{rank}": f"{one}{'*' * (one in known)}" for rank, one in enumerate(best, 1)}
-        )
-    return rows
-
-
-@torch.no_grad()
-def same_states(one: GraphMERForPreTraining, other: GraphMERForPreTraining, corpus: Corpus) -> float:
-    """Largest difference of root states of two models on the first sequences, on the CPU in fp32."""
-    collate = LeafyChainCollator(corpus.validation)
-    batch = collate([corpus.validation[index] for index in range(min(2, len(corpus.validation)))])
-    first, second = (cpu_copy(model).eval()(**batch).root_states for model in (one, other))
-    return float((first - second).abs().max())
+def search_rows(model: SentenceTransformer, held_out: Dataset) -> dict[str, np.ndarray]:
+    """Reciprocal ranks [Q] of the right code among those of its package: by BM25, by the encoder, and by both, as the search does."""
+    found: dict[str, list[float]] = defaultdict(list)
+    packages = np.array(held_out["package"])
+    for package in dict.fromkeys(held_out["package"]):
+        rows = held_out.select(np.flatnonzero(packages == package))
+        names, texts = [code.partition("\n")[0] for code in rows["code"]], list(rows["code"])
+        words, both = CodeSearch(names, texts), CodeSearch(names, texts, model)
+        questions_QD = embedded(model, rows["question"])
+        for place, question in enumerate(rows["question"]):
+            alone_N = both.vectors_ND @ questions_QD[place]
+            lexical_N = words.scores(question)
+            fused_N = lexical_N + DENSE_WEIGHT * standardised(alone_N)
+            for name, scores_N in {"BM25": lexical_N, "start": alone_N, "start, fused": fused_N}.items():
+                right = scores_N[place]
+                found[name].append(1 / ((scores_N > right).sum() + ((scores_N == right).sum() + 1) / 2))
+    return {name: np.array(ranks) for name, ranks in found.items()}

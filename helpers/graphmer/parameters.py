@@ -1,4 +1,4 @@
-"""Parameters of the GraphMER notebooks: which configuration, what of it is changed, and what is compared."""
+"""Parameters of the GraphMER notebooks: what is asked, how the search is tuned, and which configuration the encoder has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from helpers.parameters import SAMPLE, UPLOAD, Parameters, Source, parameter, so
 
 AUTO = "auto"
 SMALL_GPU = 10 * 2**30  # bytes; below it the profile for 8 GB
-COMPARISON = "Comparison"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+SEARCH, ENCODER = "Search", "Encoder"
 FOR_ANY_MACHINE = {"hardware.device": "auto", "hardware.tpu_cores": 0, "run.mixed_precision": AUTO}
 
 
@@ -27,60 +28,46 @@ class GraphParameters(Parameters):
     )
     output_dir: str = parameter(
         "outputs/graphmer_se",
-        "Folder for checkpoints, results and the trained model.",
+        "Folder for checkpoints, results and the trained models.",
         identity=False,
         tpu="outputs/graphmer_se_tpu",
     )
+    query: str = parameter(
+        "", "Name of a function or class whose callers are shown; empty takes the most called.", identity=False
+    )
+    question: str = parameter("read a configuration file", "What the search is asked, in your words.", identity=False)
+    base_model: str = parameter(
+        MINILM,
+        "Sentence encoder that the search starts from: a hub id, a local folder, or 'sample', a small random one.",
+        group=SEARCH,
+    )
+    search_steps: int = parameter(0, "Batches that the search is tuned on; 0 takes 120.", group=SEARCH, low=0)
     config: str = parameter(
         AUTO,
-        "YAML file or profile; 'auto' takes the profile of this machine.",
-        suggestions=(AUTO, "cpu", "t4", "rtx3050", "a100", "tpu_v5e_8"),
+        "YAML file or profile of the encoder; 'auto' takes the profile of this machine.",
+        group=ENCODER,
+        suggestions=(AUTO, "published", "cpu", "t4", "rtx3050", "a100", "tpu_v5e_8"),
     )
     changes: str = parameter(
-        "", "Keys of the configuration with other values: `model.num_layers=6; optimizer.lr=1e-4`."
-    )
-    evaluate_triples: int = parameter(
-        0,
-        "Held-out triples that the test asks for; 0 takes the configuration's.",
-        group=COMPARISON,
-        low=0,
-        high=10**9,
-        identity=False,
-    )
-    compare_baselines: bool = parameter(
-        True, "Frequency and the lexical baseline beside it.", group=COMPARISON, identity=False
-    )
-    ablations: bool = parameter(
-        False,
-        "The same encoder with leaves masked, without H-GAT and without decay, for as many steps.",
-        group=COMPARISON,
-        identity=False,
-    )
-    further_seeds: int = parameter(
-        0, "The model again with so many more seeds, for the spread.", group=COMPARISON, low=0, high=100, identity=False
-    )
-    patience: int = parameter(
-        0, "Evaluations without improvement before the run stops; 0 never stops.", group=COMPARISON, low=0, high=10_000
-    )
-    query: str = parameter(
         "",
-        "Entity whose neighbourhood is drawn and whose links are predicted; empty takes one of the test's.",
-        group=COMPARISON,
-        identity=False,
+        "Keys of the configuration with other values: `model.num_layers=6; optimizer.lr=1e-4`.",
+        group=ENCODER,
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Any:
         if self.data_source not in (SAMPLE, UPLOAD) and source_path("data_source", self.data_source) is None:
             raise ValueError(
-                f"data_source={self.data_source!r}: must be a folder of sources, one with triples.jsonl and "
-                f"entities.jsonl, or {SAMPLE!r} (the installed Python's standard library)"
+                f"data_source={self.data_source!r}: must be a folder of sources, one with triples.jsonl and entities.jsonl, "
+                f"or {SAMPLE!r} (the installed Python's standard library)"
             )
+        if self.base_model != SAMPLE:
+            source_path("base_model", self.base_model)
         override(read_configuration("cpu" if self.config == AUTO else self.config), changed(self.changes))
         return self
 
     def configuration(self, machine: Runtime) -> Configuration:
-        """The configuration of the run: the file or the machine's profile, then `changes`, then the common parameters.
+        """The encoder's configuration: the file or the machine's profile, then `changes`, then the common parameters.
 
         Raises ValueError: a value, or a combination, that cannot be.
         """
@@ -88,21 +75,16 @@ class GraphParameters(Parameters):
         if self.config == AUTO:  # the machine is what it is, whatever the profile was written for
             found = override(found, FOR_ANY_MACHINE)
         found = override(found, changed(self.changes))
-        values = {
-            "run.seed": self.seed,
-            "run.max_steps": self.max_steps,
-            "optimizer.lr": self.learning_rate,
-            "evaluation.max_triples": self.evaluate_triples,
-        }
-        values = {key: value for key, value in values.items() if value or key == "run.seed"}
+        values = {"run.max_steps": self.max_steps, "optimizer.lr": self.learning_rate}
+        values = {"run.seed": self.seed} | {key: value for key, value in values.items() if value}
         if self.precision != AUTO:
             values["run.mixed_precision"] = self.precision
         if self.batch_size:
             parts = found.run.gradient_accumulation_steps * machine.device_count
             if self.batch_size % parts:
                 raise ValueError(
-                    f"batch_size={self.batch_size}: must be a multiple of {parts} (gradient_accumulation_steps x "
-                    "devices); give one, or 0 for the configuration's"
+                    f"batch_size={self.batch_size}: must be a multiple of {parts} (gradient_accumulation_steps x devices); "
+                    "give one, or 0 for the configuration's"
                 )
             values["training_data.micro_batch_size"] = self.batch_size // parts
         return override(found, values)
@@ -117,10 +99,8 @@ def in_precision(machine: Runtime, configuration: Configuration) -> Runtime:
 
 def profile(machine: Runtime) -> str:
     """The profile for a machine."""
-    if machine.kind == "cpu":
-        return "cpu"
-    if machine.kind == "xla":
-        return "tpu_v5e_8"
+    if machine.kind in ("cpu", "xla"):
+        return {"cpu": "cpu", "xla": "tpu_v5e_8"}[machine.kind]
     if machine.memory and machine.memory < SMALL_GPU:
         return "rtx3050"
     return "a100" if machine.compute_capability and machine.compute_capability >= (8, 0) else "t4"

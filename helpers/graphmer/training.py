@@ -1,108 +1,160 @@
-"""transformers' trainer for leafy chains: sequences in their drawn order, every term of the loss in the logs.
+"""The encoder's run: graph to sequences, model, plan, and transformers' trainer with every term of the loss in the logs.
 
-trainer = new_trainer(model, train, validation, configuration, plan, runtime, "run")
+corpus = load_corpus(graph, documents, data_source, configuration)
+model = new_model(configuration, corpus)
+trainer = new_trainer(model, corpus, configuration, make_plan(configuration, model, corpus, machine), machine, folder)
 trainer.train()
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import SequentialSampler
-from transformers import Trainer
+from torch.utils.data import SequentialSampler, Subset
+from transformers import PreTrainedTokenizerFast, Trainer, set_seed
 
+from helpers.data.data_source import DataSource
+from helpers.graphmer.chains import (
+    HEAD_TOKENS,
+    ChainOptions,
+    CurriculumChains,
+    EncodedDocuments,
+    LeafyChainCollator,
+    LeafyChains,
+    Relations,
+)
 from helpers.graphmer.configuration import Configuration
-from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.graphmer.text.chains import LeafyChains
-from helpers.graphmer.text.windows import stacked
+from helpers.graphmer.encoder import GraphMERForPreTraining
+from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph
+from helpers.graphmer.graph.ontology import ONTOLOGY, Ontology, read_ontology
+from helpers.graphmer.graph.splits import Splits, split_by_module
+from helpers.graphmer.text import Documents, train_tokenizer
+from helpers.graphmer.workload import run_recipe, workload
 from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
+from helpers.parameters import SAMPLE
+from helpers.plan import settings as planner
 from helpers.plan.settings import Plan
 from helpers.show import tracking
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
-OPTIMIZERS = {"adamw": None, "adafactor": "adafactor"}  # None: the plan's, fused where that runs
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
 
 
-# B batch · G leaves · X = B G in-batch tails
+@dataclasses.dataclass(frozen=True)
+class Corpus(DataSource):
+    """A graph, what of it is held out, and the sequences of both; the digest is of graph and code."""
+
+    graph: KnowledgeGraph
+    ontology: Ontology
+    splits: Splits
+    documents: Documents
+    tokenizer: PreTrainedTokenizerFast
+    train: LeafyChains
+    validation: LeafyChains
 
 
-class LeafyChainCollator:
-    """Stacks examples of `chains` into a batch of int64 tensors (float `triple_labels`, bool `known_BGX`).
+def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configuration) -> Corpus:
+    """Splits, a tokenizer trained on the training modules' code, and sequences of the graph of `data_source`.
 
-    known_BGX [B, G, B·G]: in-batch tail x is also true for the head and relation of this leaf, so it is no wrong answer to
-    it; False for the leaf itself, for what is no true leaf, and in its rows.
+    A folder with a written graph may hold its own `ontology.toml`. Raises what `read_ontology`, the splits and `LeafyChains` do.
     """
+    folder, encoding, seed = Path(data_source).expanduser(), configuration.encoding, configuration.run.seed
+    own = folder / ONTOLOGY if (folder / TRIPLES).is_file() and (folder / ONTOLOGY).is_file() else None
+    ontology = read_ontology(own)
+    splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
+    documents = Documents.read(graph, data_source)
+    tokenizer = train_tokenizer(_training_texts(graph, splits, documents), encoding.vocab_size)
+    longest = max(configuration.roots(length) for _, length in configuration.stages())
+    sizes = {"leaf_tokens": encoding.leaf_tokens, "entity_tokens": encoding.entity_tokens}
+    encoded = EncodedDocuments(documents, tokenizer, roots=longest, **sizes)
+    relations, options = Relations(ontology), chain_options(configuration)
+    everything = (
+        *splits.train,
+        *splits.validation,
+        *splits.test,
+    )  # as wrong tails, true ones would be taught to be false
+    train, validation = (
+        LeafyChains(part, encoded, relations, options, known=everything, seed=seed)
+        for part in (splits.train, splits.validation)
+    )
+    return Corpus(
+        name=data_source if data_source == SAMPLE else folder.resolve().name,
+        sha256=_digest(graph, documents),
+        graph=graph,
+        ontology=ontology,
+        splits=splits,
+        documents=documents,
+        tokenizer=tokenizer,
+        train=train,
+        validation=validation,
+    )
 
-    def __init__(self, chains: LeafyChains):
-        self._known = chains.known
 
-    def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-        batch = stacked(examples)
-        batch["known_BGX"] = self._known_tails(batch["head_entities"], batch["relation_ids"], batch["tail_entities"])
-        return batch
-
-    def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
-        heads, relations, tails = (values.flatten().tolist() for values in (heads_BG, relations_BG, tails_BG))
-        places: dict[int, list[int]] = defaultdict(list)
-        for x, tail in enumerate(tails):
-            if tail >= 0:
-                places[tail].append(x)
-        known_XX = np.zeros((len(tails), len(tails)), dtype=bool)
-        for x, tail in enumerate(tails):
-            if tail >= 0:
-                for other in places.keys() & self._known.of(heads[x], relations[x]):
-                    known_XX[x, places[other]] = True
-                known_XX[x, x] = False
-        return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
+def _digest(graph: KnowledgeGraph, documents: Documents) -> str:
+    digest = hashlib.sha256(graph.digest().encode())
+    for text in documents.sources():
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()
 
 
-def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
-    """Optimizer steps in each phase of a run of `steps`, from the step that each begins with; 0 in one that is not reached.
+def _training_texts(graph: KnowledgeGraph, splits: Splits, documents: Documents) -> Iterator[str]:
+    heads = {triple.head for triple in splits.train}
+    yield from documents.sources({graph.entities[head].module for head in heads})
+    yield from sorted(heads)
 
-    A begin below 1 is a share of the run.
+
+def chain_options(configuration: Configuration) -> ChainOptions:
+    """What the sequences take from a configuration; the length is that of the first stage."""
+    encoding, mlm, mnm = configuration.encoding, configuration.objectives.mlm, configuration.objectives.mnm
+    return ChainOptions(
+        roots=configuration.roots(configuration.stages()[0][1]),
+        leaves=encoding.max_leaves_per_sequence,
+        mask_prob=mlm.mask_prob,
+        span_mask_identifiers=mlm.span_mask_identifiers,
+        leaf_mask_prob=mnm.mask_prob,
+        positives=encoding.leaves_per_anchor.positive,
+        negatives=encoding.leaves_per_anchor.negatives,
+        type_consistent_negatives=mnm.type_consistent_negatives,
+        hard_negatives=mnm.hard_negatives,
+        pack=configuration.training_data.pack_sequences,
+        names=configuration.reads_names,
+    )
+
+
+def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
+    """An untrained model; its weights follow from `run.seed`."""
+    set_seed(configuration.run.seed)
+    properties = corpus.train.relations.properties()
+    count = properties.pop("num_relations")
+    config = configuration.graphmer_config(len(corpus.tokenizer), count, max_head_tokens=HEAD_TOKENS, **properties)
+    return GraphMERForPreTraining(config)
+
+
+def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpus: Corpus, machine: Runtime) -> Plan:
+    """The configuration as a plan; nothing is chosen that it says.
+
+    Raises ValueError: the configuration asks for another device, or for chips that are not there.
     """
-    begins = [round(begin * steps if begin < 1 else begin) for begin in begins]
-    ends = (*begins[1:], max(steps, begins[-1]))
-    return tuple(max(0, min(end, steps) - min(begin, steps)) for begin, end in zip(begins, ends, strict=True))
-
-
-class CurriculumChains:
-    """All sequences of a run of `steps`, in order: those of the first length, then those of the next.
-
-    Give it to a trainer without shuffling (the order is drawn already) and for one epoch: sequence i is the same after a
-    resume, and no batch has two lengths.
-
-    chains: its documents are encoded for the longest roots at least; what it has is in every phase.
-    begins, roots: optimizer step, or share of the run, that each phase begins with, and S in it.
-    examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
-    """
-
-    def __init__(
-        self, chains: LeafyChains, begins: Sequence[float], roots: Sequence[int], *, steps: int, examples_per_step: int
-    ):
-        self.counts = [count * examples_per_step for count in phase_steps(begins, steps)]
-        by_roots = {each: chains.with_roots(each) for each in set(roots)}
-        self.phases = [by_roots[each] for each in roots]
-
-    def __len__(self) -> int:
-        return sum(self.counts)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        for chains, count in zip(self.phases, self.counts, strict=True):
-            if index < count:
-                return chains[index]
-            index -= count
-        raise AssertionError
+    recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
+    wanted = configuration.hardware.device
+    kind = {"auto": machine.kind, "tpu": "xla"}.get(wanted, wanted)
+    if kind != machine.kind:
+        remedy = "choose that runtime, or give 'auto'"
+        raise ValueError(f"hardware.device={wanted!r}: this run is on {machine.device_name} ({machine.kind}); {remedy}")
+    plan = planner.plan(recipe, workload(configuration, model), machine)
+    own: dict[str, int | str] = {}
+    if configuration.hardware.num_workers:
+        own["dataloader_workers"] = configuration.hardware.num_workers
+    if configuration.optimizer.name == "adafactor":
+        own["optimizer"] = "adafactor"
+    return dataclasses.replace(plan, **own, reasons=plan.reasons | dict.fromkeys(own, "the configuration's"))
 
 
 class GraphTrainer(TrainerMixin, Trainer):
@@ -110,8 +162,7 @@ class GraphTrainer(TrainerMixin, Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        wanted = [name for name, weight in self.model.config.weights().items() if weight]
-        self._sums = {name: torch.zeros((), device=self.model.device) for name in wanted}
+        self._sums = {name: torch.zeros((), device=self.model.device) for name in self.model.config.weights()}
         self._batches = 0
         self._flush()
 
@@ -127,9 +178,7 @@ class GraphTrainer(TrainerMixin, Trainer):
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
-        if "loss" in logs:
-            logs = logs | self._terms()
-        super().log(logs, start_time)
+        super().log(logs | self._terms() if "loss" in logs else logs, start_time)
 
     def _terms(self) -> dict[str, float]:
         """Mean of each term over the batches of all processes since the last log."""
@@ -148,26 +197,21 @@ class GraphTrainer(TrainerMixin, Trainer):
 
 def new_trainer(
     model: GraphMERForPreTraining,
-    train: LeafyChains,
-    validation: LeafyChains,
+    corpus: Corpus,
     configuration: Configuration,
     plan: Plan,
     runtime: Runtime,
     output_dir: Path | str,
     *,
     report_to: str = "none",
-    patience: int = 0,
     max_hours: float = 0.0,
 ) -> GraphTrainer:
-    """The trainer of a run of exactly `plan.max_steps` optimizer steps.
-
-    Every key of `run`, `optimizer`, `training_data` and `checkpointing` arrives here or came with the plan.
-    """
+    """The trainer of a run of exactly `plan.max_steps` optimizer steps."""
     run, optimizer = configuration.run, configuration.optimizer
     if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
         use_deterministic_kernels()
     adam = {"adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1], "adam_epsilon": optimizer.eps}
-    batch = _evaluation_batch(configuration, len(validation), plan.device_count)
+    evaluated = _evaluation_batch(configuration, len(corpus.validation), plan.device_count)
     arguments = training_arguments(
         plan,
         runtime,
@@ -176,47 +220,36 @@ def new_trainer(
         logging_steps=run.log_interval,
         eval_steps=run.eval_interval_steps,
         save_steps=run.save_interval_steps,
-        save_total_limit=configuration.checkpointing.save_total_limit,
-        lr_scheduler_type=optimizer.scheduler.name
-        if optimizer.scheduler.name != "constant"
-        else "constant_with_warmup",
+        lr_scheduler_type=SCHEDULES[optimizer.scheduler.name],
         report_to=report_to,
         remove_unused_columns=False,
-        per_device_eval_batch_size=batch * (plan.device_count if runtime.kind == "xla" else 1),
-        **(adam if optimizer.name == "adamw" else {}),
-        **({"optim": OPTIMIZERS[optimizer.name]} if OPTIMIZERS[optimizer.name] else {}),
+        label_names=["mlm_labels", "mnm_labels"],
+        per_device_eval_batch_size=evaluated * (plan.device_count if runtime.kind == "xla" else 1),
+        **(adam if optimizer.name == "adamw" else {"optim": "adafactor"}),
     )
     begins, lengths = zip(*configuration.stages(), strict=True)
-    roots = [configuration.shape(length)[0] for length in lengths]
-    sizes = {"steps": plan.max_steps, "examples_per_step": plan.batch_size}
+    roots, sizes = [configuration.roots(length) for length in lengths], {"examples_per_step": plan.batch_size}
+    whole = len(corpus.validation) // (evaluated * plan.device_count) * evaluated * plan.device_count
     return GraphTrainer(
         model=model,
         args=arguments,
-        train_dataset=CurriculumChains(train, begins, roots, **sizes),
-        eval_dataset=_whole_batches(validation, batch * plan.device_count),
-        data_collator=LeafyChainCollator(train),
+        train_dataset=CurriculumChains(corpus.train, begins, roots, steps=plan.max_steps, **sizes),
+        eval_dataset=Subset(corpus.validation, range(whole)),  # whole batches: a short one has fewer wrong tails
+        data_collator=LeafyChainCollator(corpus.train),
         plan=plan,
         runtime=runtime,
-        patience=patience,
         max_hours=max_hours,
     )
 
 
 def use_deterministic_kernels() -> None:
-    """Kernels that give the same bits again, for this process.
-
-    Not transformers' `full_determinism`: that sets CUDA_LAUNCH_BLOCKING, so that every launch may wait for the GPU, and gives
-    cuBLAS its smallest workspace.
-    """
+    """Kernels that give the same bits again, for this process; transformers' `full_determinism` makes each launch wait."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
     torch.use_deterministic_algorithms(True)
 
 
 def _evaluation_batch(configuration: Configuration, sequences: int, devices: int) -> int:
-    """Sequences of one device: as configured, or what a small validation part has.
-
-    Raises ValueError: not one sequence a device.
-    """
+    """Sequences of one device: as configured, or what a small validation part has. Raises ValueError for less than one."""
     wanted, there = configuration.evaluation.micro_batch_size, sequences // devices
     if not there:
         raise ValueError(
@@ -226,9 +259,3 @@ def _evaluation_batch(configuration: Configuration, sequences: int, devices: int
     if there < wanted:
         tracking.say(f"evaluation in batches of {there * devices} sequences: validation has {sequences}")
     return min(wanted, there)
-
-
-def _whole_batches(chains: LeafyChains, batch: int) -> torch.utils.data.Subset:
-    """The first sequences in whole batches: in-batch tails are candidates, and a short batch would be easier."""
-    whole = len(chains) // batch * batch
-    return torch.utils.data.Subset(chains, range(whole))

@@ -11,7 +11,6 @@ from helpers.plan.workloads import Asked, Workload
 
 from .configuration import Configuration
 from .parameters import AUTO, GraphParameters
-from .text.masking import mask_slots
 
 NOTEBOOK = "graphmer_se"
 SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
@@ -39,14 +38,19 @@ AXES = {
 }
 
 
+OF_NAMES = ("tail_text_ids", "tail_entities", "negative_text_ids", "known_BGX", "head_text_ids", "head_entities")
+
+
 def workload(configuration: Configuration, model) -> Workload:
     """The step on sequences of `training_data.max_seq_len` tokens, with every field that the collator gives."""
     import torch
 
+    from .chains import mask_slots
+
     encoding, objectives, mnm = configuration.encoding, configuration.objectives, configuration.objectives.mnm
 
     def batch(examples: int, length: int) -> dict[str, Any]:
-        roots, leaves = configuration.shape(length)
+        roots, leaves = configuration.roots(length), encoding.max_leaves_per_sequence
         sizes = {
             "B": examples,
             "S": roots,
@@ -60,6 +64,8 @@ def workload(configuration: Configuration, model) -> Workload:
         fields = {name: torch.ones([sizes[axis] for axis in axes], dtype=torch.long) for name, axes in AXES.items()}
         fields["root_positions"] = torch.arange(roots).expand(examples, roots).contiguous()
         fields["known_BGX"], fields["triple_labels"] = fields["known_BGX"] > 1, fields["triple_labels"].float()
+        if not configuration.reads_names:
+            fields = {name: field for name, field in fields.items() if name not in OF_NAMES}
         return {name: field for name, field in fields.items() if field.numel()}
 
     def loss(model, inputs):
@@ -111,7 +117,7 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 def _step(configuration: Configuration, weights: bool = True) -> Workload:
     import torch
 
-    from .modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+    from .encoder import GraphMERForPreTraining
 
     with torch.device("cpu" if weights else "meta"):
         model = GraphMERForPreTraining(configuration.graphmer_config(configuration.encoding.vocab_size, RELATIONS))

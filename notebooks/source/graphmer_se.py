@@ -7,56 +7,61 @@
 # ---
 
 # %% [markdown] tags=["gpu"]
-# # GraphMER-SE, an encoder over code and its knowledge graph (GPU)
+# # Answers about your code, a search of it, and GraphMER-SE (GPU)
 #
-# Reads source code into a **knowledge graph** (who calls, contains, inherits from, imports what), hangs its triples as
-# leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
-# on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
-# safetensors that answers questions about any repository.
+# Three things for one repository in Python or Java:
 #
-# **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
-# search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
+# 1. **Who calls this, and what does a change reach**: proved from the sources, in seconds, without a model.
+# 2. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
+#    here to be studied and changed: its whole method is one cell. The answers and the search do not use it, because the sources prove
+#    what it would guess, and words find what it would search.
+# 3. **A search in words** over functions, methods and classes: a sentence encoder that is tuned on docstrings for two minutes, fused
+#    with BM25. It is saved as a SentenceTransformer.
 #
-# {picture: What the graph says of one package, and dashed the first answers of the model that it does not have}
+# {picture: Mean reciprocal rank of the search before and after its tuning, beside BM25 alone}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small model.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU, with a small encoder.
 # **Run all** and wait. The TPU twin is `graphmer_se_tpu.ipynb`.
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
+# MiniLM, which the search starts from, is under Apache-2.0. Disconnected? Run all again: with the same `output_dir` it continues from
+# the last checkpoint and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
-# # GraphMER-SE, an encoder over code and its knowledge graph (TPU)
+# # Answers about your code, a search of it, and GraphMER-SE (TPU)
 #
-# Reads source code into a **knowledge graph** (who calls, contains, inherits from, imports what), hangs its triples as
-# leaves on the code's tokens, and trains an encoder to fill in what is masked of both. At the end you have link prediction
-# on packages that training never saw, beside counting and a lexical baseline on the same questions; and a model in
-# safetensors that answers questions about any repository.
+# Three things for one repository in Python or Java:
 #
-# **This is a study of a method.** Where the truth came from outside of this graph (calls that the resolver leaves open, code
-# search) the encoder adds nothing to names, words and counts: `docs/graphmer.md` has the tables.
+# 1. **Who calls this, and what does a change reach**: proved from the sources, in seconds, without a model.
+# 2. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
+#    here to be studied and changed: its whole method is one cell. The answers and the search do not use it, because the sources prove
+#    what it would guess, and words find what it would search.
+# 3. **A search in words** over functions, methods and classes: a sentence encoder that is tuned on docstrings for two minutes, fused
+#    with BM25. It is saved as a SentenceTransformer.
 #
-# {picture: What the graph says of one package, and dashed the first answers of the model that it does not have}
+# {picture: Mean reciprocal rank of the search before and after its tuning, beside BM25 alone}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
-# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each
-# length of the curriculum. The GPU twin is `graphmer_se.ipynb`.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes
+# on with the GPU or the CPU. The first steps take long: XLA compiles them, once for each length of the curriculum. The GPU twin is
+# `graphmer_se.ipynb`.
 #
 # {planned}
 #
-# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
+# MiniLM, which the search starts from, is under Apache-2.0. Disconnected? Run all again: with the same `output_dir` it continues from
+# the last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
-# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers wandb matplotlib
+# requirements: torch transformers accelerate datasets pydantic filelock sentence-transformers bm25s wandb matplotlib
 
 # %% [markdown]
 # ## Parameters
 #
 # `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), a folder
 # with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: this Python's standard library.
-# `config` is a YAML file or a profile (`cpu`, `t4`, `rtx3050`, `a100`, `tpu_v5e_8`); `changes`
-# sets single keys of it, `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the configuration's value. {own data}
+# `query` is a name whose callers are shown, `question` is what the search is asked in words. `config` is a YAML file or a profile of
+# the encoder (`published` is that of the GraphMER-SE project); `changes` sets single keys of it,
+# `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the recipe's value. {own data}
 
 # %% tags=["parameters"]
 # parameters: helpers.graphmer.parameters.GraphParameters
@@ -68,18 +73,22 @@
 
 # %%
 from helpers import parameters
+from helpers.data.data_source import located
 from helpers.graphmer.configuration import to_yaml
 from helpers.graphmer.parameters import GraphParameters, in_precision
 from helpers.machine import runtime
+from helpers.notebook import secrets
 from helpers.run.run_folder import RunFolder
 from helpers.show import tables
 
+secrets.provide("HF_TOKEN")
 params = parameters.check(GraphParameters, globals())
+data_source = located(params.data_source)
 machine = runtime.detect(params.use_tpu, params.precision)
 configuration = params.configuration(machine)
 machine = in_precision(machine, configuration)
-print(machine, "\n")
-print(to_yaml(configuration))
+run = RunFolder.claim("graphmer_se", params)
+print(machine, f"output: {run.path}", "", to_yaml(configuration), sep="\n")
 
 # %% [markdown]
 # ## Who calls it, what it calls, what a change reaches
@@ -94,7 +103,7 @@ from collections import Counter
 
 from helpers.graphmer.ask import Asked
 
-asked = Asked.read(params.data_source)
+asked = Asked.read(data_source)
 called = Counter(each.tail for each in asked.graph.triples if each.relation == "calls")
 most_called = next(name for name, _ in called.most_common() if asked.graph.entities[name].status == "defined")
 for relation in ("called_by", "calls", "impact"):
@@ -105,198 +114,217 @@ for relation in ("called_by", "calls", "impact"):
     )
 
 # %% [markdown]
-# ## The knowledge graph
+# ## The encoder: its method, in one file
 #
-# Names are resolved through imports and scopes, not guessed; what nothing resolves is marked and never trained on. The
-# ontology says which types a relation connects and what it forbids; violations are counted. Held out are whole packages, or
-# modules or definitions where there are too few, and no pair of entities is on both sides, in whichever order and relation.
+# Tokens of code in a row are the roots. A triple of the graph, such as *`dumps` calls `JSONEncoder.encode`*, hangs as a leaf where its
+# head is named. Relation and head flow into the leaf (H-GAT), attention falls with the distance in this chain, and the model learns to
+# fill in masked identifiers and masked leaves. **Change a line below and run all cells again: your version is what trains**, in a
+# folder of its own.
+
+# %% tags=["method"]
+# method: helpers/graphmer/encoder.py
 
 # %%
-from helpers.graphmer import experiment
+run.use_method()
 
-corpus = experiment.load_corpus(params.data_source, configuration)
-run = RunFolder.claim("graphmer_se", params)
-folder = run.path
+# %% [markdown]
+# ## Its data: leafy chains
+#
+# Held out are whole packages, or modules or definitions where there are too few; no pair of entities is on both sides. What the
+# resolver leaves open is never trained on. Below is one sequence: the beginning of its code, and the triples that hang there.
+
+# %%
+from helpers.graphmer.chains import IGNORED
+from helpers.graphmer.training import load_corpus
+
+corpus = load_corpus(asked.graph, data_source, configuration)
 run.same_data(corpus.source)
-print(f"output: {folder.resolve()}\n{corpus.splits.said}")
-graph, splits = corpus.graph, corpus.splits
-tables.show([Counter(each.relation for each in graph.triples)], f"{len(graph.triples):,} triples by relation")
-parts = {name: len(getattr(splits, name)) for name in ("train", "validation", "test")}
-tables.show([parts], f"Triples of {corpus.source}")
-tables.show(graph.manifest["failed"][:5], f"files that could not be read: {len(graph.manifest['failed'])}")
-
-# %%
-from helpers.graphmer.pictures import plot_neighbourhood
-
-query = params.query or splits.test[0].head
-figure = plot_neighbourhood(graph, query, folder / "figures" / "neighbourhood.png")
-
-# %% [markdown]
-# ## A leafy chain
-#
-# What the encoder reads: roots are the code's tokens, a leaf is the tail of a triple and hangs at the first token of its
-# head's name. Masked are whole identifiers among the roots and whole leaves.
-
-# %%
-from helpers.graphmer.pictures import leaf_texts_of, plot_chain
-
+parts = {name: len(getattr(corpus.splits, name)) for name in ("train", "validation", "test")}
 used = [f"{share:.0%}" for share in corpus.train.fill()]
-sizes = {"sequences": len(corpus.train), "roots": corpus.train.roots, "leaves": corpus.train.leaves}
-tables.show([sizes | {"roots in use": used[0], "leaves in use": used[1]}])
-print(corpus.documents.text(query)[:600], "\n")
-tables.show([leaf._asdict() for leaf in leaf_texts_of(corpus.train[0], corpus.tokenizer, corpus.relations)])
-
-# %%
-figure = plot_chain(corpus.train[0], corpus.tokenizer, corpus.relations, folder / "figures" / "chain.png")
-
-# %% [markdown]
-# ## Attention decay in five lines
-#
-# Two tokens see each other the less, the farther they are apart in the chain: each logit is multiplied by
-# `base ** GELU(sqrt(distance + 1) - p)`, where every head learns its own p. Of six roots with a leaf of three
-# tokens at the third: distances by shortest paths, and the factors; then the form that the model uses, which needs no search.
-
-# %%
-import networkx
-import torch
-
-from helpers.graphmer.modeling_graphmer.graph_attention import Decay, distances
-
-chain = networkx.path_graph(6)
-chain.add_edges_from([(2, 6), (2, 7), (2, 8), (6, 7), (7, 8)])
-paths = torch.tensor(networkx.floyd_warshall_numpy(chain, nodelist=range(9)))
-slow = 0.6 ** torch.nn.functional.gelu(torch.sqrt(paths + 1) - 1.0)
-fast = Decay(heads=1, base=0.6)(distances(6, torch.tensor([[2]]), 3))[0, 0].detach()
-print(f"factors of the third root: {[round(each, 2) for each in slow[2].tolist()]}")
-print(f"largest difference of the two forms: {float((slow - fast).abs().max()):.0e}")
-if float((slow - fast).abs().max()) > 1e-6:
-    raise RuntimeError("the two forms of attention decay differ")
+sizes = {"sequences": len(corpus.train), "roots in use": used[0], "leaves in use": used[1]}
+tables.show([parts | sizes], f"{corpus.source}: {corpus.splits.said}")
+example, names = corpus.train[0], corpus.train.relations.names
+print(corpus.tokenizer.decode(example["root_ids"][:80]), "\n")
+leaves = []
+for leaf in range(int((example["leaf_segments"] > 0).sum())):
+    first, count = example["head_start"][leaf], example["head_length"][leaf]
+    hidden = example["mnm_labels"][leaf][example["mnm_labels"][leaf] != IGNORED]
+    tail = hidden if len(hidden) else example["leaf_ids"][leaf]
+    head = corpus.tokenizer.decode(example["root_ids"][first : first + count])
+    shown = corpus.tokenizer.decode([token for token in tail if token > 2])
+    leaves.append(
+        {"head": head, "relation": names[example["relation_ids"][leaf]], "tail": shown, "masked": len(hidden) > 0}
+    )
+tables.show(leaves[:8])
 
 # %% [markdown]
-# ## Model and plan
+# ## Its model and plan
 #
-# What will run and why, and what it is expected to take. Memory is counted: the training step
-# runs once on tensors without numbers. Time rests on what others published, on a CPU it is not known.
+# The model has no part that its loss does not train. The plan says what will run and why, and what it is expected to take.
 
 # %%
+from helpers.graphmer.training import make_plan, new_model
 from helpers.graphmer.workload import workload
 from helpers.plan import forecast as forecasts
 
-model = experiment.new_model(configuration, corpus)
-step = workload(configuration, model)
-plan = experiment.make_plan(configuration, model, corpus, machine)
-tables.show(plan.rows(), f"{step.name}, {model.num_parameters():,} weights")
-
-# %%
-forecast = forecasts.here(step, plan, machine)
+model = new_model(configuration, corpus)
+plan = make_plan(configuration, model, corpus, machine)
+forecast = forecasts.here(workload(configuration, model), plan, machine)
+tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
 tables.show(forecast.rows())
+
+# %% [markdown]
+# ## What costs nothing
+#
+# For held-out triples the right tail is looked for among all entities that the relation admits. **Words**: BM25 of the tails' names
+# with the head's source as the question. **Untrained**: the encoder before its first step. (The resolver, which made these triples from the
+# sources, answers all of them: its reciprocal rank is 1.)
 
 # %%
 from helpers.graphmer import evaluation
 
-before = evaluation.masked(model, corpus, configuration)
+triples = evaluation.asked_triples(corpus, configuration.evaluation.max_triples)
+ranks = {"resolver": [1.0] * len(triples)}
+for name, scorer in {"words": evaluation.Words(corpus), "untrained": evaluation.Encoder(model, corpus)}.items():
+    ranks[name] = evaluation.reciprocal_ranks(scorer, corpus, triples)
+before = evaluation.masked_tokens(model, corpus)
 
 # %% [markdown]
-# ## Train
+# ## Train the encoder
 #
-# Every term of the loss is in the logs: masked tokens (`mlm`), masked leaves (`mnm`), the right tail among wrong ones
-# (`contrastive`), and what the ontology forbids.
+# transformers' trainer; every term of the loss is in the logs.
 
 # %%
 from helpers.graphmer.training import new_trainer
 
-trainer = new_trainer(
-    model,
-    corpus.train,
-    corpus.validation,
-    configuration,
-    plan,
-    machine,
-    folder,
-    report_to=params.report_to,
-    patience=params.patience,
-    max_hours=params.max_hours,
-)
-output = trainer.train(resume_from_checkpoint=params.resume)
-
-# %% [markdown] tags=["gpu"]
-# What the run cost, measured. `mfu` is the share of the named datasheet peak that was used.
-
-# %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0:
-# else shapes change, or values leave the chip.
-
-# %%
+options = {"report_to": params.report_to, "max_hours": params.max_hours}
+trainer = new_trainer(model, corpus, configuration, plan, machine, run.path, **options)
+trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-tables.show(forecast.beside(measured["train"]))
 
 # %% [markdown]
-# ## Link prediction on unseen packages
-#
-# For each held-out triple its tail is asked for, and its head, among all entities that the relation admits; other right
-# answers are left out (filtered). `contains` and `has_parameter` can be read off qualified names, so the last column is
-# without them. The encoder scores a pair from both ends, with the given one and with each candidate as the query, weighed
-# on validation. The **lexical baseline** is a strong one: likeness of names, words of the source and counts, weighed there
-# as well. Both together are the scorer that is asked below and saved. Calibration error: how far the probability of a first
-# answer is from how often it is right (0 is best).
+# ## What training added
 
 # %%
-from helpers.graphmer.links.predictor import LinkPredictor
-
-predictor = LinkPredictor(trainer.model, corpus.validation)
-rows = {"GraphMER-SE": evaluation.links(evaluation.encoder_scorer(predictor, corpus), corpus, configuration)}
-together = evaluation.with_lexical_baseline(predictor, corpus, configuration)
-rows["GraphMER-SE with the lexical baseline"] = evaluation.links(together, corpus, configuration)
-if params.compare_baselines:
-    rows |= evaluation.baselines(corpus, configuration)
-if params.ablations:
-    rows |= evaluation.variants(evaluation.ABLATIONS, configuration, corpus, machine, folder / "ablations")
-rows |= evaluation.further_seeds(params.further_seeds, configuration, corpus, machine, folder / "seeds")
-tables.show(evaluation.table(rows))
+ranks["trained"] = evaluation.reciprocal_ranks(evaluation.Encoder(trainer.model, corpus), corpus, triples)
+after = evaluation.masked_tokens(trainer.model, corpus)
+links = evaluation.verdict(ranks, [triple.head for triple in triples], "trained")
+tables.show(links, f"the right tail of {len(triples)} held-out triples")
+tables.show([{"masked tokens that are right": name, "before": before[name], "after": after[name]} for name in before])
 
 # %%
-tables.show(evaluation.by_relation(rows))
+from transformers import AutoModel
+
+trainer.save_model(str(run.path / "model"))
+corpus.tokenizer.save_pretrained(run.path / "model")
+loaded = AutoModel.from_pretrained(run.path / "model", trust_remote_code=True)  # the folder that this cell wrote
+print(f"{loaded.num_parameters():,} weights of the encoder were read again")
 
 # %% [markdown]
-# ## Masked tokens
+# ## A search in words: its pairs
 #
-# Before and after training: the share of masked tokens whose first answer is right.
+# A pair is the first sentence of a docstring and the definition without that docstring: of your repository, of the standard library
+# and of installed packages. All pairs of a batch are of one package, so that the other answers of the batch, which the loss takes for
+# wrong ones, are functions that a search has to tell apart. Four packages are held out.
 
 # %%
-after = evaluation.masked(trainer.model, corpus, configuration)
-tables.show(evaluation.masked_table(before, after))
+from helpers.graphmer.graph.extraction import folder_of
+from helpers.graphmer.pairs import held_out_packages, in_batches, installed_packages, pairs
+
+everything = pairs([folder_of(data_source), *installed_packages()], total=12_000, seed=params.seed)
+rows, held_out = held_out_packages(everything, 4, seed=params.seed)
+tables.show(
+    [
+        {
+            "pairs": len(rows),
+            "packages": len(set(rows["package"])),
+            "held out": ", ".join(sorted(set(held_out["package"]))),
+        }
+    ]
+)
+print(rows[0]["question"], rows[0]["code"][:300], sep="\n\n")
 
 # %% [markdown]
-# ## Ask it
+# ## Tune the search
 #
-# The three likeliest tails of each relation, by encoder and lexical baseline together as in the table; * marks what the
-# graph says. Dashed are first answers that it does not have.
+# sentence-transformers' trainer with its `MultipleNegativesRankingLoss`; only the upper half of the layers learns.
 
 # %%
-answers = evaluation.answers(together, corpus, query)
-tables.show(answers, query)
-added = [(row["relation"], row["1"]) for row in answers if "1" in row and row["1"][-1] != "*"]
-figure = plot_neighbourhood(graph, query, folder / "figures" / "answers.png", added=added)
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from helpers.graphmer import search_training
+from helpers.plan import settings as planner
+
+encoder = search_training.sentence_encoder(params.base_model, rows["code"], seed=params.seed)
+search_rows = evaluation.search_rows(encoder, held_out)  # before any training
+weights = search_training.freeze_lower_half(encoder)
+recipe = search_training.search_recipe(params.search_steps)
+search_plan = planner.plan(recipe, search_training.search_workload(encoder, "graphmer_se"), machine)
+batches = in_batches(rows, batch_size=search_plan.batch_size, steps=search_plan.max_steps, seed=params.seed)
+dev = in_batches(held_out, batch_size=search_plan.batch_size, steps=4, seed=params.seed)
+search_trainer = search_training.new_search_trainer(
+    encoder,
+    batches,
+    dev,
+    MultipleNegativesRankingLoss(encoder),
+    search_plan,
+    machine,
+    run.path / "search",
+    seed=params.seed,
+    **options,
+)
+search_trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown]
-# ## Save and reload
+# ## Verdict
 #
-# With the model are saved its code, tokenizer and ontology. The reloaded model must give the states of the one in memory.
-# Where this suite is not, `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads the encoder.
+# The first sentence of a docstring has to find its definition in packages that the search was not tuned on. *Fused* is with BM25, as
+# the search uses it; the encoder before tuning gets the same help.
 
 # %%
-from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
-from helpers.machine.engine import cpu_copy
+import matplotlib.pyplot as plt
 
-trainer.save_model(str(folder / "model"))
-corpus.tokenizer.save_pretrained(folder / "model")
-(folder / "model" / "ontology.toml").write_text(corpus.ontology.text, encoding="utf-8")
-saved = cpu_copy(GraphMERForPreTraining.from_pretrained(folder / "model")).eval()
-difference = evaluation.same_states(trainer.model, saved, corpus)
-print(f"states of the reloaded model differ by at most {difference:.1e}")
-if difference > 1e-6:
-    raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one")
+tuned = evaluation.search_rows(encoder, held_out)
+search_rows |= {f"tuned{name.removeprefix('start')}": each for name, each in tuned.items() if name.startswith("start")}
+found = evaluation.verdict(search_rows, held_out["question"], "tuned, fused")
+tables.show(found, f"{len(held_out)} questions of {len(set(held_out['package']))} packages")
+figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+axes.barh([row["row"] for row in found], [row["MRR"] for row in found])
+axes.set(
+    xlabel="mean reciprocal rank (1: always first)",
+    xlim=(0, 1),
+    title="A docstring's first sentence finds its definition",
+)
+plt.show()
+box = {row["row"]: row for row in (*links, *found)}
+tables.show(
+    [
+        {
+            "what": "the encoder's training, over its untrained start",
+            "MRR": box["untrained"]["trained above it (95 %)"],
+        },
+        {"what": "the encoder's training, over words", "MRR": box["words"]["trained above it (95 %)"]},
+        {
+            "what": "tuning, over the same start with the same BM25",
+            "MRR": box["start, fused"]["tuned, fused above it (95 %)"],
+        },
+        {"what": "the whole search, over BM25", "MRR": box["BM25"]["tuned, fused above it (95 %)"]},
+    ],
+    "verdict: differences of the mean reciprocal rank",
+)
+
+# %% [markdown]
+# ## Save the search, read it again and ask
+#
+# The folder loads with `SentenceTransformer(folder)` wherever sentence-transformers is installed.
+
+# %%
+from helpers.graphmer.search import search
+
+folder = run.path / "search_model"
+search_trainer.save_model(str(folder))
+tables.show([each._asdict() for each in search(data_source, params.question, model=folder)], params.question)
 
 # %%
 results_file = run.results(
@@ -307,22 +335,22 @@ results_file = run.results(
         **corpus.provenance,
         "train_examples": len(corpus.train),
         "eval_examples": len(corpus.validation),
-        "entities": len(graph.entities),
         "triples": parts,
     },
     model={"weights": model.num_parameters(), "configuration": configuration.model_dump()},
-    eval={"before": {"masked": before}, "after": {"links": rows["GraphMER-SE"], "masked": after}, "baselines": rows},
-    artifacts={"model": "model", "figures": "figures"},
+    eval={"before": {"masked": before}, "after": {"masked": after, "links": links, "search": found}},
+    artifacts={"model": "model", "search_model": "search_model"},
 )
-print(results_file.resolve())
+print(results_file)
 
 # %% [markdown]
 # ## Next steps
 #
 # - **Your own code**: `data_source="my/repository"`. Tests are read, too; installed packages are not.
-# - **Ask about it**: as above, or from the shell `python -m helpers.graphmer ask my/repository function called_by`.
+# - **From the shell**, without a notebook: `python -m helpers.graphmer ask my/repository function_name called_by` and
+#   `python -m helpers.graphmer search my/repository "reads a configuration" --model outputs/graphmer_se/search_model`.
+# - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains every part of the published
+#   configuration. `python -m helpers.graphmer --config published` prints every key.
+# - **Many runs**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`.
-# - **From the shell**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`
-#   runs so many steps; `python -m helpers.graphmer --config rtx3050` prints every key.
-# - **Another device**: change `use_tpu` alone, restart the kernel, Run all.

@@ -31,9 +31,7 @@ run: {mixed_precision: bf16}
 hardware: {device: tpu, tpu_cores: 0}
 model: {hidden_size: 128, num_layers: 2, num_heads: 2, intermediate_size: 256, embedding_size: 128}
 training_data: {max_seq_len: 128}
-encoding: {vocab_size: 2000}
-objectives: {mnm: {type_consistent_negatives: 0, hard_negatives: 0}, scoring: {weight: 0.0}}
-regularizers: {ontology_constraints: {antisymmetry_weight: 0.0, acyclicity_weight: 0.0}}
+encoding: {vocab_size: 2000, max_leaves_per_sequence: 10}
 """
 
 

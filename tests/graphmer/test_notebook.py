@@ -9,12 +9,12 @@ import pytest
 
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.configuration import override, read_configuration
-from helpers.graphmer.modeling_graphmer.modeling_graphmer import GraphMERForPreTraining
+from helpers.graphmer.encoder import GraphMERForPreTraining
 from helpers.machine import xla
+from tests.graph_run import SMALL
+from tests.notebook_run import assert_refuses, refused, run, text_of
 
-from .graph_run import SMALL
-from .notebook_run import assert_refuses, refused, run, text_of
-from .test_graph_documents import library
+from .batches import library
 
 STEPS = 8
 CHANGES = {key: value for key, value in SMALL.items() if key not in ("run.seed", "run.max_steps")}
@@ -25,7 +25,7 @@ def tiny(alone: Path, **others) -> dict:
         library(alone / "sources")
     changes = "; ".join(f"{key}={value}" for key, value in (CHANGES | others.pop("changes", {})).items())
     found = {"data_source": str(alone / "sources"), "config": "cpu", "changes": changes, "max_steps": STEPS}
-    return found | {"evaluate_triples": 30} | others
+    return found | {"base_model": "sample", "search_steps": 2, "question": "decode a JSON document"} | others
 
 
 def assert_whole_run(executed, results, kind: str) -> None:
@@ -34,27 +34,25 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert all(cell.execution_count for cell in code)
     assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, STEPS)
     assert math.isfinite(results["train"]["loss_last"])
-    rows = results["eval"]["baselines"]
-    assert {"GraphMER-SE", "GraphMER-SE with the lexical baseline", "frequency", "lexical baseline"} <= set(rows)
-    for found in rows.values():
-        assert 0 < found["both"]["mrr"] <= 1 and found["triples"] == 30
-    for name in ("neighbourhood", "chain", "answers"):
-        assert (output / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt"), *output.glob("model/**/*.pkl")]
+    after = results["eval"]["after"]
+    assert {row["row"] for row in after["links"]} == {"resolver", "words", "untrained", "trained"}
+    rows = {row["row"]: row["MRR"] for row in after["search"]}
+    assert rows.keys() == {"BM25", "start", "start, fused", "tuned", "tuned, fused"}
+    assert all(0 < mrr <= 1 for mrr in rows.values()) and rows["BM25"] > 0.3
+    assert not [path for suffix in ("bin", "pt", "pkl") for path in output.glob(f"*model/**/*.{suffix}")]
     model = GraphMERForPreTraining.from_pretrained(output / "model")
     assert model.config.hidden_size == SMALL["model.hidden_size"]
+    assert (output / "search_model/modules.json").is_file()
 
 
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
-    executed, results = run("graphmer_se", alone, tiny(alone, further_seeds=1))
+    executed, results = run("graphmer_se", alone, tiny(alone))
     assert_whole_run(executed, results, "cpu")
-    assert "GraphMER-SE, seed 1" in results["eval"]["baselines"]
-    shown = text_of(executed)
-    assert {"start", "head", "relation", "tail", "masked", "truth"} <= set(shown.split())
-    _, again = run("graphmer_se", alone, tiny(alone, compare_baselines=False))
+    assert {"called_by", "head", "relation", "tail", "masked", "json"} <= set(text_of(executed).split())
+    _, again = run("graphmer_se", alone, tiny(alone))
     assert again["train"]["resumed_from_step"] == STEPS
-    assert again["eval"]["after"]["links"] == results["eval"]["after"]["links"]
+    assert again["eval"]["after"] == results["eval"]["after"]
     assert "belongs to another run (seed=0 there, 7 here)" in refused("graphmer_se", alone, tiny(alone, seed=7))
     source = next((alone / "sources").rglob("*.py"))
     source.write_text(source.read_text() + "# edited since\n")  # the same graph, another text
@@ -80,7 +78,7 @@ WRONG = [
     ({"config": "no.yaml"}, "config='no.yaml'"),
     ({"data_source": "owner/name"}, "data_source='owner/name'"),
     ({"batch_size": -1}, "batch_size=-1"),
-    ({"evaluate_triples": -1}, "evaluate_triples=-1"),
+    ({"search_steps": -1}, "search_steps=-1"),
 ]
 
 

@@ -1,0 +1,598 @@
+"""Leafy chains: documents packed into sequences of roots, triples as leaves, and what is hidden of both.
+
+# B sequences · S roots · G leaves · L tokens of a leaf · M masked roots · C tokens of an entity's text · U wrong tails ·
+# X = B G in-batch tails · V vocabulary · E entities
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity
+from helpers.graphmer.graph.ontology import Ontology
+from helpers.graphmer.text import (
+    LONGEST_TOKEN,
+    MASK,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    Documents,
+    encodings,
+    entity_text,
+    identifier_tokens,
+    leaf_text,
+    shown_name,
+)
+
+IGNORED = -100  # label where nothing is asked for
+MASKED, REPLACED = 0.8, 0.1  # of what is chosen; the rest stays as it is (BERT)
+HEAD_TOKENS = 8  # of a head's name that a leaf looks at
+OPEN = 64  # sequences that documents are packed into at a time
+TRIES = 12  # draws before a wrong tail of a kind is taken for not to be had
+CHUNK = 2000  # documents that are encoded at a time
+WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
+
+
+# ---- relations and wrong tails
+
+
+class Relations:
+    """Ids of an ontology's relations from 1, and of their inverses after them; 0 is none.
+
+    names: by id; an inverse without a name of its own is `inverse calls`.
+    """
+
+    def __init__(self, ontology: Ontology):
+        forward = [relation for relation in ontology.relations.values() if relation.canonical]
+        self.forward, self._relations = len(forward), forward
+        self.names = ("", *(one.name for one in forward), *(one.inverse or f"inverse {one.name}" for one in forward))
+        self._ids = {name: number for number, name in enumerate(self.names) if number}
+        self._tails = (frozenset(), *(one.range for one in forward), *(one.domain for one in forward))
+
+    def __len__(self) -> int:
+        """Number of ids, 0 not counted."""
+        return 2 * self.forward
+
+    def id(self, name: str) -> int:
+        if name not in self._ids:
+            raise ValueError(f"relation={name!r}: not in the ontology; known: {', '.join(self.names[1:])}")
+        return self._ids[name]
+
+    def inverse(self, relation: int) -> int:
+        return relation + self.forward if relation <= self.forward else relation - self.forward
+
+    def tail_types(self, relation: int) -> frozenset[str]:
+        return self._tails[relation]
+
+    def properties(self) -> dict[str, Any]:
+        """What a `GraphMERConfig` says about relations; an inverse forbids what its relation does."""
+        both = [*enumerate(self._relations, 1), *enumerate(self._relations, 1 + self.forward)]
+        return {
+            "num_relations": len(self),
+            "antisymmetric_relations": [number for number, one in both if one.antisymmetric],
+            "acyclic_relations": [number for number, one in both if one.acyclic],
+        }
+
+
+class KnownTails:
+    """True tails of (head, relation id), in both directions; entities are numbers, their place in the graph."""
+
+    def __init__(self, triples: Iterable[tuple[int, int, int]], relations: Relations):
+        self._tails: dict[tuple[int, int], set[int]] = defaultdict(set)
+        for head, relation, tail in triples:
+            self._tails[head, relation].add(tail)
+            self._tails[tail, relations.inverse(relation)].add(head)
+
+    def of(self, head: int, relation: int) -> set[int] | frozenset[int]:
+        return self._tails.get((head, relation), frozenset())
+
+
+class NegativeSampler:
+    """Draws tails of a type that the relation admits; never one that is known to be true, or whose leaf reads like a true one's."""
+
+    def __init__(self, entities: Sequence[Entity], relations: Relations, known: KnownTails, leaf_ids_EL: np.ndarray):
+        self._entities, self._relations, self._known = entities, relations, known
+        self._look = np.unique(leaf_ids_EL, axis=0, return_inverse=True)[1].reshape(-1).tolist()
+        by_type: dict[str, list[int]] = defaultdict(list)
+        self._of_module: dict[str, list[int]] = defaultdict(list)
+        self._of_word: dict[str, list[int]] = defaultdict(list)
+        for number, entity in enumerate(entities):
+            if entity.status != UNRESOLVED:
+                by_type[entity.type].append(number)
+                self._of_module[entity.module].append(number)
+                for word in set(_words(entity.name)):
+                    self._of_word[word].append(number)
+        admitted = {relations.tail_types(relation) for relation in range(1, len(relations) + 1)}
+        self._pools = {types: [n for name in sorted(types) for n in by_type.get(name, ())] for types in admitted}
+
+    def type_consistent(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
+        """Any entity of a type that the relation admits; None where there is none."""
+        return self._drawn(draw, [self._pools[self._relations.tail_types(relation)]], head, relation, tail)
+
+    def hard(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
+        """One of the tail's module, or one whose name shares a word with the tail's; where there is none, any."""
+        entity, pools = self._entities[tail], []
+        if shared := _words(entity.name):
+            pools.append(self._of_word[draw.choice(shared)])
+        if entity.module:
+            pools.append(self._of_module[entity.module])
+        draw.shuffle(pools)
+        found = self._drawn(draw, pools, head, relation, tail)
+        return self.type_consistent(draw, head, relation, tail) if found is None else found
+
+    def _drawn(self, draw: random.Random, pools: list[list[int]], head: int, relation: int, tail: int) -> int | None:
+        admitted = self._relations.tail_types(relation)
+        looks = {self._look[tail], *(self._look[one] for one in self._known.of(head, relation))}
+        for pool in pools:
+            for _ in range(TRIES if pool else 0):
+                found = pool[int(draw.random() * len(pool))]
+                if self._look[found] not in looks and self._entities[found].type in admitted:
+                    return found
+        return None
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in WORDS.findall(name)]
+
+
+# ---- masks
+
+
+def mask_slots(roots: int, mask_prob: float) -> int:
+    """M: room for the roots that are masked in a sequence of `roots`."""
+    return max(1, math.ceil(round(roots * mask_prob, 6)))
+
+
+def mask_roots(
+    ids_S: np.ndarray,
+    segments_S: np.ndarray,
+    *,
+    mask_prob: float,
+    identifiers_V: np.ndarray | None,
+    vocab_size: int,
+    generator: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids with `mask_prob` of the roots hidden [S], and the places and labels of those [M]; unused places have the label -100.
+
+    Spans are drawn until the share is reached to the token; one that does not fit any more is passed over. Of the spans 80 % become
+    [MASK], 10 % other tokens, 10 % stay. Padding (segment 0) is never chosen.
+
+    identifiers_V: which tokens are part of identifiers, whose tokens are hidden together; None: each token is a span.
+    """
+    slots = mask_slots(len(ids_S), mask_prob)
+    hidden_S, places_M, labels_M = ids_S.copy(), np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
+    used = int(np.count_nonzero(segments_S))
+    missing = int(used * mask_prob + generator.random())
+    begins_S = np.ones(used, dtype=bool)
+    if identifiers_V is not None:
+        inside_S = identifiers_V[ids_S[:used]]
+        begins_S[1:] = ~(inside_S[1:] & inside_S[:-1]) | (segments_S[1:used] != segments_S[: used - 1])
+    span_S = np.cumsum(begins_S) - 1
+    lengths = np.bincount(span_S)
+    fate_of = np.full(len(lengths), 2.0)  # of a span: hidden below 0.8, replaced below 0.9, kept below 1, not chosen
+    for span in generator.permutation(len(lengths)):
+        if lengths[span] <= missing:
+            missing -= int(lengths[span])
+            fate_of[span] = generator.random()
+        if not missing:
+            break
+    fate_S = fate_of[span_S]
+    places = np.flatnonzero(fate_S < 1)
+    places_M[: len(places)], labels_M[: len(places)] = places, ids_S[places]
+    hidden_S[np.flatnonzero(fate_S < MASKED)] = MASK
+    replaced = np.flatnonzero((fate_S >= MASKED) & (fate_S < MASKED + REPLACED))
+    hidden_S[replaced] = generator.integers(len(SPECIAL_TOKENS), vocab_size, len(replaced))
+    return hidden_S, places_M, labels_M
+
+
+# ---- documents as tokens
+
+
+class EncodedDocuments:
+    """Tokens of every document and name of a graph, up to `roots` a document; made once for all lengths up to that.
+
+    entities: in the order of the graph; their place there is their number
+    leaf_ids_EL: the name as a leaf, [SEP] behind it where there is room, then [PAD]
+    text_ids_EC: type and name; of one that is too long the end, where its own name is
+    documents: token ids of each · anchors: (entity, first token, tokens) of each, its own name first
+    """
+
+    def __init__(self, documents: Documents, tokenizer, *, roots: int, leaf_tokens: int, entity_tokens: int):
+        self.tokenizer, self.roots = tokenizer, roots
+        self.entities = list(documents.graph.entities.values())
+        self.number = {entity.id: number for number, entity in enumerate(self.entities)}
+        leaves = self._ids([leaf_text(entity) for entity in self.entities])
+        self.leaf_ids_EL = _padded([[*ids, SEP][:leaf_tokens] for ids in leaves], leaf_tokens)
+        texts = self._ids([entity_text(entity) for entity in self.entities])
+        self.text_ids_EC = _padded([ids[-entity_tokens:] for ids in texts], entity_tokens)
+        self.documents: list[np.ndarray] = []
+        self.anchors: list[list[tuple[int, int, int]]] = []
+        characters = (roots + 16) * LONGEST_TOKEN  # at least so many tokens, where the source has them
+        for start in range(0, len(self.entities), CHUNK):
+            chunk = [entity.id for entity in self.entities[start : start + CHUNK]]
+            shown = [documents.text(name)[:characters] for name in chunk]
+            for entity_id, text, tokens in zip(chunk, shown, encodings(tokenizer, shown), strict=True):
+                self.documents.append(np.asarray(tokens.ids[:roots], np.int64))
+                self.anchors.append(self._anchored(documents, entity_id, text, tokens))
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in encodings(self.tokenizer, texts)]
+
+    def _anchored(self, documents: Documents, entity_id: str, text: str, tokens) -> list[tuple[int, int, int]]:
+        """Anchors in tokens; of a long name of its own the last ones, where its last part is."""
+        kept = min(len(tokens.ids), self.roots)
+        end = tokens.char_to_token(len(shown_name(entity_id)))  # the end of its line; None where the name is all
+        end = kept if end is None else min(end, kept)
+        first = max(0, end - HEAD_TOKENS)
+        found = [(self.number[entity_id], first, end - first)]
+        if kept and end < kept:
+            shown = text[: tokens.token_to_chars(kept - 1)[1]]
+            for anchor in documents.anchors(entity_id, shown)[1:]:
+                first, last = tokens.char_to_token(anchor.start), tokens.char_to_token(anchor.end - 1)
+                found.append((self.number[anchor.entity], first, min(last + 1 - first, HEAD_TOKENS)))
+        return found
+
+
+def _padded(rows: list[list[int]], width: int) -> np.ndarray:
+    padded = np.full((len(rows), width), PAD, np.int64)
+    for row, ids in zip(padded, rows, strict=True):
+        row[: len(ids)] = ids
+    return padded
+
+
+# ---- sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainOptions:
+    """Sizes and shares of the sequences; `configuration.py` says what they may be."""
+
+    roots: int
+    leaves: int
+    mask_prob: float  # of the roots
+    span_mask_identifiers: bool
+    leaf_mask_prob: float  # of the true leaves, each with all its slots
+    positives: int  # true leaves of an anchor, at most
+    negatives: int  # leaves of an anchor that show a wrong tail
+    type_consistent_negatives: int  # wrong tails for each masked leaf
+    hard_negatives: int
+    pack: bool  # several documents a sequence
+    names: bool  # texts of heads and tails, for terms over entities
+
+
+class _Leaf(NamedTuple):
+    segment: int
+    start: int
+    length: int
+    head: int
+    relation: int
+    tail: int
+    true: bool
+
+
+class LeafyChains(torch.utils.data.Dataset):
+    """Sequences of a graph: number `index` is the same whoever asks for it, and when; behind the last the next epoch begins.
+
+    Every end of `triples` that is known is a document. Documents are packed into sequences once; an epoch is all of these in an order
+    of its own, with leaves, masks and wrong tails of its own. A leaf hangs where its head is named: at a document's own name (its
+    triples, and under the inverse relation those that it is the tail of), or at a definition that the document shows. No pair of
+    entities is in two leaves of a document, so that no leaf tells what a masked one hides.
+
+    triples: to train on. known: further true ones (of validation and test), never a wrong tail.
+
+    Raises ValueError for an end that is unknown or unresolved, and where there is no triple.
+    """
+
+    def __init__(
+        self,
+        triples: Iterable[tuple[str, str, str]],
+        encoded: EncodedDocuments,
+        relations: Relations,
+        options: ChainOptions,
+        *,
+        known: Iterable[tuple[str, str, str]] = (),
+        seed: int,
+    ):
+        self.encoded, self.relations, self.options, self.seed = encoded, relations, options, seed
+        self._identifiers_V = identifier_tokens(encoded.tokenizer) if options.span_mask_identifiers else None
+        true = self._numbered(triples)
+        if not true:
+            raise ValueError("triples: there are none; give those of a split")
+        self.known = KnownTails([*true, *self._numbered(known)], relations)
+        self.sampler = NegativeSampler(encoded.entities, relations, self.known, encoded.leaf_ids_EL)
+        self._leaves_of: dict[int, list[tuple[int, int]]] = defaultdict(list)  # forward (relation, tail) of a head
+        inverse_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for head, relation, tail in true:
+            self._leaves_of[head].append((relation, tail))
+            if head != tail:
+                inverse_of[tail].append((relations.inverse(relation), head))
+        documents = sorted(self._leaves_of.keys() | inverse_of.keys())
+        self._own = {number: [*self._leaves_of.get(number, ()), *inverse_of[number]] for number in documents}
+        self._leaves_of = dict(self._leaves_of)
+        self._sequences = self._packed()
+
+    def __len__(self) -> int:
+        """Sequences of an epoch."""
+        return len(self._sequences)
+
+    def with_roots(self, roots: int) -> LeafyChains:
+        """The same data in sequences of another length; nothing is read or encoded again."""
+        other = copy.copy(self)
+        other.options = ChainOptions(**vars(self.options) | {"roots": roots})
+        other._sequences = other._packed()
+        return other
+
+    def fill(self) -> tuple[float, float]:
+        """Shares of the roots that are no padding, and of the leaves that documents' own names may take."""
+        numbers = [number for row in self._sequences for number in row]
+        roots, leaves = sum(map(self._length, numbers)), sum(map(self._need, numbers))
+        return roots / (len(self) * self.options.roots), leaves / (len(self) * self.options.leaves)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Fields of one sequence, without the batch axis and `known_BGX`."""
+        if index < 0:
+            raise IndexError(index)
+        epoch, index = divmod(index, len(self))
+        draw = random.Random(f"{self.seed} {self.options.roots} {epoch} {index}")
+        generator = np.random.default_rng(draw.getrandbits(64))
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self))
+        row = self._sequences[order[index]]
+        fields, begins = self.root_fields(row)
+        leaves = self._choose(row, begins, draw)
+        draw.shuffle(leaves)  # that true ones come first would tell which are
+        fields |= self._leaf_fields(leaves, draw)
+        fields["root_ids"], fields["mlm_positions"], fields["mlm_labels"] = mask_roots(
+            fields["root_ids"],
+            fields["root_segments"],
+            mask_prob=self.options.mask_prob,
+            identifiers_V=self._identifiers_V,
+            vocab_size=len(self.encoded.tokenizer),
+            generator=generator,
+        )
+        return fields
+
+    def queries(self, numbers: Sequence[int], relation: int) -> dict[str, torch.Tensor]:
+        """A batch of documents whose one leaf is masked and asks for the tail of `relation`; nothing else is hidden."""
+        rows = []
+        for number in numbers:
+            fields, _ = self.root_fields([number])
+            _, start, length = self.encoded.anchors[number][0]
+            start, length = self._placed(number, 0, start, length)
+            fields["leaf_ids"] = np.full((1, self.encoded.leaf_ids_EL.shape[1]), MASK, np.int64)
+            values = {"leaf_segments": 1, "relation_ids": relation, "head_start": start, "head_length": length}
+            rows.append(fields | {name: np.full(1, value, np.int64) for name, value in values.items()})
+        return stacked(rows)
+
+    # ---- packing
+
+    def _packed(self) -> list[list[int]]:
+        """Documents in a drawn order, each into the open sequence that it fills best: its roots, and own leaves, fit."""
+        order = list(self._own)
+        random.Random(f"{self.seed} {self.options.roots} packing").shuffle(order)
+        if not self.options.pack:
+            return [[number] for number in order]
+        sequences: list[list[int]] = []
+        rooms: list[list] = []  # of open sequences: roots left, leaves left, sequence
+        for number in order:
+            length, need = self._length(number), self._need(number)
+            fitting = (room for room in rooms if room[0] >= length and room[1] >= need)
+            best = min(fitting, default=None, key=itemgetter(0))
+            if best is None:
+                best = [self.options.roots, self.options.leaves, []]
+                sequences.append(best[2])
+                rooms.append(best)
+                if len(rooms) > OPEN:  # the one that is short of roots or leaves has the least use
+                    rooms.remove(
+                        min(rooms, key=lambda room: min(room[0] * self.options.leaves, room[1] * self.options.roots))
+                    )
+            best[0] -= length
+            best[1] -= need
+            best[2].append(number)
+        return sequences
+
+    def _length(self, number: int) -> int:
+        return min(len(self.encoded.documents[number]), self.options.roots)
+
+    def _need(self, number: int) -> int:
+        """Leaves at the document's own name."""
+        return min(len(self._own[number]), self.options.positives) + self.options.negatives
+
+    # ---- roots and leaves
+
+    def root_fields(self, numbers: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
+        """root_ids, root_segments and root_positions of these documents in a row, and where each begins."""
+        ids, segments, positions = np.zeros((3, self.options.roots), np.int64)
+        begins, at = [], 0
+        for segment, number in enumerate(numbers, 1):
+            length = self._length(number)
+            ids[at : at + length] = self.encoded.documents[number][:length]
+            segments[at : at + length] = segment
+            positions[at : at + length] = np.arange(length)
+            begins.append(at)
+            at += length
+        return {"root_ids": ids, "root_segments": segments, "root_positions": positions}, begins
+
+    def _placed(self, number: int, begin: int, start: int, length: int) -> tuple[int, int]:
+        """First root and number of roots of an anchor, within what is shown of its document."""
+        shown = self._length(number)
+        start = start if start < shown else 0  # a name longer than the sequence
+        return begin + start, min(length, shown - start)
+
+    def _choose(self, numbers: Sequence[int], begins: Sequence[int], draw: random.Random) -> list[_Leaf]:
+        """Leaves of own names first, as packing made room for them, then of definitions while there is room."""
+        own, inner = [], []
+        for segment, (number, begin) in enumerate(zip(numbers, begins, strict=True), 1):
+            pairs: set[frozenset[int]] = set()  # of this document's leaves
+            for entity, start, length in self.encoded.anchors[number]:
+                place = (segment, *self._placed(number, begin, start, length))
+                if entity == number:
+                    own.append((entity, place, self._own[number], pairs))
+                elif entity in self._leaves_of and start < self._length(number):
+                    inner.append((entity, place, self._leaves_of[entity], pairs))
+        draw.shuffle(own)
+        draw.shuffle(inner)
+        leaves: list[_Leaf] = []
+        for entity, place, triples, pairs in (*own, *inner):
+            if len(leaves) == self.options.leaves:
+                break
+            found = self._of_anchor(entity, place, triples, pairs, draw)
+            leaves += found[: self.options.leaves - len(leaves)]
+        return leaves
+
+    def _of_anchor(self, head: int, place: tuple, triples: list, pairs: set, draw: random.Random) -> list[_Leaf]:
+        """True leaves of one anchor, then wrong ones for some of the same relations."""
+        positives, true, wrong = self.options.positives, [], []
+        tried = draw.sample(triples, min(len(triples), positives + 4))  # some pairs are in the document already
+        for relation, tail in tried:
+            if len(true) < positives and frozenset((head, tail)) not in pairs:
+                pairs.add(frozenset((head, tail)))
+                true.append(_Leaf(*place, head, relation, tail, True))
+        for _ in range(self.options.negatives if true else 0):
+            leaf = draw.choice(true)
+            kind = self.sampler.hard if draw.random() < 0.5 else self.sampler.type_consistent
+            tail = kind(draw, head, leaf.relation, leaf.tail)
+            if tail is not None:
+                wrong.append(leaf._replace(tail=tail, true=False))
+        return true + wrong
+
+    def _leaf_fields(self, leaves: list[_Leaf], draw: random.Random) -> dict[str, np.ndarray]:
+        G, n = self.options.leaves, len(leaves)
+        columns = {
+            "leaf_segments": "segment",
+            "relation_ids": "relation",
+            "head_start": "start",
+            "head_length": "length",
+        }
+        fields = {name: np.zeros(G, np.int64) for name in columns}
+        for name, attribute in columns.items():
+            fields[name][:n] = [getattr(leaf, attribute) for leaf in leaves]
+        true = np.array([place for place, leaf in enumerate(leaves) if leaf.true], np.int64)
+        count = int(len(true) * self.options.leaf_mask_prob + draw.random())
+        masked = true[sorted(draw.sample(range(len(true)), min(count, len(true))))]
+        shown = np.full((G, self.encoded.leaf_ids_EL.shape[1]), PAD, np.int64)
+        shown[:n] = self.encoded.leaf_ids_EL[[leaf.tail for leaf in leaves]]
+        labels = np.full_like(shown, IGNORED)
+        labels[masked] = np.where(shown[masked] == PAD, IGNORED, shown[masked])
+        shown[masked] = MASK
+        truth = np.full(G, IGNORED, np.float32)
+        truth[:n] = [leaf.true for leaf in leaves]
+        truth[masked] = IGNORED
+        fields |= {"leaf_ids": shown, "mnm_labels": labels, "triple_labels": truth}
+        return fields | self._name_fields(leaves, true, masked, draw) if self.options.names else fields
+
+    def _name_fields(self, leaves, true: np.ndarray, masked: np.ndarray, draw: random.Random) -> dict[str, np.ndarray]:
+        """Entities and texts of the true leaves' ends, and wrong tails for the masked ones."""
+        G, C, fields = self.options.leaves, self.encoded.text_ids_EC.shape[1], {}
+        for end in ("head", "tail"):
+            numbers = np.array([getattr(leaves[place], end) for place in true], np.int64)
+            fields[f"{end}_entities"] = np.full(G, -1, np.int64)
+            fields[f"{end}_text_ids"] = np.full((G, C), PAD, np.int64)
+            fields[f"{end}_entities"][true] = numbers
+            fields[f"{end}_text_ids"][true] = self.encoded.text_ids_EC[numbers]
+        kinds = [self.sampler.type_consistent] * self.options.type_consistent_negatives
+        kinds += [self.sampler.hard] * self.options.hard_negatives
+        if not kinds:
+            return fields
+        fields["negative_text_ids"] = np.full((G, len(kinds), C), PAD, np.int64)
+        for place in masked.tolist():
+            for column, kind in enumerate(kinds):
+                tail = kind(draw, leaves[place].head, leaves[place].relation, leaves[place].tail)
+                if tail is not None:
+                    fields["negative_text_ids"][place, column] = self.encoded.text_ids_EC[tail]
+        return fields
+
+    def _numbered(self, triples: Iterable[tuple[str, str, str]]) -> list[tuple[int, int, int]]:
+        """Triples in numbers, each in the direction of the ontology's table, sorted, none twice."""
+        number, relations, found = self.encoded.number, self.relations, set()
+        for head, relation, tail in triples:
+            for end in (head, tail):
+                if end not in number or self.encoded.entities[number[end]].status == UNRESOLVED:
+                    raise ValueError(
+                        f"triples: {end!r} ({relation}) is no entity, or unresolved; give those of a split"
+                    )
+            one, ends = relations.id(relation), (number[head], number[tail])
+            is_forward = one <= relations.forward
+            found.add((ends[0], one, ends[1]) if is_forward else (ends[1], relations.inverse(one), ends[0]))
+        return sorted(found)
+
+
+def stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """Each field of the examples with a batch axis before its own."""
+    return {name: torch.from_numpy(np.stack([example[name] for example in examples])) for name in examples[0]}
+
+
+class LeafyChainCollator:
+    """Stacks examples into a batch, and adds known_BGX [B, G, B G]: in-batch tail x is also true for this leaf's head and relation."""
+
+    def __init__(self, chains: LeafyChains):
+        self._known = chains.known
+
+    def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        batch = stacked(examples)
+        if "tail_entities" in batch:
+            batch["known_BGX"] = self._known_tails(
+                *(batch[f] for f in ("head_entities", "relation_ids", "tail_entities"))
+            )
+        return batch
+
+    def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
+        heads, relations, tails = (values.flatten().tolist() for values in (heads_BG, relations_BG, tails_BG))
+        places: dict[int, list[int]] = defaultdict(list)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                places[tail].append(x)
+        known_XX = np.zeros((len(tails), len(tails)), dtype=bool)
+        for x, tail in enumerate(tails):
+            if tail >= 0:
+                for other in places.keys() & self._known.of(heads[x], relations[x]):
+                    known_XX[x, places[other]] = True
+                known_XX[x, x] = False
+        return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
+
+
+# ---- short sequences first
+
+
+def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
+    """Optimizer steps in each phase of a run, from the step, or below 1 the share of the run, that each begins with."""
+    begins = [round(begin * steps if begin < 1 else begin) for begin in begins]
+    ends = (*begins[1:], max(steps, begins[-1]))
+    return tuple(max(0, min(end, steps) - min(begin, steps)) for begin, end in zip(begins, ends, strict=True))
+
+
+class CurriculumChains(torch.utils.data.Dataset):
+    """All sequences of a run of `steps`, in order: those of the first length, then those of the next; no batch has two lengths.
+
+    begins, roots: optimizer step, or share of the run, that each phase begins with, and S in it.
+    examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
+    """
+
+    def __init__(
+        self, chains: LeafyChains, begins: Sequence[float], roots: Sequence[int], *, steps: int, examples_per_step: int
+    ):
+        self.counts = [count * examples_per_step for count in phase_steps(begins, steps)]
+        by_roots = {each: chains.with_roots(each) for each in set(roots)}
+        self.phases = [by_roots[each] for each in roots]
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        phase = 0
+        while index >= self.counts[phase]:
+            index -= self.counts[phase]
+            phase += 1
+        return self.phases[phase][index]

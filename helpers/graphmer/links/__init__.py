@@ -1,1 +1,0 @@
-"""Link prediction: scorers, filtered ranks, baselines and tasks."""

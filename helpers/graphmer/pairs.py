@@ -1,0 +1,193 @@
+"""Pairs that a code search learns from: the first sentence of a docstring, and the definition without that docstring.
+
+definitions(folder)            functions, methods and classes of a folder of Python sources; nothing is imported
+pairs(folders)                 a datasets.Dataset of question, code and package
+in_batches(rows, ...)          the rows of a run in the order in which they are trained on
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+import sysconfig
+import textwrap
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from datasets import Dataset
+
+LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
+MOST_BYTES = 1_000_000  # of a source file
+LEAST_HELD_OUT = 40  # pairs of a package that is held out
+TESTS = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "conftest"})
+FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "lib2to3", "pydoc_data"})
+FOREIGN |= {"_vendor", "_vendored", "vendored"}
+STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
+_PARAGRAPH, _SENTENCE = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.!?])\s")
+
+
+class Definition(NamedTuple):
+    """A function, method or class; `code` is its source without the docstring, of a class without its methods' bodies."""
+
+    name: str  # qualified
+    kind: str  # function, method or class
+    path: str
+    line: int
+    code: str
+    sentence: str  # the first one of the docstring, "" without one
+
+    @property
+    def text(self) -> str:
+        """What is searched: the qualified name and the source."""
+        return f"{self.name}\n{self.code}"
+
+
+def definitions(folder: str | Path, *, tests: bool = False) -> list[Definition]:
+    """Every definition of the Python sources below a folder, by path and line; those of tests only with `tests`.
+
+    Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
+    """
+    root = Path(folder).expanduser().resolve()
+    return [one for path in _files(root, tests) for one in _of_file(path, root)]
+
+
+def _files(root: Path, tests: bool) -> list[Path]:
+    def left_out(parts: tuple[str, ...]) -> bool:
+        if not FOREIGN.isdisjoint(parts) or any(part.startswith(".") for part in parts):
+            return True
+        return not tests and any(part in TESTS or part.startswith("test_") for part in parts)
+
+    return [path for path in sorted(root.rglob("*.py")) if not left_out(path.relative_to(root).with_suffix("").parts)]
+
+
+def _of_file(path: Path, root: Path) -> list[Definition]:
+    try:
+        content = path.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            tree = ast.parse(content) if len(content) <= MOST_BYTES else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    package = () if root == STANDARD_LIBRARY else (root.name,)
+    module = ".".join((*package, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+    lines = content.decode("utf-8", errors="replace").splitlines()
+    return list(_inside(tree, module, path.relative_to(root).as_posix(), lines, in_class=False))
+
+
+def _inside(node: ast.AST, owner: str, path: str, lines: list[str], in_class: bool) -> Iterator[Definition]:
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            is_class, name = isinstance(child, ast.ClassDef), f"{owner}.{child.name}"
+            kind = "class" if is_class else "method" if in_class else "function"
+            code = _without_docstring(child, lines)
+            yield Definition(name, kind, path, child.lineno, code, first_sentence(ast.get_docstring(child) or ""))
+            if is_class:
+                yield from _inside(child, name, path, lines, in_class=True)
+
+
+def _without_docstring(node: ast.AST, lines: list[str]) -> str:
+    """Source lines without those of the docstring; of a class the lines between its methods' bodies."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    left_out: set[int] = set()
+    if ast.get_docstring(node, clean=False) is not None:
+        left_out |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1)) - {node.lineno}
+    if isinstance(node, ast.ClassDef):
+        for child in node.body:
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                left_out |= set(range(child.body[0].lineno, child.end_lineno + 1)) - {child.lineno}
+    kept = [lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in left_out]
+    return textwrap.dedent("\n".join(kept))
+
+
+def first_sentence(docstring: str) -> str:
+    """The first sentence of the first paragraph, on one line."""
+    paragraph = " ".join(_PARAGRAPH.split(docstring.strip(), maxsplit=1)[0].split())
+    return _SENTENCE.split(paragraph, maxsplit=1)[0]
+
+
+def asks(sentence: str) -> bool:
+    """Whether a first sentence can be a question: words, and neither a doctest nor a table of fields."""
+    return LEAST_WORDS <= len(sentence.split()) <= MOST_WORDS and not sentence.startswith((">>>", ":", "@", ".."))
+
+
+def installed_packages() -> list[Path]:
+    """The standard library of the running Python, and the folders of the packages beside it."""
+    site = Path(sysconfig.get_paths()["purelib"])
+    return [STANDARD_LIBRARY, *sorted(path.parent for path in site.glob("*/__init__.py"))]
+
+
+def pairs(folders: Sequence[str | Path], *, most: int = 300, total: int = 0, seed: int = 0) -> Dataset:
+    """question, code and package of documented definitions of these folders, each folder a package.
+
+    most: pairs of one package. Its files are read in an order drawn with `seed`, until there are so many. A question or a code
+        that was there before is passed over.
+    total: pairs after which no further package is read; 0 reads all. The first folder is read first, the others in a drawn order.
+    """
+    rows, seen, draw = [], set(), random.Random(seed)
+    others = draw.sample(folders[1:], len(folders) - 1) if total else folders[1:]
+    for folder in (*folders[:1], *others):
+        if total and len(rows) >= total:
+            break
+        root, taken = Path(folder).expanduser().resolve(), []
+        files = _files(root, tests=False)
+        draw.shuffle(files)
+        for path in files:
+            for one in _of_file(path, root):
+                if asks(one.sentence) and one.sentence not in seen and one.code not in seen:
+                    seen |= {one.sentence, one.code}
+                    taken.append({"question": one.sentence, "code": one.text, "package": root.name})
+            if len(taken) >= most:
+                break
+        rows += taken[:most]
+    return Dataset.from_list(rows)
+
+
+def held_out_packages(rows: Dataset, count: int, *, most: int = 100, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """Pairs of all but `count` drawn packages, and at most `most` pairs of each of these; the first package stays in training.
+
+    Raises ValueError for too few packages.
+    """
+    sizes = Counter(rows["package"])
+    enough = [name for name in sizes if sizes[name] >= LEAST_HELD_OUT and name != rows[0]["package"]]
+    if len(enough) <= count:
+        raise ValueError(
+            f"count={count}: only {len(enough)} packages have {LEAST_HELD_OUT} pairs; install some, or hold out fewer"
+        )
+    chosen = set(random.Random(seed).sample(enough, count))
+    places = defaultdict(list)
+    for place, name in enumerate(rows["package"]):
+        places[name].append(place)
+    kept = [place for name in places if name not in chosen for place in places[name]]
+    held_out = [place for name in places if name in chosen for place in places[name][:most]]
+    return rows.select(kept), rows.select(held_out)
+
+
+def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int, one_package: bool = True) -> Dataset:
+    """`steps` batches in a row: question and code, in the order in which a run is trained on them.
+
+    one_package: all pairs of a batch are of one package, drawn by how many pairs it has: what else the batch holds, and what the
+        loss takes for wrong answers, are then functions that a search has to tell apart. Packages too small for a batch fill
+        batches together.
+
+    Raises ValueError: fewer pairs than a batch has.
+    """
+    if len(rows) < batch_size:
+        raise ValueError(f"batch_size={batch_size}: there are only {len(rows)} pairs; add packages, or lower it")
+    draw, groups = random.Random(seed), defaultdict(list)
+    for place, package in enumerate(rows["package"]):
+        groups[package if one_package else ""].append(place)
+    small = [place for name in [*groups] if len(groups[name]) < batch_size for place in groups.pop(name)]
+    if len(small) >= batch_size:
+        groups["small packages"] = small
+    names, waiting, order = list(groups), {}, []
+    weights = [len(groups[name]) for name in names]
+    for _ in range(steps):
+        name = draw.choices(names, weights)[0]
+        if len(waiting.get(name, ())) < batch_size:
+            waiting[name] = draw.sample(groups[name], len(groups[name]))
+        order += [waiting[name].pop() for _ in range(batch_size)]
+    return rows.select(order).select_columns(["question", "code"])

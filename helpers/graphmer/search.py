@@ -1,0 +1,159 @@
+"""Functions, methods and classes of a repository, found by a question in words.
+
+BM25 over names and over sources, by words of identifiers and of prose, fused with the cosine of a sentence encoder where one is
+given. The encoder is any SentenceTransformer; `search_training.py` tunes one on docstrings.
+
+# Q questions · N definitions · D embedding
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from helpers.graphmer.graph.extraction import cached_graph
+from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.text import Documents
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+KINDS = ("function", "method", "test", "class", "interface", "exception", "enum")
+CODE_TOKENS = 64  # of a definition that the encoder reads: its name, its signature and the first lines
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+ENDING = re.compile(r"(?<=\w{3})(?:at)?(?:ions?|ings?|ors?|ers?|ed|es|ly|s|e)$")
+# Weights of the z-scores, chosen on the development packages of benchmarks/code_search.py.
+NAME_WEIGHT, DENSE_WEIGHT = 1.0, 3.0
+
+
+class Found(NamedTuple):
+    name: str
+    kind: str
+    score: float
+    defined: str  # file:line
+
+
+def words(text: str) -> list[str]:
+    """Words of identifiers and of prose, in lower case, without common endings: `parseHTTPHeaders` is pars, http, head."""
+    return [ENDING.sub("", word.lower()) for word in WORD.findall(text)]
+
+
+class Bm25:
+    """Okapi BM25 (k1 = 1.2, b = 0.75) by the package bm25s."""
+
+    def __init__(self, texts: Sequence[str]):
+        import bm25s
+
+        self._count, self._index = len(texts), bm25s.BM25(k1=1.2, b=0.75)
+        tokens = [words(text) for text in texts]
+        self._known = set().union(*tokens)
+        if self._known:
+            self._index.index(tokens, show_progress=False)
+
+    def scores(self, question: str) -> np.ndarray:
+        """float32 [N]; a word that the question repeats counts once."""
+        asked = [word for word in dict.fromkeys(words(question)) if word in self._known]
+        return self._index.get_scores(asked) if asked else np.zeros(self._count, np.float32)
+
+
+def standardised(scores_N: np.ndarray) -> np.ndarray:
+    """Mean 0 and standard deviation 1 over the definitions; 0 where all are equal."""
+    deviation = scores_N.std()
+    return (scores_N - scores_N.mean()) / deviation if deviation > 0 else np.zeros_like(scores_N)
+
+
+def embedded(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
+    """Unit vectors [N, D] of the first `CODE_TOKENS` tokens of each text."""
+    model.max_seq_length = min(CODE_TOKENS, model.max_seq_length or CODE_TOKENS)
+    return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)
+
+
+class CodeSearch:
+    """Definitions to be found, by name and by text.
+
+    texts: of each definition, its source.
+    model: without one the ranking is by BM25 alone.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        texts: Sequence[str],
+        model: SentenceTransformer | None = None,
+        vectors_ND: np.ndarray | None = None,
+    ):
+        self.by_name, self.by_text = Bm25(names), Bm25(texts)
+        self.model = model
+        self.vectors_ND = embedded(model, texts) if vectors_ND is None and model is not None else vectors_ND
+
+    def scores(self, question: str) -> np.ndarray:
+        """[N]: the z-scores of both BM25 and of the cosine, weighed and added up."""
+        lexical_N = standardised(self.by_text.scores(question)) + NAME_WEIGHT * standardised(
+            self.by_name.scores(question)
+        )
+        if self.model is None:
+            return lexical_N
+        question_D = embedded(self.model, [question])[0]
+        return lexical_N + DENSE_WEIGHT * standardised(self.vectors_ND @ question_D)
+
+
+def search(
+    repository: str | Path,
+    question: str,
+    *,
+    model: SentenceTransformer | str | Path | None = None,
+    most: int = 5,
+    cache: str | Path | None = None,
+) -> list[Found]:
+    """The definitions of a repository in Python or Java that fit a question best, at most `most`.
+
+    model: a SentenceTransformer, or the folder of a saved one such as `search_model` in the output folder of a run.
+
+    Raises what `load_graph` does, and ValueError: a question without words, a repository without definitions.
+    """
+    if not words(question):
+        raise ValueError(f"question={question!r}: has no word to search for; ask in words")
+    graph = cached_graph(repository, cache)
+    documents = Documents.read(graph, repository)
+    found = [one for one in graph.entities.values() if one.type in KINDS and one.status == DEFINED and one.line]
+    if not found:
+        raise ValueError(f"repository={str(repository)!r}: defines no function and no class")
+    texts = [documents.text(one.id) for one in found]
+    if isinstance(model, str | Path):
+        model = _loaded(model)
+    vectors_ND = None if model is None else _kept_vectors(model, texts, cache)
+    scores_N = CodeSearch([one.id for one in found], texts, model, vectors_ND).scores(question)
+    best = np.argsort(-scores_N, kind="stable")[:most].tolist()
+    return [Found(found[n].id, found[n].type, float(scores_N[n]), graph.place(found[n])) for n in best]
+
+
+def _loaded(folder: str | Path) -> SentenceTransformer:
+    from sentence_transformers import SentenceTransformer
+
+    path = Path(folder).expanduser()
+    if not (path / "modules.json").is_file():
+        raise FileNotFoundError(f"model={str(folder)!r}: no saved SentenceTransformer; give `search_model` of a run")
+    return SentenceTransformer(str(path), device="cpu", local_files_only=True)
+
+
+def _kept_vectors(model: SentenceTransformer, texts: Sequence[str], cache: str | Path | None) -> np.ndarray:
+    """Vectors of these texts by this model, kept beside the graphs: a second question costs no encoding."""
+    digest = hashlib.sha256("\0".join(texts).encode())
+    for name, weight in model.state_dict().items():
+        digest.update(name.encode() + weight.detach().cpu().numpy().tobytes())
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphmer"
+    path = (home if cache is None else Path(cache).expanduser()) / f"{digest.hexdigest()[:32]}.npy"
+    if path.is_file():
+        return np.load(path, allow_pickle=False)
+    vectors_ND = embedded(model, texts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.npy")
+    np.save(unfinished, vectors_ND)
+    unfinished.replace(path)
+    return vectors_ND

@@ -1,0 +1,204 @@
+"""Text of a graph's entities, and its tokens: byte-level BPE that is cut at the boundaries inside identifiers.
+
+# V vocabulary
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import importlib.util
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from helpers.graphmer.graph.knowledge_graph import DEFINED, TRIPLES, Entity, KnowledgeGraph
+from helpers.graphmer.graph.sources import standard_library
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("[PAD]", "[MASK]", "[SEP]")
+PAD, MASK, SEP = range(3)  # their ids
+LONGEST_TOKEN = 20  # bytes; rulers of dashes would else be entries of their own
+NAMES_ONLY = frozenset({"parameter", "variable", "field"})  # their lines are part of what they belong to
+ANNOTATED = 3  # lines in which the name of a definition is looked for: in Java annotations stand before it
+
+# A newline · the indentation of a line · a word of an identifier with the underscores before it: `HTTPServer2` is HTTP, Server, 2 and
+# `__read_only` is __read, _only · underscores at the end · anything else. ` name` and `.name` hold the same token.
+_WORD = r"_*(?:\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{M}]+|\p{Lu}+|\p{N}{1,3})"
+_PIECES = rf"\n|^[ \t]+|{_WORD}|_+|[^\n_\p{{L}}\p{{M}}\p{{N}}]+"
+
+
+# ---- documents
+
+
+class Anchor(NamedTuple):
+    """Where an entity is named in a document, as characters of its text."""
+
+    entity: str
+    start: int
+    end: int
+
+
+def shown_name(entity_id: str) -> str:
+    """`a.f.g` of `a.f.<locals>.g`: what is inside a function is owned by it."""
+    return entity_id.replace(".<locals>", "")
+
+
+def entity_text(entity: Entity) -> str:
+    """What an entity is without its source: `method json.encoder.JSONEncoder.default`."""
+    return f"{entity.type} {shown_name(entity.id)}"
+
+
+def leaf_text(entity: Entity) -> str:
+    """The name of an entity as a tail: its last two parts, `JSONEncoder.default`."""
+    return ".".join(shown_name(entity.id).rpartition("/")[2].split(".")[-2:])
+
+
+class Documents:
+    """The text of every entity of a graph: its name, and the source lines that define it where there are some."""
+
+    def __init__(self, graph: KnowledgeGraph, sources: dict[str, str]):
+        """sources: text of each module; lines end in \\n."""
+        self.graph, self._sources = graph, sources
+        self._split: dict[str, list[str]] = {}  # of a module: its lines
+        self._inside: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # of a module: line, end_line, entity
+        for entity in graph.entities.values():
+            if entity.line and entity.status == DEFINED and entity.module in sources:
+                self._inside[entity.module].append((entity.line, entity.end_line, entity.id))
+        for found in self._inside.values():
+            found.sort()
+
+    @classmethod
+    def read(cls, graph: KnowledgeGraph, data_source: str | Path | None = None) -> Documents:
+        """Documents of the sources that the graph was built from; a written graph has none, and every document is a name.
+
+        data_source: what `load_graph` was given. Raises FileNotFoundError (a source is not there), ValueError (one has changed).
+        """
+        folder = standard_library() if data_source == "sample" else Path(data_source or "").expanduser().resolve()
+        if data_source is None or (folder / TRIPLES).is_file():
+            return cls(graph, {})
+        files = graph.manifest.get("files", ())
+        return cls(graph, {file["module"]: _text(folder / file["path"], file) for file in files})
+
+    def sources(self, modules: Collection[str] | None = None) -> Iterator[str]:
+        """Whole texts of all modules, or of these."""
+        return (text for module, text in self._sources.items() if modules is None or module in modules)
+
+    def has_source(self, entity_id: str) -> bool:
+        """Whether the document is more than a name."""
+        entity = self.graph.entities[entity_id]
+        there = entity.line and entity.status == DEFINED and entity.module in self._sources
+        return bool(there) and entity.type not in NAMES_ONLY
+
+    def text(self, entity_id: str) -> str:
+        """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
+        if not self.has_source(entity_id):
+            return shown_name(entity_id)
+        entity = self.graph.entities[entity_id]
+        lines = self._split.setdefault(entity.module, self._sources[entity.module].split("\n"))
+        source = "\n".join(lines[entity.line - 1 : max(entity.line, entity.end_line)])
+        if indentation := len(source) - len(source.lstrip(" \t")):
+            source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
+        return f"{shown_name(entity_id)}\n{source}"
+
+    def anchors(self, entity_id: str, text: str) -> list[Anchor]:
+        """Where `text`, the document or its beginning, names entities: its own name, then each definition that it shows."""
+        own, name_end = self.graph.entities[entity_id], len(shown_name(entity_id))
+        found = [Anchor(entity_id, 0, min(name_end, len(text)))]
+        if not self.has_source(entity_id):
+            return found
+        starts = [match.end() for match in re.finditer("\n", text)]
+        inside, taken = self._inside[own.module], set()
+        for line, end_line, inner in inside[bisect.bisect_left(inside, (own.line,)) :]:
+            first = line - own.line
+            if first >= len(starts):
+                break
+            if end_line > own.end_line or inner == entity_id or entity_id.startswith(inner):
+                continue
+            last = first + (1 if end_line == line else ANNOTATED)
+            end = starts[last] if last < len(starts) else len(text)
+            name = self.graph.entities[inner].name
+            for match in re.compile(rf"\b{re.escape(name)}\b").finditer(text, starts[first], end):
+                if match.start() not in taken:
+                    taken.add(match.start())
+                    found.append(Anchor(inner, *match.span()))
+                    break
+        return found
+
+
+def _text(path: Path, file: dict) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path)!r}: no such file; give the folder that the graph was built from")
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != file["sha256"]:
+        raise ValueError(f"{file['path']}: changed since the graph was built; build the graph again")
+    if file["language"] == "python":
+        return importlib.util.decode_source(content)  # by its coding line, as the interpreter does
+    return content.decode("utf-8", errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+# ---- tokens
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of at most `vocab_size` entries, the same for the same texts; [PAD], [MASK], [SEP] are 0, 1, 2.
+
+    No token crosses a boundary of identifier, camelCase or snake_case word, number, line or indentation. Decoding gives the text
+    back. Raises ValueError where there is no text.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=LONGEST_TOKEN,
+        show_progress=False,
+    )
+    texts = filter(None, texts)
+    if (first := next(texts, None)) is None:
+        raise ValueError("texts: none to train a tokenizer on; give the sources of the graph")
+    backend.train_from_iterator(chain([first], texts), trainer)
+    pad, mask, sep = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        mask_token=mask,
+        sep_token=sep,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # a source that spells out [MASK] is the text it is
+    )
+
+
+def encodings(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[Encoding]:
+    """Tokens of each text and the characters that they stand for; none is added, cut or padded."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True
+    return backend.encode_batch(list(texts), add_special_tokens=False)
+
+
+def identifier_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Which tokens are part of an identifier or number, bool [V]; neighbours of this kind are of one identifier."""
+    words_V = np.zeros(len(tokenizer), dtype=bool)
+    for token, index in tokenizer.get_vocab().items():
+        # The alphabet writes the bytes 0-32 and 127 as the characters 256-289, other ASCII as itself; above are letters.
+        first = token[0]
+        is_other = first.isascii() and not (first.isalnum() or first == "_")
+        words_V[index] = index >= len(SPECIAL_TOKENS) and not is_other and not 256 <= ord(first) <= 289
+    return words_V

@@ -1,1 +1,0 @@
-"""From a graph and its sources to sequences of tokens: leafy chains, masked and with wrong tails."""

@@ -1,0 +1,369 @@
+"""Batches of leafy chains, read back and held against the graph, the documents and slow loops."""
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from helpers.graphmer.chains import (
+    ChainOptions,
+    CurriculumChains,
+    EncodedDocuments,
+    LeafyChainCollator,
+    LeafyChains,
+    Relations,
+    mask_roots,
+    mask_slots,
+    phase_steps,
+)
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
+from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.splits import split_by_module
+from helpers.graphmer.text import MASK, PAD, SEP, Documents, encodings, entity_text, train_tokenizer
+
+from .batches import library
+
+pytestmark = pytest.mark.once
+
+ROOTS, LEAVES, NOTHING = 96, 12, -100
+RELATIONS = Relations(read_ontology())
+OPTIONS = ChainOptions(
+    roots=ROOTS,
+    leaves=LEAVES,
+    mask_prob=0.15,
+    span_mask_identifiers=True,
+    leaf_mask_prob=0.2,
+    positives=2,
+    negatives=2,
+    type_consistent_negatives=2,
+    hard_negatives=2,
+    pack=True,
+    names=True,
+)
+
+
+class World:
+    """A small library with everything made of it once."""
+
+    def __init__(self, folder):
+        self.graph = load_graph(library(folder))
+        self.documents = Documents.read(self.graph, folder)
+        self.tokenizer = train_tokenizer(self.documents.sources(), 2000)
+        self.encoded = EncodedDocuments(self.documents, self.tokenizer, roots=ROOTS, leaf_tokens=7, entity_tokens=32)
+        self.splits = split_by_module(self.graph, seed=0, unit="module")
+        self.held_out = (*self.splits.validation, *self.splits.test)
+
+    def chains(self, triples=None, seed=0, **options):
+        given = (self.encoded, RELATIONS, replace(OPTIONS, **options))
+        return LeafyChains(self.splits.train if triples is None else triples, *given, known=self.held_out, seed=seed)
+
+    def text(self, ids) -> str:
+        return self.tokenizer.decode([one for one in ids if one > SEP])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="module")
+def chains(world):
+    return world.chains()
+
+
+def whole_epoch(chains):
+    return LeafyChainCollator(chains)([chains[index] for index in range(len(chains))])
+
+
+@pytest.fixture(scope="module")
+def epoch(chains):
+    """Every sequence of epoch 0 in one batch."""
+    return whole_epoch(chains)
+
+
+def directed(world, triples):
+    """(head, relation id, tail) in numbers, both directions."""
+    number, found = world.encoded.number, set()
+    for head, relation, tail in triples:
+        one = RELATIONS.id(relation)
+        found |= {(number[head], one, number[tail]), (number[tail], RELATIONS.inverse(one), number[head])}
+    return found
+
+
+def leaves_of(batch):
+    """(row, leaf) of every leaf there is."""
+    return batch["leaf_segments"].nonzero().tolist()
+
+
+def document_of(chains, row, segment):
+    order = np.random.default_rng([chains.seed, 0]).permutation(len(chains))
+    return chains._sequences[order[row]][segment - 1]
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# ---- sequences
+
+
+def test_an_example_depends_on_seed_and_index_alone_and_every_epoch_has_its_own(world, chains):
+    again, many = world.chains(), len(chains)
+    for index in (5, 0, 2 * many + 7):
+        assert equal(again[index], chains[index])
+    assert not equal(chains[5], chains[5 + many])
+    assert not equal(chains[5], world.chains(seed=1)[5])
+
+
+def test_workers_give_the_same_batches_in_the_same_order(chains):
+    def batches(workers):
+        part = Subset(chains, range(24, 0, -1))
+        return list(DataLoader(part, batch_size=8, collate_fn=LeafyChainCollator(chains), num_workers=workers))
+
+    for one, other in zip(batches(0), batches(2), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_document_is_in_each_epoch_once_and_its_segment_holds_its_tokens(world, chains, epoch):
+    seen = Counter()
+    for row in range(len(chains)):
+        segments, ids = epoch["root_segments"][row].numpy(), epoch["root_ids"][row].numpy().copy()
+        asked = epoch["mlm_labels"][row] != NOTHING
+        ids[epoch["mlm_positions"][row][asked]] = epoch["mlm_labels"][row][asked]
+        for segment in range(1, segments.max() + 1):
+            number, here = document_of(chains, row, segment), segments == segment
+            np.testing.assert_array_equal(ids[here], world.encoded.documents[number])
+            np.testing.assert_array_equal(epoch["root_positions"][row][here], np.arange(here.sum()))
+            seen[number] += 1
+        assert not ids[np.count_nonzero(segments) :].any()
+    ends = {world.encoded.number[end] for triple in world.splits.train for end in (triple.head, triple.tail)}
+    assert seen == Counter(dict.fromkeys(ends, 1))
+
+
+def test_packing_fills_sequences_and_can_be_turned_off(world, chains):
+    alone = world.chains(pack=False)
+    assert len(alone) > 2 * len(chains)
+    assert all(alone[index]["root_segments"].max() == 1 for index in range(0, len(alone), 50))
+    for row in chains._sequences:
+        assert sum(map(chains._length, row)) <= ROOTS
+        assert sum(map(chains._need, row)) <= LEAVES
+    roots, leaves = chains.fill()
+    assert 0.5 < max(roots, leaves) <= 1
+
+
+# ---- leaves
+
+
+def test_leaves_are_true_triples_of_training_or_wrong_ones_of_no_part(world, epoch):
+    trained, counts = directed(world, world.splits.train), Counter()
+    looks = {row.tobytes() for row in world.encoded.leaf_ids_EL}
+    for row, leaf in leaves_of(epoch):
+        label, relation = epoch["triple_labels"][row, leaf].item(), epoch["relation_ids"][row, leaf].item()
+        head, tail = (epoch[f"{end}_entities"][row, leaf].item() for end in ("head", "tail"))
+        shown = epoch["leaf_ids"][row, leaf].numpy().tobytes()
+        counts[label] += 1
+        if label == 0:
+            assert (head, tail) == (-1, -1) and shown in looks
+        else:
+            assert (head, relation, tail) in trained
+        if label == 1:
+            assert shown == world.encoded.leaf_ids_EL[tail].tobytes()
+    assert counts[0] > 500 and counts[1] > 500 and counts[NOTHING] > 100
+
+
+def test_wrong_tails_are_of_an_admitted_type_and_hard_ones_are_near_the_right_one(world, chains):
+    entities, encoded, draw = world.encoded.entities, world.encoded, random.Random(0)
+    true_looks, near = defaultdict(set), {"hard": Counter(), "type_consistent": Counter()}
+    for head, relation, tail in directed(world, (*world.splits.train, *world.held_out)):
+        true_looks[head, relation].add(encoded.leaf_ids_EL[tail].tobytes())
+    for head, relation, tail in sorted(directed(world, world.splits.train))[::3]:
+        for kind, counted in near.items():
+            wrong = getattr(chains.sampler, kind)(draw, head, relation, tail)
+            if wrong is not None:
+                assert entities[wrong].type in RELATIONS.tail_types(relation)
+                assert entities[wrong].status != UNRESOLVED
+                assert encoded.leaf_ids_EL[wrong].tobytes() not in true_looks[head, relation]
+                counted[entities[wrong].module == entities[tail].module] += 1
+    assert (
+        near["hard"][True] / near["hard"].total() > 2 * near["type_consistent"][True] / near["type_consistent"].total()
+    )
+
+
+def test_masked_leaves_show_nothing_and_labels_are_their_tokens(world, epoch):
+    masked = (epoch["mnm_labels"] != NOTHING).any(-1)
+    for row, leaf in leaves_of(epoch):
+        if masked[row, leaf]:
+            assert (epoch["leaf_ids"][row, leaf] == MASK).all() and epoch["triple_labels"][row, leaf] == NOTHING
+            expected = world.encoded.leaf_ids_EL[epoch["tail_entities"][row, leaf]]
+            labels = epoch["mnm_labels"][row, leaf].numpy()
+            np.testing.assert_array_equal(labels, np.where(expected == PAD, NOTHING, expected))
+        else:
+            assert (epoch["leaf_ids"][row, leaf] != MASK).all() and epoch["triple_labels"][row, leaf] in (0, 1)
+            assert not epoch["negative_text_ids"][row, leaf].any()
+    empty = epoch["leaf_segments"] == 0
+    for name in ("leaf_ids", "relation_ids", "head_start", "head_length", "tail_text_ids"):
+        assert not epoch[name][empty].any(), name
+
+
+def test_no_pair_of_entities_is_in_two_leaves_of_a_document(epoch):
+    seen = set()
+    for row, leaf in leaves_of(epoch):
+        head, tail = (epoch[f"{end}_entities"][row, leaf].item() for end in ("head", "tail"))
+        key = (row, epoch["leaf_segments"][row, leaf].item(), frozenset((head, tail)))
+        assert head < 0 or key not in seen
+        seen.add(key)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_the_share_of_masked_leaves_and_roots_is_the_request(world, share):
+    batch = whole_epoch(world.chains(leaf_mask_prob=share, mask_prob=share, negatives=1))
+    true = (batch["tail_entities"] >= 0).sum().item()
+    assert (batch["mnm_labels"] != NOTHING).any(-1).sum().item() / true == pytest.approx(share, abs=0.015)
+    roots = (batch["root_segments"] > 0).sum().item()
+    assert (batch["mlm_labels"] != NOTHING).sum().item() / roots == pytest.approx(share, abs=0.01)
+
+
+def test_leaves_hang_at_the_name_of_their_head(world, chains, epoch):
+    places = Counter()
+    for row, leaf in leaves_of(epoch):
+        segment = epoch["leaf_segments"][row, leaf].item()
+        number = document_of(chains, row, segment)
+        start = epoch["head_start"][row, leaf].item() - epoch["root_segments"][row].tolist().index(segment)
+        named, _, length = next(anchor for anchor in world.encoded.anchors[number] if anchor[1] == start)
+        assert epoch["head_length"][row, leaf] == length
+        head = epoch["head_entities"][row, leaf].item()
+        assert head in (-1, named)
+        shown = world.text(world.encoded.documents[number][start : start + length].tolist())
+        name = world.encoded.entities[named].name
+        assert name in shown or name.startswith(shown)
+        inverse = bool(epoch["relation_ids"][row, leaf] > RELATIONS.forward)
+        assert named == number or not inverse  # heads are asked for at the document itself
+        places[named == number, inverse] += 1
+    assert min(places[True, False], places[True, True], places[False, False]) > 20
+
+
+def test_order_of_leaves_does_not_tell_which_are_true(epoch):
+    assert (epoch["triple_labels"][:, :3] == 0).float().mean() > 0.2
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(1, 0), (3, 1)])
+def test_an_anchor_has_at_most_so_many_true_and_wrong_leaves(world, positives, negatives):
+    batch, counts = whole_epoch(world.chains(positives=positives, negatives=negatives)), Counter()
+    for row, leaf in leaves_of(batch):
+        true = batch["tail_entities"][row, leaf].item() >= 0
+        counts[row, batch["head_start"][row, leaf].item(), true] += 1
+    for true, most in ((True, positives), (False, negatives)):
+        assert max((n for key, n in counts.items() if key[2] is true), default=0) == most
+    assert (batch["leaf_segments"] > 0).sum(1).max() <= LEAVES
+
+
+def test_texts_are_of_the_entities_that_they_stand_for(world, epoch):
+    for row, leaf in leaves_of(epoch)[::7]:
+        for end in ("head", "tail"):
+            number = epoch[f"{end}_entities"][row, leaf].item()
+            ids = [one for one in epoch[f"{end}_text_ids"][row, leaf].tolist() if one != PAD]
+            expected = encodings(world.tokenizer, [entity_text(world.encoded.entities[number])])[0].ids[-32:]
+            assert ids == (expected if number >= 0 else [])
+
+
+def test_known_tails_of_the_batch_are_what_a_loop_finds(world, chains):
+    batch = LeafyChainCollator(chains)([chains[index] for index in range(10)])
+    known = directed(world, (*world.splits.train, *world.held_out))
+    fields = ("head_entities", "tail_entities", "relation_ids")
+    heads, tails, relations = (batch[name].flatten().tolist() for name in fields)
+    expected = torch.zeros(len(tails), len(tails), dtype=torch.bool)
+    for x, y in ((x, y) for x in range(len(tails)) for y in range(len(tails)) if x != y):
+        expected[x, y] = tails[x] >= 0 and tails[y] >= 0 and (heads[x], relations[x], tails[y]) in known
+    assert expected.any()
+    assert torch.equal(batch["known_BGX"].view_as(expected), expected)
+
+
+def test_a_query_asks_at_the_documents_own_name_and_hides_nothing_else(world, chains):
+    name, relation = "json.encoder.JSONEncoder.default", RELATIONS.id("calls")
+    number = world.encoded.number[name]
+    batch = chains.queries([number], relation)
+    assert batch["relation_ids"].tolist() == [[relation]] and (batch["leaf_ids"] == MASK).all()
+    np.testing.assert_array_equal(batch["root_ids"][0][batch["root_segments"][0] > 0], world.encoded.documents[number])
+    start, length = batch["head_start"][0, 0], batch["head_length"][0, 0]
+    assert name.endswith(world.text(batch["root_ids"][0, start : start + length].tolist()))
+
+
+# ---- masks
+
+
+def test_identifiers_are_masked_whole_and_80_10_10():
+    identifiers = np.zeros(50, bool)
+    identifiers[10:30] = True
+    draw, fates = np.random.default_rng(0), Counter()
+    for _ in range(200):
+        ids, segments = draw.integers(3, 50, 96), np.repeat([1, 2, 0], 32)
+        options = {"mask_prob": 0.3, "identifiers_V": identifiers, "vocab_size": 50, "generator": draw}
+        hidden, places, labels = mask_roots(ids, segments, **options)
+        chosen = set(places[labels != NOTHING].tolist())
+        assert len(chosen) <= mask_slots(96, 0.3) and max(chosen) < 64
+        for one in chosen:
+            fates["masked" if hidden[one] == MASK else "kept" if hidden[one] == ids[one] else "replaced"] += 1
+            for other in (one - 1, one + 1):
+                together = 0 <= other < 64 and segments[one] == segments[other]
+                if together and identifiers[ids[one]] and identifiers[ids[other]]:
+                    assert other in chosen
+    assert fates["masked"] / fates.total() == pytest.approx(0.8, abs=0.04)
+    assert fates["kept"] / fates.total() == pytest.approx(0.1, abs=0.03)
+
+
+# ---- lengths
+
+
+def test_a_shorter_length_has_the_same_documents_cut(chains):
+    short = chains.with_roots(40)
+    assert short[0]["root_ids"].shape == (40,) and chains[0]["root_ids"].shape == (ROOTS,)
+    assert sorted(n for row in short._sequences for n in row) == sorted(n for row in chains._sequences for n in row)
+    batch = whole_epoch(short)
+    last = batch["head_start"] + batch["head_length"] - 1
+    there = batch["leaf_segments"] > 0
+    assert (batch["root_segments"].gather(1, last.clamp(min=0))[there] == batch["leaf_segments"][there]).all()
+
+
+def test_steps_of_each_stage_of_a_schedule():
+    assert phase_steps((0, 15_000), 20_000) == (15_000, 5_000)
+    assert phase_steps((0, 15_000), 100) == (100, 0)
+    assert phase_steps((0, 0.3), 50_000) == (15_000, 35_000)
+    assert phase_steps((0, 0.5, 0.9), 7) == (4, 2, 1)
+
+
+def test_a_run_goes_through_its_lengths_at_the_steps_of_the_schedule(chains):
+    run = CurriculumChains(chains, (0, 3), (40, ROOTS), steps=5, examples_per_step=4)
+    loader = DataLoader(run, batch_size=2, collate_fn=LeafyChainCollator(chains))
+    assert [batch["root_ids"].shape[1] for batch in loader] == [40] * 6 + [ROOTS] * 4
+    assert equal(run[12], chains[0]) and equal(run[3], chains.with_roots(40)[3])
+    with pytest.raises(IndexError):
+        run[20]
+
+
+# ---- relations, refusals
+
+
+def test_every_relation_has_an_inverse_of_its_own_and_forbids_what_it_does():
+    assert RELATIONS.names[RELATIONS.inverse(RELATIONS.id("contains"))] == "part_of"
+    assert RELATIONS.names[RELATIONS.inverse(RELATIONS.id("raises"))] == "inverse raises"
+    for number in range(1, len(RELATIONS) + 1):
+        assert RELATIONS.inverse(number) != number == RELATIONS.inverse(RELATIONS.inverse(number))
+    names = {RELATIONS.names[number] for number in RELATIONS.properties()["acyclic_relations"]}
+    assert {"contains", "part_of"} <= names and "calls" not in names
+
+
+def test_what_cannot_be_trained_on_is_refused(world):
+    unresolved = next(one for one in world.graph.triples if world.graph.entities[one.tail].status == UNRESOLVED)
+    wrong = {
+        "there are none": [],
+        "is no entity": [("json", "calls", "?.x")],
+        "relation='cals'": [("json", "cals", "json")],
+    }
+    for message, triples in (wrong | {"unresolved": [unresolved]}).items():
+        with pytest.raises(ValueError, match=message):
+            world.chains(triples=triples)

@@ -1,0 +1,169 @@
+"""The YAML of a run: what is wrong has its line and key, and every key has an effect."""
+
+import pytest
+
+from helpers.graphmer.configuration import PROFILES, Configuration, override, paths, read_configuration, to_yaml
+from helpers.graphmer.parameters import FOR_ANY_MACHINE, GraphParameters, changed, profile
+from helpers.graphmer.training import chain_options
+from helpers.graphmer.workload import run_recipe
+from helpers.machine.runtime import detect
+
+from .batches import weight_count
+
+pytestmark = pytest.mark.once
+
+WRONG = {
+    "model:\n  hiden_size: 3\n": "c:2: model.hiden_size: unknown key; did you mean hidden_size?",
+    "run: {seed: 1}\noptimizer:\n  lr: -1\n": "c:3: optimizer.lr=-1: input should be greater than 0",
+    "run:\n  epochs: x\n": "c:2: run.epochs='x': input should be a valid integer",
+    "model:\n  norm: batchnorm\n": "c:2: model.norm='batchnorm': input should be 'rmsnorm' or 'layernorm'",
+    "run: {seed: 1}\nmodel: {}\nrun: {seed: 2}\n": "c:3: run: is there twice; keep one",
+    "run:\n  seed: 1\n  seed: 2\n": "c:3: run.seed: is there twice",
+    "model: {hidden_size: 100}\n": "model.hidden_size=100 with model.num_heads=12: not a multiple",
+    "model: {hgat: {enabled: false}}\n": "model.hgat.relation_bias=True with model.hgat.enabled=False",
+    "run: {mixed_precision: fp16}\nhardware: {device: cpu}\n": "fp16 with loss scaling is for GPUs",
+    "training_data: {max_seq_len: 100}\n": "max_seq_len=100 with 24 leaves of 4 tokens leaves no room for code",
+    "encoding: {max_leaves_per_sequence: 4}\n": "not even one anchor has room; give 8",
+    "model: [\n": "c: not YAML",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items())
+def test_what_is_wrong_is_said_with_its_line_its_key_and_its_value(text, message, tmp_path):
+    path = tmp_path / "c"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        read_configuration(path)
+    assert message in str(caught.value).replace(str(path), "c")
+
+
+def test_all_mistakes_are_said_at_once_by_line():
+    with pytest.raises(ValueError) as caught:
+        read_configuration("model:\n  dropout: 2\nrun:\n  epochs: 0\n")
+    assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == ["configuration:2", "configuration:4"]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_read_as_what_it_prints(name):
+    found = read_configuration(name)
+    assert read_configuration(to_yaml(found)) == found
+
+
+def test_the_published_profile_is_the_document_of_the_project_and_has_140_million_weights():
+    found = read_configuration("published")
+    assert (found.training_data.micro_batch_size, found.optimizer.betas, found.optimizer.eps) == (32, (0.9, 0.98), 1e-8)
+    assert found.stages() == ((0, 512), (15_000, 768))
+    assert found.objectives.mnm.hard_negatives == found.encoding.leaves_per_anchor.negatives == 2
+    config = found.graphmer_config(8192, 30)
+    assert config.weights().keys() == {"mlm", "mnm", "triple", "contrastive", "scoring", "antisymmetry", "acyclicity"}
+    assert 135e6 < weight_count(config) < 145e6
+
+
+BASE = override(
+    read_configuration("published"), FOR_ANY_MACHINE | {"run.mixed_precision": "fp32", "run.max_steps": 20_000}
+)
+OTHER = {  # what a key is changed to where twice its value, or the other truth, cannot be
+    "run.mixed_precision": "bf16",
+    "hardware.device": "cpu",
+    "hardware.tpu_cores": {"hardware.tpu_cores": 8, "hardware.device": "tpu", "hardware.num_workers": 0},
+    "model.dropout": 0.3,
+    "model.positional_encoding": "none",
+    "model.norm": "layernorm",
+    "model.activation": "gelu",
+    "model.hgat.enabled": {"model.hgat.enabled": False, "model.hgat.relation_bias": False},
+    "model.decay_base": 0.3,
+    "optimizer.name": {"optimizer.name": "adafactor", "optimizer.betas": [0.9, 0.98]},
+    "optimizer.betas": [0.8, 0.9],
+    "optimizer.scheduler.name": "linear",
+    "training_data.max_seq_len": {
+        "training_data.max_seq_len": 900,
+        "training_data.short_to_long_curriculum.schedule": [{"steps": 0, "max_seq_len": 900}],
+    },
+    "training_data.short_to_long_curriculum.schedule": [{"steps": 0, "max_seq_len": 768}],
+    "objectives.mlm.mask_prob": 0.3,
+    "encoding.leaves_per_anchor.negatives": 0,
+    "evaluation.held_out": 0.2,
+}
+READ_ELSEWHERE = {  # keys that training reads itself, with what it reads
+    *(
+        "hardware.num_workers",
+        "hardware.device",
+        "hardware.tpu_cores",
+        "optimizer.betas",
+        "optimizer.eps",
+        "optimizer.name",
+    ),
+    *("optimizer.scheduler.name", "run.log_interval", "run.eval_interval_steps", "run.save_interval_steps", "run.seed"),
+    *(
+        "run.deterministic",
+        "run.mixed_precision",
+        "encoding.vocab_size",
+        "evaluation.held_out",
+        "evaluation.max_triples",
+    ),
+    *("evaluation.micro_batch_size", "encoding.entity_tokens"),
+}
+
+
+def effects(of: Configuration) -> list:
+    """What the model, the sequences, the stages and the recipe are made from."""
+    recipe = run_recipe(of, 1000, 8 if of.hardware.tpu_cores else 1)
+    return [of.graphmer_config(8192, 30).to_dict(), chain_options(of), of.stages(), recipe]
+
+
+@pytest.mark.parametrize("path", [path for path in paths(BASE) if path not in READ_ELSEWHERE])
+def test_every_key_changes_the_model_the_sequences_or_the_recipe(path):
+    value = BASE
+    for name in path.split("."):
+        value = getattr(value, name)
+    change = OTHER.get(path, not value if isinstance(value, bool) else value * 2)
+    base = override(BASE, {"run.max_steps": 0}) if path == "run.epochs" else BASE
+    changes = change if isinstance(change, dict) else {path: change}
+    assert effects(override(base, changes)) != effects(base)
+
+
+def test_the_keys_that_training_reads_itself_are_read_in_its_code():
+    """The source of training.py names each of these keys, beside the tests of what it does with them."""
+    from pathlib import Path
+
+    from helpers.graphmer import parameters, training
+
+    code = "".join(Path(module.__file__).read_text() for module in (training, parameters))
+    code += Path("notebooks/source/graphmer_se.py").read_text() if Path("notebooks").is_dir() else ""
+    unread = [path for path in READ_ELSEWHERE if path.rpartition(".")[2] not in code and path != "hardware.tpu_cores"]
+    assert not unread
+
+
+# ---- parameters
+
+
+def test_parameters_change_the_configuration_of_the_machine():
+    machine = detect(use_tpu=False, precision="fp32")
+    params = GraphParameters(
+        changes="model.num_layers=2; optimizer.lr=2e-4", max_steps=7, batch_size=12, base_model="sample"
+    )
+    found = params.configuration(machine)
+    assert profile(machine) in PROFILES
+    assert (found.model.num_layers, found.optimizer.lr, found.run.max_steps) == (2, 2e-4, 7)
+    assert found.batch_size(machine.device_count) == 12
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"changes": "model.hiden_size=3"}, "model.hiden_size: unknown key"),
+        ({"changes": "model.num_layers"}, "is not key=value"),
+        ({"changes": "run.seed=1; run.seed=2"}, "is there twice"),
+        ({"config": "no.yaml"}, "config='no.yaml'"),
+        ({"data_source": "owner/name"}, "data_source='owner/name'"),
+        ({"search_steps": -1}, "search_steps=-1"),
+        ({"base_model": "./nothing"}, "base_model"),
+    ],
+)
+def test_a_wrong_parameter_is_named(given, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        GraphParameters(**given)
+
+
+def test_changes_are_key_and_value():
+    assert changed("a.b=1; c.d = [1, 2] ") == {"a.b": "1", "c.d": "[1, 2]"}

@@ -1,0 +1,533 @@
+"""The GraphMER encoder, held against slow loops over the formulas, shortest paths from scipy, itself elsewhere, and XLA."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import shortest_path
+
+from helpers.graphmer.encoder import (
+    HGAT,
+    Decay,
+    GraphMERConfig,
+    GraphMERForPreTraining,
+    GraphMERModel,
+    alibi,
+    distances,
+    relation_product,
+)
+from helpers.machine import attention
+from tests.elsewhere import answers
+from tests.xla_process import answers_on_xla
+
+from .batches import ALL_TERMS, PAD, L, config, inputs, leafy_batch, perturbed, weight_count
+
+# B batch · S roots · G leaves · L leaf tokens · N tokens · D width · A attention heads
+
+VARIANTS = {
+    "default": {},
+    "no positions, layernorm, gelu": {"positional_encoding": "none", "norm": "layernorm", "activation": "gelu"},
+    "no fusion": {"hgat": False},
+    "no biases of relations": {"relation_attention_bias": False, "hgat_relation_bias": False, "decay_base": 0.9},
+}
+
+
+def encoder(seed: int = 0, **changes) -> GraphMERModel:
+    torch.manual_seed(seed)
+    return perturbed(GraphMERModel(config(**changes))).double()
+
+
+def pretraining_model(seed: int = 0, **changes) -> GraphMERForPreTraining:
+    torch.manual_seed(seed)
+    return GraphMERForPreTraining(config(**{**ALL_TERMS, **changes}))
+
+
+# ---- a slow encoder
+
+
+def graph_distances(batch: dict, b: int) -> torch.Tensor:
+    """Edges between neighbouring roots, a root and each slot of its leaves, and neighbouring slots of a leaf."""
+    S, G = batch["root_ids"].shape[1], batch["leaf_ids"].shape[1]
+    edges = torch.zeros(S + G * L, S + G * L)
+    for i in range(S - 1):
+        edges[i, i + 1] = 1
+    for g in range(G):
+        for s in range(L):
+            edges[int(batch["head_start"][b, g]), S + g * L + s] = 1
+            if s:
+                edges[S + g * L + s - 1, S + g * L + s] = 1
+    return torch.from_numpy(shortest_path(edges.numpy(), directed=False))
+
+
+def slow_norm(module, x):
+    if isinstance(module, torch.nn.LayerNorm):
+        x = x - x.mean()
+        return x / torch.sqrt((x**2).mean() + 1e-6) * module.weight + module.bias
+    return x / torch.sqrt((x**2).mean() + 1e-6) * module.weight
+
+
+def slow_gelu(x):
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def slow_fusion(hgat, leaf, heads, r):
+    rows = []
+    for t in leaf:
+        scores = torch.stack(
+            [hgat.attention[r, 0] @ (hgat.weight[r] @ t) + hgat.attention[r, 1] @ (hgat.weight[r] @ h) for h in heads]
+        )
+        shares = torch.softmax(torch.where(scores > 0, scores, 0.01 * scores), 0)
+        rows.append(t + sum(share * (hgat.weight[r] @ h) for share, h in zip(shares, heads, strict=True)))
+    return torch.stack(rows) if hgat.bias is None else torch.stack(rows) + hgat.bias[r]
+
+
+def slow_row(model: GraphMERModel, batch: dict, b: int) -> list[torch.Tensor]:
+    """State of each token of one row, 0 at padding."""
+    c, row = model.config, {name: tensor[b] for name, tensor in batch.items()}
+    S, G, D, A = len(row["root_ids"]), len(row["leaf_ids"]), c.hidden_size, c.num_attention_heads
+    roots = model.embedding.weight[row["root_ids"]]
+    x = list(roots)
+    segments, places = row["root_segments"].tolist(), row["root_positions"].tolist()
+    leaf_of = [None] * S
+    for g in range(G):
+        start, length = int(row["head_start"][g]), int(row["head_length"][g])
+        leaf = model.embedding.weight[row["leaf_ids"][g]]
+        if c.hgat and length:
+            leaf = slow_fusion(model.hgat, leaf, roots[start : start + length], int(row["relation_ids"][g]) - 1)
+        for s in range(L):
+            x.append(leaf[s] + model.leaf_embedding.weight[s])
+            segments.append(int(row["leaf_segments"][g]) if row["leaf_ids"][g, s] != PAD else 0)
+            places.append(places[start])
+            leaf_of.append(g)
+    distance = graph_distances(batch, b)
+    N, size = len(x), D // A
+
+    def head_of(token: int, root: int) -> int | None:
+        """The relation of a leaf token if that root belongs to its head."""
+        g = leaf_of[token]
+        if g is None or root >= S:
+            return None
+        start, length = int(row["head_start"][g]), int(row["head_length"][g])
+        return int(row["relation_ids"][g]) - 1 if start <= root < start + length else None
+
+    def logit(a, i, j, query, key):
+        exponent = slow_gelu(torch.sqrt(distance[i, j] + 1) - model.decay.offset[a])
+        value = query @ key / math.sqrt(size) * c.decay_base**exponent
+        if c.positional_encoding == "alibi":
+            dear = places[j] > places[i] if a % 2 == 0 else places[j] < places[i]
+            value = value - 2 ** (-8 * (a + 1) / A) * abs(places[i] - places[j]) * (2 if dear else 1)
+        for relation in (head_of(i, j), head_of(j, i)):
+            if c.relation_attention_bias and relation is not None:
+                value = value + model.relation_bias.weight[relation, a]
+        return value
+
+    x = [slow_norm(model.embedding_norm, vector) for vector in x]
+    for layer in model.layers:
+        normal = [slow_norm(layer.attention_norm, vector) for vector in x]
+        inward = [(layer.attention.inward.weight @ vector).view(3, A, size) for vector in normal]
+        queries, keys, values = ([[part[kind, a] for part in inward] for a in range(A)] for kind in range(3))
+        for i in range(N):
+            seen = [j for j in range(N) if segments[j] == segments[i] > 0]
+            if not seen:
+                continue
+            mixed = []
+            for a in range(A):
+                scores = torch.stack([logit(a, i, j, queries[a][i], keys[a][j]) for j in seen])
+                mixed.append(torch.softmax(scores, 0) @ torch.stack([values[a][j] for j in seen]))
+            x[i] = x[i] + layer.attention.outward.weight @ torch.cat(mixed)
+        for i in range(N):
+            up = layer.feed_forward.up.weight @ slow_norm(layer.feed_forward_norm, x[i])
+            value, gate = up.chunk(2) if c.activation == "swiglu" else (up, None)
+            hidden = slow_gelu(value) if gate is None else value * gate * torch.sigmoid(gate)
+            x[i] = x[i] + layer.feed_forward.down.weight @ hidden
+    return [
+        slow_norm(model.norm, vector) if segment else 0 * vector for vector, segment in zip(x, segments, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_states_and_gradients_equal_a_slow_loop_over_the_formulas(changes):
+    model, batch = encoder(**changes), inputs(leafy_batch(B=2, S=8, G=3, seed=1))  # heads of one and of several tokens
+    output = model(**batch)
+    found = torch.cat((output.root_states, output.leaf_states.flatten(1, 2)), dim=1)
+    expected = torch.stack([torch.stack(slow_row(model, batch, b)) for b in range(2)])
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert found.std() > 0.1
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    ours = torch.autograd.grad((found * weights).sum(), parameters)
+    theirs = torch.autograd.grad((expected * weights).sum(), parameters)
+    for name, mine, loop in zip(names, ours, theirs, strict=True):
+        assert mine.any(), name
+        assert torch.allclose(mine, loop, atol=1e-5, rtol=1e-5), name
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_rows_with_no_and_with_one_triple_equal_the_slow_loop(leaves):
+    model, batch = encoder(), inputs(leafy_batch(B=1, S=9, G=2, leaves=leaves))
+    output = model(**batch)
+    found = torch.cat((output.root_states, output.leaf_states.flatten(1, 2)), dim=1)[0]
+    assert torch.allclose(found, torch.stack(slow_row(model, batch, 0)), atol=1e-5)
+
+
+# ---- padding, packing
+
+
+def test_rows_of_padding_give_zeros_and_finite_gradients():
+    model, batch = encoder(), inputs(leafy_batch())
+    assert not batch["root_segments"][0].any()
+    output = model(**batch)
+    assert not output.root_states[0].any() and not output.leaf_states[0].any()
+    assert (output.root_states[batch["root_segments"] == 0] == 0).all()
+    (output.root_states.sum() + output.leaf_states.square().sum()).backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("position", ["alibi", "none"])
+def test_packed_documents_get_the_states_that_they_get_alone(position):
+    model, packed = encoder(positional_encoding=position), inputs(leafy_batch(B=2))
+    whole = model(**packed)
+    S = packed["root_ids"].shape[1]
+    for b, segment in ((b, segment) for b in range(2) for segment in (1, 2)):
+        roots = (packed["root_segments"][b] == segment).nonzero().flatten()
+        leaves = (packed["leaf_segments"][b] == segment).nonzero().flatten()
+        alone = {name: torch.zeros_like(packed[name][b : b + 1]) for name in packed}
+        for name in ("root_ids", "root_positions"):
+            alone[name][0, : len(roots)] = packed[name][b, roots]
+        alone["root_segments"][0, : len(roots)] = 1
+        for name in ("leaf_ids", "relation_ids", "head_length"):
+            alone[name][0, : len(leaves)] = packed[name][b, leaves]
+        alone["leaf_segments"][0, : len(leaves)] = 1
+        alone["head_start"][0, : len(leaves)] = packed["head_start"][b, leaves] - roots[0]
+        output = model(**alone)
+        assert 0 < len(roots) < S
+        assert torch.allclose(output.root_states[0, : len(roots)], whole.root_states[b, roots], atol=1e-6)
+        assert torch.allclose(output.leaf_states[0, : len(leaves)], whole.leaf_states[b, leaves], atol=1e-6)
+
+
+# ---- size, checkpointing, saving
+
+
+def test_default_model_has_80_million_weights_and_the_documents_size_113_million_in_its_layers():
+    assert abs(weight_count(GraphMERConfig()) - 80e6) < 0.6e6
+    document, smaller = (GraphMERConfig(intermediate_size=3072, num_hidden_layers=layers) for layers in (12, 6))
+    assert round(2 * (weight_count(document) - weight_count(smaller)) / 1e6) == 113
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_attention_heads", 3), ("decay_base", 1.0), ("scoring_weight", 0.0)])
+def test_impossible_configurations_raise_an_error_that_names_the_key(name, value):
+    with pytest.raises(ValueError, match=name):
+        config(**ALL_TERMS | {name: value})
+
+
+def loss_and_gradients(model, batch, seed: int = 0):
+    model.zero_grad()
+    torch.manual_seed(seed)
+    output = model(**batch)
+    output.loss.backward()
+    return output.loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_checkpointing_recomputes_the_layers_and_changes_nothing():
+    batch, calls = leafy_batch(), []
+    plain = loss_and_gradients(pretraining_model(dropout=0.1).train(), batch)
+    model = pretraining_model(dropout=0.1).train()
+    attention.checkpoint_activations(model, "cpu")
+    model.encoder.layers[0].attention.register_forward_hook(lambda *_: calls.append(1))
+    loss, gradients = loss_and_gradients(model, batch)
+    encodings = 4  # the batch, its tails, their negatives, its heads
+    assert len(calls) == 2 * encodings
+    assert loss == plain[0]
+    assert gradients.keys() == plain[1].keys()
+    assert all(torch.allclose(gradients[name], plain[1][name], atol=1e-6) for name in gradients)
+
+
+ELSEWHERE = """
+import sys, torch
+try:
+    import helpers
+    raise SystemExit(f"helpers can be imported from {helpers.__file__}: this is not elsewhere")
+except ModuleNotFoundError:
+    pass
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForPreTraining
+batch = load_file(sys.argv[2])
+encoder = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+whole = AutoModelForPreTraining.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+with torch.no_grad():
+    states = encoder(**batch)
+    answers = {"roots": states.root_states, "leaves": states.leaf_states, "queries": whole.queries(whole(**batch))}
+save_file({name: tensor.contiguous() for name, tensor in answers.items()}, sys.argv[3])
+assert type(encoder).__module__.startswith("transformers_modules."), type(encoder).__module__
+assert not [name for name in sys.modules if name.partition(".")[0] == "helpers"]
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    torch.manual_seed(0)
+    model, folder = perturbed(GraphMERForPreTraining(config())).eval(), tmp_path_factory.mktemp("export")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+@torch.no_grad()
+def test_elsewhere_encoder_and_whole_model_give_the_same_states(exported, tmp_path):
+    model, folder = exported
+    batch = inputs(leafy_batch())
+    found = answers(ELSEWHERE, folder, batch, tmp_path)
+    states = model(**batch)
+    assert states.root_states.abs().sum() > 0
+    assert torch.allclose(found["roots"], states.root_states, atol=1e-6)
+    assert torch.allclose(found["leaves"], states.leaf_states, atol=1e-6)
+    assert torch.allclose(found["queries"], model.queries(states), atol=1e-6)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "encoder.py"}
+
+
+# ---- distances, decay, positions
+
+
+def searched(roots: int, starts: list[int], leaf_tokens: int) -> np.ndarray:
+    """Shortest paths in the graph as the paper draws it, edge by edge."""
+    edges = [(i, i + 1) for i in range(roots - 1)]
+    for leaf, start in enumerate(starts):
+        first = roots + leaf * leaf_tokens
+        edges += [(start, first + slot) for slot in range(leaf_tokens)]
+        edges += [(first + slot, first + slot + 1) for slot in range(leaf_tokens - 1)]
+    tokens = roots + len(starts) * leaf_tokens
+    one, other = np.array(edges).reshape(-1, 2).T
+    graph = coo_matrix((np.ones(len(edges)), (one, other)), shape=(tokens, tokens))
+    return shortest_path(graph, directed=False, unweighted=True)
+
+
+@pytest.mark.parametrize(("roots", "leaf_tokens"), [(4, 2), (16, 3), (128, 7)])
+def test_distances_of_a_leaf_at_every_root_are_shortest_paths(roots, leaf_tokens):
+    found = distances(roots, torch.arange(roots)[None], leaf_tokens)
+    assert found.shape == (1, roots * (1 + leaf_tokens), roots * (1 + leaf_tokens))
+    np.testing.assert_array_equal(found[0].numpy(), searched(roots, list(range(roots)), leaf_tokens))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_distances_are_shortest_paths(seed):
+    draw = np.random.default_rng(seed)
+    batch, roots, leaves, leaf_tokens = (int(draw.integers(1, high)) for high in (4, 40, 12, 9))
+    starts = draw.integers(0, roots, (batch, leaves))
+    found = distances(roots, torch.from_numpy(starts), leaf_tokens)
+    assert found.dtype == torch.int32
+    for row in range(batch):
+        np.testing.assert_array_equal(found[row].numpy(), searched(roots, starts[row].tolist(), leaf_tokens))
+
+
+# GraphMERT's run: base 0.6, offset 1; the rounded values are the notes' own.
+DISTANCES = (0, 1, 2, 5, 10, 50)
+ROUNDED = (1.0, 0.870, 0.750, 0.504, 0.310, 0.043)
+
+
+def gelu(x: float) -> float:
+    return x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+def slow_decay(distance: float, offset: float, base: float) -> float:
+    return base ** gelu(math.sqrt(distance + 1) - offset)
+
+
+def test_decay_of_the_notes_distances():
+    found = Decay(1, 0.6)(torch.tensor([[DISTANCES]])).flatten().tolist()
+    assert found == pytest.approx([slow_decay(d, 1.0, 0.6) for d in DISTANCES], abs=1e-6)
+    assert found == pytest.approx(ROUNDED, abs=6e-4)
+    assert found[0] == 1.0
+
+
+def test_every_head_decays_by_its_own_offset_and_the_base_counts():
+    decay = Decay(3, 0.8)
+    with torch.no_grad():
+        decay.offset.copy_(torch.tensor([1.0, 0.2, 3.5]))
+    distance_BNN = torch.randint(0, 60, (2, 4, 4))
+    found = decay(distance_BNN)
+    assert found.shape == (2, 3, 4, 4)
+    for b, a, i, j in ((b, a, i, j) for b in range(2) for a in range(3) for i in range(4) for j in range(4)):
+        expected = slow_decay(int(distance_BNN[b, i, j]), float(decay.offset[a]), 0.8)
+        assert float(found[b, a, i, j]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_alibi_tells_left_from_right_and_grows_with_distance():
+    found = alibi(torch.tensor([[0, 1, 2, 3, 4]]), 4)[0]
+    for a, (left, right) in enumerate(((1, 2), (2, 1), (1, 2), (2, 1))):
+        slope = 2 ** (-8 * (a + 1) / 4)
+        for i in range(5):
+            for j in range(5):
+                assert float(found[a, i, j]) == pytest.approx(-slope * abs(i - j) * (right if j > i else left))
+
+
+# ---- H-GAT
+
+# B batch · G leaves · L leaf tokens · H head tokens · D width · R relations
+R, D = 5, 6  # relations, width
+
+
+def new_hgat(bias: bool = True, dropout: float = 0.0) -> HGAT:
+    hgat = HGAT(R, D, bias=bias, dropout=dropout).double()
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in hgat.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw, dtype=torch.float64))
+    return hgat
+
+
+def triples(B: int, G: int, L: int, H: int, leaves: int, seed: int = 0):
+    """Random tokens; the first `leaves` slots of the batch hold triples with heads of 1..H tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    leaf = torch.randn(B, G, L, D, generator=draw, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(B, G, H, D, generator=draw, dtype=torch.float64, requires_grad=True)
+    there = (torch.arange(B * G) < leaves).view(B, G)
+    length = torch.randint(1, H + 1, (B, G), generator=draw) * there
+    relation = torch.randint(1, R + 1, (B, G), generator=draw) * there
+    return leaf, head, torch.arange(H) < length[..., None], relation
+
+
+def slow_update(hgat: HGAT, leaf, head, mask, relation) -> torch.Tensor:
+    """sum_j alpha_lj W_r h_j + b_r for one tail token after the other."""
+    rows = []
+    for b, g in ((b, g) for b in range(leaf.shape[0]) for g in range(leaf.shape[1])):
+        heads = [head[b, g, j] for j in range(head.shape[2]) if mask[b, g, j]]
+        for t in leaf[b, g]:
+            if not heads or relation[b, g] == 0:
+                rows.append(torch.zeros_like(t))
+                continue
+            r = int(relation[b, g]) - 1
+            W, a = hgat.weight[r], torch.cat((hgat.attention[r, 0], hgat.attention[r, 1]))
+            scores = [torch.dot(a, torch.cat((W @ t, W @ h))) for h in heads]
+            scores = torch.stack([e if e > 0 else 0.01 * e for e in scores])
+            shares = torch.exp(scores - scores.max()) / torch.exp(scores - scores.max()).sum()
+            row = sum(share * (W @ h) for share, h in zip(shares, heads, strict=True))
+            rows.append(row if hgat.bias is None else row + hgat.bias[r])
+    return torch.stack(rows).view_as(leaf)
+
+
+SHAPES = {
+    "no triple": (2, 3, 4, 2, 0),
+    "one triple": (2, 3, 4, 2, 1),
+    "many triples": (4, 9, 7, 3, 33),
+    "one leaf token": (2, 5, 1, 4, 10),
+    "one head token": (2, 5, 7, 1, 9),
+    "long heads": (1, 4, 2, 8, 4),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_update_and_its_gradients_equal_the_loop_over_triples(shape, bias):
+    hgat, (leaf, head, mask, relation) = new_hgat(bias), triples(*shape)
+    found, expected = hgat(leaf, head, mask, relation), slow_update(hgat, leaf, head, mask, relation)
+    assert torch.allclose(found, expected, atol=1e-6)
+    wanted = [*hgat.parameters(), leaf, head]
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ours = torch.autograd.grad((found * weights).sum(), wanted, allow_unused=True)
+    if not shape[-1]:
+        assert all(gradient is None or not gradient.any() for gradient in ours)
+        return
+    theirs = torch.autograd.grad((expected * weights).sum(), wanted, allow_unused=True)
+    for mine, loop in zip(ours, theirs, strict=True):
+        loop = torch.zeros_like(mine) if loop is None else loop
+        assert torch.allclose(mine, loop, atol=1e-5, rtol=1e-5)
+    assert ours[0].any()
+
+
+def test_a_leaf_without_a_head_or_a_relation_gets_nothing():
+    hgat, (leaf, head, mask, relation) = new_hgat(), triples(2, 3, 4, 2, 6)
+    mask[0, 1], relation[1, 2] = False, 0
+    update = hgat(leaf, head, mask, relation)
+    empty = (update == 0).all(-1).all(-1)
+    assert empty.nonzero().tolist() == [[0, 1], [1, 2]]
+
+
+def test_what_stands_beyond_the_head_does_not_matter():
+    hgat, (leaf, head, mask, relation) = new_hgat(), triples(2, 3, 4, 5, 6)
+    changed = torch.where(mask[..., None], head, torch.full_like(head, 1e3))
+    assert torch.equal(hgat(leaf, head, mask, relation), hgat(leaf, changed, mask, relation))
+
+
+@pytest.mark.parametrize("relations", [[0] * 21, [0, 1, 2, 3, 4] * 4, [4] * 8 + [0] * 9, [2]])
+def test_product_by_relation_equals_one_matrix_after_another(relations):
+    draw = torch.Generator().manual_seed(0)
+    vectors_PLD = torch.randn(len(relations), 3, D, generator=draw)
+    weight_RDD = torch.randn(R, D, D, generator=draw)
+    found = relation_product(vectors_PLD, torch.tensor(relations), weight_RDD)
+    for p, r in enumerate(relations):
+        for vector, product in zip(vectors_PLD[p], found[p], strict=True):
+            assert torch.allclose(weight_RDD[r] @ vector, product, atol=1e-5)
+
+
+def test_relations_drop_out_in_training_only():
+    hgat, arguments = new_hgat(dropout=0.3), triples(2, 3, 4, 2, 6)
+    torch.manual_seed(0)
+    assert not torch.allclose(hgat(*arguments), hgat(*arguments))
+    hgat.eval()
+    assert torch.equal(hgat(*arguments), new_hgat()(*arguments))
+
+
+# ---- XLA
+
+ON_XLA = """
+import json
+import torch
+from helpers.machine import xla
+from helpers.graphmer.encoder import GraphMERForPreTraining
+from tests.graphmer.batches import ALL_TERMS, config, leafy_batch
+from tests.graphmer.test_encoder import CASES
+
+device, answers = xla.start(), {}
+for name, changes in CASES.items():
+    torch.manual_seed(0)
+    on_cpu = GraphMERForPreTraining(config(**ALL_TERMS, **changes)).eval()
+    on_xla = GraphMERForPreTraining(on_cpu.config).eval()
+    on_xla.load_state_dict(on_cpu.state_dict())
+    on_xla.to(device)
+    xla.replicate(on_xla)
+    if name == "checkpointed":
+        on_xla.enable_input_require_grads()
+        on_xla._set_gradient_checkpointing(True, xla.checkpoint_function())
+        on_cpu.train(), on_xla.train()
+        on_cpu._another = on_xla._another = lambda entities: (torch.arange(len(entities), device=entities.device) + 1) % len(entities)
+    differences, compiles, moved = [], [], []
+    for seed in range(4):
+        batch = leafy_batch(B=8, seed=seed)
+        on_device = {name: xla.shard_batch(tensor.to(device)) for name, tensor in batch.items()}
+        xla.sync()
+        before = xla.counters()
+        on_xla.zero_grad()
+        loss = on_xla(**on_device).loss
+        loss.backward()
+        xla.sync()
+        after = xla.counters()
+        compiles.append(after["compiles"] - before["compiles"])
+        moved.append(sum(after[count] - before[count] for count in ("host_transfers", "item_calls")))
+        on_cpu.zero_grad()
+        expected = on_cpu(**batch).loss
+        expected.backward()
+        differences.append(abs(float(loss.detach().cpu()) / float(expected.detach()) - 1))
+        for mine, theirs in zip(on_xla.parameters(), on_cpu.parameters()):
+            if theirs.grad is not None:
+                differences.append(float((mine.grad.cpu() - theirs.grad).abs().max() / theirs.grad.abs().max().clamp(min=1e-3)))
+    answers[name] = {"difference": max(differences), "compiles": compiles, "moved": moved}
+print("ANSWERS", json.dumps(answers))
+"""
+CASES = {"plain": {}, "checkpointed": {}}
+
+
+@pytest.fixture(scope="module")
+def on_xla():
+    return answers_on_xla(ON_XLA)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_xla_gives_the_same_loss_and_gradients(on_xla, case):
+    assert on_xla[case]["difference"] < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_xla_batches_of_one_shape_compile_once_and_no_value_leaves_the_device(on_xla, case):
+    assert on_xla[case]["compiles"][0] > 0
+    assert on_xla[case]["compiles"][1:] == [0, 0, 0] and on_xla[case]["moved"] == [0, 0, 0, 0]

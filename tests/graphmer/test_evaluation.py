@@ -1,0 +1,100 @@
+"""Ranks of held-out tails against a loop, and the table of the verdict."""
+
+import numpy as np
+import pytest
+
+from helpers.graphmer import evaluation
+from helpers.graphmer.configuration import override, read_configuration
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
+from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
+from helpers.machine import runtime
+from tests.graph_run import SMALL
+
+from .batches import library
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = library(tmp_path_factory.mktemp("library"))
+    return load_corpus(load_graph(folder), str(folder), override(read_configuration("cpu"), SMALL))
+
+
+def test_ranks_leave_other_right_answers_out_and_share_equal_scores(corpus):
+    def length(head, relation, names):
+        return np.array([len(name) % 5 for name in names])
+
+    triples = evaluation.asked_triples(corpus, 30)
+    found = evaluation.reciprocal_ranks(length, corpus, triples)
+    graph = corpus.graph
+    for rank, (head, relation, tail) in zip(found, triples, strict=True):
+        types = corpus.ontology.relations[relation].range
+        right = {t.tail for t in graph.resolved() if (t.head, t.relation) == (head, relation)}
+        tails = {t.tail for t in graph.resolved() if t.relation == relation}
+        others = [
+            name
+            for name, one in graph.entities.items()
+            if name not in right and ((one.type in {*types, "unknown"} and one.status != UNRESOLVED) or name in tails)
+        ]
+        above = sum(len(name) % 5 > len(tail) % 5 for name in others)
+        equal = sum(len(name) % 5 == len(tail) % 5 for name in others)
+        assert 1 / rank == pytest.approx(above + (equal + 2) / 2)
+
+
+def test_words_beat_an_untrained_encoder_and_a_constant_gains_nothing(corpus):
+    triples = evaluation.asked_triples(corpus, 40)
+    model = new_model(override(read_configuration("cpu"), SMALL), corpus)
+    scorers = {"words": evaluation.Words(corpus), "untrained": evaluation.Encoder(model, corpus)}
+    ranks = {name: evaluation.reciprocal_ranks(scorer, corpus, triples).mean() for name, scorer in scorers.items()}
+    constant = evaluation.reciprocal_ranks(lambda head, relation, names: np.zeros(len(names)), corpus, triples)
+    assert ranks["words"] > 2 * ranks["untrained"] and constant.mean() < 0.1
+    right = evaluation.masked_tokens(model, corpus, batches=1)
+    assert 0 <= right["mlm"] < 0.3 and 0 <= right["mnm"] < 0.3
+    with pytest.raises(ValueError, match="are NaN"):
+        evaluation.reciprocal_ranks(lambda head, relation, names: np.full(len(names), np.nan), corpus, triples)
+
+
+def test_the_verdict_has_the_difference_of_means_and_an_interval_over_groups():
+    rows = {"words": [0.5, 0.5, 1.0, 1.0], "trained": [1.0, 1.0, 1.0, 1.0]}
+    words, trained = evaluation.verdict(rows, ["a", "a", "b", "c"], "trained")
+    assert words == {"row": "words", "MRR": 0.75, "trained above it (95 %)": "+0.250 (+0.000 to +0.500)"}
+    assert trained["trained above it (95 %)"] == ""
+
+
+# ---- plan and trainer of a configuration
+
+
+def test_a_device_that_is_not_there_is_refused(corpus):
+    asked = override(read_configuration("cpu"), SMALL | {"hardware.device": "cuda"})
+    with pytest.raises(ValueError, match=r"hardware.device='cuda': this run is on .*choose that runtime"):
+        make_plan(asked, new_model(asked, corpus), corpus, runtime.detect(False, precision="fp32"))
+
+
+def test_the_batch_is_micro_batch_by_accumulation_by_devices():
+    asked = override(
+        read_configuration("cpu"), {"training_data.micro_batch_size": 4, "run.gradient_accumulation_steps": 3}
+    )
+    assert asked.batch_size(2) == 24
+    on_chips = override(read_configuration("tpu_v5e_8"), {})
+    with pytest.raises(ValueError, match=r"hardware.tpu_cores=8: the machine has 4"):
+        on_chips.batch_size(4)
+
+
+def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):
+    changes = {
+        "optimizer.betas": [0.8, 0.9],
+        "optimizer.eps": 1e-6,
+        "optimizer.scheduler.name": "linear",
+        "run.seed": 5,
+    }
+    changes |= {"run.log_interval": 3, "run.eval_interval_steps": 2, "run.save_interval_steps": 4}
+    asked = override(read_configuration("cpu"), SMALL | changes | {"optimizer.weight_decay": 0.3})
+    model, machine = new_model(asked, corpus), runtime.detect(False, precision="fp32")
+    trainer = new_trainer(model, corpus, asked, make_plan(asked, model, corpus, machine), machine, tmp_path)
+    args = trainer.args
+    assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon, args.weight_decay) == (0.8, 0.9, 1e-6, 0.3)
+    assert (args.lr_scheduler_type.value, args.warmup_steps, args.seed) == ("linear", 2, 5)
+    assert (args.logging_steps, args.eval_steps, args.save_steps, args.max_steps) == (3, 2, 4, 12)
+    assert len(trainer.train_dataset) == 12 * 8

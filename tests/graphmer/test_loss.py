@@ -1,0 +1,244 @@
+"""Every term of GraphMER's loss, held against a loop over leaves, candidates and slots."""
+
+import math
+
+import pytest
+import torch
+
+from helpers.graphmer import encoder
+from helpers.graphmer.configuration import override, read_configuration
+from helpers.graphmer.encoder import GraphMERForPreTraining
+
+from .batches import ALL_TERMS, PAD, config, inputs, leafy_batch, perturbed
+
+# B batch · G leaves · P = B G · L leaf tokens · U negatives · V vocabulary · E entity embedding
+
+MARGIN = -0.5  # so that some cycles of random scores are above it
+
+
+def new_model(**changes) -> GraphMERForPreTraining:
+    torch.manual_seed(0)
+    return perturbed(GraphMERForPreTraining(config(**{**ALL_TERMS, **changes}))).double()
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """A model's batch, terms, and what the terms are made of, each from the public functions."""
+    model, batch = new_model(), leafy_batch(B=4, G=6, seed=2)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "MARGIN", MARGIN)
+        output = model(**batch)
+        return {
+            "batch": batch,
+            "model": model,
+            "config": model.config,
+            "output": output,
+            "terms": output.terms,
+            "leaf_probabilities": torch.softmax(model.token_logits(output.leaf_states), -1),
+            "root_probabilities": torch.softmax(model.token_logits(output.root_states), -1),
+            "queries": model.queries(output).flatten(0, 1),
+            "tails": model.entities(batch["tail_text_ids"]).flatten(0, 1),
+            "heads": model.entities(batch["head_text_ids"]).flatten(0, 1),
+            "negatives": model.entities(batch["negative_text_ids"]).flatten(0, 1),
+            "matrices": model.triple_scorer.weight,
+            "triple_logits": model.triple_head(output.leaf_states[:, :, 0])[..., 0],
+        }
+
+
+def mean(values: list[float]) -> float:
+    assert values, "the batch does not test this"
+    return sum(values) / len(values)
+
+
+def slots(seen):
+    B, G, L = seen["batch"]["leaf_ids"].shape
+    return [(b, g, s) for b in range(B) for g in range(G) for s in range(L)]
+
+
+def flat(seen, name):
+    return seen["batch"][name].flatten(0, 1).tolist()
+
+
+def masked(seen) -> list[bool]:
+    return [any(label != -100 for label in row) for row in flat(seen, "mnm_labels")]
+
+
+def test_mlm_is_the_mean_over_masked_roots(seen):
+    batch, losses = seen["batch"], []
+    for b, row in enumerate(batch["mlm_labels"].tolist()):
+        for m, label in enumerate(row):
+            if label != -100:
+                losses.append(-math.log(seen["root_probabilities"][b, batch["mlm_positions"][b, m], label]))
+    assert float(seen["terms"]["mlm"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_mnm_is_the_mean_over_labelled_slots(seen):
+    labels = seen["batch"]["mnm_labels"]
+    losses = [
+        -math.log(seen["leaf_probabilities"][b, g, s, labels[b, g, s]])
+        for b, g, s in slots(seen)
+        if labels[b, g, s] != -100
+    ]
+    assert float(seen["terms"]["mnm"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_triple_term_is_binary_cross_entropy_of_shown_leaves(seen):
+    losses = []
+    for label, logit in zip(flat(seen, "triple_labels"), seen["triple_logits"].flatten().tolist(), strict=True):
+        if label >= 0:
+            chance = 1 / (1 + math.exp(-logit))
+            losses.append(-math.log(chance if label == 1 else 1 - chance))
+    assert float(seen["terms"]["triple"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def candidates(seen, p: int) -> list[int]:
+    """Leaves whose tails stand against the tail of leaf p, itself first."""
+    entities, known = flat(seen, "tail_entities"), seen["batch"]["known_BGX"].flatten(0, 1)[p]
+    others = [x for x, entity in enumerate(entities) if entity >= 0 and entity != entities[p] and not known[x]]
+    return [p, *others]
+
+
+def slow_choice(seen, p: int, vector: torch.Tensor) -> float:
+    """-log of the share of the true tail among the batch's and its own negatives."""
+    against = [(seen["tails"][x], flat(seen, "tail_text_ids")[x]) for x in candidates(seen, p)]
+    for negative, tokens in zip(seen["negatives"][p], flat(seen, "negative_text_ids")[p], strict=True):
+        if any(token != PAD for token in tokens):
+            against.append((negative, tokens))
+    scores = [float(vector @ other) / seen["config"].temperature for other, _ in against]
+    return math.log(sum(math.exp(score - max(scores)) for score in scores)) + max(scores) - scores[0]
+
+
+def test_contrastive_term_is_infonce_over_admissible_candidates(seen):
+    asked = [p for p, yes in enumerate(masked(seen)) if yes and flat(seen, "tail_entities")[p] >= 0]
+    losses = [slow_choice(seen, p, seen["queries"][p]) for p in asked]
+    assert float(seen["terms"]["contrastive"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def expected_tail(seen, vector: torch.Tensor, relation: int) -> torch.Tensor:
+    moved = seen["matrices"][relation - 1] @ vector
+    return moved / moved.norm()
+
+
+def true_leaves(seen) -> list[int]:
+    columns = (flat(seen, name) for name in ("relation_ids", "tail_entities", "triple_labels"))
+    return [p for p, (r, entity, label) in enumerate(zip(*columns, strict=True)) if r and entity >= 0 and label != 0]
+
+
+def test_scoring_term_is_infonce_of_the_relations_matrix(seen):
+    relations = flat(seen, "relation_ids")
+    losses = [slow_choice(seen, p, expected_tail(seen, seen["heads"][p], relations[p])) for p in true_leaves(seen)]
+    assert float(seen["terms"]["scoring"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def cycle(seen, relation: int, *vectors) -> float:
+    ends = (*vectors[1:], vectors[0])
+    scores = [float(expected_tail(seen, a, relation) @ b) for a, b in zip(vectors, ends, strict=True)]
+    return max(0.0, sum(scores) / len(scores) - MARGIN)
+
+
+def pairs(seen, relations: list[int]) -> list[int]:
+    head, tail, r = (flat(seen, name) for name in ("head_entities", "tail_entities", "relation_ids"))
+    return [p for p in true_leaves(seen) if r[p] in relations and head[p] != tail[p]]
+
+
+def test_antisymmetry_is_the_hinge_on_both_directions(seen):
+    r = flat(seen, "relation_ids")
+    losses = [cycle(seen, r[p], seen["heads"][p], seen["tails"][p]) for p in pairs(seen, [1, 3])]
+    assert sum(loss > 0 for loss in losses) > 2
+    assert float(seen["terms"]["antisymmetry"]) == pytest.approx(mean(losses), rel=1e-5)
+
+
+def test_acyclicity_is_the_hinge_on_cycles_of_two_and_three(seen):
+    r, head, tail = (flat(seen, name) for name in ("relation_ids", "head_entities", "tail_entities"))
+    two = [cycle(seen, r[p], seen["heads"][p], seen["tails"][p]) for p in pairs(seen, [1, 2])]
+    three = []
+    for p in pairs(seen, [1, 2]):
+        third = (p + 1) % len(tail)
+        if tail[third] >= 0 and tail[third] not in (head[p], tail[p]):
+            three.append(cycle(seen, r[p], seen["heads"][p], seen["tails"][p], seen["tails"][third]))
+    assert float(seen["terms"]["acyclicity"]) == pytest.approx(mean(two) + mean(three), rel=1e-5)
+
+
+def test_loss_is_the_weighted_sum_of_the_terms(seen):
+    weights = seen["config"].weights()
+    assert set(seen["terms"]) == set(weights)
+    total = sum(weights[name] * float(term) for name, term in seen["terms"].items())
+    assert float(seen["output"].loss) == pytest.approx(total, rel=1e-6)
+
+
+# ---- what does not count
+
+
+@pytest.mark.parametrize("profile", ["cpu", "published"])
+def test_every_weight_of_a_profile_has_a_gradient_and_a_moment_of_its_optimizer(profile):
+    """A part that is not trained is not there: neither in the default profile nor in the published one."""
+    small = {"model.hidden_size": 24, "model.num_layers": 2, "model.num_heads": 2, "model.intermediate_size": 16}
+    configuration = override(read_configuration(profile), small | {"model.embedding_size": 8})
+    made = configuration.graphmer_config(40, 4, antisymmetric_relations=[1, 3], acyclic_relations=[1, 2])
+    made.leaf_tokens = 3
+    torch.manual_seed(0)
+    model, batch = GraphMERForPreTraining(made).train(), leafy_batch(B=6, G=8, seed=1)
+    loss = sum(model(**batch).terms.values())
+    loss.backward()
+    without = [name for name, weight in model.named_parameters() if weight.grad is None]
+    assert not without
+    assert set(made.weights()) == {"mlm", "mnm", "contrastive"} | (
+        {"triple", "scoring", "antisymmetry", "acyclicity"} if profile == "published" else set()
+    )
+
+
+@pytest.mark.parametrize("weight", ALL_TERMS)
+def test_a_weight_of_zero_skips_its_term_and_builds_nothing_for_it(weight):
+    without = {weight: 0.0} | ({"antisymmetry_weight": 0.0, "acyclicity_weight": 0.0} if weight[0] == "s" else {})
+    model = new_model(**without)
+    assert weight.removesuffix("_weight") not in model(**leafy_batch(B=4, G=6, seed=2)).terms
+    parts = {"triple_weight": "triple_head", "contrastive_weight": "query_head", "scoring_weight": "triple_scorer"}
+    assert weight not in parts or getattr(model, parts[weight]) is None
+
+
+def test_without_labels_there_are_states_and_no_loss():
+    output = new_model()(**inputs(leafy_batch()))
+    assert output.loss is None and output.terms is None and output.root_states is not None
+
+
+def test_a_batch_with_nothing_to_learn_has_a_loss_of_zero_and_finite_gradients():
+    model, batch = new_model(), leafy_batch(B=2, leaves=0)
+    batch["mlm_labels"][:] = -100
+    output = model(**batch)
+    assert float(output.loss.detach()) == 0
+    output.loss.backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_other_copies_of_the_true_tail_and_known_tails_are_no_negatives():
+    draw = torch.Generator().manual_seed(0)
+    queries, tails = torch.nn.functional.normalize(torch.randn(2, 1, 4, 8, generator=draw), dim=-1)
+    nothing, everything = torch.zeros(1, 4, 4, dtype=torch.bool), torch.ones(1, 4, dtype=torch.bool)
+
+    def loss(entities, known=nothing):
+        among = (tails, None, None, torch.tensor([entities]), known, everything, 0.1)
+        return float(encoder.contrastive_loss(queries, *among))
+
+    assert loss([7, 7, 7, 7]) == 0
+    assert loss([1, 2, 3, 4], ~nothing) == 0
+    assert loss([1, 2, 3, 4]) > loss([1, 2, 1, 4]) > 0
+
+
+def test_queries_and_entities_are_unit_vectors_and_do_not_see_the_tail():
+    model, batch = new_model(), leafy_batch()
+    queries, entities = model.queries(model(**batch)), model.entities(batch["tail_text_ids"])
+    there = batch["leaf_segments"] > 0
+    ones = torch.ones(int(there.sum()), dtype=queries.dtype)
+    assert torch.allclose(queries[there].norm(dim=-1), ones, atol=1e-5)
+    assert torch.allclose(entities[there].norm(dim=-1), ones.to(entities.dtype), atol=1e-5)
+    assert not entities[~there].any()
+    changed = {**batch, "mnm_labels": batch["mnm_labels"].flip(0), "tail_text_ids": batch["tail_text_ids"].flip(0)}
+    assert torch.equal(model.queries(model(**changed)), queries)
+
+
+def test_both_directions_of_a_triple_have_different_scores():
+    model, draw = new_model(), torch.Generator().manual_seed(0)
+    a, b = torch.nn.functional.normalize(torch.randn(2, 5, 8, generator=draw), dim=-1).double()
+    relation = torch.arange(5).clamp(min=1)
+    one, other = ((model.triple_scorer(x, relation) * y).sum(-1) for x, y in ((a, b), (b, a)))
+    assert (one - other).abs().min() > 1e-3

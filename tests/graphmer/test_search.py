@@ -1,0 +1,264 @@
+"""Search in words: pairs of docstrings, BM25 against its formula, what is found, and a tuned encoder elsewhere and after a kill."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from helpers.graphmer.pairs import definitions, held_out_packages, in_batches, pairs
+from helpers.graphmer.search import Bm25, CodeSearch, search, standardised, words
+from helpers.graphmer.search_training import freeze_lower_half, sentence_encoder
+from tests.xla_process import cpu_here
+
+from .batches import library
+
+pytestmark = pytest.mark.once
+
+SOURCE = '''
+"""A module."""
+import os
+
+
+class Cache:
+    """Keeps answers until they are too old."""
+
+    size = 3
+
+    @property
+    def full(self):
+        """Whether nothing more can be kept here."""
+        return len(self.kept) == self.size
+
+    def drop_oldest(self):
+        # no docstring
+        del self.kept[0]
+
+
+def read_settings(path):
+    """Reads the settings of a program from a file.
+
+    And more.
+    """
+    return open(path).read()
+
+
+def short():
+    """See above."""
+'''
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "shop/tests").mkdir(parents=True)
+    (tmp_path / "shop/__init__.py").write_text(SOURCE)
+    (tmp_path / "shop/broken.py").write_text("def f(:\n")
+    (tmp_path / "shop/tests/test_shop.py").write_text('def test_it():\n    """Tests that it is as it should be."""\n')
+    return tmp_path / "shop"
+
+
+def test_definitions_have_their_code_without_the_docstring_and_classes_without_bodies(package):
+    found = {one.name: one for one in definitions(package)}
+    assert {name: one.kind for name, one in found.items()} == {
+        "shop.Cache": "class",
+        "shop.Cache.full": "method",
+        "shop.Cache.drop_oldest": "method",
+        "shop.read_settings": "function",
+        "shop.short": "function",
+    }
+    assert found["shop.read_settings"].code == "def read_settings(path):\n    return open(path).read()"
+    assert found["shop.read_settings"].sentence == "Reads the settings of a program from a file."
+    assert found["shop.Cache.full"].code.startswith("@property\ndef full(self):\n    return")
+    assert "size = 3" in found["shop.Cache"].code and "del self" not in found["shop.Cache"].code
+    assert "Keeps" not in found["shop.Cache"].code and "def drop_oldest" in found["shop.Cache"].code
+    assert [one.name for one in definitions(package, tests=True) if "test" in one.name] == [
+        "shop.tests.test_shop.test_it"
+    ]
+
+
+def test_pairs_are_of_sentences_that_ask_something_and_none_is_there_twice(package, tmp_path):
+    rows = pairs([package, package])
+    assert sorted(rows["question"]) == [
+        "Keeps answers until they are too old.",
+        "Reads the settings of a program from a file.",
+        "Whether nothing more can be kept here.",
+    ]
+    assert all(question not in code for question, code in zip(rows["question"], rows["code"], strict=True))
+    assert set(rows["package"]) == {"shop"}
+
+
+def some_rows(sizes: dict[str, int]) -> Dataset:
+    return Dataset.from_list(
+        [
+            {"question": f"{name} {n}", "code": f"code of {name} {n}", "package": name}
+            for name, count in sizes.items()
+            for n in range(count)
+        ]
+    )
+
+
+def test_batches_are_of_one_package_each_and_hold_no_pair_twice():
+    rows = some_rows({"a": 40, "b": 90, "c": 3, "d": 9})
+    found = in_batches(rows, batch_size=10, steps=60, seed=0)
+    batches = [found["question"][first : first + 10] for first in range(0, 600, 10)]
+    owners = [{question.split()[0] for question in batch} for batch in batches]
+    assert all(len(set(batch)) == 10 for batch in batches)
+    assert all(owner in ({"a"}, {"b"}) or owner <= {"c", "d"} for owner in owners)
+    counts = Counter(min(owner) for owner in owners)
+    assert counts["b"] > counts["a"] > 0 < counts["c"] + counts["d"]
+    assert found["question"] == in_batches(rows, batch_size=10, steps=60, seed=0)["question"]
+    mixed = in_batches(rows, batch_size=10, steps=20, seed=0, one_package=False)
+    assert len({question.split()[0] for question in mixed["question"][:10]}) > 1
+    with pytest.raises(ValueError, match="batch_size=200: there are only 142 pairs"):
+        in_batches(rows, batch_size=200, steps=1, seed=0)
+
+
+def test_held_out_packages_are_in_no_training_pair_and_the_first_package_stays():
+    rows = some_rows({"mine": 50, "a": 60, "b": 120, "c": 10})
+    kept, held_out = held_out_packages(rows, 1, most=50)
+    assert not set(kept["package"]) & set(held_out["package"])
+    assert "mine" in kept["package"] and set(held_out["package"]) <= {"a", "b"} and len(held_out) == 50
+    with pytest.raises(ValueError, match="count=2: only 2 packages have 40 pairs"):
+        held_out_packages(rows, 2)
+
+
+def test_words_of_names_and_prose_meet():
+    assert words("parseHTTPHeaders") == words("parsed http header")
+    assert words("connection_pool2") == [*words("connects pools"), "2"]
+    assert words("rate") == words("rating") != words("read")
+
+
+def test_bm25_is_the_formula_of_okapi():
+    texts = ["read a file and a file", "write one file", "open a socket", "close"]
+    counts = [Counter(words(text)) for text in texts]
+    mean = sum(count.total() for count in counts) / len(counts)
+    index = Bm25(texts)
+    for question in ("read file", "a file file", "socket", "nothing here"):
+        found, expected = index.scores(question), []
+        for count in counts:
+            score = 0.0
+            for word in set(words(question)):
+                having = sum(word in other for other in counts)
+                rarity = math.log(1 + (len(texts) - having + 0.5) / (having + 0.5))
+                norm = count[word] + 1.2 * (1 - 0.75 + 0.75 * count.total() / mean)
+                score += rarity * count[word] / norm
+            expected.append(score)
+        scale = found.max() / max(expected) if max(expected) else 1.0  # the constant k1 + 1 changes no rank
+        np.testing.assert_allclose(found, np.array(expected) * scale, rtol=1e-4, atol=1e-6)
+
+
+def test_scores_are_the_sum_of_standardised_parts():
+    names, texts = ["a.read", "b.write", "c.close"], ["def read(file)", "def write(file)", "def close(socket)"]
+    plain = CodeSearch(names, texts)
+    parts = [Bm25(texts).scores("read file"), Bm25(names).scores("read file")]
+    expected = sum((part - part.mean()) / part.std() for part in parts)
+    np.testing.assert_allclose(plain.scores("read file"), expected, rtol=1e-6)
+    assert not standardised(np.ones(3)).any()
+
+
+def test_functions_methods_and_classes_are_found_with_their_place(package, tmp_path):
+    (package / "broken.py").unlink()
+    for question, name in (
+        ("read the settings from a file", "shop.read_settings"),
+        ("drop what is oldest", "shop.Cache.drop_oldest"),
+        ("keeps answers until they are old", "shop.Cache"),
+    ):
+        found = search(package.parent, question, cache=tmp_path / "cache")
+        assert found[0].name == name
+        path, _, line = found[0].defined.partition(":")
+        assert name.rpartition(".")[2] in (package.parent / path).read_text().splitlines()[int(line) - 1]
+    with pytest.raises(ValueError, match="has no word to search for"):
+        search(package.parent, "?!", cache=tmp_path / "cache")
+    with pytest.raises(FileNotFoundError, match="no saved SentenceTransformer"):
+        search(package.parent, "read", model=tmp_path, cache=tmp_path / "cache")
+
+
+# ---- the tuned encoder
+
+
+def test_only_the_upper_half_of_the_layers_is_trained():
+    model = sentence_encoder("sample", ["def read(file)", "write a file"] * 20)
+    count = freeze_lower_half(model)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert all("layer.2." in name or "layer.3." in name for name in trained) and trained
+    assert count == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
+RUN = """
+import json, os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from transformers import TrainerCallback
+from helpers.graphmer import search_training as training
+from helpers.graphmer.pairs import in_batches, pairs
+from helpers.machine import runtime
+from helpers.plan import settings
+torch.set_num_threads(1)
+rows = pairs([sys.argv[2]])
+model = training.sentence_encoder("sample", rows["code"])
+training.freeze_lower_half(model)
+machine = runtime.detect(False, "fp32")
+plan = settings.plan(training.search_recipe(8, 8), training.search_workload(model, "graphmer_se"), machine)
+batches = in_batches(rows, batch_size=8, steps=8, seed=0)
+loss = MultipleNegativesRankingLoss(model)
+trainer = training.new_search_trainer(model, batches, batches.select(range(8)), loss, plan, machine, sys.argv[3], seed=0)
+
+class Kill(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step + 1 == int(sys.argv[4]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+trainer.add_callback(Kill())
+trainer.train()
+trainer.save_model(sys.argv[3] + "/model")
+print("LOSSES " + json.dumps([each["loss"] for each in trainer.state.log_history if "loss" in each]))
+"""
+ELSEWHERE = """
+import sys
+try:
+    import helpers
+    raise SystemExit("helpers can be imported: this is not elsewhere")
+except ModuleNotFoundError:
+    pass
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], device="cpu")
+codes = ["def read(path):\\n    return open(path).read()", "def add(a, b):\\n    return a + b"]
+print(model.similarity(model.encode(["reads a file"]), model.encode(codes)).shape, model.max_seq_length)
+"""
+
+
+def trained(sources: Path, folder: Path, kill_step: int = 0) -> subprocess.CompletedProcess:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", RUN, root, sources, folder, kill_step]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one_and_its_export_loads_elsewhere(tmp_path):
+    cpu_here()
+    sources = library(tmp_path / "library")
+    whole = trained(sources, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert trained(sources, tmp_path / "killed", kill_step=6).returncode < 0
+    resumed = trained(sources, tmp_path / "killed")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    losses = [json.loads(one.stdout.rsplit("LOSSES ", 1)[1]) for one in (whole, resumed)]
+    assert losses[0] == losses[1]
+    weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert weights[0] == weights[1]
+    environment = {"HF_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": ""}
+    command = [sys.executable, "-I", "-c", ELSEWHERE, str(tmp_path / "whole/model")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["torch.Size([1,", "2])", "64"]
+    assert not [*(tmp_path / "whole/model").rglob("*.bin")]
+    found = search(sources, "decode a JSON document", model=tmp_path / "whole/model", cache=tmp_path / "cache")
+    assert len(found) == 5 and torch.isfinite(torch.tensor([one.score for one in found])).all()

@@ -1,0 +1,118 @@
+"""Text of entities against what `ast` says of the same files, and a tokenizer that gives names the same tokens everywhere."""
+
+import ast
+
+import pytest
+
+from helpers.graphmer.graph.extraction import load_graph
+from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.text import (
+    NAMES_ONLY,
+    Documents,
+    encodings,
+    identifier_tokens,
+    leaf_text,
+    shown_name,
+    train_tokenizer,
+)
+
+from .batches import library
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="module")
+def documents(folder):
+    return Documents.read(load_graph(folder), folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(documents):
+    return train_tokenizer(documents.sources(), 2000)
+
+
+def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(documents, folder):
+    checked = 0
+    for path in sorted(folder.rglob("*.py")):
+        module = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        source = path.read_text()
+        for node in ast.parse(source).body:
+            name = f"{module}.{getattr(node, 'name', '')}"
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and name in documents.graph.entities:
+                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                lines = source.split("\n")[documents.graph.entities[name].line - 1 : node.end_lineno]
+                assert documents.text(name) == "\n".join([name, *lines])
+                assert first <= documents.graph.entities[name].line <= node.lineno
+                checked += 1
+    assert checked > 40
+
+
+def test_anchors_are_where_definitions_are_named(documents):
+    found = 0
+    for name, entity in documents.graph.entities.items():
+        text = documents.text(name)
+        own, *inner = documents.anchors(name, text)
+        assert text[own.start : own.end] == shown_name(name)
+        for anchor in inner:
+            named = documents.graph.entities[anchor.entity]
+            assert text[anchor.start : anchor.end] == named.name
+            assert entity.line <= named.line <= named.end_line <= entity.end_line
+            found += 1
+    assert found > 300
+
+
+def test_what_has_no_source_of_its_own_is_a_name(documents):
+    for name, entity in documents.graph.entities.items():
+        if entity.status != DEFINED or entity.type in NAMES_ONLY:
+            assert documents.text(name) == shown_name(name)
+
+
+def test_a_source_that_is_gone_or_changed_is_refused(folder, tmp_path):
+    graph = load_graph(library(tmp_path))
+    (tmp_path / "json/tool.py").write_text("# changed\n")
+    with pytest.raises(ValueError, match=r"json/tool\.py: changed since the graph was built"):
+        Documents.read(graph, tmp_path)
+    (tmp_path / "json/tool.py").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tool\.py.*no such file"):
+        Documents.read(graph, tmp_path)
+
+
+def test_decoding_gives_the_text_back_and_special_tokens_in_it_are_text(tokenizer):
+    text = "def f(x):\n\treturn '[MASK] ünïcode' + readHTTPLine_2  # …\n"
+    [found] = encodings(tokenizer, [text])
+    assert tokenizer.decode(found.ids) == text and min(found.ids) > 2
+
+
+def test_a_name_has_the_same_tokens_wherever_it_is(tokenizer):
+    def inside(text: str, name: str) -> list[int]:
+        [found] = encodings(tokenizer, [text])
+        at = text.index(name)
+        return [one for one, (first, _) in zip(found.ids, found.offsets, strict=True) if at <= first < at + len(name)]
+
+    name = "JSONDecodeError"
+    places = [f"raise {name}(x)", f"json.decoder.{name}", name, f"except ({name}):"]
+    assert len({tuple(inside(text, name)) for text in places}) == 1
+
+
+def test_identifier_tokens_are_those_of_letters_digits_and_underscores(tokenizer):
+    words = identifier_tokens(tokenizer)
+    for text, is_word in (("encode", True), ("_default", True), ("3", True), (" ", False), ("(", False), ("\n", False)):
+        assert all(words[one] == is_word for one in encodings(tokenizer, [text])[0].ids), text
+    assert not words[:3].any()
+
+
+def test_the_same_texts_make_the_same_tokenizer_and_none_is_refused(documents, tokenizer):
+    assert train_tokenizer(documents.sources(), 2000).get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(ValueError, match="texts: none to train a tokenizer on"):
+        train_tokenizer(iter([""]), 2000)
+
+
+def test_a_leaf_shows_the_last_two_parts_of_a_name(documents):
+    assert leaf_text(documents.graph.entities["json.encoder.JSONEncoder.default"]) == "JSONEncoder.default"
+    parameter = next(one for one in documents.graph.entities.values() if one.id == "json.dumps(obj)")
+    assert leaf_text(parameter) == "json.dumps(obj)"
