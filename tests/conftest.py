@@ -18,7 +18,11 @@ gc.disable()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with runs in processes of their own come first: none is left to one worker at the end."""
-    items.sort(key=lambda item: not {"forked", "run", "compiled"} & vars(item.module).keys())
+    items.sort(
+        key=lambda item: (
+            not {"harness", "forked", "faults", "run", "run_notebook", "compiled"} & vars(item.module).keys()
+        )
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -13,14 +13,14 @@ pytestmark = pytest.mark.once
 # What no other test does: a kernel of which Jupyter, papermill or a person makes an end.
 CELLS = (
     faults.Cell("papermill", "step", "SIGTERM"),
-    faults.Cell("papermill", "saving", "SIGKILL"),
-    faults.Cell("notebook kernel", "step", "SIGTERM"),
+    pytest.param(faults.Cell("papermill", "saving", "SIGKILL"), marks=pytest.mark.slow),
+    pytest.param(faults.Cell("notebook kernel", "step", "SIGTERM"), marks=pytest.mark.slow),
     faults.Cell("notebook kernel", "evaluation", "SIGINT"),
     faults.Cell("single fault", "", "two owners"),
 )
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell[:3]))
 def test_a_disturbed_run_ends_as_an_undisturbed_one(cell, tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "PYTHONS", {"cpu": Path(sys.executable)})
     assert faults.outcome(cell, tmp_path / "work")["outcome"] == "identical"
