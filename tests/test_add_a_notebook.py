@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .notebook_run import ROOT, run, text_of
+from .harness import ROOT, text_of
+from .harness import run_notebook as run
 
 pytestmark = pytest.mark.once
 PAGE = (ROOT / "docs/add-a-notebook.md").read_text(encoding="utf-8")

@@ -18,10 +18,9 @@ from helpers.legal.records import split_records
 from helpers.legal.training import workload
 from helpers.plan import settings as planner
 
+from .harness import NOTEBOOKS, cpu_here
 from .launched import LEGAL
-from .notebook_run import NOTEBOOKS
 from .test_legal_model import loaded, runtime
-from .xla_process import cpu_here
 
 pytestmark = pytest.mark.once
 

@@ -18,8 +18,8 @@ from helpers.legal.layout import Layout
 from helpers.legal.model import QWEN, QWEN_REVISION, sample_model, sample_tokenizer
 from helpers.legal.records import load_records
 
+from .harness import answers_on_xla
 from .test_legal_layout import CHATML, NO_SYSTEM, byte_level_bpe, tiny_qwen2
-from .xla_process import answers_on_xla
 
 ROOT = Path(__file__).parents[1]
 RECORDS = load_records("sample", num_records=4, seed=1).records

@@ -7,7 +7,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from helpers.legal.generation import Generated, generate, static_cache
 from helpers.machine.engine import cpu_copy
 
-from .xla_process import answers_on_xla
+from .harness import answers_on_xla
 
 PAD, STOP, OTHER_STOP = 0, 1, 7
 LENGTHS = (5, 40, 3, 17, 90, 8, 21, 33, 60, 2)

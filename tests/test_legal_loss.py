@@ -11,8 +11,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForC
 from helpers.legal.layout import IGNORED
 from helpers.legal.loss import tiled_loss, tiled_nll
 
+from .harness import cpu_here
 from .test_legal_model import loaded
-from .xla_process import cpu_here
 
 # B blocks · T tokens · D hidden size · V vocabulary
 B, T, D, V = 4, 12, 16, 300

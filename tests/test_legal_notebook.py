@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from helpers.machine import xla
 
-from .notebook_run import assert_refuses, refused, run, text_of
+from .harness import assert_refuses, refused, text_of
+from .harness import run_notebook as run
 
 TINY = {
     "data_source": "sample",

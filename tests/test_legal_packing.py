@@ -18,8 +18,8 @@ from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, m
 from helpers.machine import xla
 from helpers.machine.runtime import detect
 
+from .harness import answers_on_xla
 from .test_legal_model import runtime
-from .xla_process import answers_on_xla
 
 # N blocks · B blocks of a batch · T tokens a block · V vocabulary
 LENGTH = 32

@@ -22,11 +22,11 @@ from helpers.legal.training import NOT_ON_XLA, LegalTrainer
 from helpers.machine import xla
 from helpers.run import checkpoint
 
-from . import forked
+from . import harness
+from .harness import cpu_here
 from .legal_run import rows
 from .test_legal_model import loaded
 from .workloads import plan_by_hand
-from .xla_process import cpu_here
 
 DRIVER = Path(__file__).with_name("legal_run.py")
 METHODS = ("lora", "full")
@@ -67,7 +67,7 @@ def run(*folders_and_options, fresh: bool = False) -> subprocess.CompletedProces
     """Runs of folder, options, folder, options, ... in one process."""
     arguments = [json.dumps(each) if isinstance(each, dict) else each for each in folders_and_options]
     on_xla = any(each["kind"] == "xla" for each in folders_and_options if isinstance(each, dict))
-    return forked.run(DRIVER, *arguments, xla=on_xla, fresh=fresh)
+    return harness.run(DRIVER, *arguments, xla=on_xla, fresh=fresh)
 
 
 def results(process: subprocess.CompletedProcess) -> list[dict]:

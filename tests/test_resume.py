@@ -14,7 +14,7 @@ import pytest
 from helpers.machine import xla
 from helpers.run import checkpoint
 
-from . import forked
+from . import harness
 
 DRIVER = Path(__file__).with_name("training_run.py")
 LAST_STEP = 12
@@ -24,7 +24,7 @@ SLOW_ON_XLA = [KINDS[0], pytest.param("xla", marks=[ON_XLA, pytest.mark.slow])]
 
 
 def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
-    return forked.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
+    return harness.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
 
 
 def result(process: subprocess.CompletedProcess) -> dict:

@@ -22,7 +22,7 @@ from tests.tuning.test_notebook import TINY as TUNING
 
 from .graphmer.batches import library
 from .graphmer.test_notebook import CHANGES
-from .notebook_run import NOTEBOOKS, ROOT
+from .harness import NOTEBOOKS, ROOT
 from .test_legal_notebook import TINY as LEGAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]

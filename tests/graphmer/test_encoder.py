@@ -19,8 +19,8 @@ from helpers.graphmer.encoder import (
     relation_product,
 )
 from helpers.machine import attention
-from tests.elsewhere import answers
-from tests.xla_process import answers_on_xla
+from tests.harness import answers_on_xla
+from tests.harness import elsewhere as answers
 
 from .batches import ALL_TERMS, PAD, L, config, inputs, leafy_batch, perturbed, weight_count
 

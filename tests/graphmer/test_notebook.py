@@ -12,7 +12,8 @@ from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.encoder import GraphMERForPreTraining
 from helpers.machine import xla
 from tests.graph_run import SMALL
-from tests.notebook_run import assert_refuses, refused, run, text_of
+from tests.harness import assert_refuses, refused, text_of
+from tests.harness import run_notebook as run
 
 from .batches import library
 

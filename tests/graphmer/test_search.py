@@ -16,7 +16,7 @@ from datasets import Dataset
 from helpers.graphmer.pairs import definitions, held_out_packages, in_batches, pairs
 from helpers.graphmer.search import Bm25, CodeSearch, search, standardised, words
 from helpers.graphmer.search_training import freeze_lower_half, sentence_encoder
-from tests.xla_process import cpu_here
+from tests.harness import cpu_here
 
 from .batches import library
 

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.machine import xla
 from helpers.run import checkpoint
-from tests import forked
+from tests import harness
 from tests.test_resume import SLOW_ON_XLA, fingerprint, result
 
 from .batches import library
@@ -31,7 +31,7 @@ def sources(tmp_path_factory) -> str:
 
 
 def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
-    return forked.run(DRIVER, output_dir, json.dumps(options), xla=options["kind"] == "xla", fresh=fresh)
+    return harness.run(DRIVER, output_dir, json.dumps(options), xla=options["kind"] == "xla", fresh=fresh)
 
 
 @pytest.fixture(scope="module")

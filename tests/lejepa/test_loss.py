@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.lejepa.loss import LeJEPALoss, SIGReg, crop, plain_sigreg, views
-from tests.xla_process import answers_on_xla
+from tests.harness import answers_on_xla
 
 K, T = 24, 6
 INPUTS = {

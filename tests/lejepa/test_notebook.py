@@ -12,7 +12,8 @@ from sentence_transformers import SentenceTransformer
 from helpers.lejepa.parameters import EmbeddingParameters
 from helpers.machine import xla
 from helpers.parameters import MAIN, extra
-from tests.notebook_run import assert_refuses, refused, run, text_of
+from tests.harness import assert_refuses, refused, text_of
+from tests.harness import run_notebook as run
 
 TINY = {
     "data_source": "sample",

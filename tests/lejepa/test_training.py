@@ -15,8 +15,8 @@ from helpers.lejepa.data import Collection
 from helpers.lejepa.loss import views
 from helpers.lejepa.training import flops_per_token, padded, pairs
 from helpers.machine import xla
-from helpers.train import checkpoint
-from tests import forked
+from helpers.run import checkpoint
+from tests import harness
 from tests.lejepa_run import build_model
 
 DRIVER = Path(__file__).parents[1] / "lejepa_run.py"
@@ -24,7 +24,7 @@ ON_XLA = pytest.mark.skipif(not xla.installed(), reason="torch_xla is not instal
 
 
 def run(output_dir: Path, fresh: bool = False, **options) -> subprocess.CompletedProcess:
-    return forked.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
+    return harness.run(DRIVER, output_dir, json.dumps(options), xla=options.get("kind") == "xla", fresh=fresh)
 
 
 def result(process: subprocess.CompletedProcess) -> dict:

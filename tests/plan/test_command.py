@@ -16,7 +16,7 @@ from helpers.plan.machines import machine, runtime_of
 from helpers.plan.settings import memory_of, plan
 from helpers.plan.workloads import ROOMS, Asked, room
 from helpers.show.tables import GIB
-from tests.xla_process import cpu_here
+from tests.harness import cpu_here
 
 pytestmark = pytest.mark.once
 

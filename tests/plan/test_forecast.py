@@ -28,8 +28,8 @@ from helpers.plan.forecast import (
 )
 from helpers.plan.machines import machine, price_of, runtime_of
 from helpers.plan.settings import Recipe, plan
+from tests.harness import cpu_here
 from tests.workloads import bert, stack
-from tests.xla_process import cpu_here
 
 pytestmark = pytest.mark.once
 

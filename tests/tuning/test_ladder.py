@@ -20,8 +20,8 @@ from helpers.machine import xla
 from helpers.tuning import ladder
 from helpers.tuning.ladder import Rung, TooSlow, Window, decision, interval
 from helpers.tuning.training import BATCH, Task, Utilisation
+from tests.harness import cpu_here
 from tests.tuning_run import task_of
-from tests.xla_process import cpu_here
 
 ROOT = Path(__file__).resolve().parents[2]
 

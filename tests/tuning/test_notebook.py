@@ -10,7 +10,8 @@ import pytest
 from transformers import pipeline
 
 from helpers.machine import xla
-from tests.notebook_run import assert_refuses, refused, run, text_of
+from tests.harness import assert_refuses, refused, text_of
+from tests.harness import run_notebook as run
 
 TINY = {
     "data_source": "sample",

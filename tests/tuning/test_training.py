@@ -14,9 +14,9 @@ from helpers.machine import xla
 from helpers.tuning.evaluation import START, TUNED, paired_seeds, scores, verdict
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import BATCH, Task
-from tests import forked
+from tests import harness
+from tests.harness import cpu_here
 from tests.tuning_run import LENGTH, task_of, trainer_of
-from tests.xla_process import cpu_here
 
 DRIVER = Path(__file__).resolve().parents[1] / "tuning_run.py"
 KEYS = ("input_ids", "attention_mask")
@@ -31,7 +31,7 @@ def cpu():
 def in_process(*runs: tuple[Path, dict]) -> list[dict]:
     arguments = [argument for folder, options in runs for argument in (str(folder), json.dumps(options))]
     on_xla = any(options.get("kind") == "xla" for _, options in runs)
-    process = forked.run(DRIVER, *arguments, xla=on_xla, TF_CPP_MIN_LOG_LEVEL="3")
+    process = harness.run(DRIVER, *arguments, xla=on_xla, TF_CPP_MIN_LOG_LEVEL="3")
     assert process.returncode == 0, process.stderr[-3000:]
     lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
     return [json.loads(line.removeprefix("RESULT ")) for line in lines]
