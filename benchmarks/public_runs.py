@@ -8,7 +8,7 @@ by least squares, in which each source weighs the root of its number of runs. Th
 end, where it holds the most residuals of the kind of device, each run left out of the fit.
 
 A pair is the same model, method and length of one source on two machines, each with its own batch. The error of a predicted ratio
-that 95 % of the choosing pairs stay within is RATIO; a pair is decided where that leaves 1 outside.
+that 95 % of the choosing pairs stay within is RATIO, of one and several of a card SAME_CARD; a pair is decided where that leaves 1 outside.
 """
 
 from __future__ import annotations
@@ -197,20 +197,28 @@ def log_ratios(pairs: Sequence[tuple[Run, Run]], coefficients: np.ndarray) -> tu
     return np.array(predicted), np.array(measured)
 
 
+def same_card(one: Run, other: Run) -> bool:
+    """Whether only the number of devices differs."""
+    return all(one.about[name] == other.about[name] for name in ("device", "precision"))
+
+
 def planner(runs: Sequence[Run]) -> dict:
     """The constants of helpers/plan/forecast.py, from the runs that choose."""
     chosen = [run for run in runs if run.chooses]
     coefficients, residuals = fit(chosen)
     at = middles(chosen, residuals)
     gpu, tpu, balance, size, alone = map(float, coefficients)
-    predicted, measured = log_ratios(pairs(chosen), coefficients)
+    jobs = pairs(chosen)
+    predicted, measured = log_ratios(jobs, coefficients)
+    error, alike = abs(predicted - measured), np.array([same_card(*pair) for pair in jobs])
     return {
         "CONSTANT": {"cuda": round(gpu + at["cuda"], 3), "xla": round(tpu + at["xla"], 3)},
         "BALANCE": round(balance, 3),
         "SIZE": round(size, 3),
         "SIZE_UNFUSED": round(size + alone, 3),
         "EITHER_WAY": round(math.sqrt(WIDTH), 2),
-        "RATIO": round(math.exp(np.quantile(abs(predicted - measured), 0.95)), 2),
+        "RATIO": round(math.exp(np.quantile(error, 0.95)), 2),
+        "SAME_CARD": round(math.exp(np.quantile(error[alike], 0.95)), 2),
     }
 
 
@@ -221,7 +229,9 @@ def tested(runs: Sequence[Run]) -> dict:
     good = inside(others, coefficients, middles(chosen, residuals))
     held_out = pairs(others)
     predicted, measured = log_ratios(held_out, coefficients)
-    decided = abs(predicted) > math.log(planner(runs)["RATIO"])
+    found = planner(runs)
+    errors = [found["SAME_CARD" if same_card(*pair) else "RATIO"] for pair in held_out]
+    decided = abs(predicted) > np.log(errors)
     right = np.sign(predicted[decided]) == np.sign(measured[decided])
     kinds = {kind: [one for one, run in zip(good, others, strict=True) if run.kind == kind] for kind in ("cuda", "xla")}
     return {

@@ -41,7 +41,10 @@ LIBRARIES = 2**29  # bytes of a CPU's process beside tensors: modules loaded lat
 CONSTANT, BALANCE, SIZE, SIZE_UNFUSED = {"cuda": -0.358, "xla": -0.032}, 0.191, -0.211, -0.357
 SIZES = (0.004, 0.5)  # seconds at the peak of published micro-batches
 EITHER_WAY = 1.87  # the interval of a time: 3.5 from its lower to its upper end
-RATIO = 1.77  # of two machines of a kind on the same job, whose common errors cancel
+RATIO, SAME_CARD = (
+    1.77,
+    1.26,
+)  # of two machines of a kind on the same job, whose common errors cancel; of one and several of a card
 SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on this very machine
 ADAMW_BYTES = 28.0  # a trained weight: weight, gradient and two moments are read, all but the gradient written
 
@@ -304,15 +307,19 @@ def _of_process(span: Range, weights: int) -> Range:
 # ---- which machine
 
 
-def ratio(one: Range, other: Range, same_kind: bool) -> Range:
-    """How many times as much `other` is as `one`, times or costs of the same run on two machines.
+def ratio(one: Forecast, other: Forecast, of: str) -> Range:
+    """How many times the "seconds" or "usd" of `one` the same run takes on `other`.
 
-    Errors that both machines share (the software, the model, how its step was counted) cancel; machines of two kinds share none.
-    What makes one of them wider than others, a micro-batch smaller than any published, does not cancel.
+    Errors that both machines share (the software, the model, how its step was counted) cancel, most of all on several of the same
+    card; machines of two kinds share none. A micro-batch that is smaller than any published does not cancel.
     """
-    found = around(other.value / one.value, RATIO if same_kind else EITHER_WAY**2, "published pairs")
-    mine, theirs = (max(1, each.high / each.value / EITHER_WAY) for each in (one, other))
-    return replace(found, low=found.low / mine, high=found.high * theirs)
+    mine, theirs = getattr(one, of), getattr(other, of)
+    error = RATIO if one.machine.kind == other.machine.kind else EITHER_WAY**2
+    if one.machine.accelerator == other.machine.accelerator:
+        error = SAME_CARD
+    found = around(theirs.value / mine.value, error, "published pairs")
+    wider = (mine.high / mine.value) / (theirs.high / theirs.value)
+    return replace(found, low=found.low / max(1, wider), high=found.high * max(1, 1 / wider))
 
 
 def least(forecasts: Sequence[Forecast], of: str) -> tuple[Forecast | None, list[Forecast]]:
@@ -320,9 +327,4 @@ def least(forecasts: Sequence[Forecast], of: str) -> tuple[Forecast | None, list
     known = sorted((each for each in forecasts if getattr(each, of)), key=lambda each: getattr(each, of).value)
     if len(known) < 2:
         return None, []
-    first, *others = known
-
-    def is_near(other: Forecast) -> bool:
-        return ratio(getattr(first, of), getattr(other, of), first.machine.kind == other.machine.kind).low <= 1
-
-    return first, [each for each in others if is_near(each)]
+    return known[0], [each for each in known[1:] if ratio(known[0], each, of).low <= 1]
