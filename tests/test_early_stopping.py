@@ -62,14 +62,6 @@ def test_the_run_stops_at_the_right_evaluation_and_is_the_same_until_there(to_th
     assert f"loaded checkpoint-{early['best_step']}, the best evaluation" in early["train"]["messages"][-1]
 
 
-@pytest.mark.once
-def test_the_last_and_the_best_checkpoint_are_kept(stopped):
-    folder, early = stopped("cpu")
-    kept = [checkpoint.step_of(path) for path in checkpoint.listed(folder)]
-    assert {early["train"]["steps"], early["best_step"]} <= set(kept)
-    assert not [path for path in checkpoint.listed(folder) if checkpoint.damage(path)]
-
-
 @pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_a_resumed_run_stops_where_the_undisturbed_one_does(kind, stopped, tmp_path):
     folder, early = stopped(kind)

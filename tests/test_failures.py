@@ -20,13 +20,6 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(kind, tmp_pat
     assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
 
 
-@pytest.mark.once
-def test_a_loss_that_turns_bad_between_logs_is_not_saved_either(tmp_path):
-    stopped = run(tmp_path, nan_step=3, logging_steps=100, save_steps=4)
-    assert "first at step 3, noticed at step 4" in stopped.stderr
-    assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-0"
-
-
 LARGE = {"batch_size": 64, "accumulation": 1, "blocks": 64, "steps": 3, "save_steps": 3, "dropout": 0.0}
 
 

@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 
 from transformers import TrainerControl  # noqa: E402
 
-from helpers.machine import ranks  # noqa: E402
 from helpers.train.interruption import (  # noqa: E402
     SIGNALS,
     FiniteGuard,
@@ -43,22 +42,6 @@ def arrived():
     yield seen
     for number, handler in previous.items():
         signal.signal(number, handler)
-
-
-def test_a_signal_that_comes_while_the_others_are_asked_is_kept_for_the_next_step(arrived, monkeypatch):
-    asked, gather = [], ranks.gather
-
-    def ask(value):
-        answers = gather(value)
-        if not asked:
-            os.kill(os.getpid(), signal.SIGTERM)
-        asked.append(value)
-        return answers
-
-    monkeypatch.setattr(ranks, "gather", ask)
-    with Stops().listening() as stops:
-        assert asked_to_stop(stops) == (False, False)
-        assert asked_to_stop(stops) == (True, True)
 
 
 def test_the_step_boundary_after_a_signal_saves_and_stops(arrived):
@@ -143,13 +126,6 @@ def guard(*losses: float, accumulation: int = 1) -> FiniteGuard:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_first_bad_step_is_found_and_later_ones_do_not_move_it(bad):
     assert guard(1.0, 2.0, bad, 3.0, math.nan, math.inf).first_bad_step() == 2
-
-
-@pytest.mark.parametrize("position", range(6))
-def test_any_micro_batch_of_a_step_makes_the_step_bad(position):
-    losses = [1.0] * 6
-    losses[position] = math.nan
-    assert guard(*losses, accumulation=3).first_bad_step() == position // 3
 
 
 def test_the_guard_reads_no_value_until_it_is_asked():

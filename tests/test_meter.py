@@ -65,17 +65,6 @@ def test_every_column_of_texts_counts_and_a_pair_is_one_example():
 # -- clocks --
 
 
-def test_time_aside_is_no_training_time():
-    meter = Meter(runtime(), 1.0)
-    meter.start()
-    time.sleep(0.02)
-    with meter.aside():
-        time.sleep(0.3)
-    meter.close()
-    assert meter.aside_seconds >= 0.3
-    assert 0.02 <= meter.seconds - meter.aside_seconds < 0.3
-
-
 def busy(seconds: float) -> None:
     until = time.process_time() + seconds
     while time.process_time() < until:
@@ -96,21 +85,6 @@ def test_processor_time_counts_neither_waiting_nor_what_is_aside_and_goes_on_in_
     busy(0.2)
     meter.close()
     assert 0.4 <= meter.processor_seconds < 0.6
-
-
-def test_a_resumed_run_goes_on_from_what_was_counted():
-    first = Meter(runtime(), 1.0)
-    first.start()
-    first.count(batch(4, 16))
-    time.sleep(0.01)
-    state = first.state()
-    second = Meter(runtime(), 1.0)
-    second.start(state)
-    second.count(batch(4, 16))
-    time.sleep(0.01)
-    second.close()
-    assert (second.examples, second.tokens) == (8, 128)
-    assert second.seconds >= state["seconds"] + 0.01
 
 
 def test_the_state_saved_inside_a_checkpoint_counts_the_saving_so_far_as_aside():

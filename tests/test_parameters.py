@@ -50,11 +50,6 @@ def test_only_a_bool_is_a_bool_and_the_message_says_what_to_write(text):
         make(resume=text)
 
 
-def test_number_that_yaml_left_a_string_is_refused_with_both_ways_to_write_it():
-    with pytest.raises(ValueError, match=r"learning_rate='1e-3' .* 1\.0e-3, or `-p learning_rate 1e-3`"):
-        make(learning_rate="1e-3")
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True])
 def test_float_that_is_no_finite_number_is_refused(value):
     with pytest.raises(ValueError, match="learning_rate="):
@@ -103,17 +98,6 @@ def test_home_folder_is_expanded(tmp_path, monkeypatch):
     (tmp_path / "stories.txt").write_text("once")
     made = make(data_source="~/stories.txt", output_dir="~/runs")
     assert (made.data_source, made.output_dir) == (str(tmp_path / "stories.txt"), str(tmp_path / "runs"))
-
-
-def test_existing_relative_path_that_looks_like_a_hub_id_is_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner" / "stories").mkdir(parents=True)
-    assert parameters.source_path("data_source", "owner/stories") == Path("owner/stories")
-
-
-def test_a_choice_that_is_unknown_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"kind='relu' is unknown: give one of 'tanh', 'linear'"):
-        Reservoir(**GOOD, kind="relu")
 
 
 def test_everything_that_is_wrong_is_said_at_once():

@@ -131,17 +131,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_its_reason(harm, undist
 
 
 @pytest.mark.once
-def test_with_every_checkpoint_damaged_the_run_starts_fresh_and_says_so(undisturbed, tmp_path):
-    folder, _ = undisturbed("cpu")
-    run(tmp_path, kill_step=10)
-    for damaged in checkpoint.listed(tmp_path):
-        (damaged / "model.safetensors").unlink()
-    messages = result(run(tmp_path))["train"]["messages"]
-    assert messages[2] == "no whole checkpoint: starting from step 0"
-    assert fingerprint(tmp_path) == fingerprint(folder)
-
-
-@pytest.mark.once
 def test_a_full_disk_stops_the_run_by_name_and_keeps_the_older_checkpoint(undisturbed, tmp_path):
     folder, _ = undisturbed("cpu")
     full = run(tmp_path, file_limit=50_000)
@@ -162,21 +151,6 @@ def test_the_stop_button_and_a_closed_terminal_save_the_last_finished_step(name,
     assert fingerprint(tmp_path) == fingerprint(folder)
 
 
-@pytest.mark.once
-def test_a_second_interrupt_does_not_wait_for_a_checkpoint(tmp_path):
-    stopped = run(tmp_path, signals=[(6, "SIGINT"), (6, "SIGINT")])
-    assert stopped.stderr.rstrip().endswith("KeyboardInterrupt")
-    assert checkpoint.newest_whole(tmp_path)[0].name == "checkpoint-4"
-
-
-@pytest.mark.once
-def test_a_log_after_a_resume_is_over_the_steps_before_the_stop_too(tmp_path):
-    whole = result(run(tmp_path / "whole", logging_steps=4))
-    run(tmp_path / "parts", logging_steps=4, signals=[(6, "SIGTERM")])
-    parts = result(run(tmp_path / "parts", logging_steps=4))
-    assert parts["losses"] == whole["losses"] and len(whole["losses"]) == 4  # the first step, and every fourth
-
-
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
@@ -193,12 +167,6 @@ def test_a_stop_inside_an_evaluation_does_not_wait_for_its_end_and_loses_nothing
     assert resumed["eval_losses"] == reference["eval_losses"]
     assert resumed["best_step"] == reference["best_step"]
     assert fingerprint(tmp_path) == fingerprint(folder)
-
-
-@pytest.mark.once
-def test_a_stop_inside_the_first_evaluation_leaves_the_run_at_its_start(undisturbed, tmp_path):
-    stopped = run(tmp_path, eval_on_start=True, evaluation_signal=(0, "SIGTERM"))
-    assert "Stopped: SIGTERM at step 0: checkpoint-0 is written and whole" in stopped.stderr
 
 
 @pytest.mark.once

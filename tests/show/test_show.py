@@ -14,7 +14,7 @@ from transformers import TrainerControl, TrainerState  # noqa: E402
 
 from helpers.machine import runtime  # noqa: E402
 from helpers.show import progress as progress_of  # noqa: E402
-from helpers.show import tables, tracking  # noqa: E402
+from helpers.show import tables  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -81,10 +81,6 @@ def test_all_sessions_of_a_run_are_one_wandb_run(tmp_path):
     assert progress_of._wandb_run(tmp_path) != progress_of._wandb_run(tmp_path / "other")
 
 
-def test_none_stays_none_and_looks_nowhere():
-    assert tracking.report_to("none") == ("none", "report_to='none'")
-
-
 # -- progress --
 
 
@@ -102,11 +98,6 @@ def test_outside_a_notebook_progress_is_one_plain_line_a_log_and_says_how_long_t
     assert first.startswith("step 1/20  loss 4.0000  learning_rate 1.00e-03  steps/s ") and "left " in first
     assert second.startswith("step 10/20  loss 2.5000  learning_rate 9.00e-04  steps/s ")
     assert third == "step 10/20  eval_loss 2.7500"
-
-
-def test_an_evaluation_before_training_is_no_line(capsys):
-    progress_of.Progress().on_log(None, TrainerState(max_steps=20), TrainerControl(), logs={"eval_loss": 1.0})
-    assert capsys.readouterr().out == ""
 
 
 # -- tables --
@@ -144,14 +135,6 @@ def test_a_table_is_html_in_a_notebook_and_text_in_its_plain_form(tmp_path):
         and "&lt;b&gt;ours&lt;/b&gt;" in html
         and '<td style="text-align:left">4,835,696</td>' in html
     )
-
-
-def test_a_markdown_table_has_a_line_a_row():
-    assert tables.markdown(ROWS[:1]).splitlines() == [
-        "| model | perplexity | weights | done |",
-        "| --- | --- | --- | --- |",
-        "| <b>ours</b> | 26.64 | 4,835,696 | yes |",
-    ]
 
 
 @pytest.mark.parametrize(
