@@ -21,7 +21,6 @@ DEFAULTS = {
     "rank": 4,  # of the adapter
     "dropout": 0.05,
     "checkpointing": False,
-    "packing": "bfd",
     "steps": 8,
     "batch_size": 8,  # blocks of a micro-batch
     "accumulation": 1,
@@ -29,7 +28,6 @@ DEFAULTS = {
     "save_steps": 4,
     "learning_rate": 1e-2,
     "warmup_fraction": 0.05,
-    "patience": 0,
     "rows": 200,
     "length": 64,
     "alphabet": [3, 60],  # tokens of the training rows
@@ -60,10 +58,11 @@ def main(output_dir: str, options: dict) -> dict:
     machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
+    from datasets import Dataset
 
     from helpers.legal.model import load_model
     from helpers.legal.parameters import LegalParameters
-    from helpers.legal.training import LegalTrainer
+    from helpers.legal.training import LegalTrainer, sft_config
     from helpers.machine import xla
     from tests.workloads import plan_by_hand
 
@@ -72,11 +71,7 @@ def main(output_dir: str, options: dict) -> dict:
         base_model="sample",
         method=options["method"],
         lora_rank=options["rank"],
-        lora_alpha=8,
-        packing=options["packing"],
-        patience=options["patience"],
         logging_steps=options["logging_steps"],
-        eval_steps=options["save_steps"],
         save_steps=options["save_steps"],
         seed=1,
     )
@@ -93,7 +88,7 @@ def main(output_dir: str, options: dict) -> dict:
         gradient_checkpointing=options["checkpointing"],
         optimizer="paged_adamw_8bit" if options["method"] == "qlora" else "adamw_torch",
     )
-    evaluated = rows(40, options["length"], seed=1, alphabet=options["eval_alphabet"])
+    evaluated = Dataset.from_list(rows(40, options["length"], seed=1, alphabet=options["eval_alphabet"]))
     transfers: list[int] = []
 
     class Watch(transformers.TrainerCallback):
@@ -106,19 +101,13 @@ def main(output_dir: str, options: dict) -> dict:
                 counts = xla.counters()
                 transfers.append(int(counts["item_calls"] + counts["host_transfers"]))
 
-    trainer = LegalTrainer(
-        model,
-        tokenizer,
-        rows(options["rows"], options["length"], seed=0, alphabet=options["alphabet"]),
-        evaluated,
-        options["length"],
-        params.model_copy(update={"seed": 5}),
-        planned,
-        machine,
-        Path(output_dir),
+    arguments = sft_config(
+        planned, machine, Path(output_dir), length=options["length"], **params.logged() | {"seed": 5}
     )
+    taught = Dataset.from_list(rows(options["rows"], options["length"], seed=0, alphabet=options["alphabet"]))
+    trainer = LegalTrainer(model, arguments, taught, evaluated, tokenizer, plan=planned, runtime=machine)
     trainer.add_callback(Watch())
-    held_out = rows(13, options["length"], seed=2)
+    held_out = Dataset.from_list(rows(13, options["length"], seed=2))
     before_training = trainer.completion_loss(held_out)["loss"], loss_by_hand(trainer, held_out)
     trainer.train(resume_from_checkpoint=options["resume"])
     moved = {

@@ -16,6 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from helpers.legal.sample import sample_records
+from tests.legal.test_notebook import TINY as LEGAL
 from tests.lejepa.test_notebook import TINY as EMBEDDING
 from tests.notebook.test_notebooks import TINY as RESERVOIR
 from tests.tuning.test_notebook import TINY as TUNING
@@ -23,7 +24,6 @@ from tests.tuning.test_notebook import TINY as TUNING
 from .graphmer.batches import library
 from .graphmer.test_notebook import CHANGES
 from .harness import NOTEBOOKS, ROOT
-from .test_legal_notebook import TINY as LEGAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ GRAPH = {"config": "cpu", "changes": "; ".join(f"{key}={value}" for key, value i
 WALKS = {
     "tinystories_reservoir": (stories, {**RESERVOIR, "num_stories": 0}),
     "lejepa_training": (documents, {**EMBEDDING, "num_samples": 0}),
-    "legal_cot_sft": (records, {**LEGAL, "num_records": 0}),
+    "legal_cot_sft": (records, LEGAL),
     "graphmer_se": (sources, {**GRAPH, "max_steps": 8, "base_model": "sample", "search_steps": 2}),
     "hardware_tuning": (table, TUNING),
 }

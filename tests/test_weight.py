@@ -24,7 +24,7 @@ CEILINGS = {
     "plan": 6670,
     "reservoir": 12311,
     "lejepa": 11396,
-    "legal": 11778,
+    "legal": 9709,
     "tuning": 5320,
     "graphmer": 36567,
     "helpers": 93280,

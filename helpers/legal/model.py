@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from helpers.data import hub
-from helpers.legal.layout import SYSTEM, Layout, response
-from helpers.legal.parameters import LegalParameters
-from helpers.legal.records import SAMPLE_RECORDS, Record
-from helpers.legal.sample import sample_records
 from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE
+
+from .parameters import LegalParameters
+from .sample import sample_records
+from .training import ChatTemplate
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -27,7 +27,7 @@ NO_TPU = (
     "method='qlora': bitsandbytes has no kernels for a TPU. Use method='lora', whose frozen weights take 16 bits there, or "
     "a GPU with use_tpu=False"
 )
-SAMPLE_VOCABULARY = 1300
+SAMPLE_VOCABULARY = 600
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = (
     "{% for message in messages %}"
@@ -46,7 +46,7 @@ def load_model(
     With QLoRA the base is read onto the GPU where there is one, and its projections have 4 bits. The tokeniser and its
     template are checked before any weight is downloaded, and generation stops at what the layout trains.
 
-    Raises as `check_method`, `Layout` and `hub.reading`.
+    Raises as `check_method`, `ChatTemplate` and `hub.reading`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 
@@ -64,7 +64,7 @@ def load_model(
         )
     with hub.reading(name, "base_model"):
         tokenizer = sample_tokenizer() if name == SAMPLE else AutoTokenizer.from_pretrained(name, **options)
-    layout = Layout(tokenizer, params.layout)
+    template = ChatTemplate(tokenizer)
     if name == SAMPLE and params.method != "qlora":
         model = sample_model(len(tokenizer), tokenizer.eos_token_id, params.seed)
         for weight in model.parameters():  # not the rotary frequencies, which are not saved and stay fp32 when loaded
@@ -79,14 +79,20 @@ def load_model(
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):  # bitsandbytes, where an evaluation rounds the scales for good
             layer.support_avx512bf16_for_cpu = False
-    layout.set_stop_tokens(model.generation_config)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # only fills blocks; labels say what is trained
+    set_stop_tokens(model.generation_config, template)
     if params.method == "full":
         return model, tokenizer
     # A base model never saw the token that ends a turn: its embedding is as it was initialised, and LoRA leaves it so.
-    untrained = [] if layout.stop_token_id == tokenizer.eos_token_id else [layout.stop_token_id]
-    return apply_lora(model, params.lora_rank, params.lora_alpha, dropout=dropout, trained_tokens=untrained), tokenizer
+    untrained = [] if template.stop_token_id == tokenizer.eos_token_id else [template.stop_token_id]
+    return apply_lora(model, params.lora_rank, dropout=dropout, trained_tokens=untrained), tokenizer
+
+
+def set_stop_tokens(generation_config, template: ChatTemplate) -> None:
+    """Makes `generation_config` stop at what the model was trained to end with, and at what it stopped at before."""
+    before = generation_config.eos_token_id
+    before = before if isinstance(before, list) else [] if before is None else [before]
+    generation_config.eos_token_id = list(dict.fromkeys([*template.stop_token_ids(), *before]))
+    generation_config.pad_token_id = template.tokenizer.pad_token_id
 
 
 def pinned_revision(base_model: str) -> str | None:
@@ -116,11 +122,11 @@ def check_method(method: str, runtime: Runtime) -> None:
 
 
 def apply_lora(
-    model: PreTrainedModel, r: int, alpha: int, *, dropout: float = LORA_DROPOUT, trained_tokens: Sequence[int] = ()
+    model: PreTrainedModel, r: int, *, dropout: float = LORA_DROPOUT, trained_tokens: Sequence[int] = ()
 ) -> PeftModel:
     """LoRA (Hu et al. 2021) on every linear projection but the head: fp32 adapters of rank `r` beside frozen weights.
 
-    The update is scaled by alpha / r; dropout is on the adapter's input; the embeddings of `trained_tokens`, and their rows
+    The update is scaled by 2; dropout is on the adapter's input; the embeddings of `trained_tokens`, and their rows
     of the head, are trained too.
     """
     from peft import LoraConfig, get_peft_model
@@ -134,7 +140,7 @@ def apply_lora(
         LoraConfig(
             task_type="CAUSAL_LM",
             r=r,
-            lora_alpha=alpha,
+            lora_alpha=2 * r,
             lora_dropout=dropout,
             target_modules="all-linear",
             trainable_token_indices={name: [*trained_tokens] for name in names} if trained_tokens else None,
@@ -146,13 +152,12 @@ def apply_lora(
 
 
 def sample_tokenizer() -> PreTrainedTokenizerBase:
-    """Qwen2.5's kind of tokeniser, with its chat template and special tokens, of 1,300 entries trained on the sample."""
+    """Qwen2.5's kind of tokeniser, with its chat template and special tokens, of 600 entries trained on the sample."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
 
-    records = [Record(**fields) for fields in sample_records(SAMPLE_RECORDS, 0) if fields["gold"].part == "train"]
     tokenizer = Qwen2Tokenizer(chat_template=CHATML).train_new_from_iterator(
-        [f"{SYSTEM}\n{record.question}\n{response(record)}" for record in records],
+        ["\n".join(record.values()) for record in sample_records()],
         SAMPLE_VOCABULARY,
         new_special_tokens=[TURN_START, TURN_END],
         initial_alphabet=sorted(ByteLevel.alphabet()),

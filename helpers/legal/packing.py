@@ -6,28 +6,32 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from helpers.legal.layout import IGNORED
 from helpers.machine.runtime import Runtime
 
 if TYPE_CHECKING:
     import torch
 
+MULTIPLE = 128  # of lengths: what a TPU's matrix unit and fused attention kernels tile by
+BLOCK = 1024  # tokens of a block that several short records share
 FLASH = "flash_attention_2"
 SEGMENTWISE = "packed_segments"  # name under which transformers finds the attention below
 
 
-def count_blocks(lengths: Sequence[int], block_length: int, strategy: str) -> int:
-    """How many rows TRL makes of examples of these lengths."""
+def count_blocks(lengths: Sequence[int], block_length: int) -> int:
+    """How many blocks TRL's best fit makes of rows of these lengths."""
     from datasets import Dataset
     from trl import pack_dataset
 
-    if strategy == "padded":
-        return len(lengths)
     rows = Dataset.from_dict({"input_ids": [[0] * length for length in lengths]})
-    return len(pack_dataset(rows, block_length, strategy))
+    return len(pack_dataset(rows, block_length, "bfd"))
+
+
+def round_up(number: int, multiple: int = MULTIPLE) -> int:
+    return multiple * math.ceil(number / multiple)
 
 
 class FixedBlocks:
@@ -47,7 +51,7 @@ class FixedBlocks:
         batch = self._collate(examples)
         starts_BT = batch["position_ids"] == 0
         batch["segment_ids"] = starts_BT.cumsum(dim=1) * batch.pop("attention_mask")
-        batch["labels"][starts_BT] = IGNORED  # which nothing inside of its segment predicts
+        batch["labels"][starts_BT] = -100  # which nothing inside of its segment predicts
         return batch
 
 

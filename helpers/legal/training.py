@@ -1,125 +1,281 @@
-"""Supervised fine-tuning by TRL with this suite's reliability, on a GPU, a TPU or a CPU; and its step, for the planner."""
+"""Supervised fine-tuning in one file: a record becomes a row of tokens, some of them labels, and TRL's trainer learns these.
+
+    record  a conversation (`data.Record`): what was asked, and what the assistant should have written
+    row     the conversation in the model's own chat template, as token ids
+    labels  the ids that are learned: what the assistant writes, up to the token that ends its turn. -100: read only
+    trainer TRL's SFTTrainer, which packs rows into blocks and trains; ours adds exact resume, and one shape for a TPU
+
+# B blocks of a batch · T tokens of a block · D hidden size · V vocabulary
+"""
 
 from __future__ import annotations
 
-import copy
-import logging
+import json
 import math
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from datasets import Dataset, concatenate_datasets
-from transformers import PreTrainedTokenizerBase
+from torch.nn.functional import cross_entropy, linear, log_softmax
 from trl import SFTConfig, SFTTrainer
 
 from helpers.machine import xla
-from helpers.machine.runtime import Runtime
-from helpers.plan.settings import Plan
-from helpers.plan.workloads import Workload
 from helpers.show import tracking
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
-from .layout import IGNORED, round_up
-from .loss import base_of, tiled_loss
-from .packing import FLASH, SEGMENTWISE, FixedBlocks, choose_attention, mask_of
-from .parameters import NOTEBOOK, LegalParameters
+from .packing import FLASH, MULTIPLE, SEGMENTWISE, FixedBlocks, choose_attention, mask_of, round_up
 
-BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
-NOT_ON_XLA = {  # fields of SFTConfig that TRL's loss or collator carries out, with their defaults
-    "loss_type": "nll",
-    "label_smoothing_factor": 0.0,
-    "padding_free": False,
-    "activation_offloading": False,
-    "router_aux_loss_coef": None,
-    "use_liger_kernel": False,
-}
+MOST_LENGTH = 4096  # tokens of a record, unless max_length says another number
+IGNORED = -100  # label of a token that is read and not learned
+TILE_TOKENS = 2048  # of a device at a time, so that the logits of a whole batch never exist at once on a TPU
+# A tokenizer without a chat template gets this one: the layout of an instruction-tuned model in plain text.
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
+)
+LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+
+
+# ---- record -> row: the model's own chat template
+
+
+class ChatTemplate:
+    """What a tokenizer's chat template makes of a conversation, and where the assistant speaks in it.
+
+    A tokenizer without a template gets `PLAIN_TEMPLATE`. A template without a role for the system has its text put before
+    the first question.
+
+    Raises ValueError where the template ends the assistant's turn with no special token: the model could not learn to stop.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = PLAIN_TEMPLATE
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        self.has_system_role = self._writes_system()
+        self.stop_token_id = self._end_of_turn()
+
+    def text(self, messages: Sequence[dict[str, Any]], tools=None, *, ask: bool = False) -> str:
+        """The conversation as the model reads it; with `ask` up to where it has to write."""
+        messages = [_decoded(each) for each in messages]
+        if messages[0]["role"] == "system" and not self.has_system_role:
+            system, asked, *rest = messages
+            messages = [asked | {"content": f"{system['content']}\n\n{asked['content']}"}, *rest]
+        tools = list(tools) if tools else None
+        return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=ask)
+
+    def prompt(self, record) -> str:
+        """What a record asks, up to where the model has to write its last message."""
+        return self.text(record.messages[:-1], record.tools, ask=True)
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # a template writes its own
+
+    def stop_token_ids(self) -> list[int]:
+        """What ends a generation: the end of a turn and, where it is another token, the end of a text."""
+        own = self.tokenizer.eos_token_id
+        return [self.stop_token_id] if own in (None, self.stop_token_id) else [self.stop_token_id, own]
+
+    def _writes_system(self) -> bool:
+        import jinja2
+
+        self.has_system_role = True
+        messages = [{"role": "system", "content": "law-7"}, {"role": "user", "content": "a"}]
+        try:
+            return "law-7" in self.text(messages, ask=True)
+        except jinja2.TemplateError:
+            return False
+
+    def _end_of_turn(self) -> int:
+        turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "law-7"}]
+        special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        for token in self.encode(self.text(turns).rpartition("law-7")[2]):
+            if token in special:
+                return token
+        raise ValueError(
+            "base_model: its chat template ends the assistant's turn with no special token, so that a model trained with it "
+            "cannot learn to stop. Choose another model, or set tokenizer.chat_template"
+        )
+
+
+def _decoded(message: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a tool call as an object, which templates write as JSON themselves."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [dict(each.get("function", each)) for each in message["tool_calls"]]
+    for call in calls:
+        if isinstance(call.get("arguments"), str):
+            call["arguments"] = json.loads(call["arguments"])
+    return message | {"tool_calls": [{"type": "function", "function": call} for call in calls]}
+
+
+# ---- row -> labels: what the assistant writes
+
+
+def row_of(record, template: ChatTemplate, learn: str = "all turns") -> dict[str, list[int]]:
+    """Token ids of a record, and its labels: the ids inside of the assistant's turns, IGNORED elsewhere.
+
+    learn: "all turns" of the assistant, or its "last turn" alone.
+
+    Raises ValueError where the template writes a conversation so far in another way than the beginning of the whole one
+    (the model would be asked in another way than it was trained), and where it leaves out a key of a learned message.
+    """
+    messages, tools = record.messages, record.tools
+    whole = template.text(messages, tools)
+    places = [
+        place for place, each in enumerate(messages) if each["role"] == "assistant" and place >= record.first_learned
+    ]
+    spans = []
+    for place in places if learn == "all turns" else places[-1:]:
+        prompt = template.text(messages[:place], tools, ask=True)
+        turn = template.text(messages[: place + 1], tools).rstrip()
+        if not (whole.startswith(turn) and turn.startswith(prompt)):
+            raise ValueError(
+                f"record {record.id}: the chat template asks with {prompt[-30:]!r}, and the conversation with its answer does not "
+                "go on from there, so that the model would be asked in another way than it was trained. Use "
+                "learn='last turn' where earlier turns are meant to lose their reasoning, or a model with another template"
+            )
+        spans.append((len(prompt), len(turn)))
+        _check_keys(record, place, whole, template)
+    if tools and template.text(messages) == whole:
+        raise ValueError(
+            f"record {record.id}: the chat template leaves out `tools`. Remove the column, or use another model"
+        )
+    encoded = template.tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    labels = []
+    for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        if any(start < first < end for first, _ in spans):
+            raise ValueError(
+                f"record {record.id}: a token reaches over the place where the answer begins ({whole[start:end]!r}), so that the "
+                "prompt alone has other tokens. Remove white space at the beginning of the answers, or use another model"
+            )
+        learned = end > start and any(first <= start and end <= last for first, last in spans)
+        labels.append(token if learned else IGNORED)
+    return {"input_ids": encoded["input_ids"], "labels": labels}
+
+
+def _check_keys(record, place: int, whole: str, template: ChatTemplate) -> None:
+    """Every key of a learned message must change the text: what the template leaves out would be lost in silence."""
+    for key in record.messages[place].keys() - {"role", "content"}:
+        without = [dict(each) for each in record.messages]
+        del without[place][key]
+        if template.text(without, record.tools) == whole:
+            raise ValueError(
+                f"record {record.id}: the chat template leaves out `{key}` of a message. Move it into `content`, remove it from "
+                "the records, or use a model whose template writes it"
+            )
+
+
+def rows_of(
+    records: Sequence, template: ChatTemplate, *, max_length: int, learn: str = "all turns"
+) -> tuple[Dataset, list, list[dict[str, str]]]:
+    """The rows of the records that can be learned, these records, and the others with the reason.
+
+    A record longer than `max_length` tokens is set aside: cut, it would teach an answer without its reasoning. So is one
+    that spells out a special token of the tokenizer, which would end a turn in its middle. Raises as `row_of`.
+    """
+    special = {token.content for token in template.tokenizer.added_tokens_decoder.values() if token.special}
+    rows, kept, set_aside = [], [], []
+    for record in records:
+        row = row_of(record, template, learn)
+        spelled = next((token for token in special for each in record.messages if token in str(each)), None)
+        reason = f"spells out {spelled}" if spelled else f"longer than {max_length:,} tokens"
+        if spelled or len(row["input_ids"]) > max_length:
+            set_aside.append({"row": record.id, "reason": reason, "detail": f"{len(row['input_ids']):,} tokens"})
+        else:
+            rows.append(row)
+            kept.append(record)
+    return Dataset.from_list(rows), kept, set_aside
+
+
+def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str = "all turns", reads: int = MOST_LENGTH):
+    """The rows of every split as data sets, the records that they are of, and the longest that a record may be.
+
+    max_length: tokens, rounded up to a multiple of 128; 0 takes the longest training record, at most MOST_LENGTH and what
+        the model `reads`. Raises as `row_of`, and ValueError where no record of a split is left.
+    """
+    if not max_length:
+        longest = max(len(row_of(record, template, learn)["input_ids"]) for record in records.splits["train"])
+        max_length = min(longest, MOST_LENGTH, reads // MULTIPLE * MULTIPLE)
+    length = round_up(max_length)
+    found = {name: rows_of(part, template, max_length=length, learn=learn) for name, part in records.splits.items()}
+    out = [each for _, _, set_aside in found.values() for each in set_aside]
+    return (
+        {name: rows for name, (rows, *_) in found.items()},
+        records.keeping({n: kept for n, (_, kept, _) in found.items()}, out),
+        length,
+    )
+
+
+# ---- labels -> trainer
+
+
+def sft_config(plan, machine, folder: Path, *, length: int, **fields: Any) -> SFTConfig:
+    """The arguments of the trainer: of the plan and, by name, any field of SFTConfig.
+
+    length: tokens of a block. TRL packs whole rows into blocks of this length, best fit first; the attention keeps them apart.
+    """
+    return training_arguments(
+        plan,
+        machine,
+        folder,
+        cls=SFTConfig,
+        max_length=length,
+        packing=True,
+        packing_strategy="bfd",
+        gradient_checkpointing=False,  # the mixin does what the plan decided, and knows how on XLA
+        ddp_find_unused_parameters=False,  # every trained weight has a gradient in every step
+        **fields,
+    )
 
 
 class LegalTrainer(TrainerMixin, SFTTrainer):
-    """TRL's SFTTrainer, which tokenises, labels, packs and computes its chunked loss; the evaluation loss is the mean over all
-    labels of the evaluation set.
+    """TRL's SFTTrainer with exact resume (the mixin), whose evaluation loss is the mean over all labels.
 
-    On XLA rows get one length (`FixedBlocks`), and the loss is the tiled one: TRL's brings three values a micro-batch to the
-    host for its metrics, which stalls a TPU. Empty rows fill the last step and the last evaluation batch: no shape varies.
+    On a GPU the loss is TRL's fused one. On a CPU the head scores the labelled positions alone. On XLA rows are padded to
+    one length, and the loss takes them in tiles, without the values that TRL brings to the host at every step.
 
-    train, evaluation: rows of any form that TRL takes: prompt and completion (`Layout.example`), messages, or tokens.
-    max_length: tokens of a block, which TRL cuts longer rows to.
-    params: packing, seed of data order and dropout, when to log, evaluate and save.
-    plan: its examples are blocks.
-    flops_per_token: of a training step, for MFU.
-    overrides: any fields of `SFTConfig`.
-
-    Raises ValueError where a model's attention cannot keep packed examples apart, and on XLA for a field of `NOT_ON_XLA`.
+    args: `sft_config`. train_dataset, eval_dataset: rows of `row_of`, or of any form that TRL takes.
     """
 
     def __init__(
-        self,
-        model,
-        tokenizer: PreTrainedTokenizerBase,
-        train: Sequence[Mapping[str, Any]],
-        evaluation: Sequence[Mapping[str, Any]],
-        max_length: int,
-        params: LegalParameters,
-        plan: Plan,
-        runtime: Runtime,
-        output_dir: Path,
-        *,
-        flops_per_token: float | None = None,
-        **overrides: Any,
+        self, model, args: SFTConfig, train_dataset: Dataset, eval_dataset: Dataset, processing_class, **mixin
     ):
-        implementation, reason = choose_attention(model, runtime, max_length)
-        tracking.say(f"attention {implementation}: {reason}")
-        devices = plan.device_count
-        eval_batch = min(plan.micro_batch_size, round_up(len(evaluation), devices))
+        plan, runtime = mixin["plan"], mixin["runtime"]
+        on_xla, devices = runtime.kind == "xla", plan.device_count
+        tracking.say("attention {}: {}".format(*choose_attention(model, runtime, args.max_length)))
+        eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
+        args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
         self._whole = {"train": plan.batch_size, "eval": eval_batch}
-        arguments = training_arguments(
-            plan,
-            runtime,
-            output_dir,
-            cls=SFTConfig,
-            **params.model_dump(include={"seed", "logging_steps", "eval_steps", "save_steps", "report_to"}),
-            # Under SPMD this process feeds all devices, elsewhere one.
-            per_device_eval_batch_size=eval_batch if runtime.kind == "xla" else eval_batch // devices,
-            max_length=max_length,
-            packing=params.packing != "padded",
-            gradient_checkpointing=False,  # the plan decides, and the mixin knows how on XLA
-            ddp_find_unused_parameters=False,  # every trained weight has a gradient in every step
-            **overrides,
-        )
-        # TRL warns that only flash-attn keeps packed examples apart; the attention chosen above does, too.
-        logging.getLogger("trl.trainer.sft_trainer").setLevel(logging.ERROR)
         super().__init__(
             model=model,
-            args=arguments,
-            train_dataset=Dataset.from_list([*train]),
-            eval_dataset=Dataset.from_list([*evaluation]),
-            processing_class=tokenizer,
-            plan=plan,
-            runtime=runtime,
-            flops_per_token=flops_per_token,
-            **params.model_dump(include={"patience", "max_hours"}),
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            **mixin,
         )
         for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
             if weight.requires_grad and weight.dtype == torch.bfloat16:
                 weight.data = weight.data.float()
-        if runtime.kind == "xla":
-            for name, default in NOT_ON_XLA.items():
-                if (value := getattr(self.args, name)) != default:
-                    raise ValueError(f"{name}={value!r}: a TPU has no such loss or collator here; leave it out")
-            self.data_collator = FixedBlocks(max_length, tokenizer.pad_token_id)
-            base = base_of(self.model)
-            # TRL's extended forward: that of a copy would compute with this model's weights.
-            vars(base).pop("forward", None)
-            base.batch_groups = runtime.device_count
+        if on_xla:
+            self.data_collator = FixedBlocks(args.max_length, processing_class.pad_token_id)
+            vars(base_of(self.model)).pop(
+                "forward", None
+            )  # TRL's: that of a copy would compute with this model's weights
             self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
         self._labels_a_batch = 1.0
 
     def _prepare_dataset(self, dataset, processing_class, args, packing, formatting_func, dataset_name):
+        """TRL's, and empty rows that fill the last step and the last evaluation batch: no shape varies."""
         rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
         missing = -len(rows) % self._whole[dataset_name]
         empty = {"input_ids": [processing_class.pad_token_id], "labels": [IGNORED], "seq_lengths": [1]}
@@ -127,14 +283,15 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         rows = rows.select_columns([*empty])
         return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])
 
-    # -- loss --
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if self.runtime.kind != "xla":
+        if self.runtime.kind == "cuda":
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss = _summed_loss(model, inputs)
+        on_xla = self.runtime.kind == "xla"
+        summed = tiled_loss(model, inputs, self.runtime.device_count) if on_xla else labelled_loss(model, inputs)
         labels = (inputs["labels"] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        loss = loss / torch.as_tensor(labels, device=loss.device).clamp(min=1)
+        loss = summed / torch.as_tensor(labels, device=summed.device).clamp(min=1)
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes
         return (loss, {"loss": loss}) if return_outputs else loss
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -145,9 +302,8 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def get_eval_dataloader(self, eval_dataset=None):
         loader = super().get_eval_dataloader(eval_dataset)
-        self._labels_a_batch = max(1, _labels(self.eval_dataset if eval_dataset is None else eval_dataset)) / len(
-            loader
-        )
+        labels = labels_in(self.eval_dataset if eval_dataset is None else eval_dataset)
+        self._labels_a_batch = max(1, labels) / len(loader)
         return loader
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -156,110 +312,68 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, inputs, num_items_in_batch=self._labels_a_batch), None, None
 
-    def completion_loss(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
-        """Mean nats a label over `examples` (as the trainer takes them), its exponential, how many labels and examples.
-
-        A token weighs the same in a long example as in a short one.
-        """
-        rows = Dataset.from_list([*examples])
-        rows = self._prepare_dataset(rows, self.processing_class, self.args, self.args.packing, None, "eval")
-        loss = self.evaluation_loop(self.get_eval_dataloader(rows), "", prediction_loss_only=True).metrics["eval_loss"]
+    def completion_loss(self, rows: Dataset) -> dict[str, float | int]:
+        """Mean nats a label over rows, its exponential (perplexity), and how many labels and rows."""
+        blocks = self._prepare_dataset(rows, self.processing_class, self.args, self.args.packing, None, "eval")
+        loss = self.evaluation_loop(self.get_eval_dataloader(blocks), "", prediction_loss_only=True).metrics[
+            "eval_loss"
+        ]
         self._metrics["eval"].clear()  # TRL's, which go into the next log
-        return {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "tokens": _labels(rows),
-            "rows": len(examples),
-        }
-
-    # -- saving --
-
-    def _save_weights(self, output_dir: str | None, internal_call: bool) -> None:
-        if self.runtime.kind == "xla" and is_peft_model(self.model):
-            xla.sync()  # the adapter alone leaves the device
-            trained = {name: each.detach().cpu() for name, each in self.model.named_parameters() if each.requires_grad}
-            self._save(output_dir, state_dict=trained)
-        else:
-            super()._save_weights(output_dir, internal_call)
+        found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        return found | {"tokens": labels_in(blocks), "rows": len(rows)}
 
     def create_model_card(self, *args, **kwargs) -> None:
         """TRL writes one at every checkpoint, of what it knows; the export writes one with data and results."""
 
-    # -- measuring --
 
-    def results(self) -> dict:
-        """As the mixin's, and how many of the tokens were no padding."""
-        results = super().results()
-        tokens = sum(map(len, self.train_dataset["input_ids"]))
-        results["train"]["fill"] = round(tokens / (len(self.train_dataset) * self.args.max_length), 4)
-        # TRL computes no padding between packed rows.
-        share = results["train"]["fill"] if self.runtime.kind == "xla" else 1
-        results["train"]["useful_tokens_per_second"] = round(results["train"]["tokens_per_second"] * share, 1)
-        return results
-
-
-def _labels(rows: Dataset) -> int:
+def labels_in(rows: Dataset) -> int:
     return sum(label != IGNORED for labels in rows["labels"] for label in labels)
 
 
-def _summed_loss(model, blocks: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Of `FixedBlocks`; kernels that know segments, which the planner counts for a GPU, get no mask."""
-    attention = model.config._attn_implementation
+# ---- the loss where TRL's fused kernel is not
+
+
+def base_of(model):
+    """The transformers model within PEFT's, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def labelled_loss(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Summed negative log-likelihood on a CPU: the head scores only the positions whose next token is a label."""
+    inputs = dict(inputs)
+    labels_T = inputs.pop("labels")[0]
+    before = (labels_T[1:] != IGNORED).nonzero().flatten()
+    logits = model(**inputs, use_cache=False, logits_to_keep=before).logits[0]
+    return cross_entropy(logits.float(), labels_T[before + 1], reduction="sum")
+
+
+def tiled_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1) -> torch.Tensor:
+    """The same for `FixedBlocks`, in tiles of tokens of all blocks, whose logits are made anew in the backward pass.
+
+    devices: that a batch is split over along its first axis, in this process (SPMD).
+    """
+    base, attention = base_of(model), model.config._attn_implementation
     given = {name: blocks[name] for name in ("input_ids", "position_ids")}
-    if attention not in (SEGMENTWISE, FLASH):
+    if attention not in (SEGMENTWISE, FLASH):  # which know segments by themselves
         given["attention_mask"] = mask_of(blocks["segment_ids"], attention)
-    return tiled_loss(model, blocks["labels"], **given)
+    # The label of a position is the token after it.
+    target_BT = torch.cat([blocks["labels"][:, 1:], torch.full_like(blocks["labels"][:, :1], IGNORED)], dim=1)
+    config = base.config.get_text_config()
+    head = base.get_output_embeddings()
+    if head.bias is not None or any(getattr(config, name, None) not in (None, 1, 1.0) for name in LOGIT_CHANGES):
+        logits_BTV = type(base).forward(base, use_cache=False, **given).logits.float()
+        return cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum")
+    hidden_BTD = base.base_model(use_cache=False, **given).last_hidden_state
+    again = xla.checkpoint_function() if hidden_BTD.device.type == "xla" else torch.utils.checkpoint.checkpoint
+    tile = max(1, TILE_TOKENS * devices // len(target_BT))
+    parts = zip(hidden_BTD.split(tile, dim=1), target_BT.split(tile, dim=1), strict=True)
+    if not torch.is_grad_enabled():
+        return sum(_tile_loss(hidden, head.weight, target) for hidden, target in parts)
+    return sum(again(_tile_loss, hidden, head.weight, target, use_reentrant=True) for hidden, target in parts)
 
 
-# ---- for the planner
-
-
-def workload(model, name: str, length: int, method: str) -> Workload:
-    """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss."""
-    base_of(model).batch_groups = 1  # the planner sets it where chips share a batch
-
-    def batch(examples: int, length: int) -> dict[str, torch.Tensor]:
-        ids = random.Random(0).choices(range(5, 1_000), k=length)
-        return FixedBlocks(length, pad_token_id=0)([{"input_ids": ids, "labels": ids}] * examples)
-
-    return Workload(
-        notebook=NOTEBOOK,
-        name=name,
-        model=_counted_in_four_bits(model) if method == "qlora" else model,
-        batch=batch,
-        loss=lambda model, blocks: _summed_loss(model, blocks) / blocks["labels"].numel(),
-        length=length,
-        parameters=model.num_parameters(),  # transformers counts both of two that one number holds
-        optimizer="paged_adamw_8bit" if method == "qlora" else "adamw",
-    )
-
-
-def _counted_in_four_bits(model):
-    """The model with its own weights, but for frozen projections: as large as QLoRA keeps them, and without numbers."""
-    frozen = [getattr(layer, "base_layer", None) for layer in model.modules()]
-    instead = {id(each): _FourBit(each) for each in frozen if isinstance(each, torch.nn.Linear)}
-    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters()} | instead)
-
-
-class _FourBit(torch.nn.Module):
-    def __init__(self, linear: torch.nn.Linear):
-        super().__init__()
-        size = int(linear.in_features * linear.out_features * BITS / 8)
-        packed = torch.empty(size, dtype=torch.uint8, device="meta")
-        self.packed, self.outputs = torch.nn.Parameter(packed, requires_grad=False), linear.out_features
-
-    def forward(self, x):
-        return _Product.apply(x, self.outputs)
-
-
-class _Product(torch.autograd.Function):
-    """bitsandbytes makes the whole matrix for a product and forgets it."""
-
-    @staticmethod
-    def forward(ctx, x, outputs):
-        ctx.inputs = x.shape[-1]
-        return torch.nn.functional.linear(x, x.new_empty(outputs, x.shape[-1]))
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient @ gradient.new_empty(gradient.shape[-1], ctx.inputs), None
+def _tile_loss(hidden_BTD, weight_VD, target_BT):
+    """No gather: XLA would bring the rows of all devices together for it. A target of -100 is no entry of the vocabulary."""
+    log_p_BTV = log_softmax(linear(hidden_BTD.to(weight_VD.dtype), weight_VD), dim=-1, dtype=torch.float32)
+    hit_BTV = target_BT[..., None] == torch.arange(len(weight_VD), device=target_BT.device)
+    return -torch.where(hit_BTV, log_p_BTV, 0.0).sum()

@@ -1,20 +1,36 @@
-"""The defaults of the notebook, or what is asked instead, for the planner's command line; no notebook carries this."""
+"""A training step as the planner counts it: of this run, or of what its command line asks for."""
 
 from __future__ import annotations
 
+import copy
 import functools
+import json
+import random
+from pathlib import Path
+from typing import Any
 
-from helpers.machine.runtime import Runtime
-from helpers.plan.settings import DoesNotFit, Recipe
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+from helpers.batch import processes
+from helpers.machine import ranks
+from helpers.machine.runtime import Runtime, detect
+from helpers.plan import settings as planner
+from helpers.plan.settings import DoesNotFit, Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
+from helpers.run import run_folder
 
-from .layout import MAX_LENGTH
-from .model import NO_TPU, QWEN, apply_lora, frozen_dtype
+from .data import load_records
+from .model import NO_TPU, QWEN, apply_lora, frozen_dtype, load_model
+from .packing import BLOCK, FixedBlocks, count_blocks
 from .parameters import NOTEBOOK, LegalParameters, recipe
+from .training import ChatTemplate, LegalTrainer, encode, sft_config, tiled_loss
 
 __all__ = ["NOTEBOOK", "planned"]
 
 RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
+BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
+MEASURED_FILE = "measured.json"  # what processes that a notebook started have measured
 METHODS = ("full", "lora", "qlora")
 QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
     "vocab_size": 151_936,
@@ -37,7 +53,7 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     Raises ValueError for an unknown method, and DoesNotFit for 4 bits on a TPU.
     """
     default = LegalParameters.defaults()
-    name, method, length = asked.model or default.base_model, asked.method or default.method, asked.length or MAX_LENGTH
+    name, method, length = asked.model or default.base_model, asked.method or default.method, asked.length or BLOCK
     if method not in METHODS:
         raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
     if method == "qlora" and machine.kind == "xla":
@@ -48,20 +64,116 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
 
 
 def _step(name: str, method: str, precision: str, length: int, weights: bool = True) -> Workload:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
-
-    from .training import workload
-
     default = LegalParameters.defaults()
     config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name, trust_remote_code=False)
     with torch.device("cpu" if weights else "meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
         if method != "full":
-            model = apply_lora(model, default.lora_rank, default.lora_alpha)
+            model = apply_lora(model, default.lora_rank)
     return workload(model, name, length, method)
 
 
 @functools.lru_cache(maxsize=4)
 def _step_without_weights(name: str, method: str, precision: str, length: int) -> Workload:
     return _step(name, method, precision, length, weights=False)
+
+
+def plan_of(model, rows, length: int, params: LegalParameters, machine: Runtime) -> tuple[Plan, Workload, int]:
+    """What will run and why, the step that it was counted on, and the tokens of a block, which short records share."""
+    block = length if params.max_length else max(length, BLOCK)  # into short blocks little fits beside another
+    step = workload(model, params.base_model, block, params.method)
+    blocks = count_blocks([*map(len, rows["train"]["input_ids"])], block)
+    planned = planner.plan(
+        recipe(blocks, block, params.method, machine.device_count),
+        step,
+        machine,
+        gradient_checkpointing=params.gradient_checkpointing or None,
+        **params.model_dump(include={"batch_size", "learning_rate", "max_steps"}),
+    )
+    return planned, step, block
+
+
+def train(trainer: LegalTrainer, params: LegalParameters) -> dict[str, Any]:
+    """Trains, here or in as many processes as the machine counts GPUs, and returns what was measured (`trainer.results`).
+
+    Processes that a notebook starts build data and model anew from `params`, as it did, and write the checkpoints into the
+    same folder; `trainer` then has the weights of the best evaluation as if it had trained itself.
+    """
+    count, folder = trainer.runtime.device_count, Path(trainer.args.output_dir)
+    if trainer.runtime.kind == "xla" or count == ranks.count():
+        trainer.train(resume_from_checkpoint=params.resume)
+        return trainer.results()
+    trainer.model.to("cpu")  # the first process needs the memory
+    torch.cuda.empty_cache()
+    told = params.model_copy(update={"output_dir": str(folder)})
+    processes.call(f"{__name__}:train_together", {"parameters": json.dumps(told.model_dump())}, count)
+    trainer.model.to(trainer.args.device)
+    trainer.train(resume_from_checkpoint=True)
+    return json.loads((folder / MEASURED_FILE).read_text(encoding="utf-8"))
+
+
+def train_together(parameters: str) -> None:
+    """What each process does that `train` starts: the run of these parameters in JSON, its share of every batch."""
+    params = LegalParameters(**json.loads(parameters))
+    machine, folder = detect(False, params.precision), Path(params.output_dir)
+    model, tokenizer = load_model(params, machine)
+    template, records = ChatTemplate(tokenizer), load_records(params.data_source, seed=params.seed)
+    reads = model.config.get_text_config().max_position_embeddings
+    rows, _, length = encode(records, template, max_length=params.max_length, learn=params.learn, reads=reads)
+    planned, _, block = plan_of(model, rows, length, params, machine)
+    arguments = sft_config(planned, machine, folder, length=block, **params.logged())
+    mixin = {"plan": planned, "runtime": machine, "max_hours": params.max_hours}
+    trainer = LegalTrainer(model, arguments, rows["train"], rows["validation"], tokenizer, **mixin)
+    trainer.train(resume_from_checkpoint=params.resume)
+    if ranks.is_main():
+        run_folder.write_json(folder / MEASURED_FILE, trainer.results())
+
+
+def workload(model, name: str, length: int, method: str) -> Workload:
+    """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss."""
+
+    def batch(examples: int, length: int) -> dict[str, torch.Tensor]:
+        ids = random.Random(0).choices(range(5, 1_000), k=length)
+        return FixedBlocks(length, pad_token_id=0)([{"input_ids": ids, "labels": ids}] * examples)
+
+    return Workload(
+        notebook=NOTEBOOK,
+        name=name,
+        model=_counted_in_four_bits(model) if method == "qlora" else model,
+        batch=batch,
+        loss=lambda model, blocks: tiled_loss(model, blocks) / blocks["labels"].numel(),
+        length=length,
+        parameters=model.num_parameters(),  # transformers counts both of two that one number holds
+        optimizer="paged_adamw_8bit" if method == "qlora" else "adamw",
+    )
+
+
+def _counted_in_four_bits(model):
+    """The model with its own weights, but for frozen projections: as large as QLoRA keeps them, and without numbers."""
+    frozen = [getattr(layer, "base_layer", None) for layer in model.modules()]
+    instead = {id(each): _FourBit(each) for each in frozen if isinstance(each, torch.nn.Linear)}
+    return copy.deepcopy(model, {id(weight): weight for weight in model.parameters()} | instead)
+
+
+class _FourBit(torch.nn.Module):
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        size = int(linear.in_features * linear.out_features * BITS / 8)
+        packed = torch.empty(size, dtype=torch.uint8, device="meta")
+        self.packed, self.outputs = torch.nn.Parameter(packed, requires_grad=False), linear.out_features
+
+    def forward(self, x):
+        return _Product.apply(x, self.outputs)
+
+
+class _Product(torch.autograd.Function):
+    """bitsandbytes makes the whole matrix for a product and forgets it."""
+
+    @staticmethod
+    def forward(ctx, x, outputs):
+        ctx.inputs = x.shape[-1]
+        return torch.nn.functional.linear(x, x.new_empty(outputs, x.shape[-1]))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ gradient.new_empty(gradient.shape[-1], ctx.inputs), None

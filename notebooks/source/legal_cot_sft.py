@@ -9,51 +9,52 @@
 # %% [markdown] tags=["gpu"]
 # # Legal chain-of-thought fine-tuning (GPU)
 #
-# Fine-tunes a small chat model to answer legal questions in steps: reasoning, answer, case citation, and then to stop. At the
-# end you have the adapter and the merged model, and know how many held-out questions it answers rightly, before and after and
-# beside copied training records, with 95 % intervals.
+# This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
+# leads there, texts with labels, or whole conversations. At the end you have a model that answers in transformers, llama.cpp and
+# Ollama, and an honest number: for labelled records how often it is right, beside counting words, the nearest training record
+# and the model as it came; for all records how well it knows texts that it has not seen.
 #
-# {picture: Right verdicts on held-out questions, of the trained model and of answers that cost nothing, with 95 % intervals}
+# {picture: Labels of test records: the trained model beside what costs nothing, with 95 % intervals}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*, which trains in fp16 with loss scaling; Kaggle: *GPU T4
-# x2*, and `num_processes=0` to train on both); without one it runs on the CPU. **Run all** and wait. The TPU twin is
-# `legal_cot_sft_tpu.ipynb`.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*; Kaggle: *GPU T4 x2*, and `num_processes=0` to train on
+# both); without one it runs on the CPU. Press **Run all** and wait. The TPU twin is `legal_cot_sft_tpu.ipynb`.
 #
 # {planned}
 #
-# What it writes is no legal advice: a model of this size invents cases.
-#
-# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
+# What the model writes is no legal advice: a model of this size invents cases. Disconnected? Run all again: with the same
+# `output_dir` the run continues from its last checkpoint and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # Legal chain-of-thought fine-tuning (TPU)
 #
-# Fine-tunes a small chat model to answer legal questions in steps: reasoning, answer, case citation, and then to stop. At the
-# end you have the adapter and the merged model, and know how many held-out questions it answers rightly, before and after and
-# beside copied training records, with 95 % intervals.
+# This notebook fine-tunes a small chat model on **your own records**: questions with answers, with or without the reasoning that
+# leads there, texts with labels, or whole conversations. At the end you have a model that answers in transformers, llama.cpp and
+# Ollama, and an honest number: for labelled records how often it is right, beside counting words, the nearest training record
+# and the model as it came; for all records how well it knows texts that it has not seen.
 #
-# {picture: Right verdicts on held-out questions, of the trained model and of answers that cost nothing, with 95 % intervals}
+# {picture: Labels of test records: the trained model beside what costs nothing, with 95 % intervals}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
-# Without one it goes on with the GPU or the CPU. The first steps take long: XLA compiles them, once. The GPU
-# twin is `legal_cot_sft.ipynb`.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it
+# goes on with the GPU or the CPU. The first steps take long, because XLA compiles them once. The GPU twin is
+# `legal_cot_sft.ipynb`.
 #
 # {planned}
 #
-# What it writes is no legal advice: a model of this size invents cases.
-#
-# Disconnected? Run all again: with the same `output_dir` it continues from the last checkpoint and ends with the same weights.
+# What the model writes is no legal advice: a model of this size invents cases. Disconnected? Run all again: with the same
+# `output_dir` the run continues from its last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers wandb matplotlib
 
 # %% [markdown]
-# ## Parameters
+# ## Your settings
 #
-# A zero takes the recipe's value. {own data} A short row:
+# A zero takes the recipe's value. {own data} Any of these rows will do; further columns are reported, not lost:
 #
 # ```
-# {"question": "May the tenant leave early?", "answer": "Yes."}
+# {"question": "May the tenant leave early?", "reasoning": "Step 1: ...", "answer": "Yes."}
+# {"text": "Notice may be given at any time.", "label": "termination"}
+# {"messages": [{"role": "user", "content": "May I leave?"}, {"role": "assistant", "content": "Yes."}]}
 # ```
 #
 # Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
@@ -62,17 +63,16 @@
 # parameters: helpers.legal.parameters.LegalParameters
 
 # %% [markdown]
-# ## Check the parameters and the machine
+# ## Check the settings and the machine
 #
-# Every parameter is checked before anything is downloaded; each choice of the machine has its reason.
+# Every setting is checked before anything is downloaded, and each choice for the machine has its reason.
 
 # %%
 from helpers import parameters
 from helpers.legal.parameters import LegalParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
-from helpers.run import run_folder
-from helpers.run.run_folder import RunFolder
+from helpers.run.run_folder import RunFolder, write_json
 from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
@@ -80,136 +80,172 @@ params = parameters.check(LegalParameters, globals())
 machine = runtime.detect(params.use_tpu, params.precision, params.num_processes)
 print(machine)
 run = RunFolder.claim("legal_cot_sft", params)
-folder = run.path
-print(f"output     {folder}")
+print(f"output     {run.path}")
+
+# %% [markdown]
+# ## The method, in one file
+#
+# A **record** is a conversation. It becomes a **row**: the conversation in the model's own chat template, as tokens. The
+# **labels** are what the assistant writes, up to the token that ends its turn; everything else is read and not learned. TRL's
+# **trainer** packs the rows into blocks and learns the labels. Change a line below and run all cells again: your version is
+# what trains, in a folder of its own.
+
+# %% tags=["method"]
+# method: helpers/legal/training.py
+
+# %%
+run.use_method()
 
 # %% [markdown]
 # ## Data
 #
-# Every record is checked. Records with reasoning in prose, or without reasoning or citation, are used: what is asked for is
-# what they have. Near-duplicate questions are on one side of the split. Names, facts and sets of elements of the
-# sample's test questions are not in training; `areas` is a second test, on other areas of law.
+# Every row is checked, and each that cannot be used is counted with its reason. Splits of a hub set or a folder are kept as
+# they are; of one file, a tenth each is held out to validate and to test, and near-duplicate questions stay together.
 
 # %%
-from helpers.legal import correctness, experiment
+from helpers.legal.data import load_records
 
-experiment.check(params, machine)
-data = experiment.load_data(params)
-run.same_data(data.records.source)
-tables.show(data.report.rows())
-print(data.splits)
+records = load_records(params.data_source, seed=params.seed)
+run.same_data(records.source)
+tables.show(records.rows())
 
 # %% [markdown]
 # ## Model
 #
-# With LoRA small fp32 matrices are trained beside the base model's projections, which stay as they are. With QLoRA these have
-# 4 bits: a model of 7 billion weights can be trained on a T4.
+# With LoRA, small fp32 matrices are trained beside the base model's projections, which stay as they are. With QLoRA the
+# projections have 4 bits, so that a model of 7 billion weights can be trained on a T4.
 
 # %%
 from helpers.legal.model import load_model
 
 model, tokenizer = load_model(params, machine)
 trained = model.num_parameters(only_trainable=True)
-print(f"{trained:,} of {model.num_parameters():,} parameters are trained")
+print(f"{trained:,} of {model.num_parameters():,} weights are trained")
 
 # %% [markdown]
-# ## One example before and after
+# ## One record, before and after
 #
-# A record that is too long is set aside, not cut; `set_aside.json` lists by reason what is not used.
+# What is learned is printed after what is only read. A record that is too long is set aside and not cut: cut, it would teach an
+# answer without its reasoning.
 
 # %%
-encoded = experiment.encode(data.splits, tokenizer, params)
-run_folder.write_json(folder / "set_aside.json", [*map(vars, data.report.findings), *encoded.not_used])
-print(encoded.why)
-print(encoded.layout.shown(encoded.splits.train[0]))
+from helpers.legal.training import IGNORED, ChatTemplate, encode
+
+template = ChatTemplate(tokenizer)
+reads = model.config.get_text_config().max_position_embeddings
+rows, records, length = encode(records, template, max_length=params.max_length, learn=params.learn, reads=reads)
+write_json(run.path / "set_aside.json", records.set_aside)
+tables.show(records.rows(), f"Records of at most {length:,} tokens, {params.learn} learned")
+row = rows["train"][0]
+print(
+    "--- read",
+    tokenizer.decode([token for token, label in zip(*row.values(), strict=True) if label == IGNORED]),
+    sep="\n",
+)
+print("--- learned", tokenizer.decode([label for label in row["labels"] if label != IGNORED]), sep="\n")
 
 # %% [markdown]
 # ## Plan
 #
-# What will run and why, and what it is expected to take. Memory is counted: the training step runs
-# once on tensors without numbers. Time rests on what others published;
-# a CPU's is unknown.
+# What will run and why, and what it is expected to take. Memory is counted on tensors without numbers.
 
 # %%
-from helpers.plan.forecast import here
+from helpers.legal.workload import plan_of
+from helpers.plan import forecast as forecasts
 
-plan, step = experiment.plan(model, encoded, params, machine)
+plan, step, block = plan_of(model, rows, length, params, machine)
 tables.show(plan.rows())
-forecast = here(step, plan, machine)
+forecast = forecasts.here(step, plan, machine)
 tables.show(forecast.rows())
 
 # %% [markdown]
-# ## The loss in six lines
+# ## The trainer, and the loss in five lines
 #
-# The loss is on the completion only, and on the token at which the model must stop. Two records one by one in plain code, and packed
-# by the trainer into a block, where neither sees the other: both losses must be equal but for rounding.
+# `sft_config` fills TRL's `SFTConfig` from the plan; any other field can be given by name. Below the trainer's loss of two
+# records that share a block is computed once more by hand, one record after the other. The two numbers must be equal but for
+# rounding: neither record sees the other.
 
 # %%
 import torch
 
-trainer = experiment.legal_trainer(model, encoded, params, plan, step, machine, folder)
-pair, nats = sorted(encoded.splits.train, key=lambda each: len(str(each)))[:2], []
-packed = trainer.completion_loss([*map(encoded.layout.example, pair)])["loss"]  # no dropout from here
-with torch.no_grad(), experiment.autocast(machine):
-    for prompt, ids in encoded.layout.tokens(pair):
-        ids = torch.tensor(ids, device=trainer.model.device)
-        logits = trainer.model(ids[None]).logits[0, len(prompt) - 1 : -1].float()
-        nats += torch.nn.functional.cross_entropy(logits, ids[len(prompt) :], reduction="none").tolist()
-plain = sum(nats) / len(nats)
-print(f"plain {plain:.6f}, packed {packed:.6f}, difference {abs(plain - packed):.0e}")
+from helpers.legal.generation import autocast
+from helpers.legal.training import LegalTrainer, sft_config
+
+arguments = sft_config(plan, machine, run.path, length=block, **params.logged())
+trainer = LegalTrainer(
+    model=model,
+    args=arguments,
+    train_dataset=rows["train"],
+    eval_dataset=rows["validation"],
+    processing_class=tokenizer,
+    plan=plan,
+    runtime=machine,
+    max_hours=params.max_hours,
+)
+pair, nats = rows["train"].select(range(2)), []
+packed = trainer.completion_loss(pair)["loss"]  # dropout is off from here
+with torch.no_grad(), autocast(machine):
+    for ids, labels in (torch.tensor([row["input_ids"], row["labels"]]).to(trainer.model.device) for row in pair):
+        logits = trainer.model(ids[None]).logits[0, :-1].float()
+        nats += torch.nn.functional.cross_entropy(logits, labels[1:], reduction="none")[labels[1:] != IGNORED].tolist()
+print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 
 # %% [markdown]
 # ## Before training
 #
-# The questions that are asked again afterwards, beside answers that cost nothing: one training record for every question
-# (`constant`), and the one whose question is most alike. `gold` is the test record itself; a measure that it does not always
-# pass is left out. Of a record's content only the cases that should be `cited` are measured.
+# The test records are asked once now and once after training. Labelled questions are also asked after three solved examples.
 
 # %%
-references = experiment.references(encoded, params)
-before, samples_before = experiment.examine(trainer, encoded, params)
-base_answer = experiment.ask(trainer, encoded, params.prompt, params)
-correctness.show(references, before)
+from helpers.legal import evaluation
+
+before = evaluation.examine(trainer, template, records, rows["test"], examples=True)
+print(before["samples"][0]["text"])
 
 # %% [markdown]
 # ## Train
 #
-# Several processes have a GPU and a share of every batch each.
+# Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end.
 
 # %%
-measured = experiment.train(trainer, params)
+from helpers.legal.workload import train
+
+measured = train(trainer, params)
 
 # %% [markdown] tags=["gpu"]
-# What the run cost, measured. `useful tokens` are no padding; model FLOPs utilisation leaves recomputation out.
+# What the run cost, measured. Useful tokens are no padding; the model FLOPs utilisation leaves recomputation out.
 
 # %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: else
-# shapes change, or values leave the chip at every step.
+# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: otherwise shapes
+# change, or values leave the chip at every step.
 
 # %%
-tables.show(experiment.cost(measured))
+tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 tables.show(forecast.beside(measured["train"]))
 
 # %% [markdown]
-# ## After training
+# ## Is it any good?
 #
-# The same questions. A model that has learnt is ahead of `nearest training record` by more than the intervals.
+# The test records chose nothing. `loss` is that of the records' own texts, reasoning included, which the model has not seen. The
+# other columns are of what it writes: does it stop, has it the sections of the record, is the answer the record's own.
 
 # %%
-after, samples_after = experiment.examine(trainer, encoded, params)
-correctness.show(references, before, after)
-figure = correctness.plot(references, before, after, folder / "figures" / "answers.png")
-
-# %%
-print(correctness.beside(samples_before, samples_after, 2))
+after = evaluation.examine(trainer, template, records, rows["test"])
+tables.show(evaluation.written_table(before, after))
+figure = None
+if found := evaluation.compare(records, before, after):
+    tables.show(evaluation.table(found), "Labels by likelihood, with 95 % intervals")
+    print(*evaluation.verdict(found), sep="\n")
+    figure = evaluation.plot(found, run.path / "figures" / "labels.png")
 
 # %%
 results = dict(
     **measured,
     forecast=forecast.results(),
-    data=encoded.results(data),
+    data=records.provenance
+    | {f"{name}_examples": len(each) for name, each in records.splits.items()}
+    | {"block": block},
     model={"base_model": params.base_model, "method": params.method, "trainable": trained},
-    eval={"before": before, "after": after, "baselines": references},
+    eval={"before": before, "after": after, "baselines": found},
     artifacts={"set_aside": "set_aside.json", "figures": "figures"},
 )
 results_file = run.results(machine, **results)
@@ -217,31 +253,55 @@ results_file = run.results(machine, **results)
 # %% [markdown]
 # ## Ask it
 #
-# The base model's answer, then the trained model's: no legal advice, and often wrong. Change `question` and run it again.
+# The model's answer to a question of yours, asked as it was trained: no legal advice, and often wrong. Change the question and
+# run the cell again.
 
 # %%
-question = params.prompt
-print(f"{question}\n\n--- the base model, no legal advice\n{base_answer}\n\n--- the trained model, no legal advice")
-answer = experiment.ask(trainer, encoded, question, params, stream=True)
+# @title Ask the trained model {display-mode: "form"}
+question = "Can an employer withhold final pay until company property is returned?"  # @param {type:"string"}
+print(evaluation.ask(trainer, template, records, question))
 
 # %% [markdown]
-# ## Export
+# ## Take it with you
 #
-# The results are written already. With LoRA: the adapter, and in `merged/` the whole model where disk and memory have room; with
-# QLoRA the adapter alone. Every tensor is read again and must be what was trained. The model is merged in memory: this is the last
-# cell that can use it.
+# With LoRA the adapter is written, and in `merged/` the whole model where disk and memory have room; with QLoRA the adapter
+# alone. Every tensor is read again and must be what was trained. The model is merged in memory: this is the last cell that
+# can use the trainer.
 
 # %%
-print(*experiment.export(trainer, encoded, data, params, folder, references, before, after), sep="\n")
+from helpers.legal.export import export
+
+system = evaluation.common_system(records)
+card = {
+    "Data": [records.provenance],
+    "Records": records.rows(),
+    "Test records": evaluation.written_table(before, after),
+}
+card |= {"Labels of test records": evaluation.table(found)} if found else {}
+exported = export(trainer.model, template, run.path / "model", base_model=params.base_model, system=system, card=card)
 results["artifacts"] |= {"model": "model"}
-print(run.results(machine, **results).resolve())
+print(*sorted(exported.rglob("*")), run.results(machine, **results), sep="\n")
+
+# %% [markdown]
+# ## Outside benchmarks
+#
+# lm-evaluation-harness asks its own tasks, with their whole prompts inside of the model's chat template, of the base model and of
+# yours. Name tasks (`legalbench`, `mmlu_professional_law`), run `%pip install lm_eval`, then this cell.
+
+# %%
+# @title Tasks of lm-evaluation-harness {display-mode: "form"}
+tasks = ""  # @param {type:"string"}
+whole = exported / "merged" if (exported / "merged").is_dir() else exported
+if tasks:
+    tables.show(evaluation.harness({"base model": params.base_model, "trained": str(whole)}, tasks))
 
 # %% [markdown]
 # ## Next steps
 #
-# - **Use it elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model/merged")` (with LoRA), or the adapter with
-#   `peft.PeftModel.from_pretrained(base, "<output_dir>/model")`. `model/README.md` has the commands for vLLM, llama.cpp and Ollama.
+# - **Use it elsewhere**: `model/README.md` has the lines for transformers, llama.cpp, Ollama and vLLM.
 # - **Share it**: `huggingface_hub.create_repo("owner/name", private=True)`, then `upload_folder(repo_id="owner/name",
 #   folder_path="<output_dir>/model")`, with a token that may write in the secret `HF_TOKEN`.
-# - **Out of memory**: the micro-batch is halved by itself; then `gradient_checkpointing=True`, then a shorter `max_length`.
-# - **Another device**: change `use_tpu` alone, restart the kernel, Run all.
+# - **Out of memory**: the micro-batch is halved by itself; then set `gradient_checkpointing=True`, then a smaller `max_length`.
+# - **Counting words is ahead?** Then take it: logistic regression on TF-IDF trains in seconds. More records, or a larger
+#   `base_model`, are what moves a language model past it.
+# - **Another device**: change `use_tpu` alone, restart the kernel and run all.

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.legal.records import load_records
+from helpers.legal.data import load_records
 from helpers.lejepa import data as lejepa_data
 from helpers.lejepa.model import load_backbone
 from helpers.reservoir.stories import load_stories

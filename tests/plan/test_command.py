@@ -207,7 +207,7 @@ def tiny_classifier(folder):
 def tiny_language_model(folder):
     from helpers.legal.model import load_model
     from helpers.legal.parameters import LegalParameters
-    from helpers.legal.training import workload
+    from helpers.legal.workload import workload
 
     params = LegalParameters.defaults().model_copy(update={"base_model": "sample", "method": "full"})
     model, tokenizer = load_model(params, cpu_here())

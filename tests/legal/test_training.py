@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import signal
@@ -15,20 +14,20 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
-from trl import SFTConfig
 
-from helpers.legal.parameters import LegalParameters
-from helpers.legal.training import NOT_ON_XLA, LegalTrainer
+from helpers.legal import training
+from helpers.legal.packing import FixedBlocks
+from helpers.legal.training import LegalTrainer, sft_config
 from helpers.machine import xla
 from helpers.run import checkpoint
+from tests import harness
+from tests.harness import cpu_here
+from tests.legal_run import rows
+from tests.workloads import plan_by_hand
 
-from . import harness
-from .harness import cpu_here
-from .legal_run import rows
-from .test_legal_model import loaded
-from .workloads import plan_by_hand
+from .test_model import loaded
 
-DRIVER = Path(__file__).with_name("legal_run.py")
+DRIVER = Path(__file__).parents[1] / "legal_run.py"
 METHODS = ("lora", "full")
 KINDS = [
     pytest.param("cpu", marks=pytest.mark.once),
@@ -139,17 +138,6 @@ def test_training_lowers_the_loss(finished):
     assert outcome["eval_losses"][-1] < outcome["losses"][0] - 2
 
 
-@pytest.mark.once
-def test_results_tell_useful_tokens_from_padding(finished):
-    _, outcome = finished("cpu", "full")
-    train = outcome["train"]
-    useful = sum(len(row["input_ids"]) for row in rows(200, 64, seed=0))
-    blocks = 64  # 63 bins or fewer, in whole batches of 8; a filler has one token
-    assert train["fill"] == pytest.approx(useful / (blocks * 64), abs=1e-3)
-    assert train["useful_tokens_per_second"] == pytest.approx(train["tokens_per_second"], rel=1e-2)  # TRL pads nothing
-    assert train["examples_per_second"] == pytest.approx(train["tokens_per_second"] / 64 / train["fill"], rel=0.02)
-
-
 # ---- TRL
 
 
@@ -158,67 +146,60 @@ TEXTS = [
 ]  # which only TRL makes tokens of
 
 
-def trainers(tmp_path, **fields):
-    """Ours and TRL's own with the same arguments, data and model."""
+@pytest.mark.once
+def test_rows_and_losses_are_those_of_trls_own_trainer(tmp_path):
     from trl import SFTTrainer
 
-    found = []
-    for stock in (False, True):
-        model, tokenizer = loaded(method="full", seed=3)
-        params = LegalParameters(base_model="sample", logging_steps=1, eval_steps=9, save_steps=9)
-        planned = plan_by_hand(cpu_here(), batch_size=4, steps=3, length=128, learning_rate=1e-2)
-        folder = tmp_path / f"{len(fields)}-{stock}"
-        ours = LegalTrainer(model, tokenizer, TEXTS, TEXTS[:8], 128, params, planned, cpu_here(), folder, **fields)
-        if stock:
-            model, tokenizer = loaded(method="full", seed=3)
-            data = {"train_dataset": Dataset.from_list(TEXTS), "eval_dataset": Dataset.from_list(TEXTS[:8])}
-            ours = SFTTrainer(model, args=ours.args, processing_class=tokenizer, **data)
-        found.append(ours)
-    return found
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    "fields", [{}, {"loss_type": "dft"}, {"label_smoothing_factor": 0.1}, {"completion_only_loss": False}]
-)
-def test_rows_and_losses_are_those_of_trl_and_its_fields_are_carried_out(tmp_path, fields):
-    ours, theirs = trainers(tmp_path, **fields)
+    (model, tokenizer), (again, _) = loaded(method="full", seed=3), loaded(method="full", seed=3)
+    planned = plan_by_hand(cpu_here(), batch_size=4, steps=3, length=128, learning_rate=1e-2)
+    arguments = sft_config(
+        planned, cpu_here(), tmp_path, length=128, seed=1, logging_steps=1, eval_steps=9, save_steps=9
+    )
+    train, held = Dataset.from_list(TEXTS), Dataset.from_list(TEXTS[:8])
+    ours = LegalTrainer(model, arguments, train, held, tokenizer, plan=planned, runtime=cpu_here())
+    data = {"train_dataset": train, "eval_dataset": held}
+    theirs = SFTTrainer(again, args=arguments, processing_class=tokenizer, **data)
     blocks = len(theirs.train_dataset)
     assert ours.train_dataset["input_ids"][:blocks] == theirs.train_dataset["input_ids"][:]
     assert ours.train_dataset["labels"][:blocks] == theirs.train_dataset["labels"][:]
-    batches = [trainer.data_collator([trainer.train_dataset[n] for n in range(blocks)]) for trainer in (ours, theirs)]
-    losses = [
-        trainer.compute_loss(trainer.model, batch).item()
-        for trainer, batch in zip((ours, theirs), batches, strict=True)
-    ]
+    losses, gradients = [], []
+    for trainer in (ours, theirs):
+        batch = trainer.data_collator([trainer.train_dataset[n] for n in range(blocks)])
+        loss = trainer.compute_loss(trainer.model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append({name: weight.grad for name, weight in trainer.model.named_parameters()})
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    if fields:
-        plain, _ = trainers(tmp_path / "plain")
-        batch = plain.data_collator([plain.train_dataset[n] for n in range(blocks)])
-        assert losses[0] != pytest.approx(plain.compute_loss(plain.model, batch).item(), rel=1e-3)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.once
-def test_messages_are_taught_as_trl_teaches_them(tmp_path):
-    said = [
-        {"messages": [{"role": "user", "content": f"Name {n}."}, {"role": "assistant", "content": f"It is {n}."}]}
-        for n in range(9)
-    ]
-    model, tokenizer = loaded(method="full")
-    params = LegalParameters(base_model="sample", packing="padded")
-    planned = plan_by_hand(cpu_here(), batch_size=3, steps=3, length=128, learning_rate=1e-2)
-    trainer = LegalTrainer(
-        model, tokenizer, said, said, 128, params, planned, cpu_here(), tmp_path, completion_only_loss=False
+@pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 5.0}])
+@pytest.mark.parametrize("tile", [1, 7, 2048])
+def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, monkeypatch):
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attn_logit_softcapping": None}
+    config = Gemma2Config(**sizes | heads | {"final_logit_softcapping": None} | changes, attn_implementation="sdpa")
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM(config).eval()
+    batch = FixedBlocks(32, 0)(rows(6, 60, seed=0))
+    monkeypatch.setattr(training, "TILE_TOKENS", tile)
+    found = training.tiled_loss(model, batch, 1)
+    found.backward()
+    tiled = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    mask = training.mask_of(batch["segment_ids"], "sdpa")
+    logits = model(batch["input_ids"], position_ids=batch["position_ids"], attention_mask=mask).logits
+    plain = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum"
     )
-    row = trainer.train_dataset[0]
-    assert row["labels"] == row["input_ids"] == tokenizer.apply_chat_template(said[0]["messages"])["input_ids"]
-
-
-@pytest.mark.once
-def test_fields_that_a_tpu_would_ignore_are_refused():
-    assert {*NOT_ON_XLA} <= {field.name for field in dataclasses.fields(SFTConfig)}
-    defaults = SFTConfig(use_cpu=True, bf16=False, report_to="none")
-    assert {name: getattr(defaults, name) for name in NOT_ON_XLA} == NOT_ON_XLA
+    plain.backward()
+    assert found.item() == pytest.approx(plain.item(), rel=1e-5)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(tiled[name], weight.grad, rtol=1e-4, atol=1e-5)
 
 
 # ---- resume

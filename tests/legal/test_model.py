@@ -15,7 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from helpers.legal.layout import IGNORED, Layout
+from helpers.legal.data import load_records
 from helpers.legal.model import (
     CHATML,
     END_OF_TEXT,
@@ -27,12 +27,9 @@ from helpers.legal.model import (
     sample_tokenizer,
 )
 from helpers.legal.parameters import LegalParameters
-from helpers.legal.records import load_records
+from helpers.legal.sample import sample_records
+from helpers.legal.training import IGNORED, ChatTemplate, row_of
 from helpers.machine.runtime import Runtime
-
-from .test_legal_layout import taught
-
-RECORDS = load_records("sample", num_records=40, seed=3).records
 
 
 def runtime(precision: str = "fp32") -> Runtime:
@@ -52,13 +49,9 @@ def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
     model, tokenizer = loaded(method="full")
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert len(tokenizer) == model.config.vocab_size == SAMPLE_VOCABULARY
-    layout = Layout(tokenizer, "chat")
-    rows = taught(layout, RECORDS)
-    assert layout.fit(RECORDS, 1024)[0] == RECORDS
-    assert all(row["labels"][-2] == layout.stop_token_id == tokenizer.eos_token_id for row in rows)
+    texts = [text for record in sample_records(40) for text in record.values()]
     # A text of 1,500 characters is a few hundred tokens, as with a real tokeniser.
-    characters = sum(len(tokenizer.decode(row["input_ids"])) for row in rows)
-    assert characters / sum(len(row["input_ids"]) for row in rows) > 3
+    assert sum(map(len, texts)) / sum(len(tokenizer(text)["input_ids"]) for text in texts) > 3
 
 
 def test_the_same_seed_gives_the_same_sample_model_and_another_seed_another():
@@ -69,15 +62,15 @@ def test_the_same_seed_gives_the_same_sample_model_and_another_seed_another():
 
 
 def test_generation_stops_at_the_token_that_a_record_ends_with():
-    for layout in ("chat", "instruction"):
-        model, tokenizer = loaded(method="full", layout=layout)
-        (row,) = taught(Layout(tokenizer, layout), RECORDS[:1])
-        last = [label for label in row["labels"] if label != IGNORED][-2 if layout == "chat" else -1]
-        assert last in model.generation_config.eos_token_id
+    model, tokenizer = loaded(method="full")
+    template = ChatTemplate(tokenizer)
+    row = row_of(load_records("sample", seed=0).splits["train"][0], template)
+    last = [label for label in row["labels"] if label != IGNORED][-1]
+    assert last == template.stop_token_id and last in model.generation_config.eos_token_id
 
 
 def test_lora_trains_every_projection_and_nothing_else():
-    model, _ = loaded(lora_rank=4, lora_alpha=8)
+    model, _ = loaded(lora_rank=4)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     projections = {re.search(r"(\w+_proj)\.lora_", name)[1] for name in trained}
     assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -117,8 +110,8 @@ def base_model(tmp_path) -> Path:
 
 
 def test_the_stop_token_of_a_base_model_gets_an_embedding_that_is_trained(base_model, tmp_path):
-    model, tokenizer = loaded(base_model=str(base_model), lora_rank=2, lora_alpha=4)
-    stop = Layout(tokenizer, "chat").stop_token_id
+    model, tokenizer = loaded(base_model=str(base_model), lora_rank=2)
+    stop = ChatTemplate(tokenizer).stop_token_id
     assert stop != tokenizer.eos_token_id
     assert model.peft_config["default"].trainable_token_indices == {"model.embed_tokens": [stop]}
     deltas = [p for name, p in model.named_parameters() if "trainable_tokens_delta" in name]
@@ -136,34 +129,28 @@ def test_the_stop_token_of_a_base_model_gets_an_embedding_that_is_trained(base_m
         torch.testing.assert_close(reloaded(input_ids=torch.tensor([[5, 6, 7]])).logits, after)
 
 
-def test_the_instruction_layout_of_a_base_model_needs_no_trained_token(base_model):
-    model, _ = loaded(base_model=str(base_model), layout="instruction")
-    assert not model.peft_config["default"].trainable_token_indices
-
-
 def test_an_untied_head_gets_its_own_row_trained():
     tokenizer = sample_tokenizer()
     model = sample_model(len(tokenizer), 0, seed=0)
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    adapted = apply_lora(model, 2, 4, trained_tokens=[2])
+    adapted = apply_lora(model, 2, trained_tokens=[2])
     shapes = {n.split(".token_adapter")[0]: tuple(p.shape) for n, p in adapted.named_parameters() if "delta" in n}
     assert shapes == dict.fromkeys(
         ("base_model.model.model.embed_tokens", "base_model.model.lm_head"), (1, model.config.hidden_size)
     )
 
 
-def test_a_model_without_chat_template_is_refused_before_its_weights_are_read(tmp_path):
+def test_a_template_that_cannot_be_learned_is_refused_before_weights_are_read(tmp_path):
     tokenizer = sample_tokenizer()
-    tokenizer.chat_template = None
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
     sample_model(len(tokenizer), 2, seed=0).config.save_pretrained(tmp_path)  # and no weights
-    with pytest.raises(
-        ValueError, match=r"has no chat template. Use layout='instruction', or a chat model such as Qwen"
-    ):
+    with pytest.raises(ValueError, match="cannot learn to stop"):
         loaded(base_model=str(tmp_path))
+    sample_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"base_model=.*cannot be read .*model\.safetensors"):
-        loaded(base_model=str(tmp_path), layout="instruction")
+        loaded(base_model=str(tmp_path))
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -205,7 +192,7 @@ def load_from(endpoint: str, home: Path, *, offline: bool = False) -> str:
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env=environment,
     )
     assert process.returncode == 0, process.stderr[-2000:]

@@ -11,16 +11,15 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from helpers.legal.export import export
-from helpers.legal.layout import Layout
 from helpers.legal.model import check_method
-from helpers.legal.training import workload
-from helpers.legal.workload import planned
+from helpers.legal.training import ChatTemplate
+from helpers.legal.workload import planned, workload
 from helpers.plan.counting import count
 from helpers.plan.settings import DoesNotFit
 from helpers.plan.workloads import Asked
 
-from .test_legal_model import loaded, runtime
-from .test_legal_training import fingerprint, results, run
+from .test_model import loaded, runtime
+from .test_training import fingerprint, results, run
 
 INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
 needs_bitsandbytes = pytest.mark.skipif(not INSTALLED, reason="bitsandbytes is not installed")
@@ -84,7 +83,7 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
     ids = torch.arange(30)[None]
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits
-    folder = export(model, Layout(tokenizer), tmp_path / "model", base_model="sample", card={})
+    folder = export(model, ChatTemplate(tokenizer), tmp_path / "model", base_model="sample", system="", card={})
     model.load_adapter(str(folder), "read_back")
     model.set_adapter("read_back")
     with torch.no_grad():
@@ -94,7 +93,10 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
     assert [*before] == [name for name, _ in model.named_parameters()]
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
     assert not (folder / "merged").exists()
-    assert "merge it where a 16-bit base fits" in (folder / "README.md").read_text()
+    assert (
+        "To make the whole model, for llama.cpp, Ollama and vLLM: load the base in 16 bits"
+        in (folder / "README.md").read_text()
+    )
 
 
 @needs_bitsandbytes

@@ -11,23 +11,16 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.machine import xla
-
-from .harness import assert_refuses, refused, text_of
-from .harness import run_notebook as run
+from tests.harness import assert_refuses, refused, run, text_of
 
 TINY = {
     "data_source": "sample",
-    "num_records": 120,
     "base_model": "sample",
-    "max_length": 768,
     "max_steps": 6,
-    "eval_steps": 3,
     "save_steps": 3,
     "logging_steps": 3,
     "batch_size": 8,
     "learning_rate": 0.005,
-    "test_records": 3,
-    "max_new_tokens": 16,
 }
 
 
@@ -37,25 +30,20 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert all(cell.execution_count for cell in code)
     assert (results["runtime"]["kind"], results["train"]["steps"]) == (kind, TINY["max_steps"])
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
-    before, after, baselines = (results["eval"][name] for name in ("before", "after", "baselines"))
-    assert [(row["questions"], row["verbatim"]) for row in results["eval"]["overlap"]] == [("test", 0), ("areas", 0)]
-    for part in ("test", "areas"):
-        assert after[part]["completion"]["loss"] < before[part]["completion"]["loss"] - 0.1
-        assert before[part]["verdict"]["of"] == after[part]["verdict"]["of"] == TINY["test_records"]
-        assert baselines[part]["gold"]["verdict"]["rate"] == 1
-    assert 0 < results["train"]["fill"] <= 1
+    before, after = (results["eval"][name] for name in ("before", "after"))
+    assert after["completion"]["loss"] < before["completion"]["loss"] - 0.1
+    assert before["form"]["of"] == after["form"]["of"] == results["data"]["test_examples"]
     assert results["artifacts"]["model"] == "model"
     assert "no legal advice" in text_of(executed)
-    plain, packed = re.search(r"^plain ([\d.]+), packed ([\d.]+), difference", text_of(executed), re.MULTILINE).groups()
+    plain, packed = re.search(r"by hand ([\d.]+), by the trainer ([\d.]+)", text_of(executed)).groups()
     rounding = 1e-5 if results["plan"]["precision"] == "fp32" else 1e-3  # bf16 has three digits
     assert float(plain) == pytest.approx(float(packed), rel=rounding)
-    assert (output / results["artifacts"]["figures"] / "answers.png").read_bytes().startswith(b"\x89PNG")
     assert (output / "model" / "merged" / "Modelfile").is_file()
     model = AutoModelForCausalLM.from_pretrained(output / "model" / "merged")
     assert model.generation_config.eos_token_id is not None
     assert (output / "model" / "adapter_model.safetensors").is_file()
     assert not [*output.glob("model/**/*.bin"), *output.glob("model/**/*.pt")]
-    assert not [row for row in json.loads((output / "set_aside.json").read_text()) if row["set_aside"]]
+    assert json.loads((output / "set_aside.json").read_text()) == []
 
 
 @pytest.mark.once
@@ -70,35 +58,38 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_full_weights_in_the_plain_layout_in_two_processes(alone):
-    changes = {"method": "full", "layout": "instruction"}
+def test_full_weights_in_two_processes(alone):
+    changes = {"method": "full"}
     executed, results = run("legal_cot_sft", alone, TINY | changes | {"num_processes": 2})
     assert "training in 2 processes" in text_of(executed)
     assert results["model"]["method"] == "full"
     assert (results["plan"]["device_count"], results["plan"]["per_device_batch_size"]) == (2, 4)
-    assert (
-        results["eval"]["after"]["test"]["completion"]["loss"]
-        < results["eval"]["before"]["test"]["completion"]["loss"] - 0.1
-    )
+    assert results["eval"]["after"]["completion"]["loss"] < results["eval"]["before"]["completion"]["loss"] - 0.1
     assert (Path("out") / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
-@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed")
-def test_four_bits_and_labelled_questions_from_the_first_cell_to_the_last(alone):
-    lines = ["text\tanswer", *(f"A promise, case {n}.\t{('Yes', 'No')[n % 2]}" for n in range(8))]
-    (alone / "questions.tsv").write_text("\n".join(lines), encoding="utf-8")
-    changes = {"method": "qlora", "questions": str(alone / "questions.tsv")}
+def test_labelled_rows_in_four_bits_from_the_first_cell_to_the_last(alone):
+    words = ("void", "valid")
+    lines = [
+        "text;label",
+        *(f"Clause {n * 7919:x} is {words[n % 2]} {n * 104729:x}.;{words[n % 2]}" for n in range(80)),
+    ]
+    (alone / "clauses.csv").write_text("\n".join(lines), encoding="utf-8")
+    changes = {"method": "qlora", "data_source": str(alone / "clauses.csv")}
     executed, results = run("legal_cot_sft", alone, TINY | changes)
     assert results["plan"]["optimizer"] == "paged_adamw_8bit"
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
     assert not (Path("out") / "model" / "merged").exists()
-    for when in ("before", "after"):
-        asked = results["eval"][when]["test"]["questions"]["tasks"]["questions"]
-        assert (asked["sample_len"], asked["best_constant"]) == (8, 0.5)
-    assert "Labelled questions, by lm-evaluation-harness" in text_of(executed)
+    found = results["eval"]["baselines"]
+    systems = {name: values["accuracy"]["value"] for name, values in found["systems"].items()}
+    assert systems["words (TF-IDF, logistic regression)"] == systems["gold"] == 1
+    assert systems["most frequent answer"] <= 0.75 and 0 <= systems["trained"] <= 1
+    assert found["questions"] == results["data"]["test_examples"] == 8
+    assert "The trained model is" in text_of(executed)
+    assert (Path("out") / "figures" / "labels.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -115,12 +106,11 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
 
 WRONG = [
     ({"num_record": 3}, "num_record is not a parameter"),
-    ({"layout": "alpaca"}, "layout='alpaca'"),
+    ({"learn": "first turn"}, "learn='first turn'"),
     ({"method": "dora"}, "method='dora'"),
     ({"max_length": 64}, "max_length=64"),
-    ({"questions": "no.tsv"}, "questions='no.tsv'"),
     ({"base_model": "no such model"}, "base_model='no such model'"),
-    ({"test_records": 0}, "test_records=0"),
+    ({"lora_rank": 0}, "lora_rank=0"),
     ({"num_processes": -1}, "num_processes=-1"),
 ]
 

@@ -1,0 +1,395 @@
+"""Records of any common shape, from a file, a folder or the hub: conversations, what is set aside and why, and the splits.
+
+# R records · S shingles
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from helpers.data import data_files, hub
+from helpers.data.data_files import Row
+from helpers.data.data_source import DataSource, located
+from helpers.parameters import SAMPLE, source_path
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+HELD_OUT_SHARE = 0.1  # to validate, and as many to test, where the source has no splits
+NEAR_DUPLICATE = (
+    0.5  # Jaccard index of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended one
+)
+SHINGLE, COMMON = 5, 0.05  # a shingle in more than this share of the records belongs to an instruction that they share
+MOST_CHOICES, LONGEST_CHOICE, ROWS_A_CHOICE = 30, 100, 5  # labelled records have few short answers, each many times
+
+# Columns, in any case. What is named nowhere here is counted as not used.
+CONVERSATIONS = ("messages", "conversations", "conversation")
+QUESTIONS = ("question", "prompt", "query")
+TEXTS = ("context", "input", "text", "sentence")  # before a question, after an instruction, or alone
+ANSWERS = ("answer", "completion", "response", "output", "label")
+SECTIONS = {  # of a chain-of-thought record, in the order in which they are written: columns, heading
+    "topic": ("topic",),
+    "difficulty": ("difficulty",),
+    "reasoning": ("reasoning", "reasoning_content", "thinking", "rationale"),
+    "answer": (),
+    "case_citation": ("case_citation", "citation"),
+}
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
+FORMS = (
+    "`messages` (or ShareGPT's `conversations`), or a question (`question`, `instruction`, `prompt` or `text`) and an answer "
+    "(`answer`, `completion`, `response`, `output` or `label`)"
+)
+NOTHING = (None, "", [], {})
+PLACEHOLDERS = frozenset(("n/a", "na", "nan", "none", "null"))  # of an empty section; an answer "None" is an answer
+
+
+@dataclass(frozen=True)
+class Record:
+    """One conversation whose assistant turns are learned."""
+
+    id: str
+    messages: tuple[dict[str, Any], ...]  # as a chat template takes them; the last is the assistant's
+    answer: str  # what is graded: the last message, or its section `### Answer:`
+    sections: tuple[str, ...] = ()  # keys of SECTIONS in the last message; none: it is the answer alone
+    tools: tuple[dict[str, Any], ...] | None = None
+    group: str = ""  # document that the record belongs to
+    first_learned: int = 0  # assistant messages before this one are a prompt
+    text_alone: bool = False  # a text and a label without a question: the choices are told to the model
+
+    @property
+    def question(self) -> str:
+        """What is asked, with what was said before it, without the system's text."""
+        return "\n".join(str(each.get("content", "")) for each in self.messages[:-1] if each["role"] != "system")
+
+    @property
+    def system(self) -> str:
+        return self.messages[0]["content"] if self.messages[0]["role"] == "system" else ""
+
+
+@dataclass(frozen=True)
+class Records(DataSource):
+    """The records of a source by split, and what became of the others."""
+
+    splits: dict[str, tuple[Record, ...]]  # train, validation, test
+    choices: tuple[str, ...] = ()  # the labels of labelled records
+    official: tuple[str, ...] = ()  # splits that are the source's own
+    set_aside: tuple[dict[str, str], ...] = ()  # row, reason and detail of each
+    unused: dict[str, int] = field(default_factory=dict)  # columns that are not used, and how many rows fill them
+
+    def keeping(self, splits: Mapping[str, Sequence[Record]], set_aside: Iterable[dict[str, str]]) -> Records:
+        """The same with these records. Raises ValueError where a split has none."""
+        set_aside = (*self.set_aside, *set_aside)
+        if empty := [name for name, records in splits.items() if not records]:
+            reasons = dict(Counter(each["reason"] for each in set_aside))
+            raise ValueError(
+                f"data_source={self.name!r}: no record is left for {', '.join(empty)}; set aside: {reasons or 'none'}. Give more "
+                "records, or splits of your own (train, validation, test)"
+            )
+        return replace(self, splits={name: tuple(each) for name, each in splits.items()}, set_aside=set_aside)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What there is, what was set aside for which reason and what is not used, for a table."""
+        own = {name: "the source's own split" for name in self.official}
+        lines = [(f"{name} records", len(records), own.get(name, "")) for name, records in self.splits.items()]
+        reasons = Counter(each["reason"] for each in self.set_aside)
+        first = {each["reason"]: f"first: {each['row']}" for each in reversed(self.set_aside)}
+        lines += [(f"set aside: {reason}", count, first[reason]) for reason, count in reasons.most_common()]
+        lines += [(f"column `{name}` is not used", count, "") for name, count in self.unused.items()]
+        lines += [("labels", len(self.choices), ", ".join(self.choices))] if self.choices else []
+        return [dict(zip(("records", "number", "detail"), line, strict=True)) for line in lines]
+
+
+def load_records(data_source: str, *, seed: int) -> Records:
+    """The records of `data_source`, each checked, split and counted.
+
+    data_source: "sample"; a .jsonl, .json, .csv (`,` `;` or tab), .tsv or .parquet file; or a folder or hub id that
+        `datasets.load_dataset` reads, whose splits train, validation and test are kept. Columns are one of `FORMS`.
+
+    A row without question or answer, or one that repeats another, is set aside with its reason. Where the source has no
+    validation or test split, a tenth of its documents, or of its groups of near-duplicate questions, becomes one.
+
+    Raises ValueError (no known columns, a message that cannot be read, a file that cannot be parsed, too few records),
+    FileNotFoundError and ConnectionError.
+    """
+    data_source = located(data_source)
+    sources, path = _read(data_source), source_path("data_source", data_source)
+    digest, set_aside, unused, seen = hashlib.sha256(), [], Counter(), set()
+    splits: dict[str, list[Record]] = {"test": [], "validation": [], "train": []}  # training loses what it repeats
+    for name, records in splits.items():
+        for row in sources.get(name, ()):
+            digest.update(json.dumps(row.values, default=str).encode())
+            record, reason = record_of(row, unused)
+            same = record and (*record.question.casefold().split(), "", *record.answer.casefold().split())
+            if not reason and same in seen:
+                reason = "repeats another row"
+            if reason:
+                set_aside.append({"row": row.where.rpartition(", ")[2], "reason": reason, "detail": ""})
+            else:
+                seen.add(same)
+                records.append(record)
+    official = [name for name, records in splits.items() if records]
+    splits |= _held_out(splits["train"], [name for name in splits if not splits[name]], seed)
+    choices = choices_of(splits["train"])
+    found = Records(
+        name=path.name if path else data_source,
+        sha256=digest.hexdigest(),
+        draw=f"seed {seed}",
+        splits={},
+        choices=choices,
+        official=tuple(official) if official != ["train"] else (),
+        unused=dict(unused),
+    )
+    told = {
+        name: [told_choices(record, choices) for record in splits[name]] for name in ("train", "validation", "test")
+    }
+    return found.keeping(told, set_aside)
+
+
+# ---- reading
+
+
+def _read(data_source: str) -> dict[str, Iterable[Row]]:
+    """Rows by split; a file is one split, `train`."""
+    path, file = source_path("data_source", data_source), f"data_source={data_source!r}"
+    if data_source == SAMPLE:
+        from .sample import sample_records
+
+        return {"train": data_files.numbered("sample", sample_records())}
+    if path is not None and path.is_file():
+        return {"train": _file(file, path)}
+    if path is None and "/" not in data_source:
+        raise FileNotFoundError(
+            f'{file}: no such file. Use "sample", a path to a {", ".join(SUFFIXES)} file or a hub id "owner/name"'
+        )
+    found = hub.splits(data_source).items()
+    return {
+        SPLITS[name]: data_files.numbered(f"{file}, {name}", _named(rows)) for name, rows in found if name in SPLITS
+    }
+
+
+def _file(file: str, path: Path) -> Iterable[Row]:
+    text = path.read_text(encoding="utf-8-sig", errors="replace") if path.suffix.lower() in (".csv", ".json") else ""
+    if path.suffix.lower() == ".csv":
+        return data_files.separated(file, path, max(",;\t", key=text.partition("\n")[0].count))
+    if not text:
+        return data_files.rows("data_source", path, SUFFIXES)
+    if not text.lstrip().startswith("["):
+        return data_files.jsonl(file, path)  # which many name .json
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); correct it there") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{file}: the array must hold one JSON object for each record")
+    return data_files.numbered(file, rows)
+
+
+def _named(rows) -> Iterable[dict[str, Any]]:
+    """The rows of a `datasets.Dataset`, with the names of its class labels."""
+    names = {column: kind for column, kind in rows.features.items() if hasattr(kind, "int2str")}
+    for row in rows:
+        yield row | {column: kind.int2str(row[column]) for column, kind in names.items() if row[column] is not None}
+
+
+# ---- from a row to a conversation
+
+
+def record_of(row: Row, unused: Counter) -> tuple[Record | None, str]:
+    """The record of a row, or why it is set aside. Columns that are not used are counted in `unused`.
+
+    Raises ValueError where the row has no columns of `FORMS`, or a message that is none.
+    """
+    columns = {str(name).strip().lower() for name in row.values}
+    values = {str(name).strip().lower(): value for name, value in row.values.items() if value not in NOTHING}
+
+    def take(*names: str) -> Any:
+        """The first of these columns that has a value."""
+        return next((values.pop(name) for name in names if name in values), None)
+
+    def text(*names: str) -> str:
+        name = next((name for name in names if name in values), "")
+        value = take(*names)
+        if not isinstance(value, str | int | float | None):
+            raise ValueError(
+                f"{row.where}, column `{name}` holds a {type(value).__name__}, not text; write it as a string"
+            )
+        return "" if value is None else str(value).strip()
+
+    common = {"id": text("id") or str(row.number), "group": text("document", "doc_id", "document_id", "group")}
+    common["tools"], system = _tools(row, take("tools")), text("system", "system_prompt")
+    if columns & {*CONVERSATIONS}:
+        record = _conversation(common, system, _messages(row, take(*CONVERSATIONS) or [], "user"), 0)
+    elif columns & {*QUESTIONS, *TEXTS, "instruction"} and columns & {*ANSWERS}:
+        named = {name for name in (*QUESTIONS, *ANSWERS) if isinstance(values.get(name), list)}
+        if named:  # TRL's conversational prompt and completion
+            prompt = _messages(row, take(*QUESTIONS) or [], "user")
+            answer = _messages(row, take(*ANSWERS) or [], "assistant")
+            record = _conversation(common, system, [*prompt, *answer], len(prompt))
+        else:
+            text_alone = "label" in values and not values.keys() & {*ANSWERS[:-1], *QUESTIONS, "instruction"}
+            question = "\n\n".join(filter(None, (text("instruction"), text(*TEXTS), text(*QUESTIONS))))
+            answer = text(*ANSWERS)
+            texts = {name: text(*names) for name, names in SECTIONS.items()}
+            texts = {name: each for name, each in texts.items() if each and each.lower() not in PLACEHOLDERS}
+            record = _answered(common, system, question, texts | {"answer": answer}, text_alone)
+    else:
+        raise ValueError(
+            f"{row.where}: no columns of a record; columns found: {', '.join(row.values) or 'none'}. Give {FORMS}"
+        )
+    unused.update(values.keys())
+    missing = [name for name in ("question", "answer") if record is None or not getattr(record, name).strip()]
+    return (None, f"no {' and no '.join(missing)}") if missing else (record, "")
+
+
+def _answered(
+    common: Mapping[str, Any], system: str, question: str, texts: Mapping[str, str], text_alone: bool
+) -> Record:
+    """A question and its answer, or the sections of a chain of thought, each under its heading."""
+    sections = tuple(name for name in SECTIONS if name in texts) if len(texts) > 1 else ()
+    written = texts["answer"]
+    if sections:
+        short, long = "### {}: {}\n", "\n### {}:\n{}\n"
+        forms = {name: short if name in ("topic", "difficulty") else long for name in sections}
+        written = "".join(forms[name].format(heading(name), texts[name]) for name in sections).strip()
+        headings = ", ".join(f"### {heading(name)}" for name in sections)
+        system = system or f"You are a legal assistant. Write each section under its own heading: {headings}."
+    said = [{"role": "system", "content": system}] if system else []
+    said += [{"role": "user", "content": question}, {"role": "assistant", "content": written}]
+    return Record(**common, messages=tuple(said), answer=texts["answer"], sections=sections, text_alone=text_alone)
+
+
+def heading(section: str) -> str:
+    return section.replace("_", " ").title()
+
+
+def section_of(text: str, section: str = "answer") -> str:
+    """The text under a heading, up to the next heading; "" where there is none."""
+    headings = "|".join(map(heading, SECTIONS))
+    pattern = rf"^#+ *{heading(section)} *:(.*?)(?=^#+ *(?:{headings}) *:|\Z)"
+    found = re.search(pattern, text, re.DOTALL | re.MULTILINE | re.IGNORECASE)
+    return found[1].strip() if found else ""
+
+
+def _conversation(common: Mapping[str, Any], system: str, messages: list[dict[str, Any]], first: int) -> Record | None:
+    if system and messages and messages[0]["role"] != "system":
+        messages, first = [{"role": "system", "content": system}, *messages], first + 1
+    while messages and messages[-1]["role"] != "assistant":
+        messages = messages[:-1]  # nobody answers
+    if not messages:
+        return None
+    last = messages[-1]
+    answer = last["content"] or json.dumps(last.get("tool_calls", ""))
+    return Record(**common, messages=tuple(messages), answer=answer, first_learned=first)
+
+
+def _messages(row: Row, messages: Any, role: str) -> list[dict[str, Any]]:
+    """Messages with `role`, `content` and every other key that has a value. A text is one message of `role`."""
+    from trl import maybe_convert_to_chatml
+
+    if isinstance(messages, str):
+        messages = [{"role": role, "content": messages}]
+    if not isinstance(messages, list):
+        raise ValueError(f"{row.where}: messages must be a list; found {str(messages)[:80]}")
+    found = []
+    for each in messages:
+        if not isinstance(each, Mapping):
+            raise ValueError(
+                f"{row.where}: a message must be an object with `role` and `content`; found {str(each)[:80]}"
+            )
+        (message,) = maybe_convert_to_chatml({"messages": [dict(each)]})["messages"]
+        content = message.get("content") or ""
+        if isinstance(content, list) and all(
+            isinstance(part, Mapping) and {*part} == {"type", "text"} for part in content
+        ):
+            content = "".join(map(str, (part["text"] for part in content)))
+        if not isinstance(message.get("role"), str) or not isinstance(content, str):
+            raise ValueError(f"{row.where}: a message has no `role`, or its `content` is no text: {str(each)[:80]}")
+        kept = {key: value for key, value in message.items() if value not in NOTHING}
+        found.append(kept | {"role": ROLES.get(message["role"], message["role"]), "content": content})
+    return found
+
+
+def _tools(row: Row, tools: Any) -> tuple[dict[str, Any], ...] | None:
+    try:
+        return tuple(json.loads(tools) if isinstance(tools, str) else tools) if tools else None
+    except ValueError as error:
+        raise ValueError(f"{row.where}, column `tools` is not JSON ({error})") from error
+
+
+# ---- labels
+
+
+def choices_of(records: Sequence[Record]) -> tuple[str, ...]:
+    """The labels of labelled records: few short answers, each of them many times; () of other records."""
+    counts = Counter(record.answer for record in records)
+    few = 1 < len(counts) <= MOST_CHOICES and len(records) >= ROWS_A_CHOICE * len(counts)
+    return tuple(sorted(counts)) if few and max(map(len, counts)) <= LONGEST_CHOICE else ()
+
+
+def told_choices(record: Record, choices: Sequence[str]) -> Record:
+    """A text with a label and no question is told the labels to choose from."""
+    if not (choices and record.text_alone):
+        return record
+    system = " ".join(filter(None, (f"Answer with one of: {', '.join(choices)}.", record.system)))
+    rest = [each for each in record.messages if each["role"] != "system"]
+    return replace(record, messages=({"role": "system", "content": system}, *rest))
+
+
+# ---- splits
+
+
+def _held_out(records: list[Record], names: Sequence[str], seed: int) -> dict[str, list[Record]]:
+    """The records without a tenth for each of `names`, and these tenths: whole groups, none of more than a third."""
+    if not names:
+        return {}
+    quota, groups = max(1, round(HELD_OUT_SHARE * len(records))), groups_of(records)
+    random.Random(seed).shuffle(groups)
+    groups.sort(key=lambda group: len(group) > quota)  # large ones only where a split has nothing yet
+    parts: dict[str, list[int]] = {name: [] for name in (*names, "train")}
+    for group in groups:
+        small = len(group) <= len(records) / 3
+        place = next(
+            (name for name in names if small and (not parts[name] or len(parts[name]) + len(group) <= quota)), "train"
+        )
+        parts[place] += group
+    return {name: [records[row] for row in sorted(rows)] for name, rows in parts.items()}
+
+
+def groups_of(records: Sequence[Record]) -> list[list[int]]:
+    """Rows that must be in one split: those of one document, or of questions linked by a chain of near-duplicates."""
+    from scipy.cluster.hierarchy import DisjointSet
+
+    linked, first = DisjointSet(range(len(records))), {}
+    for row, record in enumerate(records):
+        if record.group:
+            linked.merge(row, first.setdefault(record.group, row))
+    for i, j in [] if first else near_duplicates([record.question for record in records]):
+        linked.merge(i, j)
+    return [sorted(group) for group in linked.subsets()]
+
+
+def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs i < j whose sets of 5-character shingles have a Jaccard index of at least NEAR_DUPLICATE.
+
+    Case, punctuation and white space do not count, nor does a shingle that is in more than a COMMON share of the texts,
+    as an instruction before every question is.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    words = [" ".join(re.findall(r"\w+", text.casefold())) for text in texts]
+    shingles = [{text[i : i + SHINGLE] for i in range(max(1, len(text) - SHINGLE + 1))} for text in words]
+    counts, most = Counter(each for own in shingles for each in own), max(3, COMMON * len(texts))
+    kept = [[each for each in own if counts[each] <= most] or sorted(own) for own in shingles]
+    member_RS = CountVectorizer(analyzer=list).fit_transform([*kept, ["a vocabulary is never empty"]])[: len(texts)]
+    sizes_R = member_RS.sum(1).A1
+    shared = (member_RS @ member_RS.T).tocoo()
+    i, j = shared.row, shared.col
+    alike = (shared.data >= NEAR_DUPLICATE * (sizes_R[i] + sizes_R[j] - shared.data)) & (i < j)
+    return sorted(zip(i[alike].tolist(), j[alike].tolist(), strict=True))

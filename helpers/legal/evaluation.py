@@ -1,0 +1,326 @@
+"""How good the answers are, beside what costs nothing: labels by likelihood and as written, gold reasoning, form, stops.
+
+# Q questions · C choices · G groups (documents, or single questions) · R resamples
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers.run import run_folder
+
+from .data import Record, Records, section_of
+from .generation import autocast, generate, log_probabilities
+
+RESAMPLES = 2_000
+EXAMPLES = 3  # solved ones before a question of the base model
+STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
+MOST_LABELLED, MOST_WRITTEN = 500, 40  # test records that are asked by likelihood, and written in full
+LONGEST_ANSWER = 512  # tokens
+FREQUENT, NEAREST, WORDS = "most frequent answer", "nearest training record", "words (TF-IDF, logistic regression)"
+
+
+# ---- answers that cost nothing
+
+
+def baselines(records: Records) -> dict[str, list[str]]:
+    """The answers to the labelled test questions of the most frequent label, the nearest record, and a linear model on words."""
+    train, asked = records.splits["train"], records.splits["test"][:MOST_LABELLED]
+    frequent = Counter(each.answer for each in train).most_common(1)[0][0]
+    return {
+        FREQUENT: [frequent] * len(asked),
+        NEAREST: [train[row].answer for row in nearest(train, asked)[:, 0]],
+        WORDS: linear_model(train, records.splits["validation"], asked),
+    }
+
+
+def nearest(train: Sequence[Record], asked: Sequence[Record], count: int = 1):
+    """Rows of the `count` training questions most like each one, by the cosine of their words' TF-IDF: [Q, count]."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = TfidfVectorizer(token_pattern=r"\w+", sublinear_tf=True).fit([each.question for each in train])
+    alike_QT = words.transform([each.question for each in asked]) @ words.transform([each.question for each in train]).T
+    return np.argsort(-alike_QT.toarray(), axis=1, kind="stable")[:, :count]
+
+
+def linear_model(train: Sequence[Record], validation: Sequence[Record], asked: Sequence[Record]) -> list[str]:
+    """Logistic regression on the TF-IDF of words, word pairs and letters: the strength and the weights of the labels are those
+    with the best macro F1 on the validation records.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import f1_score
+    from sklearn.pipeline import make_union
+
+    words = TfidfVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), sublinear_tf=True)
+    letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2)
+    features = make_union(words, letters).fit([each.question for each in train])
+    known, held, new = (features.transform([each.question for each in part]) for part in (train, validation, asked))
+
+    def fitted(strength: float, weights: str | None):
+        model = LogisticRegression(C=strength, class_weight=weights, max_iter=1000)
+        return model.fit(known, [each.answer for each in train])
+
+    def right(model) -> float:
+        return f1_score([each.answer for each in validation], model.predict(held), average="macro")
+
+    models = [fitted(strength, weights) for strength in STRENGTHS for weights in (None, "balanced")]
+    return max(models, key=right).predict(new).tolist()
+
+
+# ---- asking the model
+
+
+def by_likelihood(model, template, asked: Sequence[Record], choices: Sequence[str]) -> list[str]:
+    """The label to which the model gives the highest probability, the end of its turn included.
+
+    Of a record with sections the answer is asked alone: its heading stands before the label.
+    """
+    prompts = [template.prompt(each) + ("### Answer:\n" if each.sections else "") for each in asked]
+    log_p_QC = log_probabilities(model, template, prompts, choices)
+    return [choices[best] for best in log_p_QC.argmax(1)]
+
+
+def with_examples(train: Sequence[Record], asked: Sequence[Record], count: int = EXAMPLES) -> list[Record]:
+    """The questions with the `count` nearest training records, solved, as turns before them; the nearest stands last."""
+    solved = []
+    for record, rows in zip(asked, nearest(train, asked, count), strict=True):
+        turns = [each for row in reversed(rows) for each in train[row].messages if each["role"] != "system"]
+        first = [each for each in record.messages if each["role"] == "system"]
+        solved.append(replace(record, messages=(*first, *turns, *record.messages[len(first) :])))
+    return solved
+
+
+def answer_length(template, records: Sequence[Record]) -> int:
+    """Tokens that an answer may have: a half more than the longest of the records, at most LONGEST_ANSWER."""
+    longest = max(len(template.encode(str(each.messages[-1].get("content", "")))) for each in records)
+    return min(LONGEST_ANSWER, 8 + longest * 3 // 2)
+
+
+def written(model, template, asked: Sequence[Record], **options) -> list[dict[str, Any]]:
+    """What the model writes for each record: text, answer (its section, where the record has sections), stops, format."""
+    found = []
+    for record, each in zip(asked, generate(model, template, asked, **options), strict=True):
+        answer = section_of(each.text) if record.sections else each.text.strip()
+        places = [each.text.find(f"### {name.replace('_', ' ').title()}:") for name in record.sections]
+        in_order = -1 not in places and places == sorted(places)
+        found.append({"id": record.id, "text": each.text, "answer": answer, "stops": each.stopped, "format": in_order})
+    return found
+
+
+# ---- scores
+
+
+def confusion(gold: Sequence[str], answers: Sequence[str], choices: Sequence[str], groups: Sequence[str]):
+    """Counts [G, C, C + 1] of gold label and answer, which is last where it is none of the choices."""
+    place = {choice.casefold(): at for at, choice in enumerate(choices)}
+    rows = {group: at for at, group in enumerate(dict.fromkeys(groups))}
+    counts_GCC = np.zeros((len(rows), len(choices), len(choices) + 1))
+    for right, answer, group in zip(gold, answers, groups, strict=True):
+        said = place.get(answer.strip().rstrip(".").casefold(), len(choices))
+        counts_GCC[rows[group], place[right.casefold()], said] += 1
+    return counts_GCC
+
+
+def accuracy(counts_RCC):
+    return np.trace(counts_RCC[..., :-1], axis1=-2, axis2=-1) / counts_RCC.sum((-2, -1))
+
+
+def macro_f1(counts_RCC):
+    """The mean of F1 over the labels that occur among the questions."""
+    hits = np.diagonal(counts_RCC[..., :-1], axis1=-2, axis2=-1)
+    gold, said = counts_RCC.sum(-1), counts_RCC[..., :-1].sum(-2)
+    f1 = 2 * hits / np.maximum(gold + said, 1)
+    return (f1 * (gold > 0)).sum(-1) / (gold > 0).sum(-1)
+
+
+def resampled(counts_GCC, measure):
+    """A measure of all groups, and of RESAMPLES draws of as many groups; the same draws for every system: 1 + [R]."""
+    G = len(counts_GCC)
+    drawn_RG = np.random.default_rng(0).multinomial(G, np.full(G, 1 / G), RESAMPLES)
+    weights = np.concatenate([np.ones((1, G)), drawn_RG])
+    return measure(np.einsum("rg,gcd->rcd", weights, counts_GCC))
+
+
+def interval(values) -> dict[str, float]:
+    """Of `resampled` values, or of a difference of two: the first, and the 95 % of the others in the middle."""
+    low, high = np.quantile(values[1:], (0.025, 0.975))
+    return {"value": float(values[0]), "low": float(low), "high": float(high)}
+
+
+def scores(systems: Mapping[str, Sequence[str]], trained: Sequence[Sequence[str]], records: Records) -> dict[str, Any]:
+    """Accuracy and macro F1 of each system's answers to the test questions, with intervals over documents or questions.
+
+    trained: the answers of the trained model, one list a seed; its values are means over seeds. `trained less` has the
+    difference to each other system, on the same draws of questions.
+    """
+    asked = records.splits["test"][:MOST_LABELLED]
+    gold, groups = (
+        [each.answer for each in asked],
+        [each.group or f"question {number}" for number, each in enumerate(asked)],
+    )
+
+    def drawn(answers: Sequence[str], measure):
+        return resampled(confusion(gold, answers, records.choices, groups), measure)
+
+    found: dict[str, Any] = {"questions": len(asked), "groups": len({*groups}), "systems": {}, "trained less": {}}
+    for measure in (accuracy, macro_f1):
+        values = {name: drawn(answers, measure) for name, answers in systems.items()}
+        if trained:
+            values["trained"] = np.mean([drawn(answers, measure) for answers in trained], axis=0)
+        for name, each in values.items():
+            found["systems"].setdefault(name, {})[measure.__name__] = interval(each)
+            if trained and name != "trained":
+                difference = interval(values["trained"] - each)
+                found["trained less"].setdefault(name, {})[measure.__name__] = difference
+    return found
+
+
+def form(samples: Sequence[Mapping[str, Any]], asked: Sequence[Record]) -> dict[str, float]:
+    """Shares of the written answers: they stop by themselves, have the record's sections, and match its answer word for word."""
+    shares = {"stops": [each["stops"] for each in samples]}
+    if any(record.sections for record in asked):
+        shares["format"] = [each["format"] for each in samples]
+    shares["exact match"] = [
+        _plain(each["answer"]) == _plain(record.answer) for each, record in zip(samples, asked, strict=True)
+    ]
+    return {name: float(np.mean(values)) for name, values in shares.items()} | {"of": len(samples)}
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".")
+
+
+# ---- one model, asked everything; and what is shown
+
+
+def examine(trainer, template, records: Records, rows, *, examples: bool = False) -> dict[str, Any]:
+    """What a model makes of the test records: the loss of their own texts, what it writes, and of labelled records the labels.
+
+    rows: of the test records (`training.rows_of`). examples: ask labelled questions after solved examples, too.
+    """
+    model, asked = trainer.model, records.splits["test"]
+    found: dict[str, Any] = {"completion": trainer.completion_loss(rows)}
+    with autocast(trainer.runtime):
+        length = answer_length(template, asked[:MOST_WRITTEN])
+        found["samples"] = written(model, template, asked[:MOST_WRITTEN], max_new_tokens=length)
+        if records.choices:
+            labelled = asked[:MOST_LABELLED]
+            found["labels"] = by_likelihood(model, template, labelled, records.choices)
+            if examples:
+                solved = with_examples(records.splits["train"], labelled)
+                found["labels after examples"] = by_likelihood(model, template, solved, records.choices)
+    return found | {"form": form(found["samples"], asked)}
+
+
+def compare(records: Records, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`scores` of the baselines, the base model with and without solved examples, the trained model and gold; None without labels."""
+    if not records.choices:
+        return None
+    asked = records.splits["test"][:MOST_LABELLED]
+    systems = baselines(records) | {
+        "base model": before["labels"],
+        "base model, solved examples": before["labels after examples"],
+    }
+    return scores(systems | {"gold": [each.answer for each in asked]}, [after["labels"]], records)
+
+
+def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row a system of `scores`, in percent with 95 % intervals."""
+    shown = "{value:.1%} ({low:.1%} to {high:.1%})"
+    return [
+        {"answers": name} | {measure.replace("_", " "): shown.format(**each) for measure, each in values.items()}
+        for name, values in found["systems"].items()
+    ]
+
+
+def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Loss and perplexity of the test records' own texts, and the form of what is written, before and after."""
+    return [
+        {
+            "model": name,
+            "loss": round(found["completion"]["loss"], 3),
+            "perplexity": round(found["completion"]["perplexity"], 2),
+        }
+        | {measure: f"{share:.0%}" for measure, share in found["form"].items() if measure != "of"}
+        for name, found in (("base model", before), ("trained", after))
+    ]
+
+
+def verdict(
+    found: Mapping[str, Any], against: Sequence[str] = (WORDS, "base model"), measure: str = "accuracy"
+) -> list[str]:
+    """A sentence for each comparison: better, worse, or not told apart, and how sure."""
+    lines = []
+    for name in against:
+        each = found["trained less"][name][measure]
+        said = (
+            "is better than" if each["low"] > 0 else "is worse than" if each["high"] < 0 else "is not told apart from"
+        )
+        lines.append(
+            f"The trained model {said} {name}: {100 * each['value']:+.1f} points of {measure.replace('_', ' ')} (95 % interval "
+            f"{100 * each['low']:+.1f} to {100 * each['high']:+.1f}, {found['questions']} questions in {found['groups']} groups)."
+        )
+    return lines
+
+
+def plot(found: Mapping[str, Any], path: Path):
+    """The accuracy of each system as a bar with its 95 % interval, written as PNG: the matplotlib figure."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 0.4 * len(found["systems"]) + 1), layout="constrained")
+    for name, values in found["systems"].items():
+        value, low, high = (100 * values["accuracy"][key] for key in ("value", "low", "high"))
+        color = "tab:blue" if name == "trained" else "lightsteelblue"
+        axes.barh(name, value, xerr=[[value - low], [high - value]], color=color, ecolor="0.3", capsize=3)
+    axes.set(title="Labels of the test records", xlabel="accuracy in percent, with 95 % intervals", xlim=(0, 105))
+    axes.invert_yaxis()
+    return run_folder.saved(figure, path)
+
+
+def common_system(records: Records) -> str:
+    """The system text of most training records, "" where they have none."""
+    return Counter(each.system for each in records.splits["train"]).most_common(1)[0][0]
+
+
+def ask(trainer, template, records: Records, question: str) -> str:
+    """The model's answer to a question, asked with the system text that it was trained with."""
+    system = common_system(records)
+    said = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": question}]
+    record = Record("asked", messages=(*said, {"role": "assistant", "content": ""}), answer="")
+    with autocast(trainer.runtime):
+        length = answer_length(template, records.splits["test"])
+        return generate(trainer.model, template, [record], max_new_tokens=length)[0].text.strip()
+
+
+def harness(folders: Mapping[str, str], tasks: str, **options: Any) -> list[dict[str, Any]]:
+    """What lm-evaluation-harness measures on its own tasks, a row a task and measure, a column for each model folder or hub id.
+
+    The prompts are the tasks' own, whole, and inside of the model's chat template.
+
+    tasks: names with commas between them, such as "legalbench" or "mmlu_professional_law". options: of
+        `lm_eval.simple_evaluate`, such as limit. Raises ImportError where lm-evaluation-harness is not installed.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ImportError(
+            f"tasks={tasks!r} needs lm-evaluation-harness: run `%pip install lm_eval` in a cell of its own, then this"
+        )
+    import lm_eval
+
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, folder in folders.items():
+        asked = {"model": "hf", "model_args": {"pretrained": folder}, "tasks": tasks.split(",")}
+        found = lm_eval.simple_evaluate(**asked, apply_chat_template=True, **options)
+        for task, values in found["results"].items():
+            for measure, value in values.items():
+                if isinstance(value, int | float) and "stderr" not in measure:
+                    row = rows.setdefault((task, measure), {"task": task, "measure": measure.removesuffix(",none")})
+                    row[name] = round(value, 4)
+    return list(rows.values())

@@ -1,0 +1,287 @@
+"""Everybody's records: the shapes that people have, what is set aside and why, labels, official splits, near-duplicates."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from helpers.legal.data import Record, choices_of, groups_of, load_records, near_duplicates, section_of
+from helpers.legal.sample import sample_records
+
+pytestmark = pytest.mark.once
+
+NUMBER = 30
+
+
+@pytest.fixture(autouse=True)
+def dataset_cache(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def question(number: int) -> str:
+    """Questions that are no near-duplicates of each other."""
+    return f"Q{number} {' '.join(f'{number * 7919 + word * 104729:x}' for word in range(8))}?"
+
+
+def filled(form, asked: str, answer: str):
+    """A form with the question and the answer in the place of its marks."""
+    return json.loads(json.dumps(form).replace("{q}", asked).replace("{a}", answer))
+
+
+def written(path: Path, rows: list[dict], mark: str = ",") -> Path:
+    """Rows in a file of the kind of its suffix."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            table = csv.DictWriter(file, fieldnames=list(rows[0]), delimiter=mark)
+            table.writeheader()
+            table.writerows(rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def said(record: Record) -> list[tuple[str, str]]:
+    return [(each["role"], each["content"]) for each in record.messages]
+
+
+def everything(records) -> list[Record]:
+    return [record for part in records.splits.values() for record in part]
+
+
+USER, ASSISTANT = {"role": "user", "content": "{q}"}, {"role": "assistant", "content": "{a}"}
+SHAPES = {  # name -> file, delimiter, form of a row, what the user says
+    "messages in JSON Lines": ("x.jsonl", "", {"messages": [USER, ASSISTANT]}, "{q}"),
+    "messages in a JSON array": ("x.json", "", {"messages": [USER, ASSISTANT]}, "{q}"),
+    "messages in Parquet": ("x.parquet", "", {"messages": [USER, ASSISTANT]}, "{q}"),
+    "ShareGPT": (
+        "x.json",
+        "",
+        {"conversations": [{"from": "human", "value": "{q}"}, {"from": "gpt", "value": "{a}"}]},
+        "{q}",
+    ),
+    "Alpaca": ("x.json", "", {"instruction": "Answer.", "input": "{q}", "output": "{a}"}, "Answer.\n\n{q}"),
+    "Alpaca without input": ("x.jsonl", "", {"instruction": "{q}", "input": "", "output": "{a}"}, "{q}"),
+    "prompt and completion": ("x.jsonl", "", {"prompt": "{q}", "completion": "{a}"}, "{q}"),
+    "conversational prompt and completion": ("x.jsonl", "", {"prompt": [USER], "completion": [ASSISTANT]}, "{q}"),
+    "prompt and response": ("x.parquet", "", {"prompt": "{q}", "response": "{a}"}, "{q}"),
+    "question and answer with a context": (
+        "x.jsonl",
+        "",
+        {"context": "A clause.", "question": "{q}", "answer": "{a}"},
+        "A clause.\n\n{q}",
+    ),
+    "capital letters": ("x.csv", ",", {"Question": "{q}", "Answer": "{a}"}, "{q}"),
+    "semicolons and a byte order mark": ("x.csv", ";", {"question": "{q}", "answer": "{a}"}, "{q}"),
+    "tabs in a .csv": ("x.csv", "\t", {"question": "{q}", "answer": "{a}"}, "{q}"),
+    "tabs in a .tsv": ("x.tsv", "\t", {"question": "{q}", "answer": "{a}"}, "{q}"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_that_people_have_is_read_as_the_same_conversation(name, tmp_path):
+    file, mark, form, asked = SHAPES[name]
+    rows = [filled(form, question(number), f"Yes, {number}; or no.") for number in range(NUMBER)]
+    found = everything(load_records(str(written(tmp_path / file, rows, mark)), seed=0))
+    wanted = [
+        [("user", asked.replace("{q}", question(number))), ("assistant", f"Yes, {number}; or no.")]
+        for number in range(NUMBER)
+    ]
+    assert sorted(map(said, found)) == sorted(wanted)
+
+
+REFUSED = {
+    "no answer column": (
+        [{"question": "Why?", "comment": "So."}],
+        r"columns found: question, comment\. Give `messages`",
+    ),
+    "a message without role": ([{"messages": [{"content": "Why?"}]}], "line 1: a message has no `role`"),
+    "a message that is a text": ([{"messages": ["Why?"]}], "must be an object with `role` and `content`"),
+    "an image in a message": (
+        [{"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}],
+        "its `content` is no text",
+    ),
+    "an answer that is an object": (
+        [{"question": "Why?", "answer": {"a": 1}}],
+        "column `answer` holds a dict, not text",
+    ),
+    "tools that are no JSON": ([{"messages": [USER, ASSISTANT], "tools": "{"}], "column `tools` is not JSON"),
+    "answers alone": ([{"question": "", "answer": "So."}], "no record is left for .* {'no question': 1}"),
+    "two records": ([{"question": "a", "answer": "b"}] * 2, "no record is left for .* {'repeats another row': 1}"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_shape_that_cannot_be_used_is_refused_with_the_reason(name, tmp_path):
+    rows, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=reason):
+        load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0)
+
+
+def test_every_row_that_is_set_aside_is_counted_with_its_reason_and_unused_columns_are_named(tmp_path):
+    rows = [{"question": question(n), "answer": f"{n}", "source": "web"} for n in range(NUMBER)]
+    rows += [rows[3] | {"source": ""}, {"question": "Why?", "answer": None}, {"question": " ", "answer": "So."}]
+    records = load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0)
+    reasons = {(each["row"], each["reason"]) for each in records.set_aside}
+    assert reasons == {("line 31", "repeats another row"), ("line 32", "no answer"), ("line 33", "no question")}
+    assert records.unused == {"source": NUMBER}
+    shown = {row["records"]: row["number"] for row in records.rows()}
+    assert shown["set aside: no answer"] == 1 and shown["column `source` is not used"] == NUMBER
+    assert len(everything(records)) == NUMBER
+
+
+def test_every_key_of_a_message_every_turn_tools_and_the_system_column_are_kept(tmp_path):
+    call = {"type": "function", "function": {"name": "search", "arguments": '{"act": "1977"}'}}
+    turns = [
+        {"role": "user", "content": "{q}"},
+        {"role": "assistant", "reasoning_content": "Look it up.", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "search", "content": "s 1"},
+        {"role": "assistant", "content": "{a}", "thinking": "It says s 1."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    tools = json.dumps([{"type": "function", "function": {"name": "search", "parameters": {}}}])
+    row = {"messages": turns, "tools": tools, "system": "Be brief."}
+    rows = [filled(row, question(n), f"It is {n}.") for n in range(NUMBER)]
+    record = load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0).splits["train"][0]
+    system, *kept = record.messages
+    number = record.answer.removeprefix("It is ").removesuffix(".")
+    assert system == {"role": "system", "content": "Be brief."}
+    assert kept == filled(turns[:-1], question(int(number)), record.answer)  # nobody answers the last message
+    assert record.tools == tuple(json.loads(tools))
+
+
+def test_a_chain_of_thought_stands_under_headings_that_the_system_text_asks_for():
+    row = sample_records(1)[0]
+    records = load_records("sample", seed=0)
+    record = next(each for each in everything(records) if row["question"] in each.question)
+    system, _, answer = said(record)
+    assert [line for line in answer[1].split("\n") if line.startswith("#")] == [
+        f"### Topic: {row['topic']}",
+        f"### Difficulty: {row['difficulty']}",
+        "### Reasoning:",
+        "### Answer:",
+        "### Case Citation:",
+    ]
+    assert "### Reasoning, ### Answer" in system[1]
+    for section in ("topic", "reasoning", "answer", "case_citation"):
+        assert section_of(answer[1], section) == row[section]
+    assert record.answer == row["answer"]
+
+
+def test_an_empty_section_is_left_out_and_an_answer_none_is_an_answer(tmp_path):
+    rows = [
+        {"question": question(n), "reasoning": "Step 1: think.", "case_citation": "N/A", "answer": "None"}
+        for n in range(NUMBER)
+    ]
+    record = load_records(str(written(tmp_path / "x.csv", rows)), seed=0).splits["train"][0]
+    assert (record.sections, record.answer) == (("reasoning", "answer"), "None")
+
+
+# ---- labels
+
+
+def labelled(number: int, **more) -> list[dict]:
+    return [{"text": question(n), "label": ("None", "Yes")[n % 2]} | more for n in range(number)]
+
+
+def test_a_text_with_a_label_and_no_question_is_told_the_labels(tmp_path):
+    records = load_records(str(written(tmp_path / "x.csv", labelled(NUMBER))), seed=0)
+    assert records.choices == ("None", "Yes")
+    assert {record.system for record in everything(records)} == {"Answer with one of: None, Yes."}
+    asked = load_records(str(written(tmp_path / "y.csv", labelled(NUMBER, question="Is it?"))), seed=0)
+    assert {record.system for record in everything(asked)} == {""}
+    assert all(record.question.endswith("\n\nIs it?") for record in everything(asked))
+
+
+def test_records_are_labelled_where_they_have_few_short_answers_each_many_times():
+    def answered(*answers: str) -> list[Record]:
+        return [Record(str(n), (USER, ASSISTANT), answer) for n, answer in enumerate(answers)]
+
+    assert choices_of(answered(*["Yes", "No"] * 5)) == ("No", "Yes")
+    assert choices_of(answered(*["Yes", "No"] * 4)) == ()
+    assert choices_of(answered(*["Yes"] * 20)) == ()
+    assert choices_of(answered(*["Yes", "No " * 40] * 9)) == ()
+
+
+# ---- splits
+
+
+def test_the_splits_of_a_folder_are_kept_with_the_names_of_class_labels(tmp_path):
+    from datasets import ClassLabel, Dataset
+
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, start, count in (("train", 0, 20), ("validation", 20, 5), ("test", 25, 6)):
+        rows = [{"text": question(n), "label": n % 2} for n in range(start, start + count)]
+        Dataset.from_list(rows).cast_column("label", ClassLabel(names=["fair", "unfair"])).to_parquet(
+            folder / f"{name}-00000.parquet"
+        )
+    records = load_records(str(folder), seed=0)
+    assert {name: len(part) for name, part in records.splits.items()} == {"train": 20, "validation": 5, "test": 6}
+    assert {*records.official} == {"train", "validation", "test"}
+    assert records.choices == ("fair", "unfair")
+
+
+def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    written(folder / "train.jsonl", [{"question": question(n), "answer": "a"} for n in range(NUMBER)])
+    written(folder / "test.jsonl", [{"question": question(3), "answer": "a"}])
+    records = load_records(str(folder), seed=0)
+    assert [record.question for record in records.splits["test"]] == [question(3)]
+    assert [each["reason"] for each in records.set_aside] == ["repeats another row"]
+    assert records.splits["validation"] and "test" in records.official
+
+
+def test_records_of_one_document_are_in_one_split(tmp_path):
+    rows = [{"doc_id": str(n // 5), "question": question(n), "answer": f"{n}"} for n in range(100)]
+    records = load_records(str(written(tmp_path / "x.jsonl", rows)), seed=1)
+    documents = [{record.group for record in part} for part in records.splits.values()]
+    assert sum(map(len, documents)) == len(set.union(*documents)) == 20
+    assert [len(part) for part in records.splits.values()] == [80, 10, 10]
+
+
+def test_another_seed_draws_another_split_and_the_same_seed_the_same():
+    first, again, other = (load_records("sample", seed=seed) for seed in (0, 0, 1))
+    assert first == again and first.splits != other.splits
+    assert first.source == again.source != other.source
+
+
+INSTRUCTION = "Read the following clause of an agreement carefully and say whether it lets a party end the agreement. "
+
+
+def slow_pairs(texts: list[str], left_out=()) -> list[tuple[int, int]]:
+    """By set arithmetic, pair by pair."""
+    sets = [{text[i : i + 5] for i in range(len(text) - 4)} - {*left_out} for text in texts]
+    pairs = [(i, j) for j in range(len(sets)) for i in range(j)]
+    return sorted((i, j) for i, j in pairs if len(sets[i] & sets[j]) >= 0.5 * len(sets[i] | sets[j]))
+
+
+def test_near_duplicates_are_those_of_set_arithmetic():
+    texts = [record["question"].lower() for record in sample_records(40)]
+    plain = [" ".join("".join(c if c.isalnum() else " " for c in text).split()) for text in texts]
+    found = near_duplicates([f"{n:x} {text}" for n, text in enumerate(plain[:3])])
+    assert found == slow_pairs([f"{n:x} {text}" for n, text in enumerate(plain[:3])])
+    other = [question(n) for n in range(30)]
+    assert near_duplicates([*other, other[4] + " Please."]) == [(4, 30)]
+
+
+def test_an_instruction_that_all_records_share_makes_no_duplicates_of_them(tmp_path):
+    texts = [INSTRUCTION + question(n) for n in range(60)]
+    assert near_duplicates(texts) == []
+    rows = [{"question": text, "answer": f"{n}"} for n, text in enumerate([*texts, texts[5] + " Thank you."])]
+    records = load_records(str(written(tmp_path / "x.jsonl", rows)), seed=0)
+    assert all(records.splits.values())
+    assert [5, 60] in groups_of(
+        [Record(str(n), (USER | {"content": row["question"]}, ASSISTANT), "a") for n, row in enumerate(rows)]
+    )
