@@ -232,7 +232,7 @@ print(f"{loaded.num_parameters():,} weights of the encoder were read again")
 from helpers.graphmer.graph.extraction import folder_of
 from helpers.graphmer.pairs import held_out_packages, in_batches, installed_packages, pairs
 
-everything = pairs([folder_of(data_source), *installed_packages()], total=12_000, seed=params.seed)
+everything = pairs([folder_of(data_source), *installed_packages()], total=6_000, seed=params.seed)
 rows, held_out = held_out_packages(everything, 4, seed=params.seed)
 tables.show(
     [
