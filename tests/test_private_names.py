@@ -12,8 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers.trainer
+from accelerate.optimizer import AcceleratedOptimizer
 from ipykernel.kernelbase import Kernel
-from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers import (
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.integrations import WandbCallback
 from transformers.masking_utils import eager_mask, sdpa_mask
 from trl import SFTTrainer
@@ -56,6 +64,9 @@ USED = {
     torch.nn.Module: ("_buffers", "_non_persistent_buffers_set"),
     Kernel: ("_allow_stdin",),
     WandbCallback: ("_wandb",),
+    torch.Tensor: ("_version",),
+    AcceleratedOptimizer: ("_is_overflow",),
+    PreTrainedTokenizerFast: ("_tokenizer",),
 }
 CALLED_BY = {"_reorder_cache": "_is_stateful"}  # beam search asks for the one where the other says so
 OPERATIONS = (
@@ -73,6 +84,7 @@ ELSEWHERE = {  # tested below, or of the standard library
     "_get_graph_hash",
     "_xla",
     "_get_xla_sharding_spec",
+    "_get_xla_tensors_hlo",
     "_get_xla_tensors_hlo_proto",
     "_get_tensors_xla_device_data_node",
     "_xla_get_tensor_id",
