@@ -82,7 +82,7 @@ def paired_seeds(trainer, task, folder: Path, train, *, seconds: float) -> Verdi
             left = seconds - ranks.broadcast(time.monotonic() - began)
             if last > left:
                 tracking.say(f"Seed {seed}, {name}: left out, since no time of tuning_minutes is left.")
-                return verdict({seed: pair for seed, pair in runs.items() if len(pair) == 2 or TUNED in pair})
+                return verdict(runs)
             tracking.say(f"Seed {seed}, {name}")
             started = time.monotonic()
             runs.setdefault(seed, {})[name] = measured(train(settings, folder / f"{name}-{seed}", seed), task)
