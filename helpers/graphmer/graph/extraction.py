@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from helpers.graphmer.graph import cache
 from helpers.graphmer.graph.build import Build
 from helpers.graphmer.graph.imports import PROJECT_FILES, Imports, above
 from helpers.graphmer.graph.java import NO_PARSER, JavaResolver, read_java
@@ -23,6 +22,8 @@ from helpers.graphmer.graph.knowledge_graph import (
     KnowledgeGraph,
     Triple,
     build_graph,
+    keep_graph,
+    kept_graph,
     read_graph,
 )
 from helpers.graphmer.graph.python import read_tree
@@ -62,11 +63,11 @@ def cached_graph(repository: str | Path, folder: str | Path | None = None) -> Kn
         return read_graph(path)
     sources = find_sources(path, include_tests=repository != SAMPLE)
     digest = sources.digest(_code())
-    found = cache.read(path, folder, digest)
+    found = kept_graph(path, folder, digest)
     if found is None:
         found = _graph(repository, sources)
         if not _unparsed(found):  # the next time the parser may be there
-            cache.write(path, folder, digest, found)
+            keep_graph(path, folder, digest, found)
     return found
 
 
