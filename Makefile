@@ -25,7 +25,7 @@ help: ## what there is
 
 demo: $(GPU)/.installed ## run the TinyStories notebook headless (DATA=sample, a path or a hub id; STEPS=100)
 	$(GPU)/bin/python -m helpers.batch notebooks/tinystories_reservoir.ipynb --output-dir '$(DEMO)' \
-	    'data_source=$(DATA)' max_steps=$(STEPS) eval_steps=50 save_steps=50 $(PARAMETERS)
+	    'data_source=$(DATA)' max_steps=$(STEPS) eval_steps=50 $(PARAMETERS)
 
 # Several test files at a time; those marked slow are further cases of what a quicker one shows.
 PYTEST := -m pytest --dist loadfile --no-loadscope-reorder tests

@@ -44,21 +44,13 @@ NOTEBOOKS = {
 LONG, MEAN_OF, EVERY = 2_000, 50, 250
 SMALL = {
     "data_source": "sample",
-    "num_stories": 300,
+    "num_texts": 300,
     "max_steps": LONG,
     "eval_steps": EVERY,
-    "save_steps": EVERY,
-    "logging_steps": 10,
-    "patience": 0,
     "batch_size": 16,
     "sequence_length": 32,
     "vocab_size": 400,
-    "units": 32,
-    "unit_blocks": 1,
-    "input_codes": 16,
-    "embedding_size": 16,
-    "readout_blocks": 1,
-    "readout_size": 32,
+    "units": 48,
     "compare_transformer": False,
 }
 

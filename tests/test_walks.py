@@ -116,7 +116,7 @@ def checkout(tmp_path) -> Path:
 
 GRAPH = {"config": "cpu", "changes": "; ".join(f"{key}={value}" for key, value in CHANGES.items() if key != "run.seed")}
 WALKS = {
-    "tinystories_reservoir": (stories, {**RESERVOIR, "num_stories": 0}),
+    "tinystories_reservoir": (stories, {**RESERVOIR, "num_texts": 0}),
     "lejepa_training": (documents, {**EMBEDDING, "num_samples": 0}),
     "legal_cot_sft": (records, LEGAL),
     "graphmer_se": (sources, {**GRAPH, "max_steps": 8, "base_model": "sample", "search_steps": 2}),
@@ -163,8 +163,8 @@ def test_the_grid_of_the_readme_writes_one_table_of_three_seeds(checkout):
     stories(checkout)
     shutil.copytree(ROOT / "helpers", checkout / "helpers", ignore=shutil.ignore_patterns("__pycache__"))
     (written,) = (line for line in COMMANDS if line.startswith("python -m helpers.batch "))
-    sizes = [f"{name}={value}" for name, value in RESERVOIR.items() if name not in ("data_source", "num_stories")]
-    command = [sys.executable, *shlex.split(written)[1:], *sizes, "num_stories=0"]
+    sizes = [f"{name}={value}" for name, value in RESERVOIR.items() if name not in ("data_source", "num_texts")]
+    command = [sys.executable, *shlex.split(written)[1:], *sizes, "num_texts=0"]
     for status in ("done", "done before"):
         finished(checkout, command)
         with (checkout / "runs/results.csv").open(newline="", encoding="utf-8") as file:

@@ -1,136 +1,116 @@
 """What was measured of the reservoir language model."""
 
+import statistics
 from pathlib import Path
 
 from build import result, spread
 from evidence import declarations
 
-from helpers.reservoir.parameters import READOUT, RESERVOIRS, ReservoirParameters
+from helpers.reservoir.parameters import MODEL, ReservoirParameters
 from helpers.show import tables
 
-STUDY, LONGER = "reservoir_study_cpu.json", "reservoir_study_long_cpu.json"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f} %"
-
-
-BESIDE = ("reservoirs", "RWKV", "Llama", "GRU", "Kneser-Ney with a cache")
-
-
-def beside() -> str:
-    """The reservoirs and what is no reservoir."""
-    return _study(BESIDE)
-
-
-def cost() -> str:
-    """Processor time of a training token."""
-    found = result(STUDY)
-    tokens = found["steps"] * found["step_tokens"]
-    rows = [
-        {
-            "model": name,
-            "before training": f"{found['rows'][name]['preparing_cpu_seconds']:.0f} s",
-            "a training token": f"{1e6 * found['rows'][name]['training_cpu_seconds'] / tokens:.0f} µs",
-        }
-        for name in ("reservoirs", "RWKV", "Llama", "GRU")
-    ]
-    return "Processor time on one core, evaluation included:\n\n" + tables.markdown(rows)
+STUDY = "reservoir_cpu.json"
+FIRST, OURS = "tinystories", "reservoir"
 
 
 def _within(found: list[float]) -> str:
-    share, low, high = found
-    return f"{_signed(share)} ({_signed(low)} to {_signed(high)})"
+    share, low, high = (100 * each for each in found)
+    return f"{share:+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
-def _study(names: tuple[str, ...], file: str = STUDY) -> str:
-    found = result(file)
-    rows = []
-    for name in names:
-        row = found["rows"][name]
-        low, high = row["interval"]
-        rows.append(
+def _rows(data: str, seconds: int | None = None) -> list[dict]:
+    rows = result(STUDY)["data"][data]["rows"]
+    return [row for row in rows if seconds is None or row["seconds"] == seconds]
+
+
+def _longest(data: str) -> int:
+    return max(row["seconds"] for row in _rows(data))
+
+
+def comparison() -> str:
+    """Every text, budget and model, beside the reservoir with counts."""
+    found, parts = result(STUDY), []
+    for name, data in found["data"].items():
+        lines = []
+        for row in sorted(data["rows"], key=lambda row: (row["seconds"], statistics.mean(row["test"]["mixture"]))):
+            lines.append(
+                {
+                    "budget": f"{row['seconds']} s",
+                    "model": row["model"],
+                    "steps": f"{statistics.mean(row['steps']):.0f}",
+                    "with counts": spread(row["test"]["mixture"]),
+                    "above the reservoir (95 %)": "" if row["model"] == OURS else _of(row, "mixture_above_reservoir"),
+                    "without counts": spread(row["test"]["alone"]),
+                    "seeds": len(row["seed"]),
+                }
+            )
+        best = data["counting"]
+        lines.append(
             {
-                "model": name,
-                "trained": row.get("trainable", "counts"),
-                "rate": f"{row['rate']:g}" if row["rate"] else "",
-                "dev": spread(row["dev"]),
-                "test": spread(row["test"]),
-                "above the first (95 %)": ""
-                if name == names[0]
-                else f"{_signed(row['above_first'])} ({_signed(low)} to {_signed(high)})",
-                "seeds": len(row["test"]),
+                "budget": f"{best['spent_seconds']:.0f} s",
+                "model": f"counting alone ({best['vocab_size']:,} entries, chosen on dev)",
+                "with counts": f"{best['test']:.3f}",
+                "above the reservoir (95 %)": _within(best["above_reservoir"]),
             }
         )
-    stories, tokens = found["stories"], found["tokens"]
-    return (
-        f"{stories['train']:,} stories ({tokens['train']:,} tokens, vocabulary of {found['vocab_size']:,}), {found['steps']} steps of "
-        f"{found['step_tokens']:,} tokens; dev and test of {stories['dev']} stories each. Bits per byte of {tokens['test_predicted']:,} "
-        "test tokens, mean ± sample standard deviation over the seeds; intervals over the test stories:\n\n"
-        + tables.markdown(rows)
-    )
+        texts, digest = data["texts"], ", ".join(f"{file} {sha[:12]}" for file, sha in data["files"].items())
+        parts.append(
+            f"**{name}**: {texts['train']:,} texts to train on, {texts['test']} to test ({digest}). Bits per byte of test:\n\n"
+            + tables.markdown(lines)
+        )
+    return "\n\n".join(parts)
 
 
-def parameters() -> str:
-    """What is declared of the reservoirs and the readout."""
-    return declarations.table(ReservoirParameters, groups=(RESERVOIRS, READOUT))
+def _of(row: dict, key: str) -> str:
+    return _within(row[key]) if key in row else ""
+
+
+def trials() -> str:
+    """What was tried on dev with seed 0 at 60 seconds."""
+    tried = result(STUDY)["data"][FIRST]["trials"]
+    rows = [{"model": name} | settings for name, settings in tried.items()]
+    return tables.markdown(rows)
 
 
 def headline() -> str:
-    """The study in a few words, for README.md, and the longer one."""
-    found = result(STUDY)
-    rows = found["rows"]
-    names = ("reservoirs", "RWKV", "Llama", "Kneser-Ney with a cache")
-    ours, rwkv, llama, counts = (spread(rows[name]["test"]) for name in names)
-    against = " to ".join(map(_signed, rows["RWKV"]["interval"]))
-    long = result(LONGER)
-    distances = " and ".join(
-        f"{name} {_signed(row['above_first'])} ({' to '.join(map(_signed, row['interval']))})"
-        for name, row in long["rows"].items()
-        if row["above_first"]
+    """The first text at its longest budget, in a few words, for README.md."""
+    data = result(STUDY)["data"][FIRST]
+    rows = {row["model"]: row for row in _rows(FIRST, _longest(FIRST))}
+    ours = rows.pop(OURS)
+    beside = "; ".join(
+        f"{name} {spread(row['test']['mixture'])} ({_of(row, 'mixture_above_reservoir')})" for name, row in rows.items()
     )
     return (
-        f"**{ours} bits per byte** of TinyStories after {found['steps']} steps on {found['tokens']['train']:,} tokens. With as many "
-        f"trained weights and trials RWKV, which is trained through time, has {rwkv} ({against}), a Llama {llama}; counting (Kneser-Ney "
-        f"with a cache) {counts}. After {long['steps']} steps on {long['tokens']['train']:,} tokens ({_seeds(long)}) the Llama has come near "
-        f"and RWKV is further ahead: {distances}"
+        f"**{spread(ours['test']['mixture'])} bits per byte** of TinyStories after {ours['seconds']} processor seconds in all, "
+        f"preparation included ({len(ours['seed'])} seed{'s' if len(ours['seed']) > 1 else ''}); counting alone has "
+        f"{data['counting']['test']:.3f} ({_within(data['counting']['above_reservoir'])}). With the same helpers and budget: {beside}"
     )
-
-
-def _seeds(study: dict) -> str:
-    """For how many seeds the rows were run: 1 seed, or 1 to 2 seeds."""
-    counts = sorted({len(row["test"]) for row in study["rows"].values()})
-    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' if counts[-1] > 1 else ''}"
-
-
-DRAWN = {
-    "reservoirs": "reservoirs",
-    "each block from nothing": "reservoirs, each block from nothing",
-    "RWKV": "RWKV",
-    "Llama": "Llama",
-    "GRU": "GRU",
-}
 
 
 def draw(folder: Path) -> None:
-    """Loss on the dev stories against tokens and against processor time, of the study's first seed."""
+    """Bits per byte of the first text against processor seconds, with preparation."""
     import matplotlib.pyplot as plt
 
-    found = result(STUDY)
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", sharey=True)
-    for name, label in DRAWN.items():
-        row = found["rows"][name]
-        steps = [point["step"] for point in row["curve"]]
-        per_step = row["training_cpu_seconds"] / found["steps"]
-        places = (
-            [step * found["step_tokens"] for step in steps],
-            [row["preparing_cpu_seconds"] + step * per_step for step in steps],
+    data = result(STUDY)["data"][FIRST]
+    figure, axes = plt.subplots(figsize=(8, 3.8), layout="constrained")
+    for name in dict.fromkeys(row["model"] for row in data["rows"]):
+        rows = sorted((row for row in data["rows"] if row["model"] == name), key=lambda row: row["seconds"])
+        places = [statistics.mean(row["spent_seconds"]) for row in rows]
+        axes.plot(
+            places, [statistics.mean(row["test"]["mixture"]) for row in rows], marker="o", label=f"{name} with counts"
         )
-        for axes, place in zip(panels, places, strict=True):
-            axes.plot(place, [point["loss"] for point in row["curve"]], marker="o", markersize=3, label=label)
-    panels[0].set(xlabel="training tokens", ylabel="loss on dev stories (nats per token)")
-    panels[1].set(xlabel="processor seconds, preparation included")
-    panels[0].xaxis.set_major_formatter("{x:,.0f}")
-    panels[1].legend()
-    figure.savefig(folder / "reservoir_first_steps.png", dpi=110)
+    best = data["counting"]
+    axes.axhline(
+        best["test"], linestyle="--", color="0.4", label=f"counting alone (ready after {best['spent_seconds']:.0f} s)"
+    )
+    axes.set(xlabel="processor seconds of one thread, preparation included", ylabel="bits per byte of test")
+    axes.set_title("TinyStories, 2,000 stories to train on")
+    axes.legend(fontsize="small")
+    figure.savefig(folder / "reservoir_budget.png", dpi=110)
     plt.close(figure)
+
+
+def parameters() -> str:
+    """What is declared of the model."""
+    names = ("num_texts", "prompt", "compare_transformer")
+    return declarations.table(ReservoirParameters, groups=(MODEL,), names=names)

@@ -243,10 +243,10 @@ class WithCounts:
         auto_classes = {"AutoConfig": type(self.config).__name__, "AutoModelForCausalLM": name}
         self.config.auto_map = {auto: f"model.{found}" for auto, found in auto_classes.items()}
         super().save_pretrained(folder, **kwargs)
-        for file, module in (("model.py", type(self).__module__), ("counts.py", __name__)):
-            source = Path(sys.modules[module].__file__)
-            if source.resolve() != (folder / file).resolve():
-                shutil.copyfile(source, folder / file)
+        ours = Path(sys.modules[type(self).__module__].__file__), Path(__file__), Path(__file__).with_name("scan.py")
+        for source, name in zip(ours, ("model.py", "counts.py", "scan.py"), strict=True):
+            if source.resolve() != (folder / name).resolve():
+                shutil.copyfile(source, folder / name)
         if self.counts is not None:
             self.counts.save(folder / COUNTS_FILE)
 

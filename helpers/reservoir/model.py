@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from dataclasses import dataclass
 
 import torch
@@ -22,54 +21,39 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import ModelOutput
 
 from .counts import WithCounts
-
-try:
-    from helpers.machine import xla
-except ImportError:  # a saved model is loaded without this suite
-    xla = None
+from .scan import scan, shared
 
 HALF_LIVES, MATCHES = (8.0, 64.0), (1, 2, 3)  # kernels of recall: recency in tokens, and how many tokens must agree
-GRAPH_CAPABILITY = (7, 0)  # CUDA graphs are used from here on (Volta)
-GRAPHS = weakref.WeakKeyDictionary()  # of each reservoir, by shape; not in the module, which is copied and saved
 
 
 class ReservoirConfig(PretrainedConfig):
     """Sizes and hyperparameters. Raises ValueError where `units` is not a multiple of `unit_blocks`."""
 
     model_type = "reservoir_lm"
+    vocab_size: int = 4096
+    units: int = 3072  # N, the size of the network
+    unit_blocks: int = 24  # G: W is block-diagonal, which makes a step G times cheaper
+    leak: float = 0.5  # 1 forgets the old state except through W
+    spectral_radius: float = 0.9  # largest |eigenvalue| of each block of W: below 1 old input fades away
+    input_scaling: float = 1.0
+    bias_scaling: float = 0.1
+    input_codes: int = 256  # C
+    reservoir_seed: int = 0
+    embedding_size: int = 256  # D
+    readout_blocks: int = 3
+    readout_size: int = 688  # hidden units of a gated block
+    recall_tokens: int = 128  # W
+    dropout: float = 0.1
+    token_dropout: float = 0.15  # share of tokens that the reservoir misses in training (Bowman et al. 2016)
+    counts_weight: float = 0.0  # w, chosen on dev
+    cache_weight: float = 0.0  # share of the present text's own tokens within the counts, chosen on dev
+    eos_token_id: int | None = None  # ends a text: nothing is carried on from there
+    tie_word_embeddings: bool = True
 
-    def __init__(
-        self,
-        vocab_size=4096,
-        units=3072,  # N, the size of the network
-        unit_blocks=24,  # G: W is block-diagonal, which makes a step G times cheaper
-        leak=0.5,  # 1 forgets the old state except through W
-        spectral_radius=0.9,  # largest |eigenvalue| of each block of W: below 1 old input fades away
-        input_scaling=1.0,
-        bias_scaling=0.1,
-        input_codes=256,  # C
-        reservoir_seed=0,
-        embedding_size=256,  # D
-        readout_blocks=3,
-        readout_size=688,  # hidden units of a gated block
-        recall_tokens=128,  # W
-        dropout=0.1,
-        token_dropout=0.15,  # share of the tokens that the reservoir does not see in training (Bowman et al. 2016)
-        counts_weight=0.0,  # w, chosen on dev
-        cache_weight=0.0,  # share of the present text's own tokens within the counts, chosen on dev
-        tie_word_embeddings=True,
-        **kwargs,
-    ):
-        if units % unit_blocks:
-            raise ValueError(f"units={units}: must be a multiple of unit_blocks={unit_blocks}; change one of them")
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
-        self.vocab_size, self.units, self.unit_blocks = vocab_size, units, unit_blocks
-        self.leak, self.spectral_radius = leak, spectral_radius
-        self.input_scaling, self.bias_scaling = input_scaling, bias_scaling
-        self.input_codes, self.reservoir_seed = input_codes, reservoir_seed
-        self.embedding_size, self.readout_blocks, self.readout_size = embedding_size, readout_blocks, readout_size
-        self.recall_tokens, self.dropout, self.token_dropout = recall_tokens, dropout, token_dropout
-        self.counts_weight, self.cache_weight = counts_weight, cache_weight
+    def __init__(self, **given):  # transformers 4, which loads saved models too, makes no constructor of the fields
+        super().__init__(**{name: getattr(ReservoirConfig, name) for name in ReservoirConfig.__annotations__} | given)
+        if self.units % self.unit_blocks:
+            raise ValueError(f"units={self.units}: must be a multiple of unit_blocks={self.unit_blocks}; change one")
 
 
 @dataclass
@@ -116,64 +100,40 @@ class Reservoir(nn.Module):
         A token that is not seen (padding) leaves the state as it is, one that does not drive the network (token dropout) is
         missing in it, and one that begins a text finds no state.
         """
+        kept_BT1, leak_BT1 = (~begins_BT)[..., None].float(), self.config.leak * seen_BT[..., None].float()
         with torch.autocast(ids_BT.device.type, enabled=False):
             drive_BTN = (self.codes[ids_BT].float() @ self.input_map + self.bias) * driven_BT[..., None]
-            kept_BT1 = (~begins_BT)[..., None].float()
-            leak_BT1 = self.config.leak * seen_BT[..., None].float()
-            by_time = [tensor.transpose(0, 1) for tensor in (drive_BTN, kept_BT1, leak_BT1)]
-            if xla is not None and ids_BT.device.type == "xla":  # one While loop, whatever T is
-                _, states_TBN = xla.scan(step, (xla.shard_batch(state_BN), self.weight), tuple(by_time))
-                return xla.shard_batch(states_TBN.transpose(0, 1))
-            if self._may_graph(ids_BT):
-                return self._graphed(state_BN, *by_time).transpose(0, 1)
-            return over_time(self.weight, state_BN, *by_time).transpose(0, 1)
-
-    def _may_graph(self, ids_BT):
-        """Whether the loop runs as one CUDA graph, which spares a launch for each operation of each token."""
-        if ids_BT.device.type != "cuda" or ids_BT.shape[1] == 1 or torch.cuda.is_current_stream_capturing():
-            return False
-        return torch.cuda.get_device_capability(ids_BT.device) >= GRAPH_CAPABILITY
-
-    def _graphed(self, *given):
-        """`over_time` by one launch: captured when a shape is first seen, then replayed on copies of the inputs."""
-        shape = (self.weight.data_ptr(), *given[1].shape)
-        graphs = GRAPHS.setdefault(self, {})
-        if shape not in graphs:
-            while len(graphs) >= 4:  # training and evaluation have one shape each; a graph keeps its memory
-                del graphs[next(iter(graphs))]
-            inputs, stream = [tensor.contiguous().clone() for tensor in given], torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # what is made once, such as cuBLAS's workspace, must not be in the graph
-                over_time(self.weight, *inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                states_TBN = over_time(self.weight, *inputs)
-            graphs[shape] = graph, inputs, states_TBN
-        graph, inputs, states_TBN = graphs[shape]
-        for kept, new in zip(inputs, given, strict=True):
-            kept.copy_(new)
-        graph.replay()
-        return states_TBN.clone()  # the next replay overwrites what it gave
-
-
-def over_time(weight_GMM, state_BN, drive_TBN, kept_TB1, leak_TB1):
-    """`step` for every token: states [T, B, N]."""
-    carry, states = (state_BN, weight_GMM), []
-    for inputs in zip(drive_TBN.unbind(), kept_TB1.unbind(), leak_TB1.unbind(), strict=True):
-        carry, state_BN = step(carry, inputs)
-        states.append(state_BN)
-    return torch.stack(states)
+            # Blocks come before the batch, so that a token is one batched product.
+            state_GBM = shared(state_BN).unflatten(-1, self.weight.shape[:2]).transpose(0, 1)
+            drive_TGBM = drive_BTN.unflatten(-1, self.weight.shape[:2]).permute(1, 2, 0, 3)
+            inputs = drive_TGBM, kept_BT1.transpose(0, 1), leak_BT1.transpose(0, 1)
+            states_TGBM = scan(step, (state_GBM, self.weight.mT), inputs)
+            return shared(states_TGBM.permute(2, 0, 1, 3).flatten(2))
 
 
 def step(carry, inputs):
     """One token. At module level and closed over nothing, since XLA's scan hoists no tensor out of the loop."""
-    (state_BN, weight_GMM), (drive_BN, kept_B1, leak_B1) = carry, inputs
-    state_BN = state_BN * kept_B1
-    state_BGM = state_BN.unflatten(-1, weight_GMM.shape[:2])
-    product_BN = torch.einsum("bgm,gnm->bgn", state_BGM, weight_GMM).flatten(1)
-    state_BN = state_BN + leak_B1 * (torch.tanh(drive_BN + product_BN) - state_BN)
-    return (state_BN, weight_GMM), state_BN
+    (state_GBM, transposed_GMM), (drive_GBM, kept_B1, leak_B1) = carry, inputs
+    state_GBM = state_GBM * kept_B1
+    wanted_GBM = torch.tanh(torch.baddbmm(drive_GBM, state_GBM, transposed_GMM))
+    state_GBM = state_GBM + leak_B1 * (wanted_GBM - state_GBM)
+    return (state_GBM, transposed_GMM), state_GBM
+
+
+@torch.no_grad()
+def recall(ids_BT, line_BW, seen_BT, ends_BT):
+    """The tokens that may be proposed again [B, S], how strongly at each place [B, T, K, S], and the next line [B, W].
+
+    The line holds the last W tokens of the present text as ids plus 1, and 0 where there is none.
+    """
+    W, T = line_BW.shape[1], ids_BT.shape[1]
+    text_BS = F.pad(ends_BT[:, :-1].long().cumsum(1), (W + 1, 0))
+    tokens_BS = torch.cat((line_BW, (ids_BT + 1).float() * seen_BT), dim=1)
+    own_BS = tokens_BS * (text_BS == text_BS[:, -1:]) * ~ends_BT[:, -1:]
+    # The line ends with the last token that was seen, so that padding on the right leaves no gap.
+    padding_B1 = (seen_BT.flip(1).cumsum(1) == 0).sum(1, keepdim=True)
+    line_BW = own_BS.gather(1, T + torch.arange(W, device=ids_BT.device) - padding_B1)
+    return (tokens_BS - 1).clamp(min=0).long(), recall_kernels(tokens_BS, text_BS, W), line_BW
 
 
 @torch.no_grad()
@@ -222,6 +182,52 @@ class GatedBlock(nn.Module):
         return x_BTD + self.gate(x_BTD).sigmoid() * (update_BTD - x_BTD)
 
 
+class Predictor(nn.Module):
+    """Logits or loss from the trained vectors: a linear head, and recall with a trained trust in each kernel."""
+
+    def __init__(self, width, vocab_size):
+        super().__init__()
+        self.head = nn.Linear(width, vocab_size)
+        self.trust = nn.Linear(width, len(HALF_LIVES) + len(MATCHES))
+
+    def forward(self, x_BTD, tokens_BS, kernels_BTKS, labels=None, num_items_in_batch=None):
+        """Loss (None without labels; in nats a token, -100 is ignored) and logits [B, T, V] (None on XLA with labels)."""
+        boost_BTS = (self.trust(x_BTD).float()[..., None, :] @ kernels_BTKS).squeeze(-2)
+        targets_BT = None if labels is None else F.pad(labels[:, 1:], (0, 1), value=-100)
+        if labels is not None and x_BTD.device.type == "xla":
+            return self.loss_without_scatter(x_BTD, tokens_BS, boost_BTS, targets_BT, num_items_in_batch), None
+        logits_BTV = self.head(x_BTD).float()
+        logits_BTV = logits_BTV.scatter_add(2, tokens_BS[:, None].expand_as(boost_BTS), boost_BTS)
+        if labels is None:
+            return None, logits_BTV
+        reduction = "mean" if num_items_in_batch is None else "sum"
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=-100, reduction=reduction)
+        return loss if num_items_in_batch is None else loss / num_items_in_batch, logits_BTV
+
+    def loss_without_scatter(self, x_BTD, tokens_BS, boost_BTS, targets_BT, num_items_in_batch=None):
+        """The same loss for XLA, where a scatter into [B, T, V] would gather the batch on every chip.
+
+        The vocabulary falls into what recall proposes and the rest. The rest has the head's logits. A proposed token has them
+        too, computed from its row of the head, plus the boosts of all places where it stands; its first place stands for it.
+        """
+        member_BV = (tokens_BS[..., None] == torch.arange(self.head.out_features, device=tokens_BS.device)).any(1)
+        rest_BTV = self.head(x_BTD).float()
+        same_BSS = (tokens_BS[:, :, None] == tokens_BS[:, None]).float()
+        rows_BSD, bias_BS = F.embedding(tokens_BS, self.head.weight), self.head.bias[tokens_BS]
+        proposed_BTS = (x_BTD @ rows_BSD.mT.to(x_BTD.dtype)).float() + bias_BS[:, None] + boost_BTS @ same_BSS
+        first_BS = (same_BSS.tril(-1).sum(-1) == 0)[:, None]
+        total_BT = torch.logaddexp(
+            rest_BTV.masked_fill(member_BV[:, None], -1e30).logsumexp(-1),
+            proposed_BTS.masked_fill(~first_BS, -1e30).logsumexp(-1),
+        )
+        ids_BT = targets_BT.clamp(min=0)
+        hit_BTS = (tokens_BS[:, None] == ids_BT[..., None]).float()
+        target_BT = rest_BTV.gather(-1, ids_BT[..., None]).squeeze(-1) + (hit_BTS * boost_BTS).sum(-1)
+        counted_BT = (targets_BT != -100).float()
+        total = counted_BT.sum() if num_items_in_batch is None else num_items_in_batch
+        return ((total_BT - target_BT) * counted_BT).sum() / total
+
+
 @torch.no_grad()
 def begin_at_codes(weight_VD, codes_VC):
     """Puts an embedding where the tokens' codes are, rotated at random; a token without a code stays where it was drawn."""
@@ -235,21 +241,20 @@ class ReservoirForCausalLM(WithCounts, PreTrainedModel, GenerationMixin):
     config_class = ReservoirConfig
     _is_stateful = True  # the state cannot be rolled back, so no assisted decoding
     _no_split_modules = ()
-    _tied_weights_keys = {"head.weight": "embedding.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"predictor.head.weight": "embedding.weight"}  # noqa: RUF012
 
     def __init__(self, config):
         super().__init__(config)
-        V, D, K = config.vocab_size, config.embedding_size, len(HALF_LIVES) + len(MATCHES)
+        V, D = config.vocab_size, config.embedding_size
         self.reservoir = Reservoir(config)
         self.embedding = nn.Embedding(V, D)
         self.projection = nn.Linear(config.units, D, bias=False)
-        self.blocks = nn.ModuleList(
-            GatedBlock(D, config.readout_size, config.dropout) for _ in range(config.readout_blocks)
-        )
+        sizes = D, config.readout_size, config.dropout
+        self.blocks = nn.ModuleList(GatedBlock(*sizes) for _ in range(config.readout_blocks))
         self.norm = nn.RMSNorm(D, eps=1e-6)
-        self.dropout = nn.Dropout1d(config.dropout)  # one mask for all tokens of a sequence
-        self.head = nn.Linear(D, V)
-        self.trust = nn.Linear(D, K)  # how much each kernel of recall counts here
+        # One mask for all tokens of a sequence; in place, since what it is given takes no gradient.
+        self.dropout = nn.Dropout1d(config.dropout, inplace=True)
+        self.predictor = Predictor(D, V)
         self.post_init()
 
     def _init_weights(self, module):
@@ -267,14 +272,14 @@ class ReservoirForCausalLM(WithCounts, PreTrainedModel, GenerationMixin):
         model = cls(config)
         model.reservoir.draw(codes_VC)
         begin_at_codes(model.embedding.weight, codes_VC)
-        nn.init.zeros_(model.trust.weight)
+        nn.init.zeros_(model.predictor.trust.weight)
         return model
 
     def get_input_embeddings(self):
         return self.embedding
 
     def get_output_embeddings(self):
-        return self.head
+        return self.predictor.head
 
     def read(self, ids_BT, state=None, attention_mask=None):
         """States [B, T, N], the tokens that recall proposes [B, S], their kernels, and the state to go on from. Not trained."""
@@ -285,22 +290,13 @@ class ReservoirForCausalLM(WithCounts, PreTrainedModel, GenerationMixin):
         seen_BT = torch.ones_like(ids_BT) if attention_mask is None else attention_mask[:, -T:]
         end = -1 if self.config.eos_token_id is None else self.config.eos_token_id
         ends_BT = (ids_BT == end) & (seen_BT != 0)
-        begins_BT = F.pad(ends_BT[:, :-1], (1, 0))
-        text_BS = F.pad(begins_BT.long().cumsum(1), (W, 0))
-        tokens_BS = torch.cat((line_BW, (ids_BT + 1).float() * seen_BT), dim=1)
         driven_BT = seen_BT
         if self.training and self.config.token_dropout:  # the reservoir misses some tokens; recall does not
             driven_BT = seen_BT * (torch.rand(ids_BT.shape, device=ids_BT.device) >= self.config.token_dropout)
-        states_BTN = self.reservoir(ids_BT, state_BN, seen_BT, driven_BT, begins_BT)
-        # After the end of a text nothing is carried on, and of the line only tokens of the present text are. The line ends
-        # with the last token that was seen, so that padding on the right leaves no gap.
-        open_B1 = ~ends_BT[:, -1:]
-        line_BS = tokens_BS * (text_BS == text_BS[:, -1:]) * open_B1
-        padding_B1 = (seen_BT.flip(1).cumsum(1) == 0).sum(1, keepdim=True)
-        place_BW = T + torch.arange(W, device=ids_BT.device) - padding_B1
-        line_BW = line_BS.gather(1, place_BW)
-        proposed = (tokens_BS - 1).clamp(min=0).long(), recall_kernels(tokens_BS, text_BS, W)
-        return states_BTN, *proposed, torch.cat((states_BTN[:, -1] * open_B1, line_BW), dim=1)
+        states_BTN = self.reservoir(ids_BT, state_BN, seen_BT, driven_BT, F.pad(ends_BT[:, :-1], (1, 0)))
+        tokens_BS, kernels_BTKS, line_BW = recall(ids_BT, line_BW, seen_BT, ends_BT)
+        carried_BN = states_BTN[:, -1] * ~ends_BT[:, -1:]  # nothing is carried into another text
+        return states_BTN, tokens_BS, kernels_BTKS, torch.cat((carried_BN, line_BW), dim=1)
 
     def readout(self, ids_BT, states_BTN):
         """The trained vector after each token [B, T, D], before the head."""
@@ -311,62 +307,23 @@ class ReservoirForCausalLM(WithCounts, PreTrainedModel, GenerationMixin):
             x_BTD = block(x_BTD)
         return self.norm(x_BTD)
 
-    def forward(
-        self, input_ids, labels=None, state=None, attention_mask=None, num_items_in_batch=None, **kwargs
-    ) -> ReservoirOutput:
+    def forward(self, input_ids, labels=None, state=None, attention_mask=None, num_items_in_batch=None, **kwargs):
         """Logits of the next token, and with `labels` (the ids themselves; -100 is ignored) the mean loss in nats a token.
 
         On XLA a call with labels returns no logits: the loss is computed without writing recall into [B, T, V].
         """
         states_BTN, tokens_BS, kernels_BTKS, state = self.read(input_ids, state, attention_mask)
         x_BTD = self.readout(input_ids, states_BTN)
-        boost_BTS = (self.trust(x_BTD).float()[..., None, :] @ kernels_BTKS).squeeze(-2)
-        if labels is not None and input_ids.device.type == "xla":
-            targets_BT = F.pad(labels[:, 1:], (0, 1), value=-100)
-            loss = self.loss_without_scatter(x_BTD, tokens_BS, boost_BTS, targets_BT, num_items_in_batch)
-            return ReservoirOutput(loss=loss, state=state)
-        logits_BTV = self.head(x_BTD).float()
-        logits_BTV = logits_BTV.scatter_add(2, tokens_BS[:, None].expand_as(boost_BTS), boost_BTS)
-        loss = None
-        if labels is not None:
-            sizes = {"vocab_size": self.config.vocab_size, "num_items_in_batch": num_items_in_batch}
-            loss = self.loss_function(logits_BTV, labels, **sizes)
+        loss, logits_BTV = self.predictor(x_BTD, tokens_BS, kernels_BTKS, labels, num_items_in_batch)
         return ReservoirOutput(loss=loss, logits=logits_BTV, state=state)
-
-    def loss_without_scatter(self, x_BTD, tokens_BS, boost_BTS, targets_BT, num_items_in_batch=None):
-        """The cross-entropy of `forward` for XLA, where a scatter into [B, T, V] would gather the batch on every chip.
-
-        The vocabulary falls into what recall proposes and the rest. The rest has the head's logits. A proposed token has them
-        too, computed from its row of the head, plus the boosts of all places where it stands; its first place stands for it.
-        """
-        member_BV = (tokens_BS[..., None] == torch.arange(self.config.vocab_size, device=tokens_BS.device)).any(1)
-        rest_BTV = self.head(x_BTD).float()
-        same_BSS = (tokens_BS[:, :, None] == tokens_BS[:, None]).float()
-        rows_BSD, bias_BS = F.embedding(tokens_BS, self.head.weight), self.head.bias[tokens_BS]
-        proposed_BTS = (x_BTD @ rows_BSD.mT.to(x_BTD.dtype)).float() + bias_BS[:, None] + boost_BTS @ same_BSS
-        first_BS = (same_BSS.tril(-1).sum(-1) == 0)[:, None]
-        total_BT = torch.logaddexp(
-            rest_BTV.masked_fill(member_BV[:, None], -1e30).logsumexp(-1),
-            proposed_BTS.masked_fill(~first_BS, -1e30).logsumexp(-1),
-        )
-        ids_BT = targets_BT.clamp(min=0)
-        hit_BTS = (tokens_BS[:, None] == ids_BT[..., None]).float()
-        target_BT = rest_BTV.gather(-1, ids_BT[..., None]).squeeze(-1) + (hit_BTS * boost_BTS).sum(-1)
-        counted_BT = (targets_BT != -100).float()
-        total = counted_BT.sum() if num_items_in_batch is None else num_items_in_batch
-        return ((total_BT - target_BT) * counted_BT).sum() / total
 
     # Generation carries the state in place of a key-value cache, one token a step.
 
-    def prepare_inputs_for_generation(
-        self, input_ids, state=None, attention_mask=None, is_first_iteration=False, **kwargs
-    ):
+    def prepare_inputs_for_generation(self, input_ids, state=None, attention_mask=None, is_first_iteration=False, **_):
         if state is not None and not is_first_iteration:
             input_ids = input_ids[:, -1:]
         elif attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            raise ValueError(
-                "attention_mask: a text is padded on the right, where the next token belongs; pad on the left (padding_side='left')"
-            )
+            raise ValueError("attention_mask: padding on the right is where the next token belongs; pad on the left")
         return {"input_ids": input_ids, "state": state, "attention_mask": attention_mask}
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The reservoir language model's training step, for the planner."""
+"""The recipe of the reservoir language model, and its training step for the planner."""
 
 from __future__ import annotations
 
@@ -9,14 +9,35 @@ from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
 
-from .parameters import HUB_STORIES, ReservoirParameters, recipe
+from .parameters import HUB_TEXTS, ReservoirParameters
 
 NOTEBOOK = "tinystories_reservoir"
-TOKENS_A_STORY = 220  # of TinyStories in GPT-2's tokens
-VOCABULARY = 16_384  # entries of GPT-2's that 150,000 stories use, about
+TOKENS_A_TEXT = 220  # of TinyStories
+VOCABULARY = 16_384  # entries for 150,000 stories
+EPOCHS = 5  # passes; the dev loss of 2,000 stories hardly moves after
+LONGEST_RECIPE = 4000  # steps
+SMALL_TEXT = 4_000_000  # tokens; below it steps are small, so that a few passes are enough steps
 
 
-def workload(model, name: str, length: int) -> Workload:
+def recipe(sequence_length: int, train_tokens: int) -> Recipe:
+    """The recipe for a text of this many tokens: five passes, at most 4,000 steps.
+
+    A step has the multiple of 8 blocks that is next below 2,048 tokens (8,192 from four million tokens on), and 8 where
+    they are too long for that.
+    """
+    tokens_a_step = 2048 if train_tokens < SMALL_TEXT else 8192
+    batch_size = max(8, tokens_a_step // sequence_length // 8 * 8)
+    passes = EPOCHS * train_tokens // (batch_size * sequence_length)
+    return Recipe(
+        batch_size=batch_size,
+        learning_rate=6e-3 if train_tokens < SMALL_TEXT else 3e-3,
+        max_steps=min(LONGEST_RECIPE, max(1, passes)),
+        sequence_length=sequence_length,
+        weight_decay=0.1,
+    )
+
+
+def workload(model, length: int) -> Workload:
     """The step of a language model on blocks of `length` tokens."""
     import torch
 
@@ -27,19 +48,19 @@ def workload(model, name: str, length: int) -> Workload:
     def loss(model, inputs):
         return model(**inputs).loss
 
+    name = model.config.model_type
     return Workload(notebook=NOTEBOOK, name=name, model=model, batch=batch, loss=loss, length=length, recurrent=True)
 
 
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner.
 
-    asked: `model` is the number of units, `examples` are stories.
+    asked: `model` is the number of units, `examples` are texts.
     machine, weights: have no effect here: the weights are few, and always made.
     """
     default = ReservoirParameters.defaults()
     length, units = asked.length or default.sequence_length, int(asked.model or default.units)
-    tokens = (asked.examples or HUB_STORIES) * TOKENS_A_STORY
-    return recipe(length, tokens), _step(units, length)
+    return recipe(length, (asked.examples or HUB_TEXTS) * TOKENS_A_TEXT), _step(units, length)
 
 
 @functools.lru_cache(maxsize=4)
@@ -48,7 +69,6 @@ def _step(units: int, length: int) -> Workload:
 
     from .model import ReservoirConfig, ReservoirForCausalLM
 
-    taken = ReservoirParameters.defaults().architecture | {"units": units}
-    config = ReservoirConfig(vocab_size=VOCABULARY, **taken)
-    model = ReservoirForCausalLM.initialise(config, torch.randn(VOCABULARY, config.input_codes))
-    return workload(model, f"{units} units", length)
+    config = ReservoirConfig(vocab_size=VOCABULARY, units=units)
+    codes_VC = torch.randn(VOCABULARY, config.input_codes)
+    return workload(ReservoirForCausalLM.initialise(config, codes_VC), length)

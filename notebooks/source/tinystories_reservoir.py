@@ -7,54 +7,49 @@
 # ---
 
 # %% [markdown] tags=["gpu"]
-# # A reservoir language model on TinyStories (GPU)
+# # A language model whose memory is never trained (GPU)
 #
-# Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
-# equally large transformer, and a model to load elsewhere.
+# In about a minute this notebook makes a small language model of **your own text**. Its memory is a random network that stays as it was
+# drawn (an echo-state network); only the part that reads the memory learns. Counts of short phrases are mixed in, since counting is
+# hard to beat on little text. At the end you can type the beginning of a story, and teach the model a paragraph in a second.
 #
-# {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
+# {picture: Bits per byte against processor seconds: counting, the frozen reservoir, and models that are trained through time}
 #
-# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU.
-# The TPU twin is `tinystories_reservoir_tpu.ipynb`.
+# **Runtime**: any GPU (Colab: *Runtime > Change runtime type > T4*); without one it runs on the CPU. The default text is TinyStories
+# (CDLA-Sharing-1.0). The TPU twin is `tinystories_reservoir_tpu.ipynb`.
 #
 # {planned}
 #
-# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run continues where it stopped and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
-# # A reservoir language model on TinyStories (TPU)
+# # A language model whose memory is never trained (TPU)
 #
-# Trains a language model whose recurrent part is **never trained**: a frozen, random echo-state network remembers the
-# text, and only a readout learns to predict the next token. At the end you have bits per byte beside n-grams and an
-# equally large transformer, and a model to load elsewhere.
+# In a few minutes this notebook makes a small language model of **your own text**. Its memory is a random network that stays as it was
+# drawn (an echo-state network); only the part that reads the memory learns. Counts of short phrases are mixed in, since counting is
+# hard to beat on little text. At the end you can type the beginning of a story, and teach the model a paragraph in a second.
 #
-# {picture: Validation loss of a reservoir and of a transformer with as many trained weights, beside n-gram models}
+# {picture: Bits per byte against processor seconds: counting, the frozen reservoir, and models that are trained through time}
 #
-# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips).
-# Without one it goes on with the GPU or the CPU. XLA compiles the first steps, which takes long. The GPU twin is
-# `tinystories_reservoir.ipynb`.
+# **Runtime**: a TPU (Colab: *Runtime > Change runtime type > v5e-1*; Kaggle: *TPU VM v5e-8*, all eight chips). Without one it goes on
+# with the GPU or the CPU. XLA compiles the first steps, which takes long. The default text is TinyStories (CDLA-Sharing-1.0). The GPU
+# twin is `tinystories_reservoir.ipynb`.
 #
 # {planned}
 #
-# Disconnected? Run all again: it continues from the last checkpoint in `output_dir` and ends with the same weights.
+# If you are disconnected, press **Run all** again: the run continues where it stopped and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock wandb matplotlib
 
 # %% [markdown]
-# ## Parameters
+# ## Your settings
 #
-# A zero takes the recipe's value. {own data} A `.txt` has a blank line between two stories. Tokens never belong here: put
-# `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# A zero takes the recipe's value. {own data} A `.txt` has a blank line or `<|endoftext|>` between two texts; a `.jsonl` has a column
+# `text`. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.reservoir.parameters.ReservoirParameters
-
-# %% [markdown]
-# ## Check the parameters and the machine
-#
-# Every parameter is checked before anything is downloaded.
 
 # %%
 from helpers import parameters
@@ -62,163 +57,270 @@ from helpers.machine import runtime
 from helpers.notebook import secrets
 from helpers.reservoir.parameters import ReservoirParameters
 from helpers.run.run_folder import RunFolder
-from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
-params = parameters.check(ReservoirParameters, globals())
+params = parameters.check(ReservoirParameters, globals())  # every setting is checked before anything is downloaded
 machine = runtime.detect(params.use_tpu, params.precision)
-print(machine)
 run = RunFolder.claim("tinystories_reservoir", params)
-folder = run.path
-print(f"output     {folder}")
+print(machine, f"output     {run.path}", sep="\n")
 
 # %% [markdown]
 # ## Data
 #
-# Exact duplicates are removed: no story is in both splits.
+# Some texts are set aside: **dev** chooses settings, **test** is read once, at the end. No text is in two of the three.
 
 # %%
-from helpers.reservoir.stories import load_stories
+from helpers.reservoir.data import load_texts, tokens_of, train_tokenizer
+from helpers.show import tables
 
-splits = load_stories(params.data_source, num_stories=params.stories_wanted, seed=params.seed)
-run.same_data(splits.source)
-counts = {"training stories": len(splits.train), "validation stories": len(splits.validation)}
-tables.show([counts | {"duplicates removed": splits.duplicates_removed}], splits.source)
-print(splits.train[0])
+texts = load_texts(params.data_source, num_texts=params.texts_wanted, seed=params.seed)
+run.same_data(texts.source)
+print(texts.how)
+tokenizer, reason = train_tokenizer(texts.train, params.vocab_size)
+end = tokenizer.eos_token_id
+train, dev, test = (tokens_of(part, tokenizer) for part in (texts.train, texts.dev, texts.test))
+parts = {"train": (texts.train, train), "dev": (texts.dev, dev), "test": (texts.test, test)}
+tables.show([{"": name, "texts": len(part), "tokens": len(ids)} for name, (part, ids) in parts.items()], reason)
+print(texts.train[0][:400])
+print([tokenizer.decode(int(token)) for token in train[:24]])
 
 # %% [markdown]
 # ## The method, in one file
 #
-# Change a line below and run all cells again: your version is what trains, in a folder of its own.
+# At every token the state of the network moves a little towards what a random matrix makes of the old state and the new token:
+#
+# $$s_t = (1 - a)\, s_{t-1} + a \tanh(W s_{t-1} + W_{in} x_t + b)$$
+#
+# $W$ is scaled so that old input fades away, and is never trained. The trained readout sees $s_t$ and the token itself. Recall proposes
+# tokens that followed earlier places of the text that look like this one. **Change a line below, such as `torch.tanh` in `step`, and run
+# all cells again: your version is what trains, in a folder of its own.**
 
 # %% tags=["method"]
 # method: helpers/reservoir/model.py
 
 # %%
 run.use_method()
-folder = run.path
+from helpers.reservoir.data import TokenBlocks, cooccurrence_codes, token_bytes
+from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
+
+config = ReservoirConfig(
+    vocab_size=len(tokenizer),
+    units=params.units,
+    leak=params.leak,
+    dropout=params.dropout,
+    input_codes=min(256, len(tokenizer) // 2),
+    reservoir_seed=params.seed,
+    bos_token_id=end,
+    eos_token_id=end,
+    pad_token_id=end,
+)
+codes = cooccurrence_codes(
+    train, len(tokenizer), config.input_codes, params.seed
+)  # tokens with the same neighbours are alike
+model = ReservoirForCausalLM.initialise(config, codes, seed=params.seed)
+frozen = sum(tensor.numel() for tensor in model.reservoir.buffers())
+print(f"{model.num_parameters():,} weights are trained, {frozen:,} stay as they were drawn")
 
 # %% [markdown]
-# The same story as the model sees it, in byte-level tokens.
+# Six units of the untrained network while it reads the first sentence: they rise and fall with the tokens, and forget slowly.
 
 # %%
-from helpers.reservoir import experiment
-from helpers.reservoir.tokens import load_tokenizer
+import matplotlib.pyplot as plt
+import torch
 
-story_tokenizer, reason = load_tokenizer(params.tokenizer, splits.train, params.vocab_size, params.trim_vocabulary)
-corpus = experiment.tokenise(splits, story_tokenizer)
-tables.show([{"training tokens": len(corpus.train), "validation tokens": len(corpus.validation)}], reason)
-print(story_tokenizer.convert_ids_to_tokens(story_tokenizer(splits.train[0])["input_ids"][:24]))
-
+ids = torch.from_numpy(train[:24].astype("int64"))[None]
+states = model.eval().read(ids)[0][0, :, :: config.units // 6]
+figure, axes = plt.subplots(figsize=(11, 2.6), layout="constrained")
+axes.plot(states.numpy())
+axes.set(title="States of six units over the first tokens", ylabel="state", xlabel="token")
+ticks = axes.set_xticks(
+    range(ids.shape[1]), [tokenizer.decode(int(token)) for token in ids[0]], rotation=60, fontsize=8
+)
 # %% [markdown]
-# ## Model
+# ## What costs nothing
 #
-# `frozen` weights are the echo-state network, drawn once from the seed: nothing is trained through time. A token enters as its embedding by co-occurrence in the
-# training text. **Recall** proposes what followed earlier places of the text that look like the present one.
+# Before anything is trained: how well does counting do? Kneser-Ney smoothing counts phrases of up to five tokens, and the cache counts
+# what this text said before. A language model that does not beat this row has not earned its keep.
 
 # %%
-model = experiment.new_model(params, corpus)
-print(model)
-weights = {"trainable": model.num_parameters(), "frozen": sum(b.numel() for b in model.reservoir.buffers())}
-tables.show([weights], "Weights")
+from helpers.reservoir import evaluation
+
+counts, cache_weight = evaluation.fit_counts(train, dev, len(tokenizer), end)
+bytes_V = token_bytes(tokenizer)
+counting = evaluation.Score.of(counts.with_cache(dev, cache_weight), dev, bytes_V, end)
+print(
+    f"counting phrases of up to {len(counts.levels)} tokens: {counting.bits_per_byte:.3f} bits per byte of dev (lower is better)"
+)
 
 # %% [markdown]
 # ## Plan
 #
-# What will run and why, and what it is expected to take.
+# What will run, and what it is expected to take.
 
 # %%
 from helpers.plan import forecast as forecasts
 from helpers.plan import settings as planner
-from helpers.reservoir.parameters import recipe
-from helpers.reservoir.workload import workload
+from helpers.reservoir.workload import recipe, workload
 
-step = workload(model, f"{params.units} units", params.sequence_length)
+step = workload(model, params.sequence_length)
 sizes = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
-plan = planner.plan(recipe(params.sequence_length, len(corpus.train)), step, machine, **sizes)
+plan = planner.plan(recipe(params.sequence_length, len(train)), step, machine, **sizes)
 tables.show(plan.rows())
 forecast = forecasts.here(step, plan, machine)
 tables.show(forecast.rows())
 
 # %% [markdown]
-# ## Before training
-#
-# The Kneser-Ney trigram is the bar: a model that ends above it has learned no more than which token follows which two.
-
-# %%
-trainer = experiment.new_trainer(model, corpus, params, plan, machine, folder)
-before = experiment.evaluate(trainer, corpus)
-baselines = experiment.baselines(corpus, trainer.eval_dataset)
-tables.show([{"model": name, **values} for name, values in {"untrained": before, **baselines}.items()])
-
-# %% [markdown]
 # ## Train
 #
-# Every block is read with the state that the story so far left, which is computed once: blocks can still be shuffled. The
-# best weights by validation loss are loaded at the end.
+# The readout learns by the stock Hugging Face trainer. Ours adds exact resume, whole checkpoints and a stop that saves. Nothing in the
+# network is trained, so its state before each block of tokens is the same in every epoch: it is read once, and blocks can be shuffled.
 
 # %%
+from helpers.reservoir.training import LanguageModelTrainer, RecallLlama
+from helpers.train.arguments import training_arguments
+
+READ_DEV = 200_000  # tokens that choose the best checkpoint
+
+
+def trainer_of(model, plan, folder):
+    """The trainer of a model, which reads the text and keeps its state before every block."""
+    model.to("cuda" if machine.kind == "cuda" else "cpu")
+    length, most = plan.sequence_length, plan.max_steps * plan.batch_size
+    return LanguageModelTrainer(
+        model=model,
+        args=training_arguments(
+            plan,
+            machine,
+            folder,
+            seed=params.seed,
+            logging_steps=10,
+            eval_steps=params.eval_steps,
+            save_steps=params.eval_steps,
+            report_to=params.report_to,
+            adam_beta2=0.95,  # a run is a few hundred steps: 0.999 would average over most of it
+        ),
+        train_dataset=TokenBlocks(train, end, length, plan.batch_size, most).read_states(model),
+        eval_dataset=TokenBlocks(dev[:READ_DEV], end, length, plan.micro_batch_size).read_states(model),
+        processing_class=tokenizer,
+        plan=plan,
+        runtime=machine,
+        flops_per_token=plan.memory.count.flops / (plan.per_device_batch_size * length),
+        max_hours=params.max_hours,
+    )
+
+
+trainer = trainer_of(model, plan, run.path)
 output = trainer.train(resume_from_checkpoint=params.resume)
-
-# %% [markdown] tags=["gpu"]
-# What the run cost, measured. `mfu` is the share of the named datasheet peak that was used; a reservoir is a chain of
-# small matrix products, so expect single digits.
-
-# %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0.
-
-# %%
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-tables.show(forecast.beside(measured["train"]))
 
 # %% [markdown]
-# ## A transformer beside it
+# ## Mix the counts in
 #
-# A Llama of as many trained parameters, with the same batches and trainer. Its embedding starts from the same vectors; it
-# does not see what was before a block.
-# `further_seeds=2` repeats both, without which a small difference means little.
+# $P = (1 - w)\, P_{model} + w\, P_{counts}$, with the weight $w$ and the share of the cache that are best on dev.
 
 # %%
-from helpers.reservoir import comparison
+from helpers.machine.engine import cpu_copy
 
-rows = comparison.over_seeds(trainer, corpus, params, folder)
+model = (
+    cpu_copy(trainer.model) if machine.kind == "xla" else trainer.model
+)  # XLA would compile every length of text anew
+model.counts = counts
+dev_part = dev[:READ_DEV]
+weights = evaluation.best_mixture(evaluation.probabilities(model, dev_part, end), counts, dev_part)
+model.config.counts_weight, model.config.cache_weight = weights[:2]
+print(f"counts have a weight of {weights[0]:.2f}, and within them the cache {weights[1]:.2f}")
 
 # %% [markdown]
-# ## After training
+# ## A Llama beside it
 #
-# The same measure, a story of each, and the loss against tokens and seconds.
+# A transformer of as many trained weights gets every helper that the reservoir gets: the same codes where its embedding begins, the same
+# recall, the same counts with a weight of its own from dev, the same batches and steps. Attention sees its own block of tokens.
 
 # %%
-tables.show(comparison.table({"untrained": before, **baselines}, rows))
-caveats = f"{comparison.seen(rows)} {comparison.caveats(params.data_source, baselines, rows[params.seed])}".strip()
-print(caveats)
-after = rows[params.seed]["reservoir"]
-story = after["story"]
-for name, values in rows[params.seed].items():
-    print(f"\n--- {name}\n{values['story']}")
-figure = comparison.plot(
-    rows[params.seed],
-    {name: values["loss"] for name, values in baselines.items()},
-    folder / "figures" / "loss.png",
-    title=f"{len(splits.train)} stories, {after['trainable'] / 1e6:.1f}M trained parameters each",
-)
+import dataclasses
+
+from helpers.reservoir.training import LLAMA_RATE
+
+predictions = {"reservoir": evaluation.probabilities(model, test, end)}
+mixing = {"reservoir": weights}
+if params.compare_transformer:
+    llama = RecallLlama.beside(model, codes, params.sequence_length, params.seed)
+    rate = params.learning_rate or LLAMA_RATE
+    llama_plan = dataclasses.replace(plan, learning_rate=rate)
+    llama_trainer = trainer_of(llama, llama_plan, run.path / "llama")
+    llama_trainer.train(resume_from_checkpoint=params.resume)
+    llama = cpu_copy(llama_trainer.model) if machine.kind == "xla" else llama_trainer.model
+    mixing["Llama"] = evaluation.best_mixture(evaluation.probabilities(llama, dev_part, end), counts, dev_part)
+    predictions["Llama"] = evaluation.probabilities(llama, test, end)
 
 # %% [markdown]
-# ## Save, reload, compare
+# ## Is it any good?
 #
-# The saved model must tell the same story as that in memory (in half precision it may not).
+# The test texts chose nothing. The intervals say how much a difference moves if other texts of the same kind had been tested.
 
 # %%
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from helpers.reservoir.evaluation import Score, in_words
 
-trainer.save_model(str(folder / "model"))
-reloaded = AutoModelForCausalLM.from_pretrained(folder / "model")
-retold = experiment.tell(reloaded, AutoTokenizer.from_pretrained(folder / "model"), params)
-same_story = retold == story
-print(f"the reloaded model tells the same story: {same_story}")
+counting = Score.of(counts.with_cache(test, cache_weight), test, bytes_V, end)
+scores = {"counting": counting}
+for name, alone in predictions.items():
+    weight, cache, _ = mixing[name]
+    scores[f"{name} without counts"] = Score.of(alone, test, bytes_V, end)
+    mixed = (1 - weight) * alone + weight * counts.with_cache(test, cache)
+    scores[f"{name} with counts"] = Score.of(mixed, test, bytes_V, end)
+tables.show([{"model": name, "bits per byte of test": score.bits_per_byte} for name, score in scores.items()])
+verdict = [
+    in_words("What was trained, without counts,", "counting alone", scores["reservoir without counts"], counting),
+    in_words("The mixture", "counting alone", scores["reservoir with counts"], counting),
+]
+if "Llama" in predictions:
+    verdict.append(
+        in_words("The mixture", "the Llama's mixture", scores["reservoir with counts"], scores["Llama with counts"])
+    )
+if evaluation.beside(scores["reservoir with counts"], counting)[1] <= 0:
+    verdict.append(
+        "Counting is as good on this text: nothing that was trained adds to it. More text or more steps may."
+    )
+print("\n".join(verdict))
+
+# %% [markdown]
+# ## Try it
+#
+# Type the beginning of a text and run the cell.
+
+# %%
+# @title Continue a text
+beginning = params.prompt  # or any text in quotes
+
+
+def continued(model, text, tokens=120):
+    """The text and what the model samples after it, the same each time."""
+    torch.manual_seed(params.seed)
+    prompt = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
+    found = model.eval().generate(prompt, max_new_tokens=tokens, do_sample=True, temperature=0.7, top_p=0.95)
+    return tokenizer.decode(found[0], skip_special_tokens=True)
+
+
+story = continued(model, beginning)
+print(story)
+
+# %% [markdown]
+# ## Take it with you
+#
+# The folder holds weights, counts, tokenizer and the file above. It is loaded again and must tell the same text.
+
+# %%
+from transformers import AutoModelForCausalLM
+
+model_folder = run.path / "model"
+model.save_pretrained(model_folder)
+tokenizer.save_pretrained(model_folder)
+reloaded = AutoModelForCausalLM.from_pretrained(model_folder).to(model.device)
+same_story = continued(reloaded, beginning) == story
+print(f"the reloaded model tells the same text: {same_story}")
 if machine.kind == "cpu" and machine.precision == "fp32" and not same_story:
-    raise RuntimeError(f"the model saved in {folder / 'model'} differs from the trained one:\n{retold}")
+    raise RuntimeError(f"the model saved in {model_folder} differs from the trained one")
 
 # %%
 results_file = run.results(
@@ -226,22 +328,60 @@ results_file = run.results(
     **measured,
     forecast=forecast.results(),
     data={
-        **splits.provenance,
+        **texts.provenance,
         "train_examples": len(trainer.train_dataset),
         "eval_examples": len(trainer.eval_dataset),
-        "train_tokens": len(corpus.train),
-        "vocab_size": len(story_tokenizer),
+        "train_tokens": len(train),
+        "vocab_size": len(tokenizer),
+        "separated": texts.how,
     },
-    model=weights,
-    eval={"before": before, "after": {name: after[name] for name in before}, "baselines": baselines},
-    comparison=rows,
-    caveats=caveats,
-    artifacts={"model": "model", "figures": "figures", "same_story": same_story},
+    model={"trainable": model.num_parameters(), "frozen": frozen},
+    eval={
+        "before": {"bits_per_byte": counting.bits_per_byte},
+        "after": {"bits_per_byte": scores["reservoir with counts"].bits_per_byte},
+        "baselines": {name: score.bits_per_byte for name, score in scores.items()},
+        "verdict": verdict,
+        "mixing": mixing,
+    },
+    artifacts={"model": "model", "same_story": same_story, "story": story},
 )
-print(results_file.resolve())
+print(results_file)
 
 # %% [markdown]
-# ## Next steps
+# ## Teach it a paragraph
 #
-# - **Use the model elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`.
-# - **Longer or larger**: raise `max_steps`, `num_stories` or `units`, in a new `output_dir`.
+# New text is added to the counts: no training and no GPU, and what was learned before stays. This changes the reloaded copy only; save it
+# with `reloaded.save_pretrained(...)` if you want to keep it.
+
+# %%
+# @title Learn this text
+paragraph = (
+    "Nim is a robot. Nim lives in a tea pot on the hill. Every day Nim makes tea for the frog. "
+    "One day the tea pot was cold, and Nim was sad. The frog made a fire on the hill. Then the tea pot was warm again."
+)
+taught = tokens_of([paragraph], tokenizer)
+
+
+def bits(model):
+    """Bits per byte of the paragraph, with the counts as they are."""
+    w = model.config.counts_weight
+    mixed = (1 - w) * evaluation.probabilities(model, taught, end) + w * model.counts.with_cache(
+        taught, model.config.cache_weight
+    )
+    return Score.of(mixed, taught, bytes_V, end).bits_per_byte
+
+
+reloaded.config.counts_weight = max(0.5, reloaded.config.counts_weight)  # so that what is taught is heard
+before, told = bits(reloaded), continued(reloaded, "Nim is", 30)
+reloaded.learn(taught)
+print(f"{before:.2f} bits per byte of this text before, {bits(reloaded):.2f} after")
+print(f"before: {told}\nafter:  {continued(reloaded, 'Nim is', 30)}")
+
+# %% [markdown]
+# ## Next
+#
+# - **Use it elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`, with
+#   `PreTrainedTokenizerFast.from_pretrained("<output_dir>/model")`.
+# - **Another network**: change the activation, `leak` or `spectral_radius` in the method's file and run all again.
+# - **Longer**: raise `max_steps`, `num_texts` or `units`, in a new `output_dir`.
+# - **Classic reservoir computing** (ridge readouts, time series): [reservoirpy](https://github.com/reservoirpy/reservoirpy).

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from helpers.legal.data import load_records
 from helpers.lejepa import data as lejepa_data
 from helpers.lejepa.model import load_backbone
-from helpers.reservoir.stories import load_stories
+from helpers.reservoir.data import load_texts
 from helpers.tuning.data import load_texts as load_labelled
 from helpers.tuning.parameters import TuningParameters
 from helpers.tuning.training import load_classifier
@@ -39,7 +39,7 @@ LINES = [
     for i in range(30)
 ]
 READERS = {
-    "stories": lambda path: load_stories(str(path), num_stories=0, seed=0),
+    "stories": lambda path: load_texts(str(path), num_texts=0, seed=0),
     "texts": lambda path: lejepa_data.load(str(path)),
     "records": lambda path: load_records(str(path), seed=0),
     "labelled": lambda path: load_labelled(TuningParameters.defaults().model_copy(update={"data_source": str(path)})),

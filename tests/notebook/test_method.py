@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "tinystories_reservoir"
 SHOWN = "helpers/reservoir/model.py"
-LINE, EDITED = "torch.tanh(drive_BN", "torch.sin(drive_BN"
+LINE, EDITED = "torch.tanh(torch.baddbmm", "torch.sin(torch.baddbmm"
 
 
 @pytest.fixture(scope="module")

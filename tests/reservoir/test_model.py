@@ -1,0 +1,256 @@
+"""The one-file model against a slow loop, and what a user of transformers expects of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from helpers.reservoir import scan
+from helpers.reservoir.model import Predictor, ReservoirConfig, ReservoirForCausalLM, recall
+
+from .slow_model import slow_logits
+
+V, END = 40, 0
+SIZES = {
+    "vocab_size": V,
+    "units": 24,
+    "unit_blocks": 3,
+    "input_codes": 6,
+    "embedding_size": 8,
+    "readout_blocks": 2,
+    "readout_size": 12,
+    "recall_tokens": 10,
+    "eos_token_id": END,
+    "bos_token_id": END,
+    "pad_token_id": END,
+}
+
+
+def made(**changes) -> ReservoirForCausalLM:
+    """A small model whose recall counts, in eval mode."""
+    generator = torch.Generator().manual_seed(3)
+    config = ReservoirConfig(**{**SIZES, **changes})
+    model = ReservoirForCausalLM.initialise(config, torch.randn(V, 6, generator=generator), seed=1)
+    with torch.no_grad():
+        for weight in (model.predictor.trust.weight, model.predictor.trust.bias, model.predictor.head.bias):
+            weight.normal_(generator=generator)
+    return model.eval()
+
+
+def texts(rows: int = 3, length: int = 30) -> torch.Tensor:
+    """Ids with repeats, and ends of texts in the middle."""
+    ids = torch.randint(1, 9, (3, 30), generator=torch.Generator().manual_seed(5))
+    ids[0, 11] = ids[1, 3] = ids[1, 20] = END
+    return ids[:rows, :length]
+
+
+def test_logits_are_those_of_the_slow_loop():
+    model, ids = made(), texts()
+    expected = torch.stack([slow_logits(model, row.tolist()) for row in ids])
+    torch.testing.assert_close(model(ids).logits.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_loss_and_gradients_are_those_of_the_slow_loop():
+    model, ids = made(), texts(2, 16)
+    model(ids, labels=ids).loss.backward()
+    ours = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    model.zero_grad()
+    logits = torch.stack([slow_logits(model, row.tolist())[:-1] for row in ids]).flatten(0, 1)
+    loss = F.cross_entropy(logits, ids[:, 1:].flatten())
+    loss.backward()
+    torch.testing.assert_close(model(ids, labels=ids).loss.double(), loss.detach(), atol=1e-5, rtol=1e-5)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(
+            ours[name], weight.grad, atol=2e-5, rtol=2e-4, msg=lambda text, name=name: name + text
+        )
+
+
+def test_the_loss_counts_labels_alone_and_is_divided_by_the_number_that_is_given():
+    model, ids = made(), texts()
+    labels = ids.masked_fill(torch.arange(30) < 12, -100)
+    each = F.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(3, 29)
+    assert model(ids, labels=labels).loss.item() == pytest.approx(each[:, 11:].mean().item(), rel=1e-4)
+    given = model(ids, labels=labels, num_items_in_batch=torch.tensor(100)).loss
+    assert given.item() == pytest.approx(each[:, 11:].sum().item() / 100, rel=1e-4)
+
+
+def test_the_loss_for_xla_has_the_value_and_the_gradients_of_the_scatter():
+    torch.manual_seed(0)
+    predictor, ids = Predictor(8, V).double(), texts()
+    x = torch.randn(3, 30, 8, dtype=torch.float64, requires_grad=True)
+    tokens, kernels, _ = recall(ids, torch.zeros(3, 10), torch.ones_like(ids), ids == END)
+    targets = F.pad(ids[:, 1:], (0, 1), value=-100)
+
+    def gradients(loss):
+        return torch.autograd.grad(loss, [x, *predictor.parameters()])
+
+    kernels = kernels.double()
+    by_scatter, _ = predictor(x, tokens, kernels.float(), labels=ids)
+    boost = (predictor.trust(x).float()[..., None, :] @ kernels.float()).squeeze(-2)
+    without = predictor.loss_without_scatter(x, tokens, boost, targets)
+    assert without.item() == pytest.approx(by_scatter.item(), rel=1e-6)
+    for ours, theirs in zip(gradients(without), gradients(by_scatter), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_a_text_read_in_pieces_is_the_text_read_at_once():
+    model, ids = made(), texts()
+    whole, state, pieces = model(ids), None, []
+    for piece in ids.split([1, 4, 13, 12], dim=1):
+        found = model(piece, state=state)
+        state = found.state
+        pieces.append(found.logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(state, whole.state, atol=1e-6, rtol=1e-5)
+
+
+def test_padding_on_either_side_changes_no_logit_and_no_state():
+    model, ids = made(), texts()
+    whole, pad = model(ids), torch.full((3, 5), END)
+    real, none = torch.ones_like(ids), torch.zeros_like(pad)
+    left = model(torch.cat((pad, ids), 1), attention_mask=torch.cat((none, real), 1))
+    right = model(torch.cat((ids, pad), 1), attention_mask=torch.cat((real, none), 1))
+    torch.testing.assert_close(left.logits[:, 5:], whole.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(right.logits[:, :30], whole.logits, atol=1e-5, rtol=1e-5)
+    for found in (left, right):
+        torch.testing.assert_close(found.state, whole.state, atol=1e-6, rtol=1e-5)
+
+
+def test_generation_refuses_padding_on_the_right():
+    model, ids = made(), texts()
+    mask = torch.ones_like(ids)
+    mask[1, -2:] = 0
+    with pytest.raises(ValueError, match="attention_mask: padding on the right"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=2)
+
+
+def test_an_end_of_text_makes_the_next_text_a_first_one():
+    model, ids = made(), texts()
+    after = model(ids[:1]).logits[:, 12:]
+    torch.testing.assert_close(after, model(ids[:1, 12:]).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1600, 4096])
+def test_a_long_call_and_its_gradients_hold_no_nan(length):
+    model = made(recall_tokens=128)
+    ids = torch.randint(1, V, (1, length), generator=torch.Generator().manual_seed(0))
+    found = model(ids, labels=ids)
+    found.loss.backward()
+    assert found.logits.isfinite().all()
+    assert all(weight.grad.isfinite().all() for weight in model.parameters())
+
+
+def test_an_optimizer_step_moves_every_parameter_and_no_reservoir():
+    model, ids = made().train(), texts()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    frozen = {f"reservoir.{name}" for name, _ in model.reservoir.named_buffers()}
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == (name in frozen), name
+
+
+def test_under_bf16_autocast_states_stay_fp32():
+    model, ids = made(), texts()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        states, *_, state = model.read(ids)
+    assert states.dtype == state.dtype == torch.float32
+    torch.testing.assert_close(states, model.read(ids)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_spectral_radius_of_every_block_is_the_one_asked_for():
+    weight = made(spectral_radius=0.7).reservoir.weight.double()
+    radius = torch.linalg.eigvals(weight).abs().amax(-1)
+    torch.testing.assert_close(radius, torch.full_like(radius, 0.7), atol=1e-5, rtol=0)
+
+
+def test_two_states_become_one_as_text_goes_by():
+    model, ids = made(), torch.randint(1, V, (1, 300), generator=torch.Generator().manual_seed(1))
+    first, second = (model.read(ids, torch.randn(1, 34) * scale)[0] for scale in (0.0, 1.0))
+    assert (first[:, -1] - second[:, -1]).norm() < 1e-4 * (first[:, 0] - second[:, 0]).norm()
+
+
+def test_a_reservoir_is_drawn_from_its_seed_alone():
+    torch.manual_seed(0)
+    one = made(reservoir_seed=4).reservoir
+    torch.manual_seed(1)
+    other = made(reservoir_seed=4).reservoir
+    assert all(torch.equal(a, b) for a, b in zip(one.buffers(), other.buffers(), strict=True))
+    assert not torch.equal(one.weight, made(reservoir_seed=5).reservoir.weight)
+
+
+def test_units_that_the_blocks_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="units=25: must be a multiple of unit_blocks=3"):
+        ReservoirConfig(units=25, unit_blocks=3)
+
+
+def test_beams_carry_their_own_states():
+    model, ids = made(), texts(2, 6)
+    found = model.generate(ids, max_new_tokens=6, num_beams=3, do_sample=False, min_new_tokens=6)
+    scores = [_log_probability(model, row, 6) for row in found]
+    greedy = model.generate(ids, max_new_tokens=6, do_sample=False, min_new_tokens=6)
+    assert all(beam >= _log_probability(model, row, 6) - 1e-4 for beam, row in zip(scores, greedy, strict=True))
+
+
+def _log_probability(model, row, begin: int) -> float:
+    logs = model(row[None]).logits[0].log_softmax(-1)
+    return float(logs[begin - 1 : -1].gather(-1, row[begin:, None]).sum())
+
+
+def test_sampling_step_by_step_is_sampling_from_whole_texts():
+    model, ids = made(), texts(2, 6)
+    greedy = model.generate(ids, max_new_tokens=8, do_sample=False, min_new_tokens=8)
+    for _ in range(8):
+        logits = model(ids).logits[:, -1]
+        logits[:, END] = -torch.inf
+        ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), 1)
+    assert torch.equal(greedy, ids)
+
+
+class Graph:
+    """A CUDA graph with the CPU in CUDA's place: what is called inside is kept and called again."""
+
+    replays = 0
+
+    def replay(self):
+        Graph.replays += 1
+        self.outs.copy_(scan.plain(self.step, tuple(self.kept[: self.carried]), tuple(self.kept[self.carried :])))
+
+
+def test_the_graphed_loop_is_the_plain_loop_for_every_call_of_a_shape(monkeypatch):
+    """The captured kernels read copies of the inputs: each replay must see the new ones, and no result may be overwritten."""
+
+    def captured(step, carried, kept):
+        graph = Graph()
+        graph.step, graph.carried, graph.kept = step, carried, kept
+        graph.outs = scan.plain(step, tuple(kept[:carried]), tuple(kept[carried:]))
+        return graph, kept, graph.outs
+
+    monkeypatch.setattr(scan, "_captured", captured)
+    monkeypatch.setattr(scan, "_graphs", {})
+
+    def step(carry, inputs):
+        (state,), (drive,) = carry, inputs
+        state = torch.tanh(state + drive)
+        return (state,), state
+
+    calls = [((torch.randn(2, 3),), (torch.randn(5, 2, 3),)) for _ in range(3)]
+    found = [scan.graphed(step, *call) for call in calls]
+    for ours, call in zip(found, calls, strict=True):
+        assert torch.equal(ours, scan.plain(step, *call))
+    assert Graph.replays == 3 and len(scan._graphs) == 1
+    for length in range(6, 12):
+        scan.graphed(step, (torch.zeros(2, 3),), (torch.zeros(length, 2, 3),))
+    assert len(scan._graphs) == scan.MOST_GRAPHS
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_graph_gives_the_states_of_the_plain_loop():
+    model, ids = made().cuda(), texts().cuda()
+    for _ in range(2):
+        expected = made().read(ids.cpu())[0]
+        torch.testing.assert_close(model.read(ids)[0].cpu(), expected, atol=1e-5, rtol=1e-5)
