@@ -55,6 +55,7 @@ def training_arguments(task: Task, settings: Settings) -> dict[str, Any]:
         "num_train_epochs": EPOCHS,
         "use_cpu": task.runtime.kind == "cpu",
         "dataloader_pin_memory": task.runtime.kind == "cuda",
+        "dataloader_drop_last": True,  # as the run here had it: every step is a whole batch
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
         "save_total_limit": 1,
