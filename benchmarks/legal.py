@@ -337,7 +337,7 @@ class Study:
             for name, path in tried.items()
             if path.is_file()
         }
-        return max(tried, key=tried.get)
+        return max(tried, key=tried.get, default="adapters")
 
     # -- in order --
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from helpers.machine.runtime import Runtime
@@ -103,14 +105,14 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
     elif slides or name == "eager":
         reason = "transformers' mask from the positions of packed examples"
     else:
-        _register()
+        _register(repeats=not runtime.abilities["grouped_heads"][0])
         name, reason = SEGMENTWISE, "one segment after the other: nothing is computed that a mask would hide"
     if name != model.config._attn_implementation:
         model.set_attn_implementation(name)
     return name, reason
 
 
-def _register() -> None:
+def _register(repeats: bool) -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -120,14 +122,22 @@ def _register() -> None:
             return None
         return sdpa_mask(attention_mask=attention_mask, q_length=q_length, kv_length=kv_length, **kwargs)
 
-    AttentionInterface.register(SEGMENTWISE, _segmentwise)
+    AttentionInterface.register(SEGMENTWISE, functools.partial(_segmentwise, repeats=repeats))
     AttentionMaskInterface.register(SEGMENTWISE, mask)
 
 
-def _segmentwise(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **kwargs):
-    """Causal attention inside each segment of one flattened batch, one call a segment; without segments SDPA."""
+def _segmentwise(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, repeats: bool = False, **kwargs):
+    """Causal attention inside each segment of one flattened batch, one call a segment; without segments SDPA.
+
+    repeats: keys and values once for each query head, as cards below sm_80 need it (`machine.attention.repeat_heads`).
+    """
     import torch
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    if repeats:
+        groups = query_BHTD.shape[1] // key_BHTD.shape[1]
+        key_BHTD, value_BHTD = repeat_kv(key_BHTD, groups), repeat_kv(value_BHTD, groups)
+        module = SimpleNamespace(is_causal=True)  # it names no groups
 
     starts = kwargs.get("cu_seq_lens_q")
     if starts is None:

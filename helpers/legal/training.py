@@ -284,7 +284,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if self.runtime.kind == "cuda":
+        if self.runtime.kind not in ("cpu", "xla"):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         on_xla = self.runtime.kind == "xla"
         summed = tiled_loss(model, inputs, self.runtime.device_count) if on_xla else labelled_loss(model, inputs)

@@ -154,6 +154,19 @@ def test_the_logits_and_gradients_of_a_flattened_batch_are_those_of_the_mask(imp
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-4)
 
 
+def test_keys_and_values_repeated_for_each_query_head_give_the_same_logits():
+    """As a card below sm_80 has it, which has no fused kernel for fewer key heads than query heads."""
+    t4 = replace(runtime(), kind="cuda", device_name="Tesla T4", compute_capability=(7, 5))
+    batch = flattened(examples())
+    found = []
+    for machine in (runtime(), t4):
+        model = qwen2()
+        assert choose_attention(model, machine, LENGTH)[0] == "packed_segments"
+        with torch.no_grad():
+            found.append(model(**batch, use_cache=False).logits)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
 def test_a_model_that_caps_its_attention_is_trained_by_the_attention_that_does():
     sizes = {
         "hidden_size": 32,
