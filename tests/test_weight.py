@@ -23,7 +23,7 @@ CEILINGS = {
     "shared": 17880,
     "plan": 6670,
     "reservoir": 12311,
-    "lejepa": 11396,
+    "lejepa": 6650,
     "legal": 9709,
     "tuning": 5320,
     "graphmer": 36567,
