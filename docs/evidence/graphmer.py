@@ -1,6 +1,9 @@
 """What was measured of GraphMER-SE."""
 
-from build import ratio, result, spread
+from collections import Counter
+from collections.abc import Mapping
+
+from build import result, spread
 from evidence import declarations
 
 from helpers.graphmer.parameters import GraphParameters
@@ -45,10 +48,47 @@ def _above(row: dict) -> str:
     return "{:+.3f}, {:+.3f} to {:+.3f}".format(row["above"]["mrr"], *row["above"]["interval"])
 
 
-def speed() -> str:
-    """Extraction beside parsing alone."""
-    parsing = result("graph_extraction_cpu.json")["comparisons"][0]
-    return f"Extracting the standard library's graph takes {ratio(parsing, 2)} times as long as parsing it with `ast`."
+TOOLS = {"resolver": "resolver", "resolver on jedi's calls": "resolver, on the calls that jedi was asked", "jedi": "jedi, on these",
+         "only definition of the name": "the only definition of the name"}  # fmt: skip
+
+
+def proved() -> str:
+    """Calls that ran in tests of packages: which of them each tool answers, and how rightly."""
+    packages = result("graphmer_graph.json")["packages"]
+    pooled = {tool: Counter() for tool in TOOLS}
+    rows = []
+    for name, found in packages.items():
+        for tool in TOOLS.keys() & found.keys():
+            pooled[tool].update({key: found[tool][key] for key in ("reached", "answered", "right")})
+            pooled[tool].update({"packages": 1, "seconds": found[tool].get("seconds_for_all", found[tool]["seconds"])})
+        title = f"{name} ({found['lines']:,} lines)"
+        rows.append(_proved(title, TOOLS["resolver"], found["resolver"], found["resolver"]["seconds"]))
+    for tool in ("only definition of the name", "resolver on jedi's calls"):
+        pooled[tool]["seconds"] = 0
+    all_of_them = [
+        _proved(f"{each['packages']} packages", TOOLS[tool], each, each["seconds"]) for tool, each in pooled.items()
+    ]
+    return tables.markdown([*all_of_them, *rows])
+
+
+def _proved(package: str, tool: str, found: Mapping[str, float], seconds: float) -> dict:
+    return {
+        "package": package,
+        "tool": tool,
+        "calls": f"{found['reached']:,}",
+        "recall": f"{found['right'] / found['reached']:.3f}",
+        "precision": f"{found['right'] / found['answered']:.3f}",
+        "processor time, all calls": f"{seconds:,.1f} s" if seconds else "",
+    }
+
+
+def asking() -> str:
+    """What an answer costs."""
+    found = result("graphmer_graph.json")["asking"]
+    return (
+        f"The shell's answer about {found['package']} ({found['lines']:,} lines) takes {found['new']:.1f} s of processor time, and "
+        f"{found['cached']:.1f} s once its graph is kept."
+    )
 
 
 def parameters() -> str:
