@@ -161,7 +161,7 @@ def _difference(checkpoint: Path) -> str | None:
     present = _regular_files(checkpoint)
     for name, (size, digest) in files.items():
         if name not in present:
-            return f"{name!r} is missing, or a link"
+            return f"{name} is missing, or a link"
         found = _fingerprint(checkpoint / name)
         if found["bytes"] != size:
             return f"{name} has {found['bytes']} bytes instead of {size}"
