@@ -20,6 +20,7 @@ import torch
 from helpers.data import data_files, hub
 from helpers.data.data_source import DataSource, located
 from helpers.parameters import SAMPLE, source_path
+from helpers.reservoir.parameters import MIN_TEXTS
 from helpers.reservoir.sample import sample_stories
 
 TINYSTORIES = "roneneldan/TinyStories"
@@ -27,7 +28,7 @@ TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
 END_OF_TEXT = "<|endoftext|>"
 COLUMNS = ("text", "story")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
-MIN_TEXTS, LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 30, 5, 1000, 0.05  # dev and test have the share each
+LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 5, 1000, 0.05  # dev and test have the share each
 LONGEST_TEXT = 20_000  # characters; a longer text is split, and a separator that leaves longer ones on average is none
 PIECE = 4_000  # characters of a piece of a long text, about
 TOKENIZER_TEXTS = 50_000  # merges hardly change with more

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import model_validator
 
 from helpers.parameters import MACHINE, SAMPLE, Parameters, Source, Text, in_range, parameter, source_path
-from helpers.reservoir.data import MIN_TEXTS
 
+MIN_TEXTS = 30
 HUB_TEXTS = 150_000  # about the tokens of the longest recipe; more would be tokenised and never read
 MODEL = "Model"
 
