@@ -230,7 +230,7 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         self.sigreg = SIGReg(seed=seed)
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         self.ranking = MultipleNegativesRankingLoss(model, scale=SCALE, gather_across_devices=processes > 1)
-        self._totals: list[torch.Tensor] = []
+        self._totals = None
 
     def forward(self, sentence_features, labels=None):
         features = list(sentence_features)
@@ -256,7 +256,8 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         loss = sum(terms.values())
         if self.training:
             self.step += 1
-            self._totals.append(torch.stack([term.detach() for term in terms.values()]))
+            seen = torch.stack([*(term.detach() for term in terms.values()), torch.ones_like(loss.detach())])
+            self._totals = (torch.zeros_like(seen) if self._totals is None else self._totals) + seen
         if with_backward:
             loss.backward()
             loss = loss.detach()
@@ -285,11 +286,12 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
 
     def read_terms(self) -> dict[str, float]:
         """Means since the last call of the weighted terms, in training. Reading waits for the device; counting does not."""
-        totals, self._totals = self._totals, []
-        if not totals:
+        *sums, steps = (0,) if self._totals is None else self._totals.tolist()
+        if not steps:
             return {}
+        self._totals = torch.zeros_like(self._totals)
         names = [name for name, weight in self.weights.items() if weight]
-        return dict(zip(names, torch.stack(totals).mean(0).tolist(), strict=True))
+        return {name: total / steps for name, total in zip(names, sums, strict=True)}
 
 
 # ---- gradient caching on XLA, where CachedLossMixin cannot keep the states of the generators

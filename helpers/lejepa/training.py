@@ -87,6 +87,8 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
     def log(self, logs: dict, start_time: float | None = None) -> None:
         if "loss" in logs and hasattr(self.loss, "read_terms"):
             logs = logs | {name: round(value, 6) for name, value in self.loss.read_terms().items()}
+            if self.runtime.kind == "xla":
+                xla.sync()  # zeroed sums become data as they are between logs, not constants of a new graph
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
