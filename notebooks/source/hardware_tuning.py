@@ -228,7 +228,7 @@ print(watch.advice())
 # nothing to compare, and the one run stands.
 
 # %%
-from helpers.tuning.evaluation import paired_seeds
+from helpers.tuning import evaluation
 
 
 def train(settings, folder, seed):
@@ -238,7 +238,7 @@ def train(settings, folder, seed):
 
 
 left = 60 * params.tuning_minutes - (time.monotonic() - began)
-compared = paired_seeds(trainer, task, run.path, train, seconds=left)
+compared = evaluation.paired_seeds(trainer, task, run.path, train, seconds=left)
 after = compared.runs[params.seed]["tuned"]
 tables.show(
     [
