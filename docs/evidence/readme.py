@@ -83,7 +83,7 @@ def _block(notebook: Notebook) -> str:
         f"### {notebook.title}",
         *picture,
         f"{notebook.gives}\n",
-        f"{notebook.evidence.headline()} ([evidence](docs/{notebook.page}.md)).\n",
+        f"{notebook.evidence.headline()} ([evidence](docs/{notebook.page}.md)).",
         f"{_minutes(notebook.file)} Notebook: {links}.",
     ]
     return "\n".join(line.strip(" ") for line in lines)
