@@ -28,7 +28,7 @@ KINDS = ("function", "method", "test", "class", "interface", "exception", "enum"
 CODE_TOKENS = 64  # of a definition that the encoder reads: its name, its signature and the first lines
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 ENDING = re.compile(r"(?<=\w{3})(?:at)?(?:ions?|ings?|ors?|ers?|ed|es|ly|s|e)$")
-# Weights of the z-scores, chosen on the development packages of benchmarks/code_search.py.
+# Weights of the z-scores: the recipe of an earlier trial. benchmarks/code_search.py chooses its own for each of its rows.
 NAME_WEIGHT, DENSE_WEIGHT = 1.0, 3.0
 
 
