@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.machine import xla
-from tests.harness import assert_refuses, refused, run, text_of
+from tests.harness import assert_refuses, refused, run_notebook, text_of
 
 TINY = {
     "data_source": "sample",
@@ -48,9 +48,9 @@ def assert_whole_run(executed, results, kind: str) -> None:
 
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
-    executed, results = run("legal_cot_sft", alone, TINY)
+    executed, results = run_notebook("legal_cot_sft", alone, TINY)
     assert_whole_run(executed, results, "cpu")
-    executed, again = run("legal_cot_sft", alone, TINY)
+    executed, again = run_notebook("legal_cot_sft", alone, TINY)
     assert re.search("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)
     assert again["eval"]["after"] == results["eval"]["after"]
     assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
@@ -60,7 +60,7 @@ def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
 @pytest.mark.once
 def test_full_weights_in_two_processes(alone):
     changes = {"method": "full"}
-    executed, results = run("legal_cot_sft", alone, TINY | changes | {"num_processes": 2})
+    executed, results = run_notebook("legal_cot_sft", alone, TINY | changes | {"num_processes": 2})
     assert "training in 2 processes" in text_of(executed)
     assert results["model"]["method"] == "full"
     assert (results["plan"]["device_count"], results["plan"]["per_device_batch_size"]) == (2, 4)
@@ -79,7 +79,7 @@ def test_labelled_rows_in_four_bits_from_the_first_cell_to_the_last(alone):
     ]
     (alone / "clauses.csv").write_text("\n".join(lines), encoding="utf-8")
     changes = {"method": "qlora", "data_source": str(alone / "clauses.csv")}
-    executed, results = run("legal_cot_sft", alone, TINY | changes)
+    executed, results = run_notebook("legal_cot_sft", alone, TINY | changes)
     assert results["plan"]["optimizer"] == "paged_adamw_8bit"
     assert results["train"]["loss_last"] < results["train"]["loss_first"]
     assert not (Path("out") / "model" / "merged").exists()
@@ -97,7 +97,7 @@ def test_labelled_rows_in_four_bits_from_the_first_cell_to_the_last(alone):
 def test_the_tpu_notebook_trains_on_eight_virtual_devices(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "8")
-    executed, results = run("legal_cot_sft_tpu", alone, TINY)
+    executed, results = run_notebook("legal_cot_sft_tpu", alone, TINY)
     assert_whole_run(executed, results, "xla")
     assert results["runtime"]["device_count"] == 8
     assert results["xla"]["compiles_after_warmup"] == 0
