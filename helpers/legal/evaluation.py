@@ -207,17 +207,16 @@ def examine(trainer, template, records: Records, rows, *, examples: bool = False
     rows: of the test records (`training.rows_of`). examples: ask labelled questions after solved examples, too.
     """
     model, asked = trainer.model, records.splits["test"]
+    first, labelled = asked[:MOST_WRITTEN], asked[:MOST_LABELLED]
     found: dict[str, Any] = {"completion": trainer.completion_loss(rows)}
     with autocast(trainer.runtime):
-        length = answer_length(template, asked[:MOST_WRITTEN])
-        found["samples"] = written(model, template, asked[:MOST_WRITTEN], max_new_tokens=length)
+        found["samples"] = written(model, template, first, max_new_tokens=answer_length(template, first))
         if records.choices:
-            labelled = asked[:MOST_LABELLED]
             found["labels"] = by_likelihood(model, template, labelled, records.choices)
             if examples:
                 solved = with_examples(records.splits["train"], labelled)
                 found["labels after examples"] = by_likelihood(model, template, solved, records.choices)
-    return found | {"form": form(found["samples"], asked)}
+    return found | {"form": form(found["samples"], first)}
 
 
 def compare(records: Records, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
+from helpers.legal import evaluation
 from helpers.legal.data import Record, Records
 from helpers.legal.evaluation import (
     FREQUENT,
@@ -23,6 +26,7 @@ from helpers.legal.evaluation import (
     verdict,
     with_examples,
 )
+from helpers.legal.generation import Generated
 
 pytestmark = pytest.mark.once
 
@@ -66,10 +70,11 @@ def test_intervals_are_over_documents_and_differences_on_the_same_draws():
     assert value["value"] == pytest.approx((right[1] + 1) / 2)  # the mean over two seeds
     assert found["systems"]["gold"]["accuracy"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert (found["questions"], found["groups"]) == (60, 10)
+    hits = [a == b for a, b in zip(gold, drawn(1), strict=True)]
     generator, slow = random.Random(3), []
     for _ in range(4000):
         rows = [6 * document + n for document in generator.choices(range(10), k=10) for n in range(6)]
-        slow.append(np.mean([gold[row] == drawn(1)[row] for row in rows]))
+        slow.append(np.mean([hits[row] for row in rows]))
     low, high = np.quantile(slow, (0.025, 0.975))
     base = found["systems"]["base model"]["accuracy"]
     assert (base["low"], base["high"]) == pytest.approx((low, high), abs=0.03)
@@ -121,3 +126,14 @@ def test_the_form_of_what_is_written_counts_stops_sections_and_the_records_own_a
         {"stops": False, "format": False, "answer": "No"},
     ]
     assert form(samples, asked) == {"stops": 0.5, "format": 0.5, "exact match": 0.5, "of": 2}
+
+
+def test_of_more_test_records_than_are_written_in_full_the_form_is_of_the_first(monkeypatch):
+    gold = drawn(0, evaluation.MOST_WRITTEN + 5)
+    monkeypatch.setattr(
+        evaluation, "generate", lambda model, template, asked, **_: [Generated(each.answer, (), True) for each in asked]
+    )
+    machine = SimpleNamespace(kind="cpu", precision="fp32")
+    trainer = SimpleNamespace(model=None, runtime=machine, completion_loss=lambda rows: {"loss": 1.0})
+    found = evaluation.examine(trainer, SimpleNamespace(encode=list), replace(records(gold), choices=()), None)
+    assert found["form"] == {"stops": 1.0, "exact match": 1.0, "of": evaluation.MOST_WRITTEN}
