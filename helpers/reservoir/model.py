@@ -216,10 +216,11 @@ class Predictor(nn.Module):
         rows_BSD, bias_BS = F.embedding(tokens_BS, self.head.weight), self.head.bias[tokens_BS]
         proposed_BTS = (x_BTD @ rows_BSD.mT.to(x_BTD.dtype)).float() + bias_BS[:, None] + boost_BTS @ same_BSS
         first_BS = (same_BSS.tril(-1).sum(-1) == 0)[:, None]
-        total_BT = torch.logaddexp(
+        parts = (
             rest_BTV.masked_fill(member_BV[:, None], -1e30).logsumexp(-1),
             proposed_BTS.masked_fill(~first_BS, -1e30).logsumexp(-1),
         )
+        total_BT = torch.stack(parts).logsumexp(0)  # XLA has no logaddexp: the host would compute it
         ids_BT = targets_BT.clamp(min=0)
         hit_BTS = (tokens_BS[:, None] == ids_BT[..., None]).float()
         target_BT = rest_BTV.gather(-1, ids_BT[..., None]).squeeze(-1) + (hit_BTS * boost_BTS).sum(-1)
