@@ -59,7 +59,8 @@ def module_file(name: str, root: Path) -> Path | None:
 def data_files(path: Path, tree: ast.AST) -> list[Path]:
     """Files that are no modules, or in a folder without modules, beside `path`, whose name stands in its code."""
     named = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    found = [each for each in path.parent.iterdir() if each.name in named and each.suffix != ".py"]
+    beside = (each for each in path.parent.iterdir() if each.name != "__pycache__" and each.suffix != ".py")
+    found = [each for each in beside if each.name in named]
     folders = [each for each in found if each.is_dir() and not [*each.glob("*.py")]]
     files = [*found, *(file for folder in folders for file in folder.iterdir())]
     return sorted(file for file in files if file.is_file())

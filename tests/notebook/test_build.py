@@ -298,6 +298,15 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
             )
 
 
+def test_compiled_files_of_an_earlier_run_are_no_data(tmp_path):
+    module = tmp_path / "names.py"
+    module.write_text('DATA, FOREIGN = "data.json", "__pycache__"\n', encoding="utf-8")
+    (tmp_path / "data.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "names.pyc").write_bytes(b"\0")
+    assert closure.data_files(module, ast.parse(module.read_bytes())) == [tmp_path / "data.json"]
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_notebook_carries_no_room_but_its_own(source):
     rooms = {path.parent.name for path in (ROOT / "helpers").glob("*/workload.py")}
