@@ -284,6 +284,12 @@ class LeJEPALoss(CachedLossMixin, nn.Module):
         lengths = {name: float(torch.autograd.grad(term, embeddings_VNK)[0].norm()) for name, term in terms.items()}
         return {name: length / sum(lengths.values()) for name, length in lengths.items()}
 
+    def start_terms(self, device) -> None:
+        """On XLA, before the first step: sums that are data of its graph as of every later one, not constants."""
+        if self._totals is None:
+            self._totals = xla.replicate_tensor(torch.zeros(1 + sum(map(bool, self.weights.values())), device=device))
+            xla.sync()
+
     def read_terms(self) -> dict[str, float]:
         """Means since the last call of the weighted terms, in training. Reading waits for the device; counting does not."""
         *sums, steps = (0,) if self._totals is None else self._totals.tolist()

@@ -75,6 +75,8 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
 
     def training_step(self, *args, **kwargs):
         self.loss.step = self.state.global_step  # chooses SIGReg's slices, of a resumed run too
+        if self.runtime.kind == "xla" and hasattr(self.loss, "start_terms"):
+            self.loss.start_terms(self.args.device)
         return super().training_step(*args, **kwargs)
 
     def _shrink_micro_batch(self, error: Exception) -> None:
