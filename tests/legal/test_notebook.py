@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from helpers.legal.sample import sample_records
 from helpers.machine import xla
 from tests.harness import assert_refuses, refused, run_notebook, text_of
 
@@ -34,7 +35,8 @@ def assert_whole_run(executed, results, kind: str) -> None:
     assert after["completion"]["loss"] < before["completion"]["loss"] - 0.1
     assert before["form"]["of"] == after["form"]["of"] == results["data"]["test_examples"]
     assert results["artifacts"]["model"] == "model"
-    assert "no legal advice" in text_of(executed)
+    (asking,) = (cell.source for cell in executed.cells if cell.source.startswith("## Ask it"))
+    assert "no legal advice" in asking
     plain, packed = re.search(r"by hand ([\d.]+), by the trainer ([\d.]+)", text_of(executed)).groups()
     rounding = 1e-5 if results["plan"]["precision"] == "fp32" else 1e-3  # bf16 has three digits
     assert float(plain) == pytest.approx(float(packed), rel=rounding)
@@ -48,12 +50,15 @@ def assert_whole_run(executed, results, kind: str) -> None:
 
 @pytest.mark.once
 def test_the_gpu_notebook_runs_alone_and_a_second_run_resumes_it(alone):
-    executed, results = run_notebook("legal_cot_sft", alone, TINY)
+    lines = map(json.dumps, sample_records(70))
+    (alone / "records.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    asked = TINY | {"data_source": str(alone / "records.jsonl")}
+    executed, results = run_notebook("legal_cot_sft", alone, asked)
     assert_whole_run(executed, results, "cpu")
-    executed, again = run_notebook("legal_cot_sft", alone, TINY)
+    executed, again = run_notebook("legal_cot_sft", alone, asked)
     assert re.search("^the run is finished: checkpoint-6 is its last step", text_of(executed), re.MULTILINE)
     assert again["eval"]["after"] == results["eval"]["after"]
-    assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, TINY | {"seed": 7})
+    assert "belongs to another run (seed=0 there, 7 here)" in refused("legal_cot_sft", alone, asked | {"seed": 7})
 
 
 @pytest.mark.slow
