@@ -104,8 +104,8 @@ def _step(name: str, length: int, weights: bool) -> Workload:
         backbone = _backbone(transformers.AutoModel.from_config(config))
         modules = (backbone, Pooling(D), *(Dense(*each, activation_function=torch.nn.Identity()) for each in dense))
         model = SentenceTransformer(modules=modules, device=device)
-        weighted = {name: getattr(default, name) for name in ("sigreg_weight", "contrastive_weight")}
-        loss = LeJEPALoss(model, **weighted)
+    weighted = {name: getattr(default, name) for name in ("sigreg_weight", "contrastive_weight")}
+    loss = LeJEPALoss(model, **weighted).to(device)  # it reads numbers of its own while it is made, which "meta" has not
     return replace(workload(loss, name, length), program=_last_part)
 
 
