@@ -105,7 +105,7 @@ def _step(name: str, length: int, weights: bool) -> Workload:
         modules = (backbone, Pooling(D), *(Dense(*each, activation_function=torch.nn.Identity()) for each in dense))
         model = SentenceTransformer(modules=modules, device=device)
     weighted = {name: getattr(default, name) for name in ("sigreg_weight", "contrastive_weight")}
-    loss = LeJEPALoss(model, **weighted).to(device)  # it reads numbers of its own while it is made, which "meta" has not
+    loss = LeJEPALoss(model, **weighted).to(device)  # reads its own numbers while it is made; "meta" has none
     return replace(workload(loss, name, length), program=_last_part)
 
 
