@@ -258,7 +258,7 @@ def main() -> None:
         for row, other in against if ready else ():
             comparisons.append(pooled(row, ready, ready, row, other) | {"on": list(ready)})
     for group in (DEV, TEST):
-        ready = {name: trained[name] for name in group if trained[name]}
+        ready = {name: trained[name] for name in group if trained.get(name)}
         starts = {name: rows[name] for name in ready}
         for method in METHODS if ready else ():
             comparisons.append(pooled(method, ready, starts, method, "hybrid", SEEDS) | {"on": list(ready)})
