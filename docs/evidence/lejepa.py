@@ -29,7 +29,7 @@ def comparison() -> str:
         values = {collection: found.get(name, "") for collection, found in rows.items()}
         told = {c: spread(v) if isinstance(v, list) else v and f"{v:.3f}" for c, v in values.items()}
         pooled = _over(name, "MiniLM").get("pooled")
-        table.append({"row": name, **told, "npl and lisa, over MiniLM": pooled and _interval(pooled) or ""})
+        table.append({"row": name, **told, "npl and lisa, over MiniLM": (pooled and _interval(pooled)) or ""})
     return tables.markdown(table)
 
 
