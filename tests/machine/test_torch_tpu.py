@@ -1,4 +1,4 @@
-"""Training on TorchTPU's device `tpu`, which XLA's CPU stands in for: `make torchtpu`, with tests/requirements-torchtpu.txt."""
+"""Training on TorchTPU's device `tpu`, which XLA's CPU stands in for: `make test-torchtpu`, with tests/requirements-torchtpu.txt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.machine import runtime, torch_tpu
 from tests.test_resume import result, run
 
 ROOT = Path(__file__).resolve().parents[2]
-here = pytest.mark.skipif(not torch_tpu.installed(), reason="torch_tpu is not installed: run `make torchtpu`")
+here = pytest.mark.skipif(not torch_tpu.installed(), reason="torch_tpu is not installed: run `make test-torchtpu`")
 SMALL = {"model": "llama", "dropout": 0.0, "width": 16, "length": 8, "steps": 4, "save_steps": 2, "accumulation": 1}
 
 
