@@ -50,7 +50,6 @@ PARAMETERS = {
         "config": "cpu",
         "changes": "optimizer.scheduler.warmup_steps=20; run.eval_interval_steps=60; run.log_interval=10",
         "max_steps": 120,
-        "evaluate_triples": 200,
     },
     "hardware_tuning": {
         "base_model": "sample",

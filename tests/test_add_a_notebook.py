@@ -14,6 +14,7 @@ from .harness import run_notebook as run
 pytestmark = pytest.mark.once
 PAGE = (ROOT / "docs/add-a-notebook.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w/]+\.py)`\n\n```python\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL))
+(ROOM,) = re.findall(r'`("\w+": "letters\.workload",)` in `ROOMS`', PAGE)
 NAME = "byte_language_model"
 
 
@@ -30,6 +31,9 @@ def checkout(tmp_path_factory) -> Path:
         assert not path.exists(), f"{name} is there already"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    planner = folder / "helpers/plan/workloads.py"
+    before, start, after = planner.read_text(encoding="utf-8").partition("ROOMS = {\n")
+    planner.write_text(f"{before}{start}    {ROOM}\n{after}", encoding="utf-8")
     said(folder, "notebooks/build.py")
     return folder
 

@@ -218,7 +218,7 @@ from transformers import AutoModel
 
 trainer.save_model(str(run.path / "model"))
 corpus.tokenizer.save_pretrained(run.path / "model")
-loaded = AutoModel.from_pretrained(run.path / "model", trust_remote_code=True)  # the folder that this cell wrote
+loaded = AutoModel.from_pretrained(run.path / "model")  # by the class above: a folder's own code is run only where you trust it
 print(f"{loaded.num_parameters():,} weights of the encoder were read again")
 
 # %% [markdown]

@@ -191,8 +191,6 @@ def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
         "notebook/__init__",
         "notebook/unpacking",
         "notebook/setup",
-        "run/__init__",
-        "run/provenance",
         "parameters",
     )
     assert {f"helpers/{name}.py" for name in needed} == set(files)
