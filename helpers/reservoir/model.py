@@ -192,7 +192,9 @@ class Predictor(nn.Module):
 
     def forward(self, x_BTD, tokens_BS, kernels_BTKS, labels=None, num_items_in_batch=None):
         """Loss (None without labels; in nats a token, -100 is ignored) and logits [B, T, V] (None on XLA with labels)."""
-        boost_BTS = (self.trust(x_BTD).float()[..., None, :] @ kernels_BTKS).squeeze(-2)
+        trust_BTK = self.trust(x_BTD).float()
+        with torch.autocast(x_BTD.device.type, enabled=False):  # recall counts, and bf16 would round the counts
+            boost_BTS = (trust_BTK[..., None, :] @ kernels_BTKS).squeeze(-2)
         targets_BT = None if labels is None else F.pad(labels[:, 1:], (0, 1), value=-100)
         if labels is not None and x_BTD.device.type == "xla":
             return self.loss_without_scatter(x_BTD, tokens_BS, boost_BTS, targets_BT, num_items_in_batch), None

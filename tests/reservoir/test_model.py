@@ -162,6 +162,15 @@ def test_under_bf16_autocast_states_stay_fp32():
     torch.testing.assert_close(states, model.read(ids)[0], atol=1e-5, rtol=1e-5)
 
 
+def test_under_bf16_autocast_recall_keeps_its_counts_and_the_loss_is_near_that_of_fp32():
+    model, ids = made(), texts()
+    exact = model(ids, labels=ids).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        near = model(ids, labels=ids)
+    assert near.logits.dtype == torch.float32
+    torch.testing.assert_close(near.loss, exact, atol=0, rtol=3e-2)
+
+
 def test_the_spectral_radius_of_every_block_is_the_one_asked_for():
     weight = made(spectral_radius=0.7).reservoir.weight.double()
     radius = torch.linalg.eigvals(weight).abs().amax(-1)
