@@ -36,7 +36,7 @@ NOTEBOOKS = (
         "lejepa_training",
         "lejepa",
         "A folder that answers questions from your documents: an embedding model trained by LeJEPA, BM25 beside it, an index, and "
-        "twenty lines of Python that search without this project.",
+        "a short script that searches without this project.",
         lejepa,
     ),
     Notebook(
