@@ -73,10 +73,13 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
         loader = super().get_train_dataloader()
         return xla.shard_loader(loader) if self.runtime.kind == "xla" else loader
 
+    def seed_step(self) -> None:
+        if self.runtime.kind == "xla" and hasattr(self.loss, "start_terms"):
+            self.loss.start_terms(self.args.device)  # before the seed, which a sync moves on
+        super().seed_step()
+
     def training_step(self, *args, **kwargs):
         self.loss.step = self.state.global_step  # chooses SIGReg's slices, of a resumed run too
-        if self.runtime.kind == "xla" and hasattr(self.loss, "start_terms"):
-            self.loss.start_terms(self.args.device)
         return super().training_step(*args, **kwargs)
 
     def _shrink_micro_batch(self, error: Exception) -> None:
