@@ -54,12 +54,9 @@ PARAMETERS = {
     "hardware_tuning": {
         "base_model": "sample",
         "num_rows": 2000,
-        "eval_rows": 400,
-        "window_examples": 128,
         "try_compile": False,
         "max_steps": 300,
-        "further_seeds": 1,
-        "evaluations": 3,
+        "paired_seeds": 1,
         "text": "Return the number of bytes that were written to the socket.",
     },
 }
