@@ -288,9 +288,12 @@ for file in write_stock(task, settings, run.path / "stock", model="../model"):
     print(file)
 
 # %%
+from helpers.run.run_folder import sessions
+
 results_file = run.results(
     machine,
     **measured,
+    sessions=sessions(trainer.args.output_dir),  # the kept run has a folder of its own
     ladder=climbed,
     clock=ladder.clock(machine),
     verdict=compared,
