@@ -218,7 +218,7 @@ from transformers import AutoModel
 
 trainer.save_model(str(run.path / "model"))
 corpus.tokenizer.save_pretrained(run.path / "model")
-loaded = AutoModel.from_pretrained(run.path / "model")  # by the class above: a folder's own code is run only where you trust it
+loaded = AutoModel.from_pretrained(run.path / "model")  # by the class above: no code of the folder is run
 print(f"{loaded.num_parameters():,} weights of the encoder were read again")
 
 # %% [markdown]
