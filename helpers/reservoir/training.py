@@ -21,6 +21,9 @@ LLAMA_HEAD = 32  # width of a head of attention
 class LanguageModelTrainer(TrainerMixin, Trainer):
     """transformers' Trainer with this suite's reliability."""
 
+    def transformer(self) -> nn.Module:
+        return getattr(self.model, "layers", self.model)  # a RecallLlama's attention is theirs
+
 
 class RecallLlamaConfig(PretrainedConfig):
     model_type = "recall_llama"
