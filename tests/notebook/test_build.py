@@ -219,7 +219,7 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
     code = [
         cell.source
         for cell in notebook.cells
-        if cell.cell_type == "code" and "setup" not in cell.metadata.get("tags", [])
+        if cell.cell_type == "code" and not {"setup", "method"} & {*cell.metadata.get("tags", [])}
     ]
     script = tmp_path / "script.py"
     script.write_text("import helpers.notebook.unpacking, helpers.notebook.setup\n" + "\n".join(code), encoding="utf-8")
@@ -231,7 +231,10 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
         if name.partition(".")[0] == "helpers"
     }
     files = set(carried(notebook))
-    assert {name for name in files if name.endswith(".py")} == found
+    setup = next(cell.source for cell in notebook.cells if "setup" in cell.metadata.get("tags", []))
+    shown = set(json.loads(re.search(r"^SHOWN = (.+)$", setup, re.MULTILINE)[1]))  # the method, in a cell of its own
+    assert len(shown) == 1 and not shown & files
+    assert {name for name in files if name.endswith(".py")} | shown == found
     for name in files - found:  # data, or their folder, lie beside a module that names them
         beside = {path.parent: path.name for path in (Path(name), Path(name).parent)}
         named = [
