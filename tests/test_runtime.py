@@ -183,7 +183,6 @@ def test_a_reported_name_finds_its_datasheet(reported, entry):
 @pytest.mark.parametrize(
     "reported",
     [
-        "NVIDIA A10G",  # 70 dense fp16 TFLOP/s (AWS G5, NVIDIA A10G datasheet), the A10 has 125
         "NVIDIA H100 PCIe",  # 756 dense bf16 TFLOP/s and 2.0 TB/s, the SXM board 989 and 3.35
         "NVIDIA H100 NVL",  # 94 GB
         "NVIDIA H200 NVL",  # 835 dense bf16 TFLOP/s
@@ -197,6 +196,10 @@ def test_a_reported_name_finds_its_datasheet(reported, entry):
 )
 def test_a_sibling_with_another_datasheet_does_not_borrow_this_one(reported):
     assert hardware.find(reported) is None
+
+
+def test_an_a10g_has_an_entry_of_its_own():
+    assert hardware.find("NVIDIA A10G").name == "A10G" and hardware.find("NVIDIA A10").name == "A10"
 
 
 @pytest.mark.parametrize("entry", hardware.CATALOGUE, ids=lambda entry: entry.name)
