@@ -20,6 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from helpers.plan import workloads
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 
 import build
@@ -246,13 +248,15 @@ def test_a_notebook_carries_exactly_what_its_cells_can_import(source, tmp_path):
 
 
 WHERE_NEEDED = {  # what the setup cell leaves out: each is asked for by what needs it, or comes with the runtime
-    "IPython",  # these two are the notebook's own
+    "IPython",  # these three are the notebook's own
     "ipykernel",
+    "traitlets",
     "bitsandbytes",
     "google",  # Colab's
     "kaggle_secrets",
     "libtpu",
     "lm_eval",
+    "papermill",  # for notebooks that a command line names
     "tomli",
     "torch_xla",
     "tree_sitter",
@@ -282,6 +286,7 @@ def test_the_setup_cell_installs_what_the_notebook_imports(source):
     names = re.search(r"^# requirements: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)[1].split()
     modules = packages_distributions()
     cells = [cell.source for cell in build.twin_cells(source, "gpu") if cell.cell_type == "code"]
+    cells = [cell.removeprefix('%%writefile "{run.method}"\n') for cell in cells]
     carries = {
         name: code.decode() for name, code in carried(build.notebook(source, "gpu")).items() if name.endswith(".py")
     }
@@ -310,7 +315,7 @@ def test_compiled_files_of_an_earlier_run_are_no_data(tmp_path):
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_notebook_carries_no_room_but_its_own(source):
-    rooms = {path.parent.name for path in (ROOT / "helpers").glob("*/workload.py")}
+    rooms = {module.partition(".")[0] for module in workloads.ROOMS.values()}
     for twin in build.SUFFIX:
         notebook = build.notebook(source, twin)
         folders = {Path(name).parts[1] for name in carried(notebook) if len(Path(name).parts) > 2}
