@@ -28,7 +28,7 @@ NOTEBOOKS = (
         "tinystories_reservoir",
         "reservoir",
         "A small language model that is ready after a minute on one processor core: a random network that is never trained "
-        "remembers the text, a small readout learns, and counts of phrases are mixed in. It learns a new paragraph in a second.",
+        "remembers the text, a small readout learns, and counts of phrases are mixed in. It learns a new paragraph by counting it, without training.",
         reservoir,
     ),
     Notebook(
