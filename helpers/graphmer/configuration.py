@@ -296,12 +296,12 @@ def read_configuration(source: str | Path) -> Configuration:
 def _read(text: str, name: str) -> Configuration:
     lines: dict[tuple, int] = {}
     try:
-        _note_lines(yaml.compose(text, Loader=yaml.SafeLoader), (), lines)
+        _note_lines(yaml.compose(text, Loader=yaml.SafeLoader), (), lines, set())
         tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{name}: not YAML ({' '.join(str(error).split())})") from error
     except KeyError as error:
         raise ValueError(f"{name}:{error.args[0]}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise ValueError(f"{name}: not YAML ({' '.join(str(error).split())})") from error
     try:
         return Configuration.model_validate({} if tree is None else tree)
     except ValidationError as error:
@@ -309,10 +309,17 @@ def _read(text: str, name: str) -> Configuration:
         raise ValueError("\n".join(f"{name}:{line}: {words}" for line, words in sorted(said))) from error
 
 
-def _note_lines(node: yaml.Node | None, place: tuple, lines: dict[tuple, int]) -> None:
-    """The line of each key and list entry. Raises KeyError for a key that is there twice, of which PyYAML takes the last."""
+def _note_lines(node: yaml.Node | None, place: tuple, lines: dict[tuple, int], seen: set[int]) -> None:
+    """The line of each key and list entry. Raises KeyError for a key that is there twice, of which PyYAML takes the last.
+
+    What an alias names again is not gone through again: a few lines of aliases of aliases are millions of entries.
+    """
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
-        inner = [(key.value, key.start_mark.line + 1, value) for key, value in node.value]
+        named = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]  # PyYAML refuses others
+        inner = [(key.value, key.start_mark.line + 1, value) for key, value in named]
     elif isinstance(node, yaml.SequenceNode):
         inner = [(number, value.start_mark.line + 1, value) for number, value in enumerate(node.value)]
     else:
@@ -321,7 +328,7 @@ def _note_lines(node: yaml.Node | None, place: tuple, lines: dict[tuple, int]) -
         if (*place, name) in lines:
             raise KeyError(f"{line}: {'.'.join(map(str, (*place, name)))}: is there twice; keep one")
         lines[*place, name] = line
-        _note_lines(value, (*place, name), lines)
+        _note_lines(value, (*place, name), lines, seen)
 
 
 def _in_words(error: Mapping[str, Any]) -> str:

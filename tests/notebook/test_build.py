@@ -421,7 +421,7 @@ def test_setup_cell_wins_over_a_strangers_helpers(machine, before):
     )
     assert finished.returncode == 0, finished.stderr
     file, is_stranger = json.loads(finished.stdout.splitlines()[-1])
-    assert Path(file).parents[2] in machine.unpacked()
+    assert Path(file).parents[1] in machine.unpacked()
     assert not is_stranger
     assert f"{machine.cwd / 'helpers'} is another version and is not used" in finished.stdout
 
@@ -443,7 +443,7 @@ def test_setup_cell_passes_over_a_checkout_that_differs_in_one_byte(machine, tmp
         file.write(b"\n")
     finished = machine.run("setup()", REPORT, cwd=checkout)
     assert finished.returncode == 0, finished.stderr
-    assert Path(json.loads(finished.stdout.splitlines()[-1])[0]).parents[2] in machine.unpacked()
+    assert Path(json.loads(finished.stdout.splitlines()[-1])[0]).parents[1] in machine.unpacked()
     assert "not used (in a checkout: make notebooks)" in finished.stdout
 
 
