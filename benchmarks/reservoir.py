@@ -40,6 +40,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from helpers.reservoir import data, evaluation
+from helpers.run import provenance
 from helpers.reservoir.model import (
     GatedBlock,
     Predictor,
@@ -389,6 +390,7 @@ def spend(run: Run, texts: Texts, width: int) -> dict:
         "last_loss": loss,
         "prepared_seconds": round(prepared, 1),
         "spent_seconds": round(spent, 1),
+        "commit": provenance.code()["commit"],
     }
 
 
@@ -533,7 +535,7 @@ def seconds_to_read(model: nn.Module, tokens: np.ndarray, end: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--data", required=True, help="NAME=FILE[,FILE]: .txt, .jsonl, .parquet, or a .deb of manual pages"
+        "--data", default="", help="NAME=FILE[,FILE]: .txt, .jsonl, .parquet, or a .deb of manual pages"
     )
     parser.add_argument("--seconds", type=int, nargs="+", default=[60], help="budgets")
     parser.add_argument("--models", nargs="+", choices=RATES, default=[*RATES])
@@ -644,6 +646,7 @@ def row(runs: list[dict], own: list[dict], seconds: int) -> dict:
         key: [run[key] for run in runs]
         for key in ("seed", "steps", "spent_seconds", "prepared_seconds", "weight", "dev")
     }
+    found["commits"] = sorted({run.get("commit", "before runs kept it") for run in runs})
     found["test"] = {part: [run["test"][part] for run in runs] for part in runs[0]["test"]}
     for part in ("mixture", "alone", "counts"):
         pairs = [(run, first[run["seed"]]) for run in runs if run["seed"] in first]
