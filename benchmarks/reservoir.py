@@ -40,7 +40,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from helpers.reservoir import data, evaluation
-from helpers.run import provenance
 from helpers.reservoir.model import (
     GatedBlock,
     Predictor,
@@ -49,6 +48,7 @@ from helpers.reservoir.model import (
     begin_at_codes,
     recall,
 )
+from helpers.run import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs/results/reservoir_cpu.json"
