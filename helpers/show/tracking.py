@@ -25,19 +25,34 @@ def report_to(wanted: str) -> tuple[str, str]:
         return "none", "report_to='none'"
     try:
         import wandb
+        from wandb.sdk import wandb_setup
     except ImportError:
         return "none", "report_to='wandb', but wandb is not installed: going on without it"
     secrets.provide("WANDB_API_KEY")
-    settings = wandb.setup().settings  # also those of a file, and the address of a server of one's own
+    # Also those of a file, and the address of a server of one's own. Unlike `wandb.setup` this starts no process.
+    settings = wandb_setup.singleton().settings
     if settings.mode == "disabled":
         return "none", "report_to='wandb', but W&B is switched off (WANDB_MODE=disabled)"
     if settings.mode in ("offline", "dryrun"):
         return "wandb", "W&B offline (WANDB_MODE): no key needed"
-    # The newer way to ask for a login without a prompt, and that of wandb before it.
-    asks = "prompt" in inspect.signature(wandb.login).parameters
-    if wandb.login(prompt=False, verify=False) if asks else wandb.api.api_key:
+    if _logged_in(wandb, settings):
         return "wandb", f"W&B key found for {settings.base_url}"
     return "none", (
         f"report_to='wandb', but there is no WANDB_API_KEY (Colab or Kaggle secret, environment) and no `wandb login` for "
         f"{settings.base_url}: going on without it"
     )
+
+
+def _logged_in(wandb, settings) -> bool:
+    """Whether wandb has a key for its server; asks neither a person nor the server.
+
+    Unless it is silent, `wandb.login` starts a process that asks the server for the user's name. Without a network that
+    process tries for long, and this one waits for it when it ends.
+    """
+    if "prompt" not in inspect.signature(wandb.login).parameters:  # before wandb 0.30
+        return bool(wandb.api.api_key)
+    silent, settings.silent = settings.silent, True
+    try:
+        return wandb.login(prompt=False, verify=False)
+    finally:
+        settings.silent = silent
