@@ -92,7 +92,7 @@ def check_training() -> str:
     planned = plan(recipe, workload(model, recipe.sequence_length), machine, max_steps=2)
     ids = torch.randint(0, 64, (planned.batch_size * 4, 16), generator=torch.Generator().manual_seed(0))
     blocks = [{"input_ids": block, "labels": block} for block in ids]
-    before = model.lm_head.weight.detach().clone()
+    before = model.projection.weight.detach().clone()
     with tempfile.TemporaryDirectory() as folder:
         arguments = training_arguments(planned, machine, folder, seed=0, logging_steps=1, eval_steps=2, save_steps=2)
         trainer = Trainer(
@@ -102,7 +102,7 @@ def check_training() -> str:
         results = trainer.results()
     assert results["train"]["steps"] == 2
     assert 0 < results["train"]["loss_last"] < 10
-    assert not torch.equal(model.lm_head.weight.detach().cpu(), before)
+    assert not torch.equal(model.projection.weight.detach().cpu(), before)
     tpu = planned.batch_size == recipe.batch_size * (recipe.tpu_batch_factor if machine.kind == "xla" else 1)
     assert tpu, planned.batch_size
     compiled = f", {results['xla']['compiles']} compilations" if machine.kind == "xla" else ""
