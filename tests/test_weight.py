@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "shared": 17880,
     "plan": 6670,
-    "reservoir": 6692,
+    "reservoir": 6467,
     "lejepa": 6645,
     "legal": 9709,
     "tuning": 5320,

@@ -93,12 +93,12 @@ class Counts:
             order -= 1
         nothing = np.zeros(0, dtype=np.int64)
         empty = cls(vocab_size, end, [Phrases(nothing, nothing) for _ in range(order)])
-        return empty._counted(tokens[:MOST_TOKENS], 1)
+        return empty._counted(tokens[:MOST_TOKENS])
 
-    def learn(self, tokens: np.ndarray, times: int = 1) -> None:
-        """Adds a stream of texts, as if it had been counted with all others, `times` times over. No old text is needed.
+    def learn(self, tokens: np.ndarray) -> None:
+        """Adds a stream of texts, as if it had been counted with all others. No old text is needed.
 
-        Raises ValueError for no tokens, more than 100,000, ids outside the vocabulary, or `times` outside 1 to 1,000.
+        Raises ValueError for no tokens, more than 100,000, or ids outside the vocabulary.
         """
         tokens = np.asarray(tokens).ravel()
         if not 0 < len(tokens) <= MOST_LEARNED:
@@ -107,14 +107,12 @@ class Counts:
             raise ValueError(
                 f"tokens: ids from {tokens.min()} to {tokens.max()}; they must be in [0, {self.vocab_size})"
             )
-        if not isinstance(times, int) or not 1 <= times <= 1000:
-            raise ValueError(f"times={times!r}: must be a whole number from 1 to 1,000")
-        self.levels = self._counted(tokens, times).levels
+        self.levels = self._counted(tokens).levels
 
-    def _counted(self, tokens: np.ndarray, times: int) -> Counts:
+    def _counted(self, tokens: np.ndarray) -> Counts:
         codes = self._contexts(tokens, len(self.levels) - 1) * self.vocab_size + tokens.astype(np.int64)
         codes, counts = np.unique(codes, return_counts=True)
-        counts, levels = counts * times, []
+        levels = []
         for length in range(len(self.levels), 0, -1):
             phrases, new = self.levels[length - 1].add(codes, counts)
             levels.insert(0, phrases)
@@ -126,8 +124,7 @@ class Counts:
         """The code of the `length` tokens before each token of a stream; before a text there is `end` only."""
         tokens = tokens.astype(np.int64)
         place_P = np.arange(len(tokens))
-        ended_P = np.concatenate(([True], tokens[:-1] == self.end)) if len(tokens) else np.zeros(0, bool)
-        begin_P = np.maximum.accumulate(np.where(ended_P, place_P, 0)) if len(tokens) else place_P
+        begin_P = np.maximum.accumulate(np.where(np.append(True, tokens[:-1] == self.end), place_P, 0))
         codes_P = np.zeros(len(tokens), dtype=np.int64)
         for back in range(length, 0, -1):
             there = place_P - back >= begin_P
@@ -231,11 +228,11 @@ class WithCounts:
             processors.append(MixInCounts(self.counts, self.config.counts_weight, self.config.cache_weight))
         return super().generate(*args, logits_processor=processors, **kwargs)
 
-    def learn(self, input_ids, times: int = 1) -> None:
+    def learn(self, input_ids) -> None:
         """Learns a text [1, T] or [T] by adding it to the counts. Raises ValueError as `Counts.learn`, and without counts."""
         if self.counts is None:
             raise ValueError("learn: this model has no counts; set model.counts = Counts.fit(tokens, vocab_size, end)")
-        self.counts.learn(np.asarray(input_ids), times)
+        self.counts.learn(np.asarray(input_ids))
 
     def save_pretrained(self, save_directory, **kwargs):
         """As in transformers; the folder also holds the counts and the code, for `trust_remote_code=True`."""
@@ -253,9 +250,7 @@ class WithCounts:
     @classmethod
     def from_pretrained(cls, name_or_path, *args, **kwargs):
         """As in transformers, counts included."""
-        hub = {
-            key: kwargs[key] for key in ("cache_dir", "revision", "subfolder", "token") if kwargs.get(key) is not None
-        }
+        hub = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder", "token") if kwargs.get(key)}
         found = super().from_pretrained(name_or_path, *args, **kwargs)
         path = cached_file(name_or_path, COUNTS_FILE, _raise_exceptions_for_missing_entries=False, **hub)
         model = found[0] if isinstance(found, tuple) else found

@@ -68,8 +68,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
         revision = TINYSTORIES_REVISION if data_source == TINYSTORIES and not path else None
         found, how = _from_hub(data_source, revision, num_texts, seed), "the rows of the data set"
     pieces, long = _without_long(text.strip() for text in found if text and text.strip())
-    unique = {_digest(piece): piece for piece in reversed(pieces)}
-    kept = [*reversed(unique.values())]
+    kept = [*{" ".join(piece.split()): piece for piece in pieces}.values()]
     repeats = len(pieces) - len(kept)
     random.Random(seed).shuffle(kept)
     kept = kept[: num_texts or None]
@@ -86,7 +85,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
         test=kept[held : 2 * held],
         how="; ".join(filter(None, said)),
         name=name,
-        sha256=hashlib.sha256(b"".join(_digest(text) for text in kept)).hexdigest(),
+        sha256=hashlib.sha256("\0".join(kept).encode()).hexdigest(),
         revision=revision,
         draw=f"{num_texts or 'all'} texts, seed {seed}",
     )
@@ -109,16 +108,14 @@ def separated(text: str) -> tuple[list[str], str]:
     """
     markers = text.count(END_OF_TEXT)
     ways = {f"`{END_OF_TEXT}`": re.escape(END_OF_TEXT), "blank lines": r"\n\s*\n", "line ends": r"\n"}
-    chosen = "blank lines"
-    if re.search(ways[chosen], text.strip()):
-        del ways["line ends"]
-    for way, pattern in ways.items():
-        count = len(re.findall(pattern, text)) + 1
-        if count >= MIN_TEXTS and len(text) < LONGEST_TEXT * count:
-            chosen = way
-            break
+    counts = {way: len(re.findall(pattern, text.strip())) for way, pattern in ways.items()}
+    if counts["blank lines"]:
+        del counts["line ends"]
+    chosen = next(
+        (way for way, n in counts.items() if n + 1 >= max(MIN_TEXTS, len(text) / LONGEST_TEXT)), "blank lines"
+    )
     how = f"separated by {chosen}"
-    if markers and "end" not in chosen:
+    if markers and END_OF_TEXT not in chosen:
         how += f", not by the {markers} `{END_OF_TEXT}`, which are left out"
         text = text.replace(END_OF_TEXT, "\n\n")
     return re.split(ways[chosen], text), how
@@ -165,10 +162,6 @@ def _without_long(texts: Iterable[str]) -> tuple[list[str], int]:
             text = text[place:].strip()
         found.append(text)
     return [text for text in found if text], long
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).digest()
 
 
 # ---- tokens
@@ -331,8 +324,3 @@ class TokenBlocks(torch.utils.data.Dataset):
 
     def _ids(self, places: np.ndarray, device) -> torch.Tensor:
         return torch.from_numpy(self.ids_BT[places].astype(np.int64)).to(device)
-
-
-def bits_per_byte(nats: float, tokens: np.ndarray, bytes_V: np.ndarray) -> float:
-    """Cross-entropy per byte of text, which unlike nats a token compares models of different tokenisers."""
-    return nats / np.log(2) / int(bytes_V[tokens].sum())

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 try:
@@ -13,8 +15,6 @@ except ImportError:  # a saved model is loaded without this suite
     xla = None
 
 GRAPH_CAPABILITY = (7, 0)  # CUDA graphs are used from here on (Volta)
-MOST_GRAPHS = 4  # training and evaluation have a shape each, and a graph keeps its memory
-_graphs: dict = {}  # by step and shapes
 
 
 def scan(step, carry: tuple, inputs: tuple) -> torch.Tensor:
@@ -40,33 +40,16 @@ def plain(step, carry: tuple, inputs: tuple) -> torch.Tensor:
 
 
 def graphed(step, carry: tuple, inputs: tuple) -> torch.Tensor:
-    """`plain` by one launch: captured when a shape is first seen, then replayed on copies of what is given."""
+    """`plain` by one launch: captured when a shape is first seen, then replayed on copies of what is given (all fp32)."""
     given = (*carry, *inputs)
-    key = (step, given[0].device, *(tensor.shape for tensor in given))
-    if key not in _graphs:
-        while len(_graphs) >= MOST_GRAPHS:
-            del _graphs[next(iter(_graphs))]
-        _graphs[key] = _captured(step, len(carry), [tensor.contiguous().clone() for tensor in given])
-    graph, kept, outs = _graphs[key]
-    for ours, new in zip(kept, given, strict=True):
-        ours.copy_(new)
-    graph.replay()
-    return outs.clone()  # the next replay overwrites what this one gave
+    graph = _graph(step, len(carry), tuple(each.shape for each in given), given[0].device)
+    return graph(*given).clone()  # the next replay overwrites what this one gave
 
 
-def _captured(step, carried: int, kept: list[torch.Tensor]):
-    def run() -> torch.Tensor:
-        return plain(step, tuple(kept[:carried]), tuple(kept[carried:]))
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what is made once, such as cuBLAS's workspace, must not be in the graph
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outs = run()
-    return graph, kept, outs
+@functools.lru_cache(maxsize=4)  # training and evaluation have a shape each, and a graph keeps its memory
+def _graph(step, carried: int, shapes: tuple, device):
+    samples = tuple(torch.zeros(shape, device=device) for shape in shapes)
+    return torch.cuda.make_graphed_callables(lambda *given: plain(step, given[:carried], given[carried:]), samples)
 
 
 def shared(tensor: torch.Tensor) -> torch.Tensor:

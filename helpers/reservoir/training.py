@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaModel, PretrainedConfig, PreTrainedModel, Trainer
+from transformers import LlamaConfig, LlamaModel, PreTrainedModel, Trainer
 from transformers.modeling_outputs import CausalLMOutput
 
 from helpers.train.trainer import TrainerMixin
@@ -25,82 +25,68 @@ class LanguageModelTrainer(TrainerMixin, Trainer):
         return getattr(self.model, "layers", self.model)  # a RecallLlama's attention is theirs
 
 
-class RecallLlamaConfig(PretrainedConfig):
-    model_type = "recall_llama"
-
-    def __init__(self, vocab_size=512, width=64, layers=2, recall_tokens=128, length=128, dropout=0.1, **kwargs):
-        self.vocab_size, self.width, self.layers = vocab_size, width, layers
-        self.recall_tokens, self.length, self.dropout = recall_tokens, length, dropout
-        super().__init__(**{"tie_word_embeddings": True} | kwargs)
-
-
 class RecallLlama(PreTrainedModel):
     """Llama layers under the reservoir's head: the same codes at the beginning, the same recall, of as many weights.
 
     Attention sees its block; the tokens before it come by recall. A state [B, W] is those tokens' ids plus 1.
     """
 
-    config_class = RecallLlamaConfig
-    _tied_weights_keys = {"predictor.head.weight": "embedding.weight"}  # noqa: RUF012
+    config_class = LlamaConfig
+    _tied_weights_keys = {"predictor.head.weight": "layers.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config):
         super().__init__(config)
-        D = config.width
-        self.embedding = nn.Embedding(config.vocab_size, D)
-        self.layers = LlamaModel(
-            LlamaConfig(
-                vocab_size=1,
-                hidden_size=D,
-                intermediate_size=8 * D // 3,
-                num_hidden_layers=config.layers,
-                num_attention_heads=D // LLAMA_HEAD,
-                max_position_embeddings=config.length,
-                attention_dropout=config.dropout,
-                use_cache=False,
-                bos_token_id=None,
-                eos_token_id=None,
-            )
-        )
-        self.dropout = nn.Dropout(config.dropout)
-        self.predictor = Predictor(D, config.vocab_size)
+        self.layers = LlamaModel(config)
+        self.dropout = nn.Dropout(config.attention_dropout)
+        self.predictor = Predictor(config.hidden_size, config.vocab_size)
         self.post_init()
 
     @classmethod
     def beside(cls, model, codes_VC: torch.Tensor, length: int, seed: int) -> RecallLlama:
         """Of about as many trained weights as the reservoir model has, drawn from `seed`."""
-        config, wanted = model.config, model.num_parameters()
-        shared = {"recall_tokens": config.recall_tokens, "eos_token_id": config.eos_token_id}
+        ours, wanted = model.config, model.num_parameters()
 
         def made(width: int) -> RecallLlama:
             torch.manual_seed(seed)
-            return cls(RecallLlamaConfig(config.vocab_size, width, length=length, dropout=config.dropout, **shared))
+            config = LlamaConfig(
+                vocab_size=ours.vocab_size,
+                hidden_size=width,
+                intermediate_size=8 * width // 3,
+                num_hidden_layers=2,
+                num_attention_heads=width // LLAMA_HEAD,
+                max_position_embeddings=length,
+                attention_dropout=ours.dropout,
+                tie_word_embeddings=True,
+                use_cache=False,
+                bos_token_id=None,
+                eos_token_id=ours.eos_token_id,
+                recall_tokens=ours.recall_tokens,
+            )
+            return cls(config)
 
         widths = range(LLAMA_HEAD, 17 * LLAMA_HEAD, LLAMA_HEAD)
         with torch.device("meta"):
             width = min(widths, key=lambda width: abs(made(width).num_parameters() - wanted))
         found = made(width)
-        begin_at_codes(found.embedding.weight, codes_VC.float())
+        begin_at_codes(found.get_input_embeddings().weight, codes_VC.float())
         nn.init.zeros_(found.predictor.trust.weight)
         return found
 
     def get_input_embeddings(self):
-        return self.embedding
+        return self.layers.embed_tokens
 
     def get_output_embeddings(self):
         return self.predictor.head
 
-    def _recall(self, ids_BT, line_BW):
+    def read(self, ids_BT, line_BW=None):
+        """The tokens that recall proposes, their kernels, and the line after these tokens."""
         if line_BW is None:
             line_BW = torch.zeros(len(ids_BT), self.config.recall_tokens, device=ids_BT.device)
         return recall(ids_BT, line_BW, torch.ones_like(ids_BT), ids_BT == self.config.eos_token_id)
 
-    def read(self, ids_BT, line_BW=None):
-        """The tokens that recall proposes, their kernels, and the line after these tokens."""
-        return self._recall(ids_BT, line_BW)
-
     def forward(self, input_ids, labels=None, state=None, num_items_in_batch=None, **kwargs) -> CausalLMOutput:
-        x_BTD = nn.functional.rms_norm(self.embedding(input_ids), (self.config.width,))
+        x_BTD = nn.functional.rms_norm(self.get_input_embeddings()(input_ids), (self.config.hidden_size,))
         x_BTD = self.dropout(self.layers(inputs_embeds=self.dropout(x_BTD)).last_hidden_state)
-        tokens_BS, kernels_BTKS, _ = self._recall(input_ids, state)
+        tokens_BS, kernels_BTKS, _ = self.read(input_ids, state)
         loss, logits = self.predictor(x_BTD, tokens_BS, kernels_BTKS, labels, num_items_in_batch)
         return CausalLMOutput(loss=loss, logits=logits)

@@ -99,30 +99,20 @@ def test_learning_a_text_is_counting_it_with_all_others():
         assert np.array_equal(ours.codes, theirs.codes) and np.array_equal(ours.counts, theirs.counts)
 
 
-def test_learning_several_times_is_counting_a_text_so_often():
-    first, second = stream(0, 50), stream(1, 3)
-    learned, whole = Counts.fit(first, V, END), Counts.fit(np.concatenate((first, *[second] * 4)), V, END)
-    learned.learn(second, times=4)
-    np.testing.assert_allclose(learned.probability(second), whole.probability(second), rtol=1e-12)
-
-
 @pytest.mark.parametrize(
-    ("tokens", "times", "said"),
+    ("tokens", "said"),
     [
-        ([], 1, "tokens: 0 were given"),
-        ([1] * (MOST_LEARNED + 1), 1, "tokens: 100001 were given"),
-        ([1, V], 1, "they must be in"),
-        ([-1], 1, "they must be in"),
-        ([1, END], 0, "times=0"),
-        ([1, END], -5, "times=-5"),
-        ([1, END], 2.5, "times=2.5"),
+        ([], "tokens: 0 were given"),
+        ([1] * (MOST_LEARNED + 1), "tokens: 100001 were given"),
+        ([1, V], "they must be in"),
+        ([-1], "they must be in"),
     ],
 )
-def test_what_cannot_be_learned_is_refused_and_changes_nothing(tokens, times, said):
+def test_what_cannot_be_learned_is_refused_and_changes_nothing(tokens, said):
     counts = Counts.fit(stream(0, 20), V, END)
     before = [phrases.counts.copy() for phrases in counts.levels]
     with pytest.raises(ValueError, match=said):
-        counts.learn(np.array(tokens, dtype=np.int64), times)
+        counts.learn(np.array(tokens, dtype=np.int64))
     assert all(np.array_equal(a, phrases.counts) for a, phrases in zip(before, counts.levels, strict=True))
 
 
@@ -169,7 +159,7 @@ model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True
 assert "helpers" not in sys.modules and not any(name.startswith("helpers") for name in sys.modules)
 ids = torch.tensor([[1, 2, 3]])
 before = model.generate(ids, max_new_tokens=8, do_sample=False, min_new_tokens=8).tolist()
-model.learn([1, 2, 3, 33, 34, 35, 0], times=1000)
+model.learn([1, 2, 3, 33, 34, 35, 0] * 1000)
 after = model.generate(ids, max_new_tokens=3, do_sample=False, min_new_tokens=3).tolist()
 model.save_pretrained("again")
 print("FOUND " + json.dumps([before, after]))

@@ -63,7 +63,7 @@ def test_the_llama_beside_has_as_many_weights_and_begins_at_the_same_codes():
     llama = RecallLlama.beside(model, codes, length=16, seed=0)
     sizes = llama.num_parameters(), model.num_parameters()
     assert 0.6 < sizes[0] / sizes[1] < 1.6
-    near = torch.nn.functional.cosine_similarity
-    alike = near(llama.embedding.weight[:, None], llama.embedding.weight[None], dim=-1)
+    near, start = torch.nn.functional.cosine_similarity, llama.get_input_embeddings().weight
+    alike = near(start[:, None], start[None], dim=-1)
     torch.testing.assert_close(alike, near(codes[:, None], codes[None], dim=-1), atol=1e-4, rtol=0)
     assert probabilities(llama, stream(3, 4), END, length=9).min() > 0
