@@ -35,8 +35,8 @@ from helpers.lejepa.model import encode, load_backbone, principal_head
 
 DEV, TEST = ("cranfield", "time"), ("npl", "lisa")
 PIECE = 200  # texts that are embedded and kept at once
-GRID = {"bm25_weight": (0.2, 0.3, 0.4, 0.5, 0.7), "feedback": (0, 2, 3, 5), "feedback_weight": (0.4, 0.7, 1.0)}
-SEEDS, STEPS, BATCH, RATES = (0, 1, 2), 100, 64, (1e-4, 3e-4)
+GRID = {"bm25_weight": (0.2, 0.3, 0.4, 0.5, 0.7), "feedback": (2, 3, 5), "feedback_weight": (0.0, 0.4, 0.7, 1.0)}
+SEEDS, STEPS, BATCH, RATES = (0, 1, 2), 100, 64, (3e-4, 1e-3, 3e-3, 1e-2)
 PAIRS = 1000  # of a collection, to train the head on
 CANDIDATES = ("hybrid, mean subtracted", "hybrid, mild whitening")
 METHODS = ("contrastive", "LeJEPA", "LeJEPA without contrastive")
@@ -104,7 +104,7 @@ def chosen_fusion(benches: list[Bench]) -> tuple[dict, list[dict]]:
     tried = []
     for values in itertools.product(*GRID.values()):
         fusion = dict(zip(GRID, values, strict=True))
-        if fusion["feedback"] or fusion["feedback_weight"] == GRID["feedback_weight"][0]:
+        if fusion["feedback_weight"] or fusion["feedback"] == GRID["feedback"][0]:
             found = {each.name: float(each.hybrid(each.questions, each.passages, **fusion).mean()) for each in benches}
             tried.append(fusion | found | {"mean": sum(found.values()) / len(found)})
     best = max(tried, key=lambda row: row["mean"])
@@ -121,7 +121,7 @@ def rows_without_training(bench: Bench, fusion: dict) -> dict[str, np.ndarray]:
     }
     ranks = [np.argsort(np.argsort(-scores, axis=1), axis=1) for scores in (search.unit(q) @ search.unit(p).T, lexical)]
     rows["reciprocal ranks (60)"] = bench.judge.ndcg(sum(1 / (61 + each) for each in ranks))
-    rows["hybrid without feedback"] = bench.hybrid(q, p, **fusion | {"feedback": 0})
+    rows["hybrid without feedback"] = bench.hybrid(q, p, **fusion | {"feedback_weight": 0.0})
     rows["hybrid"] = bench.hybrid(q, p, **fusion)
     for name, power in (("mean subtracted", 0.0), ("mild whitening", 0.25)):
         weight_KD, bias_K = (each.numpy() for each in principal_head(p, centred=True, power=power))

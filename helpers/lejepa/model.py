@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from helpers.data import hub
-from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET
+from helpers.lejepa.parameters import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.machine.engine import cpu_copy
 from helpers.parameters import SAMPLE, source_path
 from helpers.show import tracking
@@ -35,11 +33,6 @@ REVISIONS = {
     MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
 }
 SAMPLE_WORDS = 2000
-
-
-def chosen(base_model: str, kind: str) -> str:
-    """The model that "auto" stands for on a device of this kind: MiniLM on a CPU, mpnet on a GPU or TPU."""
-    return base_model if base_model != AUTO else MINILM if kind == "cpu" else MPNET
 
 
 def GaussianEmbeddingGemma(
@@ -55,8 +48,7 @@ def load_backbone(
 ) -> SentenceTransformer:
     """A pretrained embedding model in fp32 on the CPU; no code from a checkpoint is run.
 
-    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of four layers with a byte-level
-
+    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of four layers.
     max_seq_length: tokens; 0 keeps the model's own.
 
     Raises ValueError (a length that the model has not, no texts for "sample"), FileNotFoundError, and as `hub.reading`.
@@ -166,22 +158,20 @@ def _limit_length(model: SentenceTransformer, config: Any, max_seq_length: int) 
 
 
 def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
-    """A random BERT, 64 wide, that knows the most frequent words of the texts and letters; the same each time."""
+    """A random BERT, 64 wide, with a WordPiece tokeniser of the texts; the same each time."""
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    counts = Counter(word for text in texts for word in re.findall(r"[a-z0-9]+", text.lower()))
-    if not counts:
+    if not (texts := list(texts)):
         raise ValueError("texts is empty: base_model='sample' takes its vocabulary from them, so give the documents")
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *frequent])
+    empty = BertTokenizerFast(vocab={token: number for number, token in enumerate(special)})
+    tokenizer = empty.train_new_from_iterator(texts, SAMPLE_WORDS, show_progress=False)
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
     with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
-        BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
+            BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
     transformer.max_seq_length = 128
     return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")

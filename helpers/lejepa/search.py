@@ -25,7 +25,7 @@ from helpers.lejepa.standalone import hybrid, terms, unit
 
 # Q questions · N passages · K dimensions
 
-FUSION = {"bm25_weight": 0.4, "feedback": 3, "feedback_weight": 0.7}
+FUSION = {"bm25_weight": 0.3, "feedback": 2, "feedback_weight": 1.0}
 STEM = 6  # letters of a word that count
 hybrid_scores = functools.partial(hybrid, **FUSION)  # of embeddings and BM25, [Q, N]
 
@@ -54,7 +54,7 @@ def save(folder: Path, model: SentenceTransformer, passages: Sequence[Passage], 
     faiss.write_index(index, str(folder / "index.faiss"))
     texts, documents = [passage.text for passage in passages], [passage.document for passage in passages]
     lexical_index(texts).save(str(folder / "bm25"), show_progress=False)
-    record = {**FUSION, "stem": STEM, "documents": documents, "texts": texts}
+    record = {"fusion": FUSION, "stem": STEM, "documents": documents, "texts": texts}
     (folder / "search.json").write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
     export(model, folder / "model")
     shutil.copyfile(Path(__file__).with_name("standalone.py"), folder / "search.py")

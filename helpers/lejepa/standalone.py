@@ -15,35 +15,29 @@ from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-
 
 def search(question, k=10):
     """(score, document, passage) of the k best documents, each by its best passage."""
-    saved, model, vectors, bm25 = opened()
-    words = bm25.get_tokens_ids(terms(question, saved["stem"]))
-    lexical, vector = bm25.get_scores_from_ids(words)[None], model.encode_query([question])
-    [scores] = hybrid(vector, vectors, lexical, saved["bm25_weight"], saved["feedback"], saved["feedback_weight"])
-    found = {}
+    saved, model, vectors, bm25 = opened(Path(__file__).resolve().parent)
+    words = bm25.get_scores_from_ids(bm25.get_tokens_ids(terms(question, saved["stem"])))
+    scores, best = hybrid(model.encode_query(question), vectors, words, **saved["fusion"]), {}
     for row in np.argsort(-scores, kind="stable"):
         document = saved["documents"][row]
-        found.setdefault(document, (float(scores[row]), document, saved["texts"][row]))
-        if len(found) == k:
-            break
-    return list(found.values())
+        best.setdefault(document, (float(scores[row]), document, saved["texts"][row]))
+    return list(best.values())[:k]
 
 
 @functools.cache
-def opened():
+def opened(folder):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s calls JAX, which would take the memory of a GPU
     import bm25s
     import faiss
     from sentence_transformers import SentenceTransformer
 
-    saved = json.loads((HERE / "search.json").read_text(encoding="utf-8"))
-    index = faiss.read_index(str(HERE / "index.faiss"))
-    model = SentenceTransformer(str(HERE / "model"), device="cpu")
-    return saved, model, index.reconstruct_n(0, index.ntotal), bm25s.BM25.load(str(HERE / "bm25"))
+    saved = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+    vectors = faiss.read_index(str(folder / "index.faiss")).reconstruct_n()
+    model = SentenceTransformer(str(folder / "model"), device="cpu")
+    return saved, model, vectors, bm25s.BM25.load(str(folder / "bm25"))
 
 
 def terms(text, stem):
@@ -51,24 +45,21 @@ def terms(text, stem):
     return [word[:stem] for word in re.findall(r"\w+", text.lower())]
 
 
-def hybrid(questions, passages, lexical, bm25_weight, feedback, feedback_weight):
-    """Scores [Q, N] from embeddings [Q, K] and [N, K] and BM25 [Q, N]; feedback: how many best passages are added."""
-    questions, passages, lexical = unit(questions), unit(passages), bm25_weight * standardised(lexical)
-    scores = standardised(questions @ passages.T) + lexical
-    if feedback:
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :feedback]
-        nearer = unit(questions + feedback_weight * passages[best].mean(1))
-        scores = standardised(nearer @ passages.T) + lexical
-    return scores
+def hybrid(questions, passages, words, bm25_weight, feedback, feedback_weight):
+    """Scores [..., N] from embeddings [..., K] and [N, K] and BM25 [..., N]; feedback: how many best passages are added."""
+    near, passages, words = unit(questions), unit(passages), bm25_weight * z(words)
+    scores = z(near @ passages.T) + words
+    best = np.argsort(-scores, kind="stable")[..., :feedback]
+    near = unit(near + feedback_weight * passages[best].mean(-2))
+    return z(near @ passages.T) + words
 
 
 def unit(rows):
-    return rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True).clip(1e-12)
 
 
-def standardised(scores):
-    centred = scores - scores.mean(-1, keepdims=True)
-    return centred / np.maximum(centred.std(-1, keepdims=True), 1e-9)
+def z(scores):
+    return (scores - scores.mean(-1, keepdims=True)) / scores.std(-1, keepdims=True).clip(1e-9)
 
 
 if __name__ == "__main__":
