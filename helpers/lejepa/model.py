@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -158,20 +160,22 @@ def _limit_length(model: SentenceTransformer, config: Any, max_seq_length: int) 
 
 
 def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
-    """A random BERT, 64 wide, with a WordPiece tokeniser of the texts; the same each time."""
+    """A random BERT, 64 wide, that knows the most frequent words of the texts and letters; the same each time."""
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    if not (texts := list(texts)):
+    counts = Counter(word for text in texts for word in re.findall(r"[a-z0-9]+", text.lower()))
+    if not counts:
         raise ValueError("texts is empty: base_model='sample' takes its vocabulary from them, so give the documents")
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()"
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[:SAMPLE_WORDS]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    empty = BertTokenizerFast(vocab={token: number for number, token in enumerate(special)})
-    tokenizer = empty.train_new_from_iterator(texts, SAMPLE_WORDS, show_progress=False)
+    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *frequent])
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
     with tempfile.TemporaryDirectory() as folder:  # Transformer takes a path and nothing else
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+            BertModel(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)
+        BertTokenizerFast(vocab={piece: number for number, piece in enumerate(pieces)}).save_pretrained(folder)
         transformer = Transformer(folder, model_kwargs={"use_safetensors": True})
     transformer.max_seq_length = 128
     return SentenceTransformer(modules=[transformer, Pooling(64)], device="cpu")
