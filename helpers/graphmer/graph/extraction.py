@@ -159,6 +159,8 @@ def _merged(builds: dict[str, Build]) -> tuple[list[Entity], list[tuple[str, str
         def named(name: str, names: dict[str, str] = names) -> str:
             return names.get(name, name)
 
+        for module in build.modules.values():
+            module.record["module"] = named(module.id)
         entities += [each._replace(id=named(each.id), module=named(each.module)) for each in build.entities]
         triples += [(named(head), relation, named(tail)) for head, relation, tail in build.triples]
         sites |= {Triple(named(head), relation, named(tail)): at for (head, relation, tail), at in build.sites.items()}

@@ -26,8 +26,10 @@ KINDS = {
     "enum_declaration": "enum", "annotation_type_declaration": "annotation",
 }  # fmt: skip
 _METHODS = (
-    "method_declaration", "constructor_declaration", "compact_constructor_declaration", "annotation_type_element_declaration",
-)  # fmt: skip
+    "method_declaration",
+    "constructor_declaration",
+    "element_declaration",
+)  # of a compact one, of an annotation's, too
 _PARAMETERS = ("formal_parameter", "spread_parameter")
 _FIELDS = ("field_declaration", "constant_declaration")
 _LOCALS = (
@@ -87,12 +89,13 @@ def _import(node: Node, module: Module) -> None:
     words = {child.type for child in node.children}
     name = next(_text(child) for child in node.named_children if "identifier" in child.type)
     owner, _, last = name.rpartition(".")
-    kind = "package" if "asterisk" in words and "static" not in words else "class"
-    chain = f"<{kind} {(owner if words >= {'static'} and 'asterisk' not in words else name).replace('.', '/')}>"
+    static, on_demand = "static" in words, "asterisk" in words
+    kind = "package" if on_demand and not static else "class"
+    chain = f"<{kind} {(owner if static and not on_demand else name).replace('.', '/')}>"  # a full name is looked up nowhere
     module.scope.uses.append((module.id, "imports", chain))
-    if "asterisk" in words:
+    if on_demand:
         module.stars.append(name)
-    elif "static" in words:
+    elif static:
         module.scope.names[f"{last}/"] = ("static", owner)
     else:
         module.scope.names[last] = ("chain", chain, module.scope)
@@ -119,7 +122,7 @@ def _member(node: Node, scope: Scope) -> None:
     elif node.type == "enum_body_declarations":
         for member in node.named_children:
             _member(member, scope)
-    elif node.type in _METHODS:
+    elif node.type.endswith(_METHODS):
         _method(node, scope)
     else:
         if node.type == "enum_constant":
@@ -154,7 +157,8 @@ def _method(node: Node, outer: Scope) -> None:
         more = _MOST_VARIADIC if signature.endswith("...") else 0
         for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
             bind(outer.names, f"{name}/{count}", meaning)
-        if not {"static", "private"} & _modifiers(node):
+        modifiers = next(_children(node, "modifiers"), None)
+        if not [*_children(modifiers, "static", "private", named=False)]:
             outer.names[f"{name}({signature})"] = meaning
         result = _chain_of_type(node.child_by_field_name("type"))
         if result and result not in scope.names:
@@ -287,11 +291,6 @@ def _written(parameter: Node) -> str:
     return said + _text(parameter.child_by_field_name("dimensions")) + "..." * (parameter.type == "spread_parameter")
 
 
-def _modifiers(node: Node) -> set[str]:
-    found = next(_children(node, "modifiers"), None)
-    return {child.type for child in found.children} if found else set()
-
-
 def _name(node: Node) -> str:
     return _text(node.child_by_field_name("name"))
 
@@ -304,8 +303,9 @@ def _lines(node: Node) -> tuple[int, int]:
     return node.start_point[0] + 1, node.end_point[0] + 1
 
 
-def _children(node: Node | None, *kinds: str) -> Iterator[Node]:
-    return (child for child in node.named_children if child.type in kinds) if node else iter(())
+def _children(node: Node | None, *kinds: str, named: bool = True) -> Iterator[Node]:
+    children = () if node is None else node.named_children if named else node.children
+    return (child for child in children if child.type in kinds)
 
 
 # ---- what a name stands for

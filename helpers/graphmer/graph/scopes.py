@@ -97,6 +97,7 @@ class Module:
     def __init__(self, name: str, path: str = "", is_package: bool = False):
         self.id, self.path, self.is_package = name, path, is_package
         self.package = ""  # of a Java file
+        self.record: dict = {}  # of the file, in the graph's manifest
         self.scopes: list[Scope] = []
         self.scope = Scope("module", self.id, f"{self.id}.", None, self)
         self.todo: list[tuple[Scope, list]] = []  # while it is read
