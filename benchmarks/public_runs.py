@@ -5,7 +5,8 @@
 docs/results/public_runs.json lists the sources. Every second one, from the first on, chooses the numbers of
 helpers/plan/forecast.py; the others test them and choose nothing. Seconds of a step over what peak and bandwidth allow are fitted
 by least squares, in which each source weighs the root of its number of runs. The interval is WIDTH from its lower to its upper
-end, where it holds the most residuals of the kind of device, each run left out of the fit.
+end. Its centre is that rule of CENTRES which holds the most runs of a source that chose nothing, each of the choosing sources left
+out in turn: the testing sources have no part in it.
 
 A pair is the same model, method and length of one source on two machines, each with its own batch. The error of a predicted ratio
 that 95 % of the choosing pairs stay within is RATIO, of one and several of a card SAME_CARD; a pair is decided where that leaves 1 outside.
@@ -142,16 +143,19 @@ def fit(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
     return coefficients, (found - features @ coefficients) / (1 - leverage)
 
 
-def middle(residuals: np.ndarray) -> float:
-    """Of the interval of WIDTH that holds the most of them."""
+def densest(residuals: np.ndarray) -> float:
+    """The middle of the interval of WIDTH that holds the most of them."""
     ordered = np.sort(residuals)
     held = max((ordered[(ordered >= low) & (ordered <= low + math.log(WIDTH))] for low in ordered), key=len)
     return float(held[0] + held[-1]) / 2
 
 
-def middles(runs: Sequence[Run], residuals: np.ndarray) -> dict[str, float]:
-    """Of the interval of each kind of device."""
-    return {kind: middle(residuals[[run.kind == kind for run in runs]]) for kind in ("cuda", "xla")}
+CENTRES = {"densest": densest, "median": np.median, "least squares": lambda residuals: 0.0}
+
+
+def centres(runs: Sequence[Run], residuals: np.ndarray, rule: str) -> dict[str, float]:
+    """Of the interval of each kind of device; the residuals are of a fit without the run."""
+    return {kind: float(CENTRES[rule](residuals[[run.kind == kind for run in runs]])) for kind in ("cuda", "xla")}
 
 
 def inside(runs: Sequence[Run], coefficients: np.ndarray, at: dict[str, float]) -> list[bool]:
@@ -160,14 +164,22 @@ def inside(runs: Sequence[Run], coefficients: np.ndarray, at: dict[str, float]) 
     return [abs(each) <= math.log(WIDTH) / 2 for each in off]
 
 
-def left_out(runs: Sequence[Run]) -> float:
+def left_out(runs: Sequence[Run], rule: str) -> float:
     """Share of the runs inside of an interval that a fit without their source makes."""
     good = []
     for name in {run.about["source"]: None for run in runs}:
         rest, own = ([run for run in runs if (run.about["source"] == name) is of] for of in (False, True))
         coefficients, residuals = fit(rest)
-        good += inside(own, coefficients, middles(rest, residuals))
+        good += inside(own, coefficients, centres(rest, residuals, rule))
     return sum(good) / len(good)
+
+
+def chosen_fit(runs: Sequence[Run]) -> tuple[np.ndarray, dict[str, float], dict[str, float]]:
+    """Coefficients, centres, and the share that each rule of CENTRES holds, from the runs that choose alone."""
+    chosen = [run for run in runs if run.chooses]
+    held = {rule: round(left_out(chosen, rule), 3) for rule in CENTRES}
+    coefficients, residuals = fit(chosen)
+    return coefficients, centres(chosen, residuals, max(held, key=held.get)), held
 
 
 # ---- two machines
@@ -204,11 +216,9 @@ def same_card(one: Run, other: Run) -> bool:
 
 def planner(runs: Sequence[Run]) -> dict:
     """The constants of helpers/plan/forecast.py, from the runs that choose."""
-    chosen = [run for run in runs if run.chooses]
-    coefficients, residuals = fit(chosen)
-    at = middles(chosen, residuals)
+    coefficients, at, _ = chosen_fit(runs)
     gpu, tpu, balance, size, alone = map(float, coefficients)
-    jobs = pairs(chosen)
+    jobs = pairs([run for run in runs if run.chooses])
     predicted, measured = log_ratios(jobs, coefficients)
     error, alike = abs(predicted - measured), np.array([same_card(*pair) for pair in jobs])
     return {
@@ -224,9 +234,9 @@ def planner(runs: Sequence[Run]) -> dict:
 
 def tested(runs: Sequence[Run]) -> dict:
     """What the chosen numbers make of the runs and of the pairs that chose nothing."""
-    chosen, others = ([run for run in runs if run.chooses is of] for of in (True, False))
-    coefficients, residuals = fit(chosen)
-    good = inside(others, coefficients, middles(chosen, residuals))
+    others = [run for run in runs if not run.chooses]
+    coefficients, at, held = chosen_fit(runs)
+    good = inside(others, coefficients, at)
     held_out = pairs(others)
     predicted, measured = log_ratios(held_out, coefficients)
     found = planner(runs)
@@ -243,7 +253,7 @@ def tested(runs: Sequence[Run]) -> dict:
         "decided": int(decided.sum()),
         "right": int(right.sum()),
         "sources_of_pairs": sorted({one.about["source"] for one, _ in held_out}),
-        "choosing_sources_left_out": round(left_out(chosen), 3),
+        "choosing_sources_left_out": held,
     }
 
 

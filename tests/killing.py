@@ -27,12 +27,12 @@ def kill_at(number: int, within: str = "") -> None:
     sys.addaudithook(hook)
 
 
-def killed(work: Callable[[], object], number: int) -> bool:
-    """Runs `work` in a forked child that dies at its n-th file operation; False when it ended before."""
+def killed(work: Callable[[], object], number: int, within: str = "") -> bool:
+    """Runs `work` in a forked child that dies at its n-th file operation (`kill_at`); False when it ended before."""
     child = os.fork()
     if child:
         return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    kill_at(number)
+    kill_at(number, within)
     try:
         work()
     finally:

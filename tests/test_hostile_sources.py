@@ -1,4 +1,4 @@
-"""Graphs, source files and configurations of GraphMER against what somebody else may have put there."""
+"""Source files and configurations of GraphMER against what somebody else may have put there."""
 
 from __future__ import annotations
 
@@ -10,28 +10,10 @@ from hypothesis import strategies as st
 
 from helpers.graphmer.configuration import read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import ENTITIES, TRIPLES
 
-from .data.test_hostile_files import damaged, jsonl
 from .hostile import MARKER, cases, guarded
 
 pytestmark = pytest.mark.once
-
-
-@cases(60)
-@given(data=st.data())
-def test_a_damaged_graph_is_read_for_what_it_is_or_refused_by_line(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("graph")
-    entities = [{"id": f"a.{i}", "type": "class"} for i in range(20)]
-    triples = [{"head": "a.0", "relation": "calls", "tail": f"a.{i}"} for i in range(20)]
-    files = {ENTITIES: jsonl(entities), TRIPLES: jsonl(triples)}
-    harmed = data.draw(st.sampled_from(list(files)))
-    files[harmed] = data.draw(damaged(files[harmed]))
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    with guarded(folder, *files):
-        graph = load_graph(folder)
-        assert graph.digest() and isinstance(graph.manifest, dict)
 
 
 PYTHON = [

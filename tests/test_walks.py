@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from helpers.legal.sample import sample_records
 from tests.legal.test_notebook import TINY as LEGAL
 from tests.lejepa.test_notebook import TINY as EMBEDDING
 from tests.notebook.test_notebooks import TINY as RESERVOIR
@@ -28,7 +27,7 @@ from .harness import NOTEBOOKS, ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.once]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
-WORDS = (
+WORDS = [
     "the",
     "a",
     "river",
@@ -43,7 +42,7 @@ WORDS = (
     "old",
     "house",
     "then",
-)
+]
 
 
 def sentences(count: int) -> str:
@@ -68,10 +67,16 @@ def documents(folder: Path) -> Path:
 
 def records(folder: Path) -> Path:
     path = folder / "records.jsonl"
-    told = re.search(r"\| Legal chain of thought \| (.*?); or with", README).group(1)
-    columns = re.findall(r"`(\w+)`", told)
-    assert {"question", "answer"} < set(columns)
-    rows = [{name: record[name] for name in columns} for record in sample_records(120, seed=1)]
+    (told,) = re.findall(r"^\| chat model \| (.*) \|$", README, re.MULTILINE)
+    assert "`.jsonl`" in told and "`question` and `answer`" in told
+    draw = random.Random(2)
+    rows = []
+    for n in range(120):
+        weight, price = draw.randint(2, 90), draw.randint(2, 9)
+        question = f"Order {n}: {weight} kilograms of stone at {price} euros each, carried to the old house. What does it cost?"
+        rows.append(
+            {"question": question, "answer": f"{weight} times {price} is {weight * price}, so {weight * price} euros."}
+        )
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return path
 
@@ -93,13 +98,15 @@ def table(folder: Path) -> Path:
     return path
 
 
-def papermill_command(notebook: str, parameters: dict) -> tuple[list[str], str]:
-    """README's command for one notebook's own data, with smaller sizes; and the data's name in it."""
-    (written,) = (line for line in COMMANDS if line.startswith(f"papermill notebooks/{notebook}.ipynb "))
-    words = shlex.split(written)
+def papermill_command(notebook: str, parameters: dict, data: Path) -> list[str]:
+    """README's command, for another notebook and other data, with smaller sizes."""
+    (written,) = (line for line in COMMANDS if line.startswith("papermill "))
+    assert f"notebooks/{notebook}.ipynb" in README
+    words = shlex.split(written.replace("tinystories_reservoir", notebook))
+    words[words.index("data_source") + 1] = data.name
     for name, value in parameters.items():
         words += ["-p", name, str(value)]
-    return [sys.executable, "-m", *words], words[words.index("data_source") + 1]
+    return [sys.executable, "-m", *words]
 
 
 def finished(folder: Path, command: list[str]) -> str:
@@ -120,22 +127,21 @@ WALKS = {
     "lejepa_training": (documents, {**EMBEDDING, "num_samples": 0}),
     "legal_cot_sft": (records, LEGAL),
     "graphmer_se": (sources, {**GRAPH, "max_steps": 8, "base_model": "sample", "search_steps": 2}),
-    "hardware_tuning": (table, TUNING),
+    "hardware_tuning": (table, TUNING | {"text_column": "body", "label_column": "team"}),
 }
 
 
 @pytest.mark.parametrize("notebook", WALKS)
 def test_own_data_train_a_model_that_is_measured_and_loads(checkout, notebook):
     make, parameters = WALKS[notebook]
-    told = ("data_source", "text_column", "label_column")
-    command, name = papermill_command(notebook, {key: value for key, value in parameters.items() if key not in told})
-    assert make(checkout) == checkout / name
-    finished(checkout, command)
+    data = make(checkout)
+    sizes = {key: value for key, value in parameters.items() if key != "data_source"}
+    finished(checkout, papermill_command(notebook, sizes, data))
     assert (checkout / "out.ipynb").is_file()
     folder = checkout / "outputs" / notebook
     results = json.loads((folder / "results.json").read_text())
     assert results["notebook"] == notebook
-    assert Path(results["data"]["source"]).name.startswith(name)
+    assert Path(results["data"]["source"]).name.startswith(data.name)
     assert results["train"]["steps"] and results["eval"]
     weights = list((folder / "model").rglob("*.safetensors"))
     assert weights
@@ -151,12 +157,12 @@ def test_the_demo_says_what_was_seen_and_where_its_figures_are(checkout):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, checkout / name)
     (checkout / ".venv-gpu").symlink_to(sys.prefix)
-    fixed = ("data_source", "max_steps", "eval_steps", "save_steps")
+    fixed = ("data_source", "max_steps", "eval_steps")
     sizes = " ".join(f"{name}='{value}'" for name, value in RESERVOIR.items() if name not in fixed)
     said = finished(checkout, [*written, "--old-file=.venv-gpu/.installed", "STEPS=12", f"PARAMETERS={sizes}"])
-    assert "run done" in said and "After 12 steps the reservoir has" in said
-    (figures,) = re.findall(r"^figures +(.+)$", said, re.MULTILINE)
-    assert list(Path(figures).glob("*.png"))
+    assert "run done" in said and "the mixture" in said.lower() and "bits per byte" in said
+    (results,) = re.findall(r"^(/.+results\.json)$", said, re.MULTILINE)
+    assert json.loads(Path(results).read_text(encoding="utf-8"))["eval"]["verdict"]
 
 
 def test_the_grid_of_the_readme_writes_one_table_of_three_seeds(checkout):

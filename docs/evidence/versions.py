@@ -1,4 +1,4 @@
-"""The core tests at the ends of our version ranges and at Colab's own set."""
+"""The core tests at the ends of our version ranges and at Colab's own set, and what the setup cell moves there."""
 
 from build import result
 
@@ -28,3 +28,17 @@ def table() -> str:
         for name, each in found.items()
     ]
     return tables.markdown(rows)
+
+
+def images() -> str:
+    """What the setup cell moves and keeps on Colab's runtimes."""
+    lines = []
+    for which, found in result("versions.json")["images"].items():
+        pythons = " and ".join(each["python"] for each in found)
+        moved = {name: versions for each in found for name, versions in each["moved"].items()}
+        changes = ", ".join(f"{name} from {before} to {after}" for name, (before, after) in sorted(moved.items()))
+        kept = min(each["kept"] for each in found)
+        lines.append(
+            f"- Colab's {which.upper()} runtime, resolved for Python {pythons}: moved: {changes or 'nothing'}; at least {kept} packages stay."
+        )
+    return "\n".join(lines)

@@ -7,10 +7,10 @@ What only running would tell is never called known. No model guesses here: in no
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,7 +73,7 @@ class Asked:
         """As `ask`."""
         entity = self.entity(name)
         if relation == "impact":
-            found = self._impact(entity)
+            found = [*self._impact(entity.id), *self._open_callers(entity)]
         elif relation == "called_by":
             found = [*self._callers(entity.id), *self._open_callers(entity)]
         elif relation == "calls":
@@ -90,22 +90,14 @@ class Asked:
         if (exact := self.graph.entities.get(name)) and exact.status != UNRESOLVED:
             return exact
         names = {one.id: one.id.partition("(")[0] for one in self._defined()}
-        for found in ([one for one, each in names.items() if each == name], [*_ending(names, name)]):
-            if len(found) == 1:
-                return self.graph.entities[found[0]]
-            if found:
-                raise ValueError(
-                    f"name={name!r}: {len(found)} have this name: {_some(sorted(found))}; give a longer one"
-                )
-        parts = name.count(".") + 1
-        ends = defaultdict(list)
-        for one, each in names.items():
-            ends[".".join(each.split(".")[-parts:]).lower()].append(one)
-        near = [
-            one for end in difflib.get_close_matches(name.lower(), ends, n=5, cutoff=0.7) for one in sorted(ends[end])
-        ]
-        remedy = f"did you mean {_some(near)}?" if near else "give the qualified name of a function or class"
-        raise ValueError(f"name={name!r}: none of {len(names):,} definitions has this name; {remedy}")
+        ends = (f".{name}", f"/{name}", f":{name}")
+        found = [one for one, each in names.items() if each == name]
+        found = found or [one for one, each in names.items() if each.endswith(ends) or one.endswith(ends)]
+        if len(found) == 1:
+            return self.graph.entities[found[0]]
+        if found:
+            raise ValueError(f"name={name!r}: {len(found)} have this name: {_some(sorted(found))}; give a longer one")
+        raise ValueError(f"name={name!r}: none of {len(names):,} definitions has this name; {_near(name, names)}")
 
     def _defined(self) -> Iterator[Entity]:
         return (one for one in self.graph.entities.values() if one.status == DEFINED and one.type != "parameter")
@@ -113,38 +105,29 @@ class Asked:
     # ---- who calls it
 
     def _callers(self, entity: str) -> Iterator[Answer]:
-        for one, relations in self._ways(entity):
-            for relation in relations:
-                for triple in self.heads[one, relation]:
-                    yield self._backward(triple, KNOWN if one == entity or relation == "instantiates" else OVERRIDDEN)
+        """By a call that names it, the class that it makes, or a method that it overrides."""
+        overridden = [entity]
+        for one in overridden:
+            above = (triple.tail for triple in self.tails[one, "overrides"])
+            overridden += [each for each in above if each not in overridden]
+            for triple in self.heads[one, "calls"]:
+                yield self._backward(triple, KNOWN if one == entity else OVERRIDDEN)
+        for one in (entity, *self._made_by(entity)):
+            for triple in self.heads[one, "instantiates"]:
+                yield self._backward(triple, KNOWN)
 
-    def _ways(self, entity: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """What a call may name to reach a function: itself, the class that it makes, the methods that it overrides."""
-        yield entity, CALLS
-        yield from ((one, ("calls",)) for one in self._closure([entity], "overrides", self.tails))
-        if self.graph.entities[entity].type == "constructor":
-            owners = [triple.head for triple in self.heads[entity, "contains"]]
-            yield from ((one, ("instantiates",)) for one in self._made_by(owners))
-
-    def _made_by(self, owners: list[str]) -> list[str]:
+    def _made_by(self, constructor: str) -> list[str]:
         """Classes whose instances a constructor makes: its own, and those below that have none."""
-        made = [*owners]
+        if self.graph.entities[constructor].type != "constructor":
+            return []
+        made = [triple.head for triple in self.heads[constructor, "contains"]]
         for one in made:
             below = (triple.head for triple in self.heads[one, "inherits_from"])
             made += [each for each in below if each not in made and not self._has_constructor(each)]
         return made
 
     def _has_constructor(self, owner: str) -> bool:
-        inside = (self.graph.entities[triple.tail] for triple in self.tails[owner, "contains"])
-        return any(one.type == "constructor" for one in inside)
-
-    def _closure(self, names: list[str], relation: str, triples: dict[tuple[str, str], list[Triple]]) -> list[str]:
-        """All that a relation leads to from some names, in as many steps as it takes."""
-        found = [*names]
-        for one in found:
-            ends = (triple.tail if triples is self.tails else triple.head for triple in triples[one, relation])
-            found += [end for end in ends if end not in found]
-        return found[len(names) :]
+        return any(self.graph.entities[each.tail].type == "constructor" for each in self.tails[owner, "contains"])
 
     def _open_callers(self, entity: Entity) -> list[Answer]:
         """Calls of this name that are not proved, those of its module and of modules that import it first."""
@@ -165,17 +148,17 @@ class Asked:
         triples = sorted(self.heads[unresolved(entity.name), "calls"], key=distance)
         return [self._backward(triple, OPEN) for triple in triples]
 
-    def _impact(self, entity: Entity) -> list[Answer]:
+    def _impact(self, entity: str) -> list[Answer]:
         """All that reach it, each by the fewest calls; what is not proved is not followed."""
         found: dict[str, Answer] = {}
-        reached = [(entity.id, KNOWN, 0)]
-        for one, status, steps in reached:
-            for caller in self._callers(one):
-                if caller.name not in found and caller.name != entity.id:
-                    worst = OVERRIDDEN if OVERRIDDEN in (status, caller.status) else KNOWN
-                    found[caller.name] = caller._replace(status=worst, steps=steps + 1)
-                    reached.append((caller.name, worst, steps + 1))
-        return [*found.values(), *self._open_callers(entity)]
+        reached = [Answer(entity, KNOWN, 0)]
+        for one in reached:
+            for caller in self._callers(one.name):
+                if caller.name not in found and caller.name != entity:
+                    status = OVERRIDDEN if OVERRIDDEN in (one.status, caller.status) else KNOWN
+                    found[caller.name] = caller._replace(status=status, steps=one.steps + 1)
+                    reached.append(found[caller.name])
+        return reached[1:]
 
     # ---- answers
 
@@ -187,39 +170,37 @@ class Asked:
         tail = self.graph.entities[triple.tail]
         if tail.status != UNRESOLVED:
             return Answer(tail.id, KNOWN, 1, self.graph.place(tail), *self._mention(triple))
-        return Answer(tail.id, OPEN, 1, "", *self._mention(triple), _some(self._by_name[tail.name]))
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[str]]:
-        found = defaultdict(list)
-        for one in self._defined():
-            if one.type not in ("module", "package", "variable", "field"):
-                found[one.name].append(one.id)
-        return found
+        others = ("module", "package", "variable", "field")
+        could_be = [one.id for one in self._defined() if one.name == tail.name and one.type not in others]
+        return Answer(tail.id, OPEN, 1, "", *self._mention(triple), _some(could_be))
 
     def _mention(self, triple: Triple) -> tuple[str, str]:
-        lines, head = self.graph.sites.get(triple, ()), self.graph.entities[triple.head]
+        """`file:line, line` of what says it, and the text of the first."""
+        lines = self.graph.sites.get(triple)
         if not lines:
             return "", ""
+        place = self.graph.place(self.graph.entities[triple.head], lines[0])
         more = "".join(f", {line}" for line in lines[1:4]) + (", ..." if len(lines) > 4 else "")
-        return self.graph.place(head, lines[0]) + more, self._line(self.graph.place(head, lines[0]))
+        return place + more, self._line(place)
 
     def _line(self, place: str) -> str:
         """The text of `file:line`; "" where it cannot be read any more."""
         file, _, line = place.rpartition(":")
         if file not in self._texts:
-            try:
+            self._texts[file] = []
+            with contextlib.suppress(OSError):
                 text = (self.folder / file).read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                text = ""
-            self._texts[file] = text.splitlines()
-        lines = self._texts[file]
-        return lines[int(line) - 1].strip() if int(line) <= len(lines) else ""
+                self._texts[file] = text.splitlines()
+        return "".join(self._texts[file][int(line) - 1 : int(line)]).strip()
 
 
-def _ending(names: dict[str, str], name: str) -> Iterable[str]:
-    ends = (f".{name}", f"/{name}", f":{name}")
-    return (one for one, each in names.items() if each.endswith(ends) or one.endswith(ends))
+def _near(name: str, names: dict[str, str]) -> str:
+    parts = name.count(".") + 1
+    ends = defaultdict(list)
+    for one, each in names.items():
+        ends[".".join(each.split(".")[-parts:]).lower()].append(one)
+    near = [one for end in difflib.get_close_matches(name.lower(), ends, n=5, cutoff=0.7) for one in sorted(ends[end])]
+    return f"did you mean {_some(near)}?" if near else "give the qualified name of a function or class"
 
 
 def _some(names: list[str]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity
-from helpers.graphmer.graph.ontology import Ontology
+from helpers.graphmer.graph.ontology import Relation
 from helpers.graphmer.text import (
     LONGEST_TOKEN,
     MASK,
@@ -53,8 +53,8 @@ class Relations:
     names: by id; an inverse without a name of its own is `inverse calls`.
     """
 
-    def __init__(self, ontology: Ontology):
-        forward = [relation for relation in ontology.relations.values() if relation.canonical]
+    def __init__(self, ontology: dict[str, Relation]):
+        forward = [*ontology.values()]
         self.forward, self._relations = len(forward), forward
         self.names = ("", *(one.name for one in forward), *(one.inverse or f"inverse {one.name}" for one in forward))
         self._ids = {name: number for number, name in enumerate(self.names) if number}

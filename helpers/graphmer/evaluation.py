@@ -59,7 +59,7 @@ def reciprocal_ranks(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) 
 
 def _admitted(corpus: Corpus, relation: str) -> list[str]:
     """Entities of the relation's range, of unknown type, and the few tails that the graph has against the ontology."""
-    types = {*corpus.ontology.relations[relation].range, UNKNOWN}
+    types = {*corpus.ontology[relation].range, UNKNOWN}
     tails = {triple.tail for triple in corpus.graph.resolved() if triple.relation == relation}
     entities = corpus.graph.entities.values()
     return [one.id for one in entities if one.id in tails or (one.type in types and one.status != UNRESOLVED)]

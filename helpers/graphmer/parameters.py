@@ -23,8 +23,7 @@ class GraphParameters(Parameters):
 
     data_source: Source = parameter(
         SAMPLE,
-        "Folder of Python and Java sources, folder with triples.jsonl and entities.jsonl (and ontology.toml, if it has its own), "
-        "or 'sample': the standard library of the Python that runs this.",
+        "Folder of Python and Java sources, or 'sample': the standard library of the Python that runs this.",
     )
     output_dir: str = parameter(
         "outputs/graphmer_se",
@@ -58,8 +57,8 @@ class GraphParameters(Parameters):
     def _fits_together(self) -> Any:
         if self.data_source not in (SAMPLE, UPLOAD) and source_path("data_source", self.data_source) is None:
             raise ValueError(
-                f"data_source={self.data_source!r}: must be a folder of sources, one with triples.jsonl and entities.jsonl, "
-                f"or {SAMPLE!r} (the installed Python's standard library)"
+                f"data_source={self.data_source!r}: must be a folder of sources, or {SAMPLE!r} "
+                "(the installed Python's standard library)"
             )
         if self.base_model != SAMPLE:
             source_path("base_model", self.base_model)

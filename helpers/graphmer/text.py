@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED, TRIPLES, Entity, KnowledgeGraph
+from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
 from helpers.graphmer.graph.sources import standard_library
 
 if TYPE_CHECKING:
@@ -77,14 +77,12 @@ class Documents:
             found.sort()
 
     @classmethod
-    def read(cls, graph: KnowledgeGraph, data_source: str | Path | None = None) -> Documents:
-        """Documents of the sources that the graph was built from; a written graph has none, and every document is a name.
+    def read(cls, graph: KnowledgeGraph, data_source: str | Path) -> Documents:
+        """Documents of the sources that the graph was built from.
 
         data_source: what `load_graph` was given. Raises FileNotFoundError (a source is not there), ValueError (one has changed).
         """
-        folder = standard_library() if data_source == "sample" else Path(data_source or "").expanduser().resolve()
-        if data_source is None or (folder / TRIPLES).is_file():
-            return cls(graph, {})
+        folder = standard_library() if data_source == "sample" else Path(data_source).expanduser().resolve()
         files = graph.manifest.get("files", ())
         return cls(graph, {file["module"]: _text(folder / file["path"], file) for file in files})
 

@@ -30,8 +30,8 @@ from helpers.graphmer.chains import (
 )
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.encoder import GraphMERForPreTraining
-from helpers.graphmer.graph.knowledge_graph import TRIPLES, KnowledgeGraph
-from helpers.graphmer.graph.ontology import ONTOLOGY, Ontology, read_ontology
+from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
+from helpers.graphmer.graph.ontology import Relation, read_ontology
 from helpers.graphmer.graph.splits import Splits, split_by_module
 from helpers.graphmer.text import Documents, train_tokenizer
 from helpers.graphmer.workload import run_recipe, workload
@@ -52,7 +52,7 @@ class Corpus(DataSource):
     """A graph, what of it is held out, and the sequences of both; the digest is of graph and code."""
 
     graph: KnowledgeGraph
-    ontology: Ontology
+    ontology: dict[str, Relation]
     splits: Splits
     documents: Documents
     tokenizer: PreTrainedTokenizerFast
@@ -63,11 +63,10 @@ class Corpus(DataSource):
 def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configuration) -> Corpus:
     """Splits, a tokenizer trained on the training modules' code, and sequences of the graph of `data_source`.
 
-    A folder with a written graph may hold its own `ontology.toml`. Raises what `read_ontology`, the splits and `LeafyChains` do.
+    Raises what the splits and `LeafyChains` do.
     """
     folder, encoding, seed = Path(data_source).expanduser(), configuration.encoding, configuration.run.seed
-    own = folder / ONTOLOGY if (folder / TRIPLES).is_file() and (folder / ONTOLOGY).is_file() else None
-    ontology = read_ontology(own)
+    ontology = read_ontology()
     splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
     documents = Documents.read(graph, data_source)
     tokenizer = train_tokenizer(_training_texts(graph, splits, documents), encoding.vocab_size)

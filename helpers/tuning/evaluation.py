@@ -71,9 +71,8 @@ def paired_seeds(trainer, task, folder: Path, train, *, seconds: float) -> Verdi
     runs = {params.seed: {TUNED: measured(trainer, task)}}
     tuned = trainer.settings
     if tuned == task.start:
-        return Verdict(
-            runs, None, "The stock Trainer was the fastest: it was trained once, and there is nothing to compare."
-        )
+        why = "No change was kept: the stock Trainer was trained once, and there is nothing to compare."
+        return Verdict(runs, None, why)
     last = trainer.results()["train"]["seconds"]
     for seed in range(params.seed, params.seed + params.paired_seeds):
         for name, settings in ((START, task.start), (TUNED, tuned)):

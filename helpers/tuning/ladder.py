@@ -96,8 +96,8 @@ class TooSlow(RuntimeError):
 class Window:
     """A short training run; the clock runs after its warm-up."""
 
-    examples_per_second: float
-    step_seconds: float
+    examples_per_second: float  # by `training.clock`
+    step_seconds: float  # wall time, of which the budget is made
     warm_up_seconds: float
     peak_bytes: int | None
     loss: float
@@ -107,16 +107,18 @@ class Watch(TrainerCallback):
     """Reads the clock after the warm-up and after the last step; stops a warm-up that takes longer than `patience` seconds."""
 
     def __init__(self, trainer: ClassifierTrainer, warm_up: int, patience: float):
-        self.trainer, self.warm_up, self.patience, self.began, self.ended = trainer, warm_up, patience, 0.0, 0.0
+        self.trainer, self.warm_up, self.patience = trainer, warm_up, patience
 
-    def now(self) -> float:
+    def read(self) -> float:
         self.trainer.runtime.wait()
+        self.wall = time.perf_counter()
         return self.trainer.training_seconds()
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step > self.warm_up:
             return
-        self.began = self.now()
+        self.began = self.read()
+        self.began_wall = self.wall
         if state.global_step == 0:
             self.first = self.began
         taken = self.began - self.first
@@ -130,7 +132,7 @@ class Watch(TrainerCallback):
         control.should_log = state.global_step in (1, self.warm_up, state.max_steps)
         control.should_evaluate = control.should_save = False
         if state.global_step == state.max_steps:
-            self.ended = self.now()
+            self.ended = self.read()
 
 
 class WindowTrainer(ClassifierTrainer):
@@ -179,7 +181,8 @@ def window(task: Task, settings: Settings, examples: int, patience: float = 0.0)
     seconds = max(watch.ended - watch.began, 1e-9)
     peak = task.runtime.engine.peak_memory() if on_gpu else None  # elsewhere the peak of the process cannot be reset
     loss = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1]
-    found = Window(steps * batch / seconds, seconds / steps, watch.began - watch.first, peak, loss)
+    a_step = (watch.wall - watch.began_wall) / steps
+    found = Window(steps * batch / seconds, a_step, watch.began - watch.first, peak, loss)
     return ranks.broadcast(found)  # several processes judge alike
 
 
@@ -285,7 +288,8 @@ def climb(task: Task, seconds: float) -> list[Tried]:
 
     def attempted(rung: Rung) -> Tried:
         # The last comparison, of all that was kept with the start, has its time.
-        tried.append(attempt(task, rung, chosen(tried), steps * batch, deadline - 2 * ENOUGH * pace, pace))
+        reserved = min(2 * ENOUGH * pace, seconds / 3) if chosen(tried) != start else 0
+        tried.append(attempt(task, rung, chosen(tried), steps * batch, deadline - reserved, pace))
         return tried[-1]
 
     for rung in candidates:
@@ -301,7 +305,9 @@ def climb(task: Task, seconds: float) -> list[Tried]:
             found = next((each for each in map(attempted, savers) if each.kept), found)
         if not found.kept:
             break
-    if chosen(tried) == start:
+    if all(each.verdict.startswith("not tried") for each in tried[1:]):
+        tracking.say("No change could be timed: raise tuning_minutes. The stock Trainer is trained as it is, once.")
+    elif chosen(tried) == start:
         tracking.say("Nothing was faster than the stock Trainer here: it is trained as it is, once.")
     else:  # what a timing chose is flattered by it
         again = compare(task, start, chosen(tried), steps * batch, deadline)

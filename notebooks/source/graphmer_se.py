@@ -57,8 +57,8 @@
 # %% [markdown]
 # ## Parameters
 #
-# `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), a folder
-# with `triples.jsonl` and `entities.jsonl` of your own, or `"sample"`: this Python's standard library.
+# `data_source` is a folder of Python and Java sources (for Java also `pip install tree-sitter tree-sitter-java`), or `"sample"`: this
+# Python's standard library.
 # `query` is a name whose callers are shown, `question` is what the search is asked in words. `config` is a YAML file or a profile of
 # the encoder (`published` is that of the GraphMER-SE project); `changes` sets single keys of it,
 # `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the recipe's value. {own data}

@@ -12,7 +12,6 @@ from helpers.graphmer import evaluation
 from helpers.graphmer.chains import LeafyChainCollator
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.ontology import SOFTWARE
 from helpers.graphmer.graph.sources import MOST_BYTES
 from helpers.graphmer.parameters import profile
 from helpers.graphmer.training import Corpus, load_corpus, make_plan, new_model, new_trainer
@@ -121,25 +120,6 @@ def test_modules_of_namespace_packages_have_the_names_that_imports_use(tmp_path)
     (tmp_path / "use.py").write_text(use)
     graph = load_graph(tmp_path)
     assert {triple.tail for triple in graph.triples if triple.relation == "calls"} == {"company.team.tools.mend"}
-
-
-def test_a_graph_of_ones_own_brings_its_own_ontology(tmp_path):
-    (tmp_path / "package").mkdir()
-    one_package(tmp_path / "package")
-    graph = load_graph(tmp_path / "package")
-    (tmp_path / "graph").mkdir()
-    for name, rows in (("entities", graph.entities.values()), ("triples", graph.triples)):
-        lines = [json.dumps(row._asdict()) + "\n" for row in rows]
-        (tmp_path / "graph" / f"{name}.jsonl").write_text("".join(lines))
-    configuration = override(read_configuration("cpu"), SMALL)
-    known = corpus_of(tmp_path / "graph", configuration).train.relations.names
-    own = SOFTWARE.read_text(encoding="utf-8") + '[relations.mentions]\ndomain = ["function"]\nrange = ["class"]\n'
-    (tmp_path / "graph" / "ontology.toml").write_text(own, encoding="utf-8")
-    corpus = corpus_of(tmp_path / "graph", configuration)
-    assert set(corpus.train.relations.names) - set(known) == {"mentions", "inverse mentions"}
-    (tmp_path / "graph" / "ontology.toml").write_text(own.replace("domain", "domian"), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"graph/ontology\.toml.*unknown key domian"):
-        corpus_of(tmp_path / "graph", configuration)
 
 
 def test_too_little_source_says_how_little(tmp_path):

@@ -139,6 +139,15 @@ def test_java_methods_are_asked_for_without_their_parameters(tmp_path):
     assert maker.name == "A.g()" and maker.mentioned == "A.java:1"
 
 
+def test_java_types_of_one_name_in_two_projects_are_told_apart(tmp_path):
+    pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
+    text = "package x;\nclass A {\n void f() { }\n void g() { f(); }\n}\n"
+    write(tmp_path / "code", {f"{project}/src/main/java/x/A.java": text for project in "ab"})
+    [caller] = ask(tmp_path / "code", "b:x.A.f", "called_by", cache=tmp_path)
+    assert (caller.name, caller.mentioned) == ("b:x.A.g()", "b/src/main/java/x/A.java:4")
+    assert caller.source == "void g() { f(); }"
+
+
 def test_known_callers_are_those_that_the_profiler_sees(asked, shop, monkeypatch):
     monkeypatch.syspath_prepend(shop)
     module = importlib.import_module("shop.main")

@@ -30,7 +30,7 @@ def test_ranks_leave_other_right_answers_out_and_share_equal_scores(corpus):
     found = evaluation.reciprocal_ranks(length, corpus, triples)
     graph = corpus.graph
     for rank, (head, relation, tail) in zip(found, triples, strict=True):
-        types = corpus.ontology.relations[relation].range
+        types = corpus.ontology[relation].range
         right = {t.tail for t in graph.resolved() if (t.head, t.relation) == (head, relation)}
         tails = {t.tail for t in graph.resolved() if t.relation == relation}
         others = [

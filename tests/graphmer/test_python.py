@@ -400,6 +400,10 @@ def test_most_of_what_the_sample_mentions_is_resolved(sample):
     assert resolved > 0.85 * len(sample.triples)
 
 
+def test_what_a_module_has_from_the_interpreter_is_known_by_the_modules_own_name(sample):
+    assert "os.scandir" in tails(sample, "shutil.copytree", "calls")  # `from posix import *` in os.py
+
+
 def test_hashes_of_the_manifest_are_those_of_the_files(sample):
     for file in sample.manifest["files"][::50]:
         content = (standard_library() / file["path"]).read_bytes()

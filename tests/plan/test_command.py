@@ -1,14 +1,17 @@
 """python -m helpers.plan over all notebooks: it plans what the notebook trains, and says what it cannot plan."""
 
+import copy
 import functools
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from helpers.legal.packing import choose_attention
 from helpers.machine.hardware import find
 from helpers.plan.__main__ import forecasts, main
 from helpers.plan.counting import count
@@ -109,6 +112,21 @@ def test_seven_billion_weights_in_four_bits_take_at_most_twelve_gib_of_a_t4(larg
     assert held.count.parameters > 7e9
     assert held.count.weights < 6 * 2**30
     assert held.peak.high < 12 * 2**30
+
+
+def test_a_t4s_plan_of_the_legal_notebook_counts_the_kernel_that_repeated_heads_get():
+    """Grouped heads fall to SDPA's math kernel below sm_80: what `yes` becomes where they are not repeated."""
+    t4, a100 = (runtime_of(machine(name)) for name in ("T4", "A100 40GB"))
+    _, step = room("legal_cot_sft").planned(Asked(), t4)
+    needed = {}
+    for heads, card in (("repeated", t4), ("grouped", a100)):
+        model = copy.deepcopy(step.model)
+        choose_attention(model, card, step.length)  # which transformers finds until another is made
+        needed[heads] = memory_of(replace(step, model=model), t4, 2, 16, checkpointing=False)
+    planned = memory_of(step, t4, 2, 16, checkpointing=False)
+    assert planned.peak.low == pytest.approx(needed["repeated"].peak.low, rel=0.03)
+    assert needed["grouped"].peak.low - needed["repeated"].peak.low > 2.5 * GIB
+    assert (planned.fits, needed["grouped"].fits) == ("yes", "tight")
 
 
 def test_four_bits_do_not_fit_a_tpu_and_the_other_machines_are_still_planned():

@@ -87,6 +87,13 @@ def test_every_second_source_chooses_and_the_others_do_not():
     assert public_runs.planner(changed) == public_runs.planner(RUNS)
 
 
+def test_the_rule_of_the_centre_is_chosen_where_a_choosing_source_is_left_out_and_nowhere_else():
+    chosen = [run for run in RUNS if run.chooses]
+    *_, held = public_runs.chosen_fit(RUNS)
+    assert held == {rule: round(public_runs.left_out(chosen, rule), 3) for rule in public_runs.CENTRES}
+    assert public_runs.chosen_fit(chosen)[1:] == public_runs.chosen_fit(RUNS)[1:]
+
+
 def test_nine_tenths_of_what_chose_nothing_lie_in_an_interval_of_a_factor_of_three_and_a_half():
     found = public_runs.tested(RUNS)
     assert sum(found["inside"].values()) >= 0.9 * sum(found["of"].values()) and found["width"] <= 3.5
@@ -119,7 +126,7 @@ def test_the_residual_of_a_run_is_that_of_a_fit_without_it():
 
 
 def test_the_middle_is_that_of_the_interval_with_the_most_runs():
-    assert public_runs.middle(np.array([0.0, 0.5, 1.0, 9.0])) == pytest.approx(0.5)
+    assert public_runs.densest(np.array([0.0, 0.5, 1.0, 9.0])) == pytest.approx(0.5)
 
 
 def test_what_a_gpu_takes_beside_tensors_is_what_published_runs_took():

@@ -309,7 +309,7 @@ while True:
     if case == "results":
         path.mkdir(parents=True)
         work(path, 1)
-    if not killed(lambda: work(path), kills + 1):
+    if not killed(lambda: work(path), kills + 1, within=str(base)):  # what reads the installed packages writes nothing
         break
     kills += 1
     try:
@@ -328,7 +328,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_file_or_the_new_and_can_be_
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-2000:]
     seen = json.loads(finished.stdout.splitlines()[-1])
-    assert seen["kills"] >= 2 and seen["bad"] == []
+    assert seen["kills"] >= 5 and seen["bad"] == []
 
 
 # -- the data of a run --

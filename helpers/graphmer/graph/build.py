@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Sequence
 
 from helpers.graphmer.graph.knowledge_graph import Entity, Triple, unresolved
 from helpers.graphmer.graph.ontology import UNKNOWN
@@ -32,12 +33,13 @@ class Build:
             self._class(entity, scope)
         types = self._exceptions() | self._tests()
         entities = [
-            Entity._make(entity) if entity[0] not in types else Entity(entity[0], types[entity[0]], *entity[2:])
+            Entity(entity[0], types.get(entity[0], entity[1]), *entity[2:])
             for module in self.modules.values()
             for entity in module.entities
             if entity[0] not in self.modules or entity[0] == module.id  # `ndbm = None` where importing it failed
         ]
         self.entities: list[Entity] = [*entities, *names.external.values()]
+        self.defined = {each.id for each in entities if each.type != "package"}
 
     def _module(self, module: Module) -> None:
         self.triples += module.triples
@@ -52,19 +54,21 @@ class Build:
             for use in scope.uses:
                 self._use(scope, *use)
 
-    def _add(self, head: str, relation: str, tail: Value | None, mention: str) -> str | None:
-        """The other end of a new triple; None where it has no name, as the result of a call."""
-        if tail is not None:
-            other = tail.entity
-            if relation == "implements" and other in self.names.external:
-                self.names.external[other] = self.names.external[other]._replace(type="interface")
-        else:
-            name = _last(mention)
+    def _add(self, head: str, relation: str, tail: Value | None, mention: str, lines: Sequence[int] = ()) -> None:
+        """A new triple, and the lines that say it; none where its other end has no name, as the result of a call."""
+        external = self.names.external
+        if tail is None:
+            name = mention.rpartition(".")[2].partition("/")[0]
             if not name.isidentifier():
-                return None
+                return
             other = unresolved(name)
+        else:
+            other = tail.entity
+            if relation == "implements" and other in external:
+                external[other] = external[other]._replace(type="interface")
         self.triples.append((head, relation, other))
-        return other
+        if lines:
+            self.sites[Triple(head, relation, other)] += lines
 
     def _import(self, module: Module, origin: str, name: str | None) -> None:
         source = self.names.module(origin, module)
@@ -91,35 +95,30 @@ class Build:
         called = self._value(scope, chain)
         if called and called.is_instance:
             called = self.names.member(called.entity, "__call__")
-        kind = self.names.type_of(called.entity) if called else ""
         if called and chain in ("super", "type") and called.entity == f"builtins.{chain}":
             return  # they look a class up and make nothing
+        kind = self.names.type_of(called.entity) if called else ""
         relation = "instantiates" if kind in CLASSES else "calls"
-        other = self._add(scope.owner, relation, called if kind in (*CLASSES, *_CALLABLE) else None, chain)
-        if other:
-            self.sites[Triple(scope.owner, relation, other)] += lines
+        self._add(scope.owner, relation, called if kind in (*CLASSES, *_CALLABLE) else None, chain, lines)
 
-    def _use(self, scope: Scope, head: str, relation: str, chain: str, line: int = 0) -> None:
+    def _use(self, scope: Scope, head: str, relation: str, chain: str, lines: Sequence[int] = ()) -> None:
         value = self._value(scope, chain)
         if relation == "returns a value":
             if value and value.is_instance:
                 self.triples.append((head, "returns", value.entity))
-        elif relation in ("annotated_with", "imports"):
-            self._add(head, relation, value if value and not value.is_instance else None, chain)
-        else:  # a class, or in `raise error` an instance of one
-            known = value and self.names.type_of(value.entity) in (*CLASSES, UNKNOWN)
-            known = known and (relation == "raises" or not value.is_instance)
-            if known and relation in ("raises", "catches"):
+            return
+        if value and value.is_instance and relation != "raises":  # `raise error` of an instance
+            value = None
+        if value and relation not in ("annotated_with", "imports"):
+            if self.names.type_of(value.entity) not in (*CLASSES, UNKNOWN):
+                value = None
+            elif relation in ("raises", "catches"):
                 self.thrown.add(value.entity)
-            other = self._add(head, relation, value if known else None, chain)
-            if other and line:
-                self.sites[Triple(head, relation, other)].append(line)
+        self._add(head, relation, value, chain, lines)
 
     def _class(self, entity: str, scope: Scope) -> None:
         for relation, chain in scope.bases:
-            base = self._value(scope.parent, chain)
-            known = base and not base.is_instance and self.names.type_of(base.entity) in (*CLASSES, UNKNOWN)
-            self._add(entity, relation, base if known else None, chain)
+            self._use(scope.parent, entity, relation, chain)
         above = [base for base in self.names.order(entity)[1:] if base != "builtins.object"]
         for name in self.names.overriding(scope):
             meaning = scope.names[name]
@@ -130,49 +129,35 @@ class Build:
 
     def _exceptions(self) -> dict[str, str]:
         """Classes below a known exception; one with a base outside of the sources is one if it is raised or caught."""
-        found = {}
-        for entity in self.names.classes:
-            order = self.names.order(entity)
-            below = "builtins.BaseException" in order
-            thrown = entity in self.thrown and order[-1] != "builtins.object"
-            if below or thrown:
-                found[entity] = "exception"
-        return found
+        orders = {entity: self.names.order(entity) for entity in self.names.classes}
+        return {
+            entity: "exception"
+            for entity, order in orders.items()
+            if "builtins.BaseException" in order or (entity in self.thrown and order[-1] != "builtins.object")
+        }
 
     def _tests(self) -> dict[str, str]:
         """Functions called test... of a test case or in a test file; each `tests` what it calls outside of such files."""
-        files = {module.id for module in self.modules.values() if _is_test_file(module)}
-        found = {}
-        for module in self.modules.values():
-            for scope in module.scopes:
-                if scope.kind == "function" and scope.owner.rpartition(".")[2].startswith("test"):
-                    outer = scope.parent
-                    order = self.names.order(outer.owner) if outer.kind == "class" else ()
-                    case = any(base in _TEST_CASE for base in order)
-                    if case or (module.id in files and outer.kind != "function"):
-                        found[scope.owner] = module.id
-        files |= set(found.values())
-        others = {entity for entity, module in self.names.module_of.items() if module not in files} if found else ()
-        self.triples += _tested(self.triples, found, others)
+        modules = self.modules.values()
+        files = {module.id for module in modules if re.search(r"(^|\.)(test_[^.]*|[^.]*_test|tests)$", module.id)}
+        found = {
+            scope.owner: module.id
+            for module in modules
+            for scope in module.scopes
+            if self._is_test(scope, module.id in files)
+        }
+        files |= {*found.values(), None}  # None: what the sources do not define
+        module_of = self.names.module_of
+        self.triples += [
+            (head, "tests", tail)
+            for head, relation, tail in self.triples
+            if head in found and relation in ("calls", "instantiates") and module_of.get(tail) not in files
+        ]
         return dict.fromkeys(found, "test")
 
-
-def _last(mention: str) -> str:
-    """The name that a chain ends with."""
-    return mention.rpartition(".")[2].partition("/")[0]
-
-
-def _tested(
-    triples: Iterable[tuple[str, str, str]], tests: Container[str], others: Container[str]
-) -> list[tuple[str, str, str]]:
-    """A `tests` triple for each of `others` that one of `tests` calls or makes."""
-    return [
-        (head, "tests", tail)
-        for head, relation, tail in triples
-        if head in tests and relation in ("calls", "instantiates") and tail in others
-    ]
-
-
-def _is_test_file(module: Module) -> bool:
-    last = module.id.rpartition(".")[2]
-    return last.startswith("test_") or last.endswith("_test") or last == "tests"
+    def _is_test(self, scope: Scope, in_file: bool) -> bool:
+        if scope.kind != "function" or not scope.owner.rpartition(".")[2].startswith("test"):
+            return False
+        outer = scope.parent
+        above = self.names.order(outer.owner) if outer.kind == "class" else ()
+        return any(base in _TEST_CASE for base in above) or (in_file and outer.kind != "function")

@@ -1,4 +1,4 @@
-"""The knowledge graph of a data source: sources in Python and Java, or a graph that was written before; and its cache."""
+"""The knowledge graph of a folder of sources in Python and Java, and its cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from helpers.graphmer.graph.imports import PROJECT_FILES, Imports, above
 from helpers.graphmer.graph.java import NO_PARSER, JavaResolver, read_java
 from helpers.graphmer.graph.knowledge_graph import (
     DEFINED,
-    TRIPLES,
     Entity,
     KnowledgeGraph,
     Triple,
     build_graph,
     keep_graph,
     kept_graph,
-    read_graph,
 )
 from helpers.graphmer.graph.python import read_tree
 from helpers.graphmer.graph.resolution import Resolver
@@ -37,18 +35,14 @@ SAMPLE = "sample"
 def load_graph(data_source: str | Path, *, include_tests: bool | None = None) -> KnowledgeGraph:
     """The graph of `data_source`.
 
-    data_source: "sample" (the standard library of the running Python), a folder with triples.jsonl and entities.jsonl,
-        or a folder of Python and Java sources.
+    data_source: "sample" (the standard library of the running Python), or a folder of Python and Java sources.
     include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
 
-    Raises FileNotFoundError, ValueError (no sources, malformed JSONL) and ImportError (no parser, and nothing but Java).
+    Raises FileNotFoundError, ValueError (no sources) and ImportError (no parser, and nothing but Java).
     """
-    folder = folder_of(data_source)
-    if (folder / TRIPLES).is_file():
-        return read_graph(folder)
     if include_tests is None:
         include_tests = data_source != SAMPLE
-    return _graph(folder, find_sources(folder, include_tests))
+    return _graph(data_source, find_sources(folder_of(data_source), include_tests))
 
 
 def folder_of(data_source: str | Path) -> Path:
@@ -59,14 +53,12 @@ def folder_of(data_source: str | Path) -> Path:
 def cached_graph(repository: str | Path, folder: str | Path | None = None) -> KnowledgeGraph:
     """`load_graph`, kept for the next time in `folder` (default: the user's cache) as long as no file changes."""
     path = folder_of(repository)
-    if (path / TRIPLES).is_file():
-        return read_graph(path)
     sources = find_sources(path, include_tests=repository != SAMPLE)
     digest = sources.digest(_code())
     found = kept_graph(path, folder, digest)
     if found is None:
         found = _graph(repository, sources)
-        if not _unparsed(found):  # the next time the parser may be there
+        if not _unparsed(found.manifest):  # the next time the parser may be there
             keep_graph(path, folder, digest, found)
     return found
 
@@ -83,14 +75,13 @@ def _graph(data_source: str | Path, sources: Sources) -> KnowledgeGraph:
     if not sources.files:
         raise ValueError(f'data_source={str(data_source)!r}: no .py and no .java file; use "sample" or another folder')
     with _quiet():
-        builds = {"": _python(sources)} | _java(sources)
+        entities, triples, sites = _merged({"": _python(sources)} | _java(sources))
         manifest = {
             "schema": 1, "files": sources.read, "failed": sources.failed, "python": "{}.{}".format(*sys.version_info)
         }  # fmt: skip
-        entities, triples, sites = _merged(builds)
         graph = build_graph(entities, triples, manifest, sites)
-    unparsed = f"data_source={str(data_source)!r}: its Java files ({_unparsed(graph)}) cannot be read. {NO_PARSER}"
-    if not sources.read and _unparsed(graph):
+    unparsed = f"data_source={str(data_source)!r}: its Java files ({_unparsed(manifest)}) cannot be read. {NO_PARSER}"
+    if _unparsed(manifest) and not sources.read:
         raise ImportError(unparsed)
     if not sources.read:
         failed = [f"{each['path']} ({each['error']})" for each in sources.failed]
@@ -98,9 +89,13 @@ def _graph(data_source: str | Path, sources: Sources) -> KnowledgeGraph:
             f"data_source={str(data_source)!r}: none of its {len(failed)} files can be read as Python 3 or Java: "
             f"{', '.join(failed[:3])}; give another folder"
         )
-    if _unparsed(graph):
+    if _unparsed(manifest):
         warnings.warn(unparsed, stacklevel=3)
     return graph
+
+
+def _unparsed(manifest: dict) -> int:
+    return sum(each["error"].startswith(NO_PARSER) for each in manifest["failed"])
 
 
 @contextlib.contextmanager
@@ -127,9 +122,9 @@ def _python(sources: Sources) -> Build:
     modules: dict[str, Module] = {}
     for path, file in files.items():
         place = imports.paths[path]
+        empty = Module(names[place], place, place in imports.packages)
 
-        def read(content: bytes, name: str = names[place], place: str = place) -> Module:
-            module = Module(name, place, place in imports.packages)
+        def read(content: bytes, module: Module = empty) -> Module:
             read_tree(ast.parse(content), module, content.count(b"\n") + 1)
             return module
 
@@ -143,40 +138,31 @@ def _java(sources: Sources) -> dict[str, Build]:
     roots: dict[str, list[Module]] = defaultdict(list)
     for file in sources.files:
         if file.endswith(".java") and (module := sources.parse(file, "java", read_java)) and module.id:
+            root = f"/{file}".rpartition("/")[0] + "/"
             below = f"{module.package.replace('.', '/')}/" if module.package else ""
-            root = f"/{file}".rpartition("/")[0].removeprefix("/") + "/"
-            project = root.removesuffix(below).partition("src/")[0].rstrip("/")
-            roots[project].append(module)
-    count = Counter(module.id for modules in roots.values() for module in {each.id: each for each in modules}.values())
-    alone = {root for root, modules in roots.items() if any(count[module.id] > 1 for module in modules)}
+            roots[root.removesuffix(below).partition("/src/")[0].strip("/")].append(module)
+    count = Counter(name for modules in roots.values() for name in {module.id for module in modules})
+    alone = {root: modules for root, modules in roots.items() if any(count[module.id] > 1 for module in modules)}
     shared = [module for root, modules in roots.items() if root not in alone for module in modules]
-    return {"java": Build(JavaResolver(shared))} | {root: Build(JavaResolver(roots[root])) for root in alone}
+    return {"java": Build(JavaResolver(shared))} | {
+        root: Build(JavaResolver(modules)) for root, modules in alone.items()
+    }
 
 
 def _merged(builds: dict[str, Build]) -> tuple[list[Entity], list[tuple[str, str, str]], dict[Triple, list[int]]]:
     """All parts; what two of them define under one name is two things, and says which part it is of."""
-    count = Counter(
-        name
-        for build in builds.values()
-        for name in {each.id for each in build.entities if each.status == DEFINED and each.type != "package"}
-    )
+    count = Counter(name for build in builds.values() for name in {*build.defined})
     entities, triples, sites = [], [], {}
     for label, build in builds.items():
-        names = {
-            each.id: f"{label}:{each.id}"
-            for each in build.entities
-            if label and count[each.id] > 1 and each.status == DEFINED
-        }
+        names = {name: f"{label}:{name}" for name in build.defined if label and count[name] > 1}
 
         def named(name: str, names: dict[str, str] = names) -> str:
             return names.get(name, name)
 
+        for module in build.modules.values():
+            module.record["module"] = named(module.id)
         entities += [each._replace(id=named(each.id), module=named(each.module)) for each in build.entities]
         triples += [(named(head), relation, named(tail)) for head, relation, tail in build.triples]
         sites |= {Triple(named(head), relation, named(tail)): at for (head, relation, tail), at in build.sites.items()}
     entities.sort(key=lambda entity: entity.status != DEFINED)
     return entities, triples, sites
-
-
-def _unparsed(graph: KnowledgeGraph) -> int:
-    return sum(each["error"].startswith(NO_PARSER) for each in graph.manifest["failed"])

@@ -8,6 +8,7 @@ are unresolved.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -21,15 +22,14 @@ if TYPE_CHECKING:
 
 NO_PARSER = "Java needs a parser: pip install tree-sitter tree-sitter-java"
 KINDS = {
-    "class_declaration": "class",
-    "record_declaration": "class",
-    "interface_declaration": "interface",
-    "enum_declaration": "enum",
-    "annotation_type_declaration": "annotation",
-}
+    "class_declaration": "class", "record_declaration": "class", "interface_declaration": "interface",
+    "enum_declaration": "enum", "annotation_type_declaration": "annotation",
+}  # fmt: skip
 _METHODS = (
-    "method_declaration", "constructor_declaration", "compact_constructor_declaration", "annotation_type_element_declaration",
-)  # fmt: skip
+    "method_declaration",
+    "constructor_declaration",
+    "element_declaration",
+)  # of a compact one, of an annotation's, too
 _PARAMETERS = ("formal_parameter", "spread_parameter")
 _FIELDS = ("field_declaration", "constant_declaration")
 _LOCALS = (
@@ -39,19 +39,17 @@ _LOCALS = (
 _MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
 # Of the types that need no import (JLS 7.5.5), those that programs mention.
 _LANG_NAMES = """
-    Appendable AutoCloseable Boolean Byte CharSequence Character Class ClassLoader Cloneable Comparable Deprecated Double
-    Enum Float FunctionalInterface Integer Iterable Long Math Module Number Object Override Package Process ProcessBuilder
-    Readable Record Runnable Runtime SafeVarargs Short StackTraceElement StackWalker StrictMath String StringBuffer
-    StringBuilder SuppressWarnings System Thread ThreadGroup ThreadLocal Void"""
-_EXCEPTION_NAMES = """
-    ArithmeticException ArrayIndexOutOfBoundsException ArrayStoreException AssertionError ClassCastException
-    ClassNotFoundException CloneNotSupportedException Error Exception ExceptionInInitializerError IllegalAccessException
-    IllegalArgumentException IllegalMonitorStateException IllegalStateException IndexOutOfBoundsException
-    InstantiationException InternalError InterruptedException LinkageError NegativeArraySizeException
-    NoClassDefFoundError NoSuchFieldException NoSuchMethodException NullPointerException NumberFormatException
-    OutOfMemoryError ReflectiveOperationException RuntimeException SecurityException StackOverflowError
-    StringIndexOutOfBoundsException Throwable UnsatisfiedLinkError UnsupportedOperationException VirtualMachineError"""
-_LANG = frozenset([*_LANG_NAMES.split(), *_EXCEPTION_NAMES.split()])
+    Appendable AutoCloseable Boolean Byte CharSequence Character Class ClassLoader Cloneable Comparable Deprecated Double Enum Float
+    FunctionalInterface Integer Iterable Long Math Module Number Object Override Package Process ProcessBuilder Readable Record
+    Runnable Runtime SafeVarargs Short StackTraceElement StackWalker StrictMath String StringBuffer StringBuilder SuppressWarnings
+    System Thread ThreadGroup ThreadLocal Void ArithmeticException ArrayIndexOutOfBoundsException ArrayStoreException AssertionError
+    ClassCastException ClassNotFoundException CloneNotSupportedException Error Exception ExceptionInInitializerError
+    IllegalAccessException IllegalArgumentException IllegalMonitorStateException IllegalStateException IndexOutOfBoundsException
+    InstantiationException InternalError InterruptedException LinkageError NegativeArraySizeException NoClassDefFoundError
+    NoSuchFieldException NoSuchMethodException NullPointerException NumberFormatException OutOfMemoryError
+    ReflectiveOperationException RuntimeException SecurityException StackOverflowError StringIndexOutOfBoundsException Throwable
+    UnsatisfiedLinkError UnsupportedOperationException VirtualMachineError"""
+_LANG = frozenset(_LANG_NAMES.split())
 _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 
 
@@ -90,22 +88,17 @@ def read_java(content: bytes) -> Module:
 def _import(node: Node, module: Module) -> None:
     words = {child.type for child in node.children}
     name = next(_text(child) for child in node.named_children if "identifier" in child.type)
-    static, on_demand = "static" in words, "asterisk" in words
     owner, _, last = name.rpartition(".")
+    static, on_demand = "static" in words, "asterisk" in words
+    kind = "package" if on_demand and not static else "class"
+    chain = f"<{kind} {(owner if static and not on_demand else name).replace('.', '/')}>"  # a full name is looked up nowhere
+    module.scope.uses.append((module.id, "imports", chain))
     if on_demand:
         module.stars.append(name)
-        module.scope.uses.append((module.id, "imports", _full("class" if static else "package", name)))
     elif static:
-        module.scope.uses.append((module.id, "imports", _full("class", owner)))
         module.scope.names[f"{last}/"] = ("static", owner)
     else:
-        module.scope.uses.append((module.id, "imports", _full("class", name)))
-        module.scope.names[last] = ("chain", _full("class", name), module.scope)
-
-
-def _full(kind: str, name: str) -> str:
-    """The chain of a full name, which is looked up nowhere."""
-    return f"<{kind} {name.replace('.', '/')}>"
+        module.scope.names[last] = ("chain", chain, module.scope)
 
 
 def _type(node: Node, around: Scope) -> None:
@@ -129,21 +122,26 @@ def _member(node: Node, scope: Scope) -> None:
     elif node.type == "enum_body_declarations":
         for member in node.named_children:
             _member(member, scope)
-    elif node.type in _METHODS:
+    elif node.type.endswith(_METHODS):
         _method(node, scope)
-    elif node.type == "enum_constant":
-        scope.define("field", _name(node), _lines(node))
-        scope.names[_name(node)] = ("known", scope.owner, True)
-        _body([node], Scope("block", scope.owner, scope.prefix, scope, scope.module))
     else:
-        if node.type in _FIELDS:
+        if node.type == "enum_constant":
+            scope.define("field", _name(node), _lines(node))
+            scope.names[_name(node)] = ("known", scope.owner, True)
+        elif node.type in _FIELDS:
             _field(node, scope)
-        _body([node], Scope("block", scope.owner, scope.prefix, scope, scope.module))
+        _body(node, Scope("block", scope.owner, scope.prefix, scope, scope.module))
 
 
 def _field(node: Node, scope: Scope) -> None:
-    for name, chain in _variables(node):
+    for name, _ in _variables(node):
         scope.define("field", name, _lines(node))
+    _bind(node, scope)
+
+
+def _bind(node: Node, scope: Scope) -> None:
+    """Variables of one name and two types have none."""
+    for name, chain in _variables(node):
         bind(scope.names, name, ("chain", chain, scope) if chain else OPAQUE)
 
 
@@ -159,30 +157,29 @@ def _method(node: Node, outer: Scope) -> None:
         more = _MOST_VARIADIC if signature.endswith("...") else 0
         for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
             bind(outer.names, f"{name}/{count}", meaning)
-        if not {"static", "private"} & _modifiers(node):
+        modifiers = next(_children(node, "modifiers"), None)
+        if not [*_children(modifiers, "static", "private", named=False)]:
             outer.names[f"{name}({signature})"] = meaning
         result = _chain_of_type(node.child_by_field_name("type"))
         if result and result not in scope.names:
             outer.module.results[entity] = (scope, f"{result}()")
     for parameter in parameters:
-        for each, chain in _variables(parameter):
-            chain = "" if parameter.type == "spread_parameter" else chain
+        for each, _ in _variables(parameter):
             scope.parameter(each, _lines(parameter))
-            bind(scope.names, each, ("chain", chain, scope) if chain else OPAQUE)
+        _bind(parameter, scope)
     if body := node.child_by_field_name("body"):
-        _body([body], scope)
+        _body(body, scope)
 
 
-def _body(nodes: list[Node], scope: Scope) -> None:
-    """Locals, calls, what is made, thrown and caught; variables of one name and two types have none."""
+def _body(whole: Node, scope: Scope) -> None:
+    """Locals, calls and what is made."""
     head = scope.owner
-    stack = [(node, scope) for node in nodes[::-1]]
+    stack = [(whole, scope)]
     while stack:
         node, here = stack.pop()
         kind = node.type
         if kind in _LOCALS:
-            for name, chain in _variables(node):
-                bind(here.names, name, ("chain", chain, here) if chain else OPAQUE)
+            _bind(node, here)
         elif kind == "lambda_expression":
             parameters = node.child_by_field_name("parameters")
             for one in [parameters] if parameters.type == "identifier" else parameters.named_children:
@@ -192,7 +189,7 @@ def _body(nodes: list[Node], scope: Scope) -> None:
             here.call(_chain(node).removesuffix("()"), node.start_point[0] + 1)
         elif kind == "object_creation_expression":
             made = _chain_of_type(node.child_by_field_name("type"))
-            here.uses.append((head, "instantiates", made or "?", node.start_point[0] + 1))
+            here.uses.append((head, "instantiates", made or "?", [node.start_point[0] + 1]))
         inside = here
         if kind in ("class_body", *KINDS):
             inside = Scope("block", head, here.prefix, here, here.module)
@@ -244,7 +241,7 @@ def _variables(node: Node) -> Iterator[tuple[str, str]]:
     said = _chain_of_type(written)
     for declarator in [*_children(node, "variable_declarator")] or [node]:
         name = _name(declarator)
-        if declarator.child_by_field_name("dimensions"):
+        if declarator.child_by_field_name("dimensions") or node.type == "spread_parameter":
             yield name, ""
         elif _text(written) == "var":
             value = declarator.child_by_field_name("value")
@@ -268,15 +265,10 @@ def _type_parameters(node: Node) -> list[str]:
 
 
 def _listed(node: Node, *clauses: str) -> list[str]:
-    """Every type that a declaration lists in its `extends`, `implements` or `throws`."""
-    return [name for clause in _children(node, *clauses) for name in _types(clause)]
-
-
-def _types(node: Node) -> list[str]:
-    named = [child for child in node.named_children if child.type != "modifiers"]
-    if len(named) == 1 and named[0].type == "type_list":
-        named = named[0].named_children
-    return [name for child in named if (name := _chain_of_type(child))]
+    """Every type that a declaration lists in its `extends` or `implements`."""
+    inside = [child for clause in _children(node, *clauses) for child in clause.named_children]
+    types = [one for child in inside for one in (child.named_children if child.type == "type_list" else [child])]
+    return [name for one in types if (name := _chain_of_type(one))]
 
 
 def _chain_of_type(node: Node | None) -> str:
@@ -294,19 +286,9 @@ def _chain_of_type(node: Node | None) -> str:
 
 def _written(parameter: Node) -> str:
     """The type of a parameter as a signature shows it: without package, type arguments and annotations."""
-    dimensions = _text(parameter.child_by_field_name("dimensions"))
-    return _erased(_declared_type(parameter)) + dimensions + "..." * (parameter.type == "spread_parameter")
-
-
-def _erased(node: Node) -> str:
-    if node.type == "array_type":
-        return _erased(node.child_by_field_name("element")) + _text(node.child_by_field_name("dimensions"))
-    return _chain_of_type(node).rpartition(".")[2] or _text(node)
-
-
-def _modifiers(node: Node) -> set[str]:
-    found = next(_children(node, "modifiers"), None)
-    return {child.type for child in found.children} if found else set()
+    bare = re.sub(r"<.*>", "", _text(_declared_type(parameter)), flags=re.DOTALL)
+    said = re.sub(r"@[\w.]+(\(.*?\))?|\w+\.|\s", "", bare)
+    return said + _text(parameter.child_by_field_name("dimensions")) + "..." * (parameter.type == "spread_parameter")
 
 
 def _name(node: Node) -> str:
@@ -321,8 +303,9 @@ def _lines(node: Node) -> tuple[int, int]:
     return node.start_point[0] + 1, node.end_point[0] + 1
 
 
-def _children(node: Node | None, *kinds: str) -> Iterator[Node]:
-    return (child for child in node.named_children if child.type in kinds) if node else iter(())
+def _children(node: Node | None, *kinds: str, named: bool = True) -> Iterator[Node]:
+    children = () if node is None else node.named_children if named else node.children
+    return (child for child in children if child.type in kinds)
 
 
 # ---- what a name stands for

@@ -1,4 +1,4 @@
-"""Entities of source code and the triples between them; read from JSON Lines of one's own, or kept between two questions."""
+"""Entities of source code and the triples between them; and how a graph is kept between two questions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +18,6 @@ DEFINED = "defined"  # in the sources
 EXTERNAL = "external"  # outside of them, known by its full name through an import or as a builtin
 UNRESOLVED = "unresolved"  # mentioned, but nothing in the sources says for certain what it is
 _NOT_RESOLVED = "?."  # before the name of what is
-ENTITIES, TRIPLES = "entities.jsonl", "triples.jsonl"
 
 
 class Entity(NamedTuple):
@@ -72,10 +70,7 @@ class KnowledgeGraph:
 
     def resolved(self) -> Iterator[Triple]:
         """Triples whose both ends are known; an unresolved one says that there is a relation, not with what."""
-        entities = self.entities
-        for triple in self.triples:
-            if entities[triple.tail].status != UNRESOLVED and entities[triple.head].status != UNRESOLVED:
-                yield triple
+        return (triple for triple in self.triples if not triple.tail.startswith(_NOT_RESOLVED))
 
     def digest(self) -> str:
         """sha256 over entities and triples: the same string means the same graph."""
@@ -87,74 +82,26 @@ def build_graph(
     entities: Iterable[Entity],
     triples: Iterable[tuple[str, str, str]],
     manifest: dict[str, Any],
-    sites: Mapping[Triple, Iterable[int]] | None = None,
+    sites: Mapping[Triple, Iterable[int]],
 ) -> KnowledgeGraph:
-    """Sorts both and drops repeated triples; of two entities with one id the first stays, `unresolved` ones may be left out."""
+    """Sorts both and drops repeated triples; of two entities with one id the first stays, `unresolved` ones are added."""
     by_id: dict[str, Entity] = {}
     for entity in entities:
         by_id.setdefault(entity.id, entity)
     # not a set: sources come almost in order, which sorts in a third of the time
     ordered = sorted(dict.fromkeys(triples))
     for _, _, tail in ordered:
-        if tail.startswith(_NOT_RESOLVED) and tail not in by_id:
+        if tail.startswith(_NOT_RESOLVED):
             by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
-    lines = {triple: tuple(sorted(set(at))) for triple, at in (sites or {}).items()}
+    lines = {triple: tuple(sorted(set(at))) for triple, at in sites.items()}
     by_name = {name: by_id[name] for name in sorted(by_id)}
     return KnowledgeGraph(by_name, tuple(map(Triple._make, ordered)), manifest, lines)
-
-
-def read_graph(folder: str | Path) -> KnowledgeGraph:
-    """A graph of one's own: `{"id", "type"}` and `{"head", "relation", "tail"}` a line suffice.
-
-    Raises FileNotFoundError, and ValueError that names file and line: not JSON, a field that is missing or of a wrong
-    type, an entity that is there twice, a head or tail that is no entity.
-    """
-    folder = Path(folder).expanduser()
-    entities: dict[str, Entity] = {}
-    for where, record in _records(folder / ENTITIES):
-        given = _checked(record, where, ("id", "type"), Entity)
-        status = UNRESOLVED if given["id"].startswith(_NOT_RESOLVED) else DEFINED
-        status = EXTERNAL if status == DEFINED and given["type"] == UNKNOWN else status
-        entity = Entity(**{"name": given["id"].rpartition(".")[2], "status": status} | given)
-        if entity.status not in (DEFINED, EXTERNAL, UNRESOLVED):
-            raise ValueError(f"{where}: status={entity.status!r}: must be one of {DEFINED}, {EXTERNAL}, {UNRESOLVED}")
-        if entity.id in entities:
-            raise ValueError(f"{where}: entity {entity.id!r} is there twice")
-        entities[entity.id] = entity
-    triples = []
-    for where, record in _records(folder / TRIPLES):
-        triple = Triple(**_checked(record, where, Triple._fields, Triple))
-        if unknown := {triple.head, triple.tail} - entities.keys():
-            raise ValueError(f"{where}: {min(unknown)!r} is no entity; add it to {ENTITIES}")
-        triples.append(triple)
-    return build_graph(entities.values(), triples, {"files": [], "failed": []})
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict]]:
-    from helpers.data import data_files
-
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r}: no such file; a graph is {ENTITIES} and {TRIPLES} in one folder")
-    for where, _, record in data_files.jsonl(path.name, path):
-        yield where, record
-
-
-def _checked(record: dict, where: str, required: Iterable[str], kind: type[Entity | Triple]) -> dict[str, Any]:
-    """The fields of a record that its kind has. Raises ValueError: one is missing, or of another type."""
-    for name in dict.fromkeys((*required, *(name for name in kind._fields if name in record))):
-        wanted = int if name.endswith("line") else str
-        if type(record.get(name)) is not wanted:
-            found = repr(record[name]) if name in record else "missing"
-            raise ValueError(
-                f"{where}: field {name!r} is {found}; it must be {'text' if wanted is str else 'a whole number'}"
-            )
-    return {name: record[name] for name in kind._fields if name in record}
 
 
 # ---- kept between two questions: one JSON file a repository, whole or absent
 
 # What a file that others wrote may be: no JSON, JSON of another form.
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def kept_graph(repository: Path, folder: str | Path | None, digest: str) -> KnowledgeGraph | None:
@@ -163,52 +110,35 @@ def kept_graph(repository: Path, folder: str | Path | None, digest: str) -> Know
         kept = json.loads(_file(repository, folder).read_bytes())
         if kept["digest"] != digest:
             return None
-        entities = [Entity._make(row) for row in kept["entities"]]
-        names = [entity.id for entity in entities]
-        triples, sites = [], {}
-        for head, relation, tail, *lines in kept["triples"]:
-            triple = Triple(names[head], kept["relations"][relation], names[tail])
-            triples.append(triple)
-            if lines:
-                sites[triple] = tuple(lines)
-        return KnowledgeGraph(dict(zip(names, entities, strict=True)), tuple(triples), kept["manifest"], sites)
+        entities = {row[0]: Entity._make(row) for row in kept["entities"]}
+        triples = tuple(map(Triple._make, kept["triples"]))
+        sites = {triple: tuple(lines) for triple, lines in zip(triples, kept["sites"], strict=True) if lines}
+        return KnowledgeGraph(entities, triples, kept["manifest"], sites)
     except _UNREADABLE:
         return None
 
 
 def keep_graph(repository: Path, folder: str | Path | None, digest: str, graph: KnowledgeGraph) -> None:
     """Keeps a graph in place of the repository's former one; where nothing can be written, nothing is kept."""
-    places = {name: place for place, name in enumerate(graph.entities)}
-    relations = sorted({triple.relation for triple in graph.triples})
-    numbers = {name: number for number, name in enumerate(relations)}
-    triples = [
-        (places[each.head], numbers[each.relation], places[each.tail], *graph.sites.get(each, ()))
-        for each in graph.triples
-    ]
     kept = {
         "digest": digest,
-        "relations": relations,
         "entities": list(graph.entities.values()),
-        "triples": triples,
+        "triples": graph.triples,
+        "sites": [graph.sites.get(triple, ()) for triple in graph.triples],
         "manifest": graph.manifest,
     }
     file = _file(repository, folder)
-    unfinished = None
-    try:
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # a full disk, a home that is read-only
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".unfinished", delete=False) as written:
-            unfinished = written.name
-            json.dump(kept, written, separators=(",", ":"))
-        Path(unfinished).replace(file)
-    except OSError:  # a full disk, a home that is read-only
-        if unfinished:
-            with contextlib.suppress(OSError):
-                Path(unfinished).unlink()
+        try:
+            unfinished.write_text(json.dumps(kept, separators=(",", ":")))
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def _file(repository: Path, folder: str | Path | None) -> Path:
-    if folder is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        folder = Path(home) / "graphmer"
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     name = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:32]
-    return Path(folder).expanduser() / f"{name}.json"
+    return Path(folder or f"{home}/graphmer").expanduser() / f"{name}.json"

@@ -66,11 +66,11 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
     todo.clear()
 
 
-def _meaning(value: ast.AST | None, scope: Scope):
+def _meaning(value: ast.AST, scope: Scope) -> tuple:
     """What a name is bound to by `name = value`."""
     if type(value) is ast.Constant and value.value is None:
         return NOTHING
-    chain = "?" if value is None else chain_of(value)
+    chain = chain_of(value)
     return OPAQUE if chain[0] == "?" else ("chain", chain, scope)
 
 
@@ -88,11 +88,21 @@ def _bind_field(scope: Scope, target: ast.Attribute, meaning) -> None:
         scope.parent.define("field", target.attr, _lines(target))
 
 
-def _used(node: ast.AST) -> tuple[str, list]:
-    """Chain of a decorator or of what is raised, called or not, and what else is in it."""
-    if type(node) is ast.Call:
-        return chain_of(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
-    return chain_of(node), [node]
+def _used(node: ast.AST, stack: list) -> str:
+    """Chain of a decorator or of what is raised, called or not; what else is in it is read as anything else."""
+    if type(node) is not ast.Call:
+        stack.append(node)
+        return chain_of(node)
+    stack += node.args
+    stack += [keyword.value for keyword in node.keywords]
+    return chain_of(node.func)
+
+
+def _decorated(node: ast.FunctionDef | ast.ClassDef, entity: str, scope: Scope, stack: list) -> set[str]:
+    """Last names of the decorators of a definition."""
+    chains = [_used(decorator, stack) for decorator in node.decorator_list]
+    scope.uses += [(entity, "annotated_with", chain) for chain in chains]
+    return {chain.rpartition(".")[2] for chain in chains}
 
 
 def _lines(node: ast.AST) -> tuple[int, int]:
@@ -112,49 +122,46 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
     in_class = scope.kind == "class"
     name, arguments = node.name, node.args
     kind = ("constructor" if name == "__init__" else "method") if in_class else "function"
-    entity = scope.define(kind, name, _lines(node))
-    binder = scope.binder(name)
-    bind(binder.names, name, ("known", entity, False))
+    entity = _defined(kind, node, scope)
     inner = Scope("function", entity, f"{entity}.<locals>.", scope, scope.module)
-
-    decorators = set()
-    for decorator in node.decorator_list:
-        chain, rest = _used(decorator)
-        decorators.add(chain.rpartition(".")[2])
-        scope.uses.append((entity, "annotated_with", chain))
-        stack += rest
+    decorators = _decorated(node, entity, scope, stack)
     if decorators & {"property", "cached_property"}:
         scope.module.properties.add(entity)
 
     parameters = [*arguments.posonlyargs, *arguments.args]
     if in_class and parameters and "staticmethod" not in decorators:
         first = parameters.pop(0).arg
-        if name in _CLASS_METHODS or "classmethod" in decorators:
-            inner.names[first] = ("known", scope.owner, False)
-        else:
-            inner.names[first] = ("known", scope.owner, True)
-            inner.self_name = first
-    if arguments.vararg:
-        inner.names[arguments.vararg.arg] = ("chain", "<tuple>", inner)
-        inner.parameter(arguments.vararg.arg, _lines(arguments.vararg))
-    if arguments.kwarg:
-        inner.names[arguments.kwarg.arg] = ("chain", "<dict>", inner)
-        inner.parameter(arguments.kwarg.arg, _lines(arguments.kwarg))
+        is_instance = name not in _CLASS_METHODS and "classmethod" not in decorators
+        inner.names[first] = ("known", scope.owner, is_instance)
+        inner.self_name = first if is_instance else None
+    for rest, chain in ((arguments.vararg, "<tuple>"), (arguments.kwarg, "<dict>")):
+        if rest:
+            inner.names[rest.arg] = ("chain", chain, inner)
+            inner.parameter(rest.arg, _lines(rest))
     for parameter in (*parameters, *arguments.kwonlyargs):
         parameter_id = inner.parameter(parameter.arg, _lines(parameter))
-        types = annotated_types(parameter.annotation) if parameter.annotation else ()
-        inner.names[parameter.arg] = ("chain", f"{types[0]}()", scope) if len(types) == 1 else OPAQUE
-        for chain in types:
-            scope.uses.append((parameter_id, "has_type", chain))
+        inner.names[parameter.arg], uses = _annotated(parameter.annotation, scope)
+        scope.uses += [(parameter_id, "has_type", chain) for chain in uses]
     stack += arguments.defaults
     stack += arguments.kw_defaults
 
-    if node.returns:
-        returned = annotated_types(node.returns)
-        scope.uses += [(entity, "returns", chain) for chain in returned]
-        if len(returned) == 1 and type(node) is ast.FunctionDef:  # calling a coroutine function returns no such thing
-            scope.module.results[entity] = (scope, f"{returned[0]}()")
+    returned = annotated_types(node.returns)
+    scope.uses += [(entity, "returns", chain) for chain in returned]
+    if len(returned) == 1 and type(node) is ast.FunctionDef:  # calling a coroutine function returns no such thing
+        scope.module.results[entity] = (scope, f"{returned[0]}()")
     scope.module.todo.append((inner, [node.body]))
+
+
+def _defined(kind: str, node: ast.FunctionDef | ast.ClassDef, scope: Scope) -> str:
+    entity = scope.define(kind, node.name, _lines(node))
+    bind(scope.binder(node.name).names, node.name, ("known", entity, False))
+    return entity
+
+
+def _annotated(annotation: ast.AST | None, scope: Scope) -> tuple[tuple, list[str]]:
+    """What a name with this annotation is bound to, and the chains of all types that it names."""
+    types = annotated_types(annotation)
+    return ("chain", f"{types[0]}()", scope) if len(types) == 1 else OPAQUE, types
 
 
 def _lambda(node: ast.Lambda, scope: Scope, stack: list) -> None:
@@ -180,20 +187,16 @@ def _comprehension(node: ast.ListComp, scope: Scope, stack: list) -> None:
 
 
 def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
-    entity = scope.define("class", node.name, _lines(node))
-    bind(scope.binder(node.name).names, node.name, ("known", entity, False))
-    for decorator in node.decorator_list:
-        chain, rest = _used(decorator)
-        scope.uses.append((entity, "annotated_with", chain))
-        stack += rest
+    entity = _defined("class", node, scope)
+    _decorated(node, entity, scope, stack)
     stack += node.bases
     stack += [keyword.value for keyword in node.keywords]
-    inner = scope.module.classes.get(entity)
-    if inner is None:
-        inner = scope.module.classes[entity] = Scope("class", entity, f"{entity}.", scope, scope.module)
+    classes = scope.module.classes
+    if entity not in classes:
+        inner = classes[entity] = Scope("class", entity, f"{entity}.", scope, scope.module)
         bases = [chain_of(base.value if type(base) is ast.Subscript else base) for base in node.bases]
         inner.bases = [("inherits_from", chain) for chain in bases]
-    scope.module.todo.append((inner, [node.body]))
+    scope.module.todo.append((classes[entity], [node.body]))
 
 
 def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
@@ -217,8 +220,8 @@ def _type_alias(node, scope: Scope, stack: list) -> None:
 
 
 def _annotated_assign(node: ast.AnnAssign, scope: Scope, stack: list) -> None:
-    target, types = node.target, annotated_types(node.annotation)
-    meaning = ("chain", f"{types[0]}()", scope) if len(types) == 1 else OPAQUE
+    target = node.target
+    meaning, types = _annotated(node.annotation, scope)
     entity = None
     if type(target) is ast.Name:
         _bind(scope, target, meaning)
@@ -250,27 +253,24 @@ def _except(node: ast.ExceptHandler, scope: Scope, stack: list) -> None:
     chains = [chain_of(kind) for kind in caught]
     scope.uses += [(scope.owner, "catches", chain) for chain in chains if chain != "?"]
     if node.name:
-        bind(
-            scope.binder(node.name).names, node.name, ("chain", f"{chains[0]}()", scope) if len(chains) == 1 else OPAQUE
-        )
+        meaning = ("chain", f"{chains[0]}()", scope) if len(chains) == 1 else OPAQUE
+        bind(scope.binder(node.name).names, node.name, meaning)
     stack.append(node.body)
 
 
 def _raise(node: ast.Raise, scope: Scope, stack: list) -> None:
     if node.exc is not None:
-        chain, rest = _used(node.exc)
+        chain = _used(node.exc, stack)  # `raises` says it all: an `instantiates` beside it would give its answer away
         if chain != "?":
             scope.uses.append((scope.owner, "raises", chain))
-        stack += rest  # `raises` says it all: an `instantiates` beside it would give its answer away
     if node.cause:
         stack.append(node.cause)
 
 
 def _return(node: ast.Return, scope: Scope, stack: list) -> None:
     if node.value is not None:
-        chain = chain_of(node.value)
-        if chain[0] != "?" and scope.kind == "function":
-            scope.uses.append((scope.owner, "returns a value", chain))
+        if scope.kind == "function":
+            scope.uses.append((scope.owner, "returns a value", chain_of(node.value)))
         stack.append(node.value)
 
 

@@ -7,6 +7,8 @@ outside of the sources may define is unresolved.
 from __future__ import annotations
 
 import builtins
+import importlib
+import sys
 from collections.abc import Iterable
 from types import BuiltinFunctionType
 from typing import NamedTuple
@@ -172,7 +174,7 @@ class Resolver:
             module = self.modules[entity]
             if (sub := f"{module.path}/{name}") in self.files and name not in module.scope.names:
                 return self._at(sub)
-            return self._module_member(module, name)
+            return self._module_member(module, name) or self._from_interpreter(module, name)
         if name == "__class__" and value.is_instance:
             return Value(entity, False)
         if entity in self.classes or _builtin_class(entity):
@@ -265,6 +267,15 @@ class Resolver:
         return self.found(order[order.index(start.entity) + 1 :], name)
 
     # ---- outside of the sources
+
+    def _from_interpreter(self, module: Module, name: str) -> Value | None:
+        """What a module has through `from posix import *`, C code of the interpreter, under its own name: `os.getcwd`."""
+        if name[0] == "_" or name in module.scope.names:
+            return None
+        for origin in module.stars:
+            if origin in sys.builtin_module_names and hasattr(importlib.import_module(origin), name):
+                return self._outside(f"{module.id}.{name}", UNKNOWN)
+        return None
 
     def _builtin(self, name: str) -> Value | None:
         value = _BUILTINS.get(name)

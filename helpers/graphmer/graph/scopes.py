@@ -44,7 +44,7 @@ class Scope:
         self.names: dict[str, tuple] = {}
         self.declared: dict[str, Scope] | None = None  # global and nonlocal names
         self.calls: dict[str, list[int]] = {}  # chain -> lines
-        self.uses: list[tuple] = []  # head, relation, chain, and maybe its line
+        self.uses: list[tuple] = []  # head, relation, chain, and maybe its lines
         self.values: dict = {}  # chain -> what it stands for, as that becomes known
         self.self_name: str | None = None  # of a method: its first parameter
         self.hidden = False  # a block that may inherit methods which nobody looks up
@@ -97,6 +97,7 @@ class Module:
     def __init__(self, name: str, path: str = "", is_package: bool = False):
         self.id, self.path, self.is_package = name, path, is_package
         self.package = ""  # of a Java file
+        self.record: dict = {}  # of the file, in the graph's manifest
         self.scopes: list[Scope] = []
         self.scope = Scope("module", self.id, f"{self.id}.", None, self)
         self.todo: list[tuple[Scope, list]] = []  # while it is read

@@ -9,7 +9,7 @@ import stat
 import sysconfig
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
@@ -19,7 +19,8 @@ TOO_DEEP = "nested too deep"
 # ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
 
-Read = TypeVar("Read")
+if TYPE_CHECKING:
+    from helpers.graphmer.graph.scopes import Module
 
 
 def standard_library() -> Path:
@@ -77,8 +78,8 @@ class Sources:
             digest.update(f"\n{file}\n{content if isinstance(content, OSError) else _sha256(content)}".encode())
         return digest.hexdigest()
 
-    def parse(self, file: str, language: str, parser: Callable[[bytes], Read]) -> Read | None:
-        """What `parser` makes of a file, an object with an `id`; None where it cannot be read or parsed."""
+    def parse(self, file: str, language: str, parser: Callable[[bytes], Module]) -> Module | None:
+        """What `parser` makes of a file; None where it cannot be read or parsed."""
         content = self._contents.pop(file, None) or self._content(file)
         try:
             if isinstance(content, OSError):
@@ -87,7 +88,8 @@ class Sources:
         except _UNREADABLE as error:
             self.failed.append({"path": file, "error": _reason(error)})
             return None
-        self.read.append({"path": file, "module": module.id, "language": language, "sha256": _sha256(content)})
+        module.record = {"path": file, "module": module.id, "language": language, "sha256": _sha256(content)}
+        self.read.append(module.record)
         return module
 
     def _content(self, file: str) -> bytes | OSError:

@@ -10,7 +10,6 @@ import hashlib
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph, Triple
@@ -39,18 +38,14 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", 
         three parts the next smaller ones are taken; the splits say which.
     held_out: share of the triples, in (0, 0.5), for validation and for test each; a little less, as units stay whole.
 
-    Raises ValueError: an unknown unit, an impossible share, no unit that is small enough.
+    Raises ValueError: no unit that is small enough.
     """
-    if unit not in UNITS:
-        raise ValueError(f"unit={unit!r}: must be one of {', '.join(UNITS)}")
-    if not 0 < held_out < 0.5:
-        raise ValueError(f"held_out={held_out}: must be in (0, 0.5), the share of validation and of test each")
     triples = list(graph.resolved())
     tried = UNITS[UNITS.index(unit) :]
     for smaller in tried:
-        unit_of = _units(graph, smaller)
-        sizes = Counter(unit_of(triple.head) for triple in triples)
-        parts = _by_head(triples, unit_of, _draw(sizes, held_out, seed))
+        units = _units(graph, smaller)
+        sizes = Counter(units.get(triple.head, "") for triple in triples)
+        parts = _by_head(triples, units, _draw(sizes, held_out, seed))
         if all(parts):
             said = f"held out by {smaller} ({len(sizes):,} of them)"
             said += "" if smaller == unit else f": by {unit} they would be too few or too large"
@@ -61,35 +56,30 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", 
     )
 
 
-def _by_head(triples: list[Triple], unit_of: Callable[[str], str], part_of: dict[str, int]) -> tuple[list[Triple], ...]:
+def _by_head(triples: list[Triple], units: dict[str, str], part_of: dict[str, int]) -> tuple[list[Triple], ...]:
     groups: dict[frozenset[str], list[Triple]] = defaultdict(list)
     for triple in triples:
         groups[frozenset((triple.head, triple.tail))].append(triple)
     parts: tuple[list[Triple], ...] = ([], [], [])
     for group in groups.values():
-        parts[min(part_of[unit_of(triple.head)] for triple in group)].extend(group)
+        parts[min(part_of[units.get(triple.head, "")] for triple in group)].extend(group)
     return parts
 
 
-def _units(graph: KnowledgeGraph, unit: str) -> Callable[[str], str]:
-    """Unit of an entity by its id; "" for one that the sources do not define."""
+def _units(graph: KnowledgeGraph, unit: str) -> dict[str, str]:
+    """Unit of each entity that the sources define."""
     defined = [entity for entity in graph.entities.values() if entity.status == DEFINED]
-    if not all(entity.module for entity in defined):
-        raise ValueError("entities without a module: say in field `module` of entities.jsonl what it is")
     inside = {triple.tail: triple.head for triple in graph.triples if triple.relation == "contains"}
     names = {entity.module: entity.module for entity in defined}
     if unit == "package":
         names = {module: _outermost(module, inside) for module in names}
     merged = _same_content(graph, names)
-    units = {entity.id: merged[names[entity.module]] + _definition(entity, unit) for entity in defined}
-    return lambda name: units.get(name, "")
+    return {entity.id: merged[names[entity.module]] + _definition(entity, unit) for entity in defined}
 
 
 def _outermost(module: str, inside: dict[str, str]) -> str:
-    seen = {module}
-    while (outer := inside.get(module)) and outer not in seen:
-        module = outer
-        seen.add(module)
+    while module in inside:
+        module = inside[module]
     return module
 
 
@@ -105,9 +95,9 @@ def _same_content(graph: KnowledgeGraph, names: dict[str, str]) -> dict[str, str
     shared = networkx.Graph()
     shared.add_nodes_from(names.values())
     seen: dict[str, str] = {}
-    for file in graph.manifest.get("files", ()):
-        name = names.get(file["module"])
-        if name is not None and file["sha256"] != _EMPTY:
+    for file in graph.manifest["files"]:
+        if file["module"] in names and file["sha256"] != _EMPTY:
+            name = names[file["module"]]
             shared.add_edge(name, seen.setdefault(file["sha256"], name))
     return {name: min(units) for units in networkx.connected_components(shared) for name in units}
 
