@@ -22,6 +22,7 @@ def start() -> None:
         "TPU_SKIP_MDS_QUERY": "1",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",  # conftest's others are unknown to the older XLA and end the process
     }
     import torch  # noqa: F401  the backend is registered with it
     import torch_tpu._loader
