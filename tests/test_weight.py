@@ -23,7 +23,7 @@ CEILINGS = {
     "shared": 17880,
     "plan": 6670,
     "reservoir": 6467,
-    "lejepa": 6636,
+    "lejepa": 6645,
     "legal": 9709,
     "tuning": 5320,
     "graphmer": 26250,

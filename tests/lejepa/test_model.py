@@ -12,13 +12,14 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from helpers.lejepa.model import (
     REVISIONS,
     GaussianEmbeddingGemma,
+    chosen,
     column_prompts,
     encode,
     load_backbone,
     principal_head,
     with_head,
 )
-from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, chosen
+from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET
 
 pytestmark = pytest.mark.once
 
