@@ -113,15 +113,6 @@ def test_a_repository_of_any_shape_is_split_by_what_fits_trained_on_and_measured
     assert 0 < found <= 1
 
 
-def test_modules_of_namespace_packages_have_the_names_that_imports_use(tmp_path):
-    (tmp_path / "company" / "team").mkdir(parents=True)
-    (tmp_path / "company" / "team" / "tools.py").write_text("def mend(): pass\n")
-    use = "from company.team import tools\nfrom company.team.tools import mend\ntools.mend()\n"
-    (tmp_path / "use.py").write_text(use)
-    graph = load_graph(tmp_path)
-    assert {triple.tail for triple in graph.triples if triple.relation == "calls"} == {"company.team.tools.mend"}
-
-
 def test_too_little_source_says_how_little(tmp_path):
     (tmp_path / "a.py").write_text("def f(): pass\n")
     with pytest.raises(ValueError, match="1 triples, too few to hold some out by package or module or definition"):

@@ -2,16 +2,16 @@
 
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from helpers.graphmer.__main__ import main
 from helpers.graphmer.graph.extraction import cached_graph, load_graph
-from helpers.graphmer.graph.extraction import load_graph as java_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
 
+from .test_imports import write
 from .test_ontology import violations
+from .test_python import tails
 
 pytestmark = pytest.mark.once
 
@@ -91,18 +91,6 @@ SHOP = {
 SELL = "shop.tills.Till.sell(T,int,Thing...)"
 
 
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text), encoding="utf-8")
-    return folder
-
-
-def tails(graph, head: str, relation: str) -> set[str]:
-    return {triple.tail for triple in graph.triples if triple.head == head and triple.relation == relation}
-
-
 @pytest.fixture(scope="module")
 def parser():
     pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
@@ -110,7 +98,7 @@ def parser():
 
 @pytest.fixture(scope="module")
 def shop(parser, tmp_path_factory):
-    return java_graph(write(tmp_path_factory.mktemp("code"), SHOP))
+    return load_graph(write(tmp_path_factory.mktemp("code"), SHOP))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +180,7 @@ def test_what_a_declaration_says_is_resolved_or_marked(shop, head, relation, exp
 )
 def test_a_call_resolves_only_where_the_type_is_certain(parser, tmp_path, body, called):
     text = f"class A {{ void f() {{ }} {body} }}\nclass B {{ void f() {{ }} }}\ninterface I {{ void f(); }}\n"
-    graph = java_graph(write(tmp_path, {"A.java": text}))
+    graph = load_graph(write(tmp_path, {"A.java": text}))
     assert {triple.tail for triple in graph.triples if triple.relation == "calls"} == {called}
 
 
@@ -202,15 +190,10 @@ def test_the_graph_fits_the_ontology(shop):
 
 def test_files_that_do_not_parse_are_listed_and_the_others_read(parser, tmp_path):
     write(tmp_path, {"Good.java": "class Good { }", "Bad.java": "class Bad {\n  void f( { }\n}"})
-    graph = java_graph(tmp_path)
+    graph = load_graph(tmp_path)
     assert [failure["path"] for failure in graph.manifest["failed"]] == ["Bad.java"]
     assert graph.manifest["failed"][0]["error"].startswith("line 2:")
     assert [file["module"] for file in graph.manifest["files"]] == ["Good"]
-
-
-def test_a_second_run_is_the_same_graph(shop, tmp_path):
-    again = java_graph(write(tmp_path, SHOP))
-    assert (again, again.digest()) == (shop, shop.digest())
 
 
 def test_python_and_java_of_one_folder_make_one_graph(parser, tmp_path):

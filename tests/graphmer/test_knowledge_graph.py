@@ -39,11 +39,3 @@ def test_the_digest_changes_with_any_field():
 def test_a_folder_without_sources_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'no \.py and no \.java file; use "sample"'):
         load_graph(tmp_path)
-
-
-def test_sources_include_their_tests_unless_asked_not_to(tmp_path):
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "t.py").touch()
-    (tmp_path / "m.py").touch()
-    assert {"m", "tests.t"} <= load_graph(tmp_path).entities.keys()
-    assert "tests.t" not in load_graph(tmp_path, include_tests=False).entities

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.extraction import load_graph as python_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
 from helpers.graphmer.graph.sources import standard_library
 
+from .test_imports import write
 from .test_ontology import violations
 
 pytestmark = pytest.mark.once
@@ -125,16 +125,8 @@ SHOP = {
 }
 
 
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text), encoding="utf-8")
-    return folder
-
-
 def graph_of(folder: Path, **files: str):
-    return python_graph(write(folder, {f"{name}.py": text for name, text in files.items()}))
+    return load_graph(write(folder, {f"{name}.py": text for name, text in files.items()}))
 
 
 def tails(graph, head: str, relation: str) -> set[str]:
@@ -143,7 +135,7 @@ def tails(graph, head: str, relation: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    return python_graph(write(tmp_path_factory.mktemp("code"), SHOP))
+    return load_graph(write(tmp_path_factory.mktemp("code"), SHOP))
 
 
 @pytest.fixture(scope="module")
@@ -438,7 +430,7 @@ def test_files_that_do_not_parse_are_listed_and_the_others_read(tmp_path):
     (tmp_path / "declared.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
     (tmp_path / "deep.py").write_text("x = " + "(" * 500 + ")" * 500)
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
-    graph = python_graph(tmp_path)
+    graph = load_graph(tmp_path)
     errors = {failure["path"]: failure["error"] for failure in graph.manifest["failed"]}
     assert set(errors) == {"bad.py", "nul.py", "latin.py", "deep.py", "gone.py"}
     assert errors["bad.py"].startswith("line 2:")
@@ -460,7 +452,7 @@ def test_files_that_do_not_parse_are_listed_and_the_others_read(tmp_path):
 def test_modules_have_the_names_that_imports_use(tmp_path, path, module):
     packages = {"pkg/__init__.py": "", "pkg/sub/__init__.py": "", "src/pkg/__init__.py": ""}
     inits = packages if not path.startswith("src") else {"src/pkg/__init__.py": ""}
-    graph = python_graph(write(tmp_path, inits | {path: "x = 1\n"}))
+    graph = load_graph(write(tmp_path, inits | {path: "x = 1\n"}))
     assert module in {file["module"] for file in graph.manifest["files"]}
 
 
@@ -468,10 +460,10 @@ def test_test_folders_installed_packages_and_environments_can_be_left_out(tmp_pa
     files = ["m.py", "tests/t.py", "site-packages/p.py", ".hidden/h.py", "env/lib/e.py", "__pycache__/c.py"]
     write(tmp_path, dict.fromkeys(files, "x = 1\n") | {"env/pyvenv.cfg": ""})
     for include_tests, expected in ((True, {"m.py", "tests/t.py"}), (False, {"m.py"})):
-        graph = python_graph(tmp_path, include_tests=include_tests)
+        graph = load_graph(tmp_path, include_tests=include_tests)
         assert {file["path"] for file in graph.manifest["files"]} == expected
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        python_graph(tmp_path / "nowhere")
+        load_graph(tmp_path / "nowhere")
