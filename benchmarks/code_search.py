@@ -123,7 +123,7 @@ def of_tests(root: Path, everything: list[Definition], draw: random.Random) -> l
     """Words of a test's name, and the places of what it calls."""
     places = {one.name: place for place, one in enumerate(everything)}
     calls: dict[str, list[int]] = {}
-    for head, relation, tail in load_graph(root, include_tests=True).triples:
+    for head, relation, tail in load_graph(root).triples:
         place = next((places[name] for name in _endings(tail) if name in places), None)
         if relation == "tests" and place is not None:
             calls.setdefault(head, []).append(place)

@@ -15,7 +15,7 @@ import pytest
 
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import DEFINED, EXTERNAL, UNRESOLVED
-from helpers.graphmer.graph.sources import standard_library
+from helpers.graphmer.graph.sources import find_sources, standard_library
 
 from .test_imports import write
 from .test_ontology import violations
@@ -460,8 +460,7 @@ def test_test_folders_installed_packages_and_environments_can_be_left_out(tmp_pa
     files = ["m.py", "tests/t.py", "site-packages/p.py", ".hidden/h.py", "env/lib/e.py", "__pycache__/c.py"]
     write(tmp_path, dict.fromkeys(files, "x = 1\n") | {"env/pyvenv.cfg": ""})
     for include_tests, expected in ((True, {"m.py", "tests/t.py"}), (False, {"m.py"})):
-        graph = load_graph(tmp_path, include_tests=include_tests)
-        assert {file["path"] for file in graph.manifest["files"]} == expected
+        assert {*find_sources(tmp_path, include_tests).files} == expected
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

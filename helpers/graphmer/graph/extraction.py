@@ -32,17 +32,14 @@ from helpers.graphmer.graph.sources import Sources, find_sources, standard_libra
 SAMPLE = "sample"
 
 
-def load_graph(data_source: str | Path, *, include_tests: bool | None = None) -> KnowledgeGraph:
+def load_graph(data_source: str | Path) -> KnowledgeGraph:
     """The graph of `data_source`.
 
-    data_source: "sample" (the standard library of the running Python), or a folder of Python and Java sources.
-    include_tests: folders called test or tests, too. Default: not those of the sample, but those of other sources.
+    data_source: "sample" (the standard library of the running Python, without its tests), or a folder of Python and Java sources.
 
     Raises FileNotFoundError, ValueError (no sources) and ImportError (no parser, and nothing but Java).
     """
-    if include_tests is None:
-        include_tests = data_source != SAMPLE
-    return _graph(data_source, find_sources(folder_of(data_source), include_tests))
+    return _graph(data_source, find_sources(folder_of(data_source), include_tests=data_source != SAMPLE))
 
 
 def folder_of(data_source: str | Path) -> Path:
@@ -76,14 +73,12 @@ def _graph(data_source: str | Path, sources: Sources) -> KnowledgeGraph:
         raise ValueError(f'data_source={str(data_source)!r}: no .py and no .java file; use "sample" or another folder')
     with _quiet():
         entities, triples, sites = _merged({"": _python(sources)} | _java(sources))
-        manifest = {
-            "schema": 1, "files": sources.read, "failed": sources.failed, "python": "{}.{}".format(*sys.version_info)
-        }  # fmt: skip
+        manifest = {"files": sources.read, "failed": sources.failed}
         graph = build_graph(entities, triples, manifest, sites)
     unparsed = f"data_source={str(data_source)!r}: its Java files ({_unparsed(manifest)}) cannot be read. {NO_PARSER}"
-    if _unparsed(manifest) and not sources.read:
-        raise ImportError(unparsed)
     if not sources.read:
+        if _unparsed(manifest):
+            raise ImportError(unparsed)
         failed = [f"{each['path']} ({each['error']})" for each in sources.failed]
         raise ValueError(
             f"data_source={str(data_source)!r}: none of its {len(failed)} files can be read as Python 3 or Java: "

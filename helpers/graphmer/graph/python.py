@@ -74,18 +74,21 @@ def _meaning(value: ast.AST, scope: Scope) -> tuple:
     return OPAQUE if chain[0] == "?" else ("chain", chain, scope)
 
 
-def _bind(scope: Scope, name: ast.Name, meaning) -> None:
+def _bind(scope: Scope, name: ast.Name, meaning: tuple) -> str:
+    """The entity that the name is; "" of a local variable."""
     scope = scope.binder(name.id)
     bind(scope.names, name.id, meaning)
-    if scope.kind != "function":
-        scope.define("field" if scope.kind == "class" else "variable", name.id, _lines(name))
+    if scope.kind == "function":
+        return ""
+    return scope.define("field" if scope.kind == "class" else "variable", name.id, _lines(name))
 
 
-def _bind_field(scope: Scope, target: ast.Attribute, meaning) -> None:
+def _bind_field(scope: Scope, target: ast.Attribute, meaning: tuple) -> str:
     """`self.name = ...` in a method."""
-    if type(target.value) is ast.Name and target.value.id == scope.self_name:
-        bind(scope.parent.fields, target.attr, meaning)
-        scope.parent.define("field", target.attr, _lines(target))
+    if type(target.value) is not ast.Name or target.value.id != scope.self_name:
+        return ""
+    bind(scope.parent.fields, target.attr, meaning)
+    return scope.parent.define("field", target.attr, _lines(target))
 
 
 def _used(node: ast.AST, stack: list) -> str:
@@ -220,15 +223,12 @@ def _type_alias(node, scope: Scope, stack: list) -> None:
 
 
 def _annotated_assign(node: ast.AnnAssign, scope: Scope, stack: list) -> None:
-    target = node.target
+    target, entity = node.target, ""
     meaning, types = _annotated(node.annotation, scope)
-    entity = None
     if type(target) is ast.Name:
-        _bind(scope, target, meaning)
-        entity = f"{scope.prefix}{target.id}" if scope.kind in ("module", "class") else None
-    elif type(target) is ast.Attribute and type(target.value) is ast.Name:
-        _bind_field(scope, target, meaning)
-        entity = f"{scope.parent.prefix}{target.attr}" if target.value.id == scope.self_name else None
+        entity = _bind(scope, target, meaning)
+    elif type(target) is ast.Attribute:
+        entity = _bind_field(scope, target, meaning)
     if entity:
         scope.uses += [(entity, "has_type", chain) for chain in types]
     if node.value:

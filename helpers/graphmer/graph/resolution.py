@@ -74,17 +74,12 @@ class Resolver:
         if name[0] == "<":
             known = self._builtin(name[1:-1])
             return Value(known.entity if known else f"builtins.{name[1:-1]}", True)
-        looking = scope
-        while looking.parent is not None:
+        looking: Scope | None = scope
+        while looking:
             if name in looking.names and (looking is scope or looking.kind != "class"):
                 return self._meaning(looking.names[name], looking.module)
             looking = looking.parent
-        if looking is not scope:
-            return self.value(looking, name)
-        if name in scope.names:
-            return self._meaning(scope.names[name], scope.module)
-        module = scope.module
-        return self._starred(module, name) or self._builtin(name)
+        return self._starred(scope.module, name) or self._builtin(name)
 
     def _meaning(self, meaning: tuple, module: Module) -> Value | None:
         kind = meaning[0]

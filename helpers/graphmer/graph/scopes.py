@@ -34,11 +34,6 @@ def bind(names: dict, name: str, meaning: tuple) -> None:
 class Scope:
     """Names of a module, a class, a function, or a lambda, a comprehension or a nameless class (`block`)."""
 
-    __slots__ = (
-        "bases", "calls", "declared", "fields", "hidden", "kind", "module", "names", "owner", "parent", "prefix", "self_name",
-        "uses", "values",
-    )  # fmt: skip
-
     def __init__(self, kind: str, owner: str, prefix: str, parent: Scope | None, module: Module):
         self.kind, self.owner, self.prefix, self.parent, self.module = kind, owner, prefix, parent, module
         self.names: dict[str, tuple] = {}

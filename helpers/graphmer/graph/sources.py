@@ -63,7 +63,6 @@ class Sources:
             root = root.parent
         self.read: list[dict] = []
         self.failed: list[dict] = []
-        self._contents: dict[str, bytes | OSError] = {}
 
     def has(self, folder: str, names: Collection[str]) -> bool:
         """Whether a folder, named as in `above + path`, holds one of these files."""
@@ -74,16 +73,17 @@ class Sources:
         """sha256 of the paths and contents of all files, and of `start`."""
         digest = hashlib.sha256(start.encode())
         for file in self.files:
-            content = self._content(file)
-            digest.update(f"\n{file}\n{content if isinstance(content, OSError) else _sha256(content)}".encode())
+            try:
+                said = _sha256(_read(self.root / file))
+            except OSError as error:
+                said = str(error)
+            digest.update(f"\n{file}\n{said}".encode())
         return digest.hexdigest()
 
     def parse(self, file: str, language: str, parser: Callable[[bytes], Module]) -> Module | None:
         """What `parser` makes of a file; None where it cannot be read or parsed."""
-        content = self._contents.pop(file, None) or self._content(file)
         try:
-            if isinstance(content, OSError):
-                raise content
+            content = _read(self.root / file)
             module = parser(content)
         except _UNREADABLE as error:
             self.failed.append({"path": file, "error": _reason(error)})
@@ -91,14 +91,6 @@ class Sources:
         module.record = {"path": file, "module": module.id, "language": language, "sha256": _sha256(content)}
         self.read.append(module.record)
         return module
-
-    def _content(self, file: str) -> bytes | OSError:
-        if file not in self._contents:
-            try:
-                self._contents[file] = _read(self.root / file)
-            except OSError as error:
-                self._contents[file] = error
-        return self._contents[file]
 
 
 def _read(path: Path) -> bytes:
