@@ -9,9 +9,9 @@ fetched by pip. Two kinds of questions are asked of each package, among at most 
 docstrings   the first sentence of a docstring; the code is searched without it
 tests        the words of a test's name; right is what that test calls
 
-BM25, TF-IDF and encoders are z-scored over a package's definitions and added up. Weights are chosen for each row on the docstrings of
-the development packages; the test packages choose nothing. Training pairs are of the standard library and the packages installed
-beside the running Python. Intervals are over test packages.
+BM25, TF-IDF and encoders are z-scored over a package's definitions and added up; `search` does so without TF-IDF. Weights are
+chosen for each row on the docstrings of the development packages; the test packages choose nothing. Training pairs are of the
+standard library and the packages installed beside the running Python. Intervals are over test packages.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def of_tests(root: Path, everything: list[Definition], draw: random.Random) -> l
     """Words of a test's name, and the places of what it calls."""
     places = {one.name: place for place, one in enumerate(everything)}
     calls: dict[str, list[int]] = {}
-    for head, relation, tail in load_graph(root).triples:
+    for head, relation, tail in load_graph(root, include_tests=True).triples:
         place = next((places[name] for name in _endings(tail) if name in places), None)
         if relation == "tests" and place is not None:
             calls.setdefault(head, []).append(place)
@@ -180,6 +180,7 @@ def training_pairs(folder: Path):
 def trained(model: Model, minilm: Path, folder: Path):
     """The encoder after its run; it is kept nowhere but in the scores."""
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     from helpers.graphmer import search_training as training
@@ -187,6 +188,7 @@ def trained(model: Model, minilm: Path, folder: Path):
     from helpers.plan import settings as plan
 
     encoder, rate = training.sentence_encoder(str(minilm), ()), training.LEARNING_RATE
+    step = training.search_workload(encoder, "graphmer_se")
     if model.kind == "tuned":
         training.freeze_lower_half(encoder)
     else:
@@ -196,14 +198,13 @@ def trained(model: Model, minilm: Path, folder: Path):
     machine = runtime.detect(False, "fp32")
     options = {"batch_size": model.batch, "seed": model.seed, "one_package": model.one_package}
     rows = in_batches(training_pairs(folder), steps=model.steps, **options)
-    step = training.search_workload(encoder, "graphmer_se")
     chosen = plan.plan(training.search_recipe(model.steps, model.batch, rate), step, machine)
     place = folder / "runs" / f"{model.row} {model.seed}".replace(" ", "_").replace(",", "")
     trainer = training.new_search_trainer(
         encoder,
         rows,
         rows.select(range(model.batch)),
-        step.model,
+        MultipleNegativesRankingLoss(encoder),
         chosen,
         machine,
         place,
@@ -331,8 +332,9 @@ def main() -> None:
 
     def both(row: str, dense: dict[str, np.ndarray]) -> None:
         rows.add(row, {"dense": (1.0,)}, dense)
-        grid = {"text": (1.0,), "name": NAME_WEIGHTS, "tf-idf": LEXICAL_WEIGHTS, "dense": DENSE_WEIGHTS}
-        rows.add(f"{row}, fused", grid, dense)
+        grid = {"text": (1.0,), "name": NAME_WEIGHTS, "dense": DENSE_WEIGHTS}
+        rows.add(f"{row}, fused", grid | {"tf-idf": LEXICAL_WEIGHTS}, dense)
+        rows.add(f"{row}, in `search`", grid, dense)  # its parts are these
 
     rows.add("BM25", {"text": (1.0,), "name": NAME_WEIGHTS})
     rows.add("TF-IDF", {"tf-idf": (1.0,)})
