@@ -50,10 +50,6 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
 def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
@@ -63,17 +59,9 @@ def flip_a_bit(path: Path) -> None:
 # -- what is written --
 
 
-def test_a_checkpoint_appears_under_its_name_with_nothing_beside_it(tmp_path):
-    written = write(tmp_path / "run", 3)
-    assert names(tmp_path / "run") == ["checkpoint-3"]
-    assert {path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file()} == {
-        *FILES,
-        "manifest.json",
-    }
-
-
 def test_the_manifest_holds_sizes_and_hashes_of_what_was_written(tmp_path):
-    manifest = json.loads((write(tmp_path, 3) / "manifest.json").read_text())
+    manifest = json.loads((write(tmp_path / "run", 3) / "manifest.json").read_text())
+    assert names(tmp_path / "run") == ["checkpoint-3"]  # and nothing beside it
     content = {name: before + b"3" for name, before in FILES.items()}
     assert manifest["step"] == 3
     assert manifest["files"] == {
@@ -92,8 +80,8 @@ def test_checkpoints_are_listed_by_number_and_not_by_name(tmp_path):
 # -- damage --
 
 
-@pytest.mark.parametrize("harm", [remove, truncate, empty, flip_a_bit])
-@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+@pytest.mark.parametrize("harm", [remove, truncate, flip_a_bit])
+@pytest.mark.parametrize("name", ["optimizer.bin", "adapter/weights.bin", "manifest.json"])
 def test_damage_of_any_file_is_named_and_passed_over(tmp_path, name, harm):
     older, newer = write(tmp_path, 1), write(tmp_path, 2)
     harm(newer / name)
@@ -168,18 +156,12 @@ def test_an_output_dir_that_is_a_file_is_named(tmp_path):
         pass
 
 
-def test_ctrl_c_while_writing_stays_ctrl_c(tmp_path):
-    with pytest.raises(KeyboardInterrupt), checkpoint.staged(tmp_path, 2) as staging:
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_a_mistake_of_ours_and_ctrl_c_are_not_blamed_on_the_disk(tmp_path, error):
+    with pytest.raises(error), checkpoint.staged(tmp_path, 2) as staging:
         fill(staging / "checkpoint-2", 2)
-        raise KeyboardInterrupt
-    assert checkpoint.listed(tmp_path) == []
+        raise error
     checkpoint.sweep(tmp_path)
-    assert names(tmp_path) == []
-
-
-def test_a_mistake_of_ours_is_not_blamed_on_the_disk(tmp_path):
-    with pytest.raises(KeyError), checkpoint.staged(tmp_path, 2):
-        raise KeyError("no such state")
     assert names(tmp_path) == []
 
 
@@ -187,56 +169,10 @@ def test_a_leftover_of_a_killed_writer_does_not_leak_into_the_next_checkpoint(tm
     (tmp_path / ".staging-2/checkpoint-2").mkdir(parents=True)
     (tmp_path / ".staging-2/checkpoint-2/stale.bin").write_text("stale")
     assert not (write(tmp_path, 2) / "stale.bin").exists()
-
-
-FULL_DISK = """
-import json, resource, signal, sys
-from pathlib import Path
-import safetensors.torch, torch
-from helpers.run import checkpoint
-output_dir = Path(sys.argv[1])
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-state = {"weight": torch.zeros(300_000)}
-savers = {
-    "torch.save": lambda path: torch.save(state, path),
-    "safetensors": lambda path: safetensors.torch.save_file(state, path),
-}
-def write(name, step):
-    with checkpoint.staged(output_dir, step) as staging:
-        (staging / f"checkpoint-{step}").mkdir()
-        savers[name](staging / f"checkpoint-{step}" / "state")
-write("torch.save", 1)
-resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
-answers = {}
-for name in savers:
-    try:
-        write(name, 2)
-    except Exception as error:
-        answers[name] = [type(error).__name__, str(error)]
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-newest, skipped = checkpoint.newest_whole(output_dir)
-print(json.dumps(dict(answers=answers, left=sorted(p.name for p in output_dir.iterdir()), newest=newest.name)))
-"""
-
-
-@pytest.fixture(scope="module")
-def full_disk(tmp_path_factory):
-    """A file that may not grow past half a megabyte (EFBIG where a full disk says ENOSPC), met by both libraries."""
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path_factory.mktemp("run"))]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
-@pytest.mark.parametrize("library", ["torch.save", "safetensors"])
-def test_a_write_that_the_disk_refuses_says_so_and_names_the_older_checkpoint(full_disk, library):
-    kind, message = full_disk["answers"][library]
-    assert kind == "CheckpointNotWritten"
-    assert "output_dir=" in message and "newest whole checkpoint is checkpoint-1" in message
-
-
-def test_refused_writes_leave_only_the_older_checkpoint(full_disk):
-    assert (full_disk["left"], full_disk["newest"]) == (["checkpoint-1"], "checkpoint-1")
+    (tmp_path / ".staging-3").mkdir()
+    (tmp_path / "run.json").write_text("{}")
+    checkpoint.sweep(tmp_path)
+    assert names(tmp_path) == ["checkpoint-2", "run.json"]
 
 
 # -- kills --
@@ -315,12 +251,3 @@ def test_damaged_checkpoints_with_higher_numbers_do_not_cost_the_whole_ones(tmp_
     checkpoint.prune(tmp_path, keep=2, newest=25)
     assert names(tmp_path) == ["checkpoint-20", "checkpoint-25"]
     assert checkpoint.newest_whole(tmp_path) == (written, [])
-
-
-def test_sweeping_takes_leftovers_and_leaves_checkpoints_and_files(tmp_path):
-    write(tmp_path, 1)
-    for name in (".staging-2/checkpoint-2", ".discarded-checkpoint-1"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "run.json").write_text("{}")
-    checkpoint.sweep(tmp_path)
-    assert names(tmp_path) == ["checkpoint-1", "run.json"]

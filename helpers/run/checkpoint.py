@@ -17,14 +17,12 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
 DAMAGED = "damaged-"
-_FOLDER = re.compile(r"checkpoint-(\d+)")
 _OURS = (AssertionError, AttributeError, LookupError, NameError, TypeError)  # mistakes of the program, never of a disk
 
 
@@ -51,10 +49,10 @@ def staging_folder(output_dir: Path | str, step: int) -> Path:
 
 def step_of(checkpoint: Path | str) -> int:
     """The optimizer step of a checkpoint folder; ValueError for a folder of another name."""
-    match = _FOLDER.fullmatch(Path(checkpoint).name)
+    match = re.fullmatch(rf"(?:{DAMAGED})?checkpoint-(\d+)", Path(checkpoint).name)
     if match is None:
         raise ValueError(f"{str(checkpoint)!r} is no checkpoint folder: its name must be checkpoint-<step>")
-    return int(match.group(1))
+    return int(match[1])
 
 
 def listed(output_dir: Path | str, prefix: str = "") -> list[Path]:
@@ -66,10 +64,8 @@ def listed(output_dir: Path | str, prefix: str = "") -> list[Path]:
         return []
     except OSError as error:
         raise _unreadable(output_dir, error) from error
-    named = [
-        path for path in found if path.name.startswith(prefix) and _FOLDER.fullmatch(path.name.removeprefix(prefix))
-    ]
-    return sorted(named, key=lambda path: step_of(path.name.removeprefix(prefix)), reverse=True)
+    named = [path for path in found if re.fullmatch(rf"{prefix}checkpoint-\d+", path.name)]
+    return sorted(named, key=step_of, reverse=True)
 
 
 def _unreadable(path: Path | str, error: BaseException) -> CheckpointUnreadable:
@@ -93,17 +89,15 @@ def staged(output_dir: Path | str, step: int) -> Iterator[Path]:
     try:
         staging.mkdir(parents=True)
         yield staging
-        publish(staging / f"checkpoint-{step}", folder(output_dir, step))
+        publish(folder(staging, step), folder(output_dir, step))
     except Exception as error:
         shutil.rmtree(staging, ignore_errors=True)
         if isinstance(error, _OURS):
             raise
         last, _ = newest_whole(output_dir)
-        existing = next(path for path in (output_dir.absolute(), *output_dir.absolute().parents) if path.exists())
-        free = shutil.disk_usage(existing).free / 2**30
         raise CheckpointNotWritten(
-            f"checkpoint at step {step} was not written to output_dir={str(output_dir)!r} ({free:.2f} GiB free there): "
-            f"{error}. The newest whole checkpoint is {last.name if last else 'none'}. Free space or choose another disk, "
+            f"checkpoint at step {step} was not written to output_dir={str(output_dir)!r}: {error}. "
+            f"The newest whole checkpoint is {last.name if last else 'none'}. Free space or choose another disk, "
             "then run again: the run continues from that checkpoint."
         ) from error
     shutil.rmtree(staging, ignore_errors=True)
@@ -122,14 +116,12 @@ def publish(source: Path, target: Path) -> None:
         _sync(path)
     for directory in [*(path for path in source.rglob("*") if path.is_dir()), source]:
         _sync(directory)
+    discarded = target.with_name(f".discarded-{target.name}")
+    shutil.rmtree(discarded, ignore_errors=True)
     if target.exists():
-        discarded = target.with_name(f".discarded-{target.name}")
-        shutil.rmtree(discarded, ignore_errors=True)
         target.rename(discarded)
-        source.rename(target)
-        shutil.rmtree(discarded)
-    else:
-        source.rename(target)
+    source.rename(target)
+    shutil.rmtree(discarded, ignore_errors=True)
     _sync(target.parent)
 
 
@@ -143,8 +135,6 @@ def damage(checkpoint: Path | str) -> str | None:
 
 
 def _difference(checkpoint: Path) -> str | None:
-    if checkpoint.is_symlink():
-        return "the folder is a link"
     try:
         text = (checkpoint / MANIFEST).read_bytes()
     except ABSENT:
@@ -158,26 +148,16 @@ def _difference(checkpoint: Path) -> str | None:
         files = {name: (expected["bytes"], expected["sha256"]) for name, expected in manifest["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is no manifest: {error!r}"
-    present = _regular_files(checkpoint)
     for name, (size, digest) in files.items():
-        if name not in present:
-            return f"{name} is missing, or a link"
-        found = _fingerprint(checkpoint / name)
+        try:
+            found = _fingerprint(checkpoint / name)
+        except (*ABSENT, ValueError):  # no file, or a name that no file can have
+            return f"{name} is missing"
         if found["bytes"] != size:
             return f"{name} has {found['bytes']} bytes instead of {size}"
         if found["sha256"] != digest:
             return f"{name} has changed since it was written"
     return None
-
-
-def _regular_files(folder: Path) -> set[str]:
-    """Relative names of the files below a folder that are no links. Raises OSError for what could not be read."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    paths = (Path(place) / name for place, _, names in os.walk(folder, onerror=fail) for name in names)
-    return {path.relative_to(folder).as_posix() for path in paths if stat.S_ISREG(path.lstat().st_mode)}
 
 
 def newest_whole(output_dir: Path | str) -> tuple[Path | None, list[str]]:
@@ -213,7 +193,7 @@ def prune(output_dir: Path | str, keep: int, *, newest: int, protect: Path | str
         if checkpoint not in kept and checkpoint.resolve() != protected:
             shutil.rmtree(checkpoint)
     for checkpoint in listed(output_dir, DAMAGED):
-        if step_of(checkpoint.name.removeprefix(DAMAGED)) <= newest:
+        if step_of(checkpoint) <= newest:
             shutil.rmtree(checkpoint)
     sweep(output_dir)
 

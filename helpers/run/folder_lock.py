@@ -13,7 +13,6 @@ import functools
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -23,20 +22,13 @@ from helpers.show import tracking
 
 LOCK_FILE = "owner.lock"
 SILENCE = 120.0  # seconds; a heartbeat comes every third of it
-UNSIGNED = 5.0  # seconds after which a lock file that is still empty means that its process died while writing it
 
 
 class FolderTaken(RuntimeError):
     """Another process owns the run folder."""
 
 
-@dataclass
-class _Hold:
-    lease: SoftFileLease
-    since: float = field(default_factory=time.monotonic)
-
-
-_holds: dict[Path, _Hold] = {}
+_holds: dict[Path, tuple[SoftFileLease, float]] = {}  # of each folder, and when this process took it
 
 
 @functools.cache
@@ -54,48 +46,39 @@ def own(output_dir: Path | str) -> None:
         OSError: the folder cannot be written.
     """
     path = Path(output_dir).resolve()
-    hold = _holds.get(path)
-    if hold is not None and hold.lease.compromise is None and hold.lease.is_lock_held_by_us:
+    held, since = _holds.get(path, (None, time.monotonic()))
+    if held and held.compromise is None and held.is_lock_held_by_us:
         return
     lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, thread_local=False)
     try:
-        lease.acquire(timeout=1)  # seconds: enough for an owner that is known to be dead
+        lease.acquire(timeout=3)  # seconds: enough for an owner that is known to be dead, also on a busy machine
     except Timeout:
-        owner, parents = lease.owner, {parent.pid for parent in psutil.Process().parents()}
-        if owner and owner.hostname == _this_host() and owner.pid in parents:
+        owner = lease.owner
+        here = owner and owner.hostname == _this_host()
+        if here and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
             return  # a notebook's kernel, which waits for the processes that it launched
-        _outwait(lease, path)
-    _holds[path] = _Hold(lease) if hold is None else _Hold(lease, hold.since)
+        who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
+        if here or not _outwait(lease, path, who):
+            raise FolderTaken(
+                f"output_dir={str(path)!r} is in use by {who}; nothing was touched. Stop that run, or restart the kernel that it "
+                f"is in; or set output_dir to a new folder. A dead owner is replaced after {SILENCE:.0f} s."
+            ) from None
+    _holds[path] = lease, since
     atexit.register(lease.release, force=True)
 
 
-def _outwait(lease: SoftFileLease, path: Path) -> None:
-    """Acquires the lease if its owner, on another machine, is silent for `SILENCE` seconds; else raises FolderTaken."""
-    owner, seen = lease.owner, _heartbeat(path)
-    who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
-    if owner is None or owner.hostname != _this_host():
-        tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
-        began = time.monotonic()
-        while time.monotonic() < began + SILENCE + 10 and _heartbeat(path) in (seen, None):
-            if seen and not seen[1] and time.monotonic() > began + UNSIGNED:
-                (path / LOCK_FILE).unlink(missing_ok=True)
-            with contextlib.suppress(Timeout):
-                lease.acquire(timeout=2)
-                tracking.say(f"{who} is silent: this process goes on with its run")
-                return
-    raise FolderTaken(
-        f"output_dir={str(path)!r} is in use by {who}; nothing was touched. Stop that run, or "
-        f"restart the kernel that it is in; or set output_dir to a new folder. A dead owner is replaced after {SILENCE:.0f} s."
-    )
-
-
-def _heartbeat(path: Path) -> tuple[float, int] | None:
-    """When the lock file was written last, and its size in bytes; None if there is none."""
+def _outwait(lease: SoftFileLease, path: Path, who: str) -> bool:
+    """Acquires the lease of an owner on another machine if it gives no sign of life for `SILENCE` seconds."""
+    tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
+    with contextlib.suppress(FileNotFoundError):
+        if not (path / LOCK_FILE).stat().st_size:
+            (path / LOCK_FILE).unlink()  # whoever made it died before it wrote its name
     try:
-        status = (path / LOCK_FILE).stat()
-        return status.st_mtime, status.st_size
-    except OSError:
-        return None
+        lease.acquire(timeout=SILENCE + 10)
+    except Timeout:
+        return False
+    tracking.say(f"{who} is silent: this process goes on with its run")
+    return True
 
 
 def check(output_dir: Path | str) -> None:
@@ -112,7 +95,7 @@ def owned(output_dir: Path | str) -> Iterator[float]:
     path.mkdir(parents=True, exist_ok=True)
     own(path)
     try:
-        yield _holds[path].since if path in _holds else time.monotonic()
+        yield _holds[path][1] if path in _holds else time.monotonic()
     finally:
         if not before:
             release(path)
@@ -120,7 +103,7 @@ def owned(output_dir: Path | str) -> Iterator[float]:
 
 def release(output_dir: Path | str) -> None:
     """Gives the folder up."""
-    hold = _holds.pop(Path(output_dir).resolve(), None)
-    if hold is not None:
-        atexit.unregister(hold.lease.release)
-        hold.lease.release(force=True)
+    lease, _ = _holds.pop(Path(output_dir).resolve(), (None, None))
+    if lease:
+        atexit.unregister(lease.release)
+        lease.release(force=True)

@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import helpers
 from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
-from helpers.parameters import Parameters, identity
+from helpers.parameters import Parameters, expanded, identity
 from helpers.show import tracking
 
 from . import checkpoint, folder_lock, provenance
@@ -34,14 +33,6 @@ SESSIONS_FILE = "sessions.json"
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
 METHOD_FOLDER = "method"
 RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
-
-
-def begun(output_dir: str) -> dict[str, Any]:
-    """Parameters that the run in this folder began with; {} if they cannot be read."""
-    try:
-        return dict(json.loads((Path(output_dir).expanduser() / RUN_FILE).read_text(encoding="utf-8"))["parameters"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
 
 
 class RunFolder:
@@ -63,12 +54,13 @@ class RunFolder:
         A folder belongs to a run from its first trained step or its results on; before that other parameters may have it.
 
         Raises:
-            ValueError: the folder holds another run, files that are no run of ours, or a link out of it; or it holds this
-                run, and `resume` is False.
+            ValueError: the folder holds another run, or files that are no run of ours; or it holds this run, and `resume` is
+                False.
             PermissionError: the folder cannot be written.
+            FileNotFoundError: the path begins with a home that is not known.
             FolderTaken: another process owns the folder.
         """
-        path = Path(params.output_dir).expanduser().absolute()
+        path = expanded("output_dir", params.output_dir).absolute()
         _take(path, {"schema": RUN_SCHEMA, "notebook": notebook, "parameters": identity(params)}, params)
         return cls(path, notebook, params)
 
@@ -163,9 +155,6 @@ def _take(path: Path, ours: dict[str, Any], params: Parameters) -> None:
             return
     except OSError as error:
         raise PermissionError(f"output_dir={str(path)!r} cannot be written ({error}); {elsewhere}") from error
-    links = (each for each in path.rglob("*") if each.is_symlink())
-    if link := next((each for each in links if not Path(realpath(each)).is_relative_to(path.resolve())), None):
-        raise ValueError(f"output_dir={str(path)!r}: {link} leads out of it; remove this link, or {elsewhere}")
     if RUN_FILE not in entries:
         raise ValueError(
             f"output_dir={str(path)!r} holds files that are no run of this suite ({', '.join(sorted(entries)[:4])}"
