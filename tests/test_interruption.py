@@ -1,22 +1,16 @@
-"""helpers.train.interruption: SIGTERM, a loss that is no number, memory that does not suffice."""
+"""helpers.train.interruption: signals, a loss that is no number, memory that does not suffice."""
 
 import math
-import os
 import random
 import signal
 import threading
 import time
 
 import pytest
+import torch
+from transformers import TrainerControl
 
-pytestmark = pytest.mark.once
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from transformers import TrainerControl  # noqa: E402
-
-from helpers.train.interruption import (  # noqa: E402
+from helpers.train.interruption import (
     SIGNALS,
     FiniteGuard,
     Stops,
@@ -24,6 +18,8 @@ from helpers.train.interruption import (  # noqa: E402
     is_out_of_memory,
     smaller_micro_batch,
 )
+
+pytestmark = pytest.mark.once
 
 # -- stops --
 
@@ -44,26 +40,17 @@ def arrived():
         signal.signal(number, handler)
 
 
-def test_the_step_boundary_after_a_signal_saves_and_stops(arrived):
+def test_a_signal_stops_at_the_step_boundary_a_second_interrupt_is_one_and_the_former_handlers_come_back(arrived):
     with Stops().listening() as stops:
         assert asked_to_stop(stops) == (False, False)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert asked_to_stop(stops) == (True, True)
-
-
-def test_a_second_interrupt_is_one(arrived):
-    with Stops().listening() as stops:
-        os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         assert stops.reason == "SIGTERM"
-
-
-def test_the_previous_handlers_are_back_afterwards(arrived):
-    with Stops().listening():
-        pass
+    assert not stops.reason and not arrived
     for number in SIGNALS:
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
     assert arrived == SIGNALS
 
 
@@ -71,7 +58,7 @@ def test_a_signal_that_was_ignored_stays_ignored():
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Stops().listening() as stops:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert not stops.reason
     finally:
         signal.signal(signal.SIGHUP, previous)
@@ -87,20 +74,19 @@ def test_outside_the_main_thread_no_handler_is_touched(arrived):
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     assert results == [(False, False)] and arrived == [signal.SIGTERM]
 
 
-def test_the_time_budget_counts_from_when_the_session_began(capsys):
-    with Stops(max_hours=1.0).listening(since=time.monotonic() - 3599) as stops:
-        assert not stops.reason
-        deadline = time.monotonic() + 30
-        while not stops.reason and time.monotonic() < deadline:
-            time.sleep(0.05)
+def test_the_time_budget_counts_from_when_the_session_began():
+    with Stops(max_hours=1.0).listening(since=time.monotonic()) as stops:
+        assert asked_to_stop(stops) == (False, False)
+    with Stops(max_hours=1.0).listening(since=time.monotonic() - 3600) as stops:
+        assert asked_to_stop(stops) == (True, True)
         assert stops.reason == "max_hours=1"
 
 
-# -- everything finite --
+# -- what is no number --
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -112,27 +98,20 @@ def test_one_bad_number_among_all_tensors_is_found(bad, dtype):
     assert not all_finite(tensors)
 
 
-# -- a loss that is no number --
-
-
-def guard(*losses: float, accumulation: int = 1) -> FiniteGuard:
-    """A guard that has seen the losses of micro-batches, `accumulation` to a step."""
-    watch = FiniteGuard("cpu")
-    for index, loss in enumerate(losses):
-        watch.update(torch.tensor(loss), ends_step=(index + 1) % accumulation == 0)
-    return watch
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_the_first_bad_step_is_found_and_later_ones_do_not_move_it(bad):
-    assert guard(1.0, 2.0, bad, 3.0, math.nan, math.inf).first_bad_step() == 2
+def test_the_first_bad_step_is_found_in_any_micro_batch_and_later_ones_do_not_move_it(bad):
+    watch = FiniteGuard("cpu", step=10)
+    losses = [1.0, 2.0, 3.0, bad, 3.0, math.nan, math.inf, 1.0]
+    for index, loss in enumerate(losses):
+        assert (watch.first_bad_step() != 0) == (index > 3)
+        watch.update(torch.tensor(loss), ends_step=index % 2 == 1)
+    assert watch.first_bad_step() == 12
 
 
 def test_the_guard_reads_no_value_until_it_is_asked():
     # Tensors of the meta device have no values: anything that looked at one would raise.
     watch = FiniteGuard("meta")
-    for _ in range(3):
-        watch.update(torch.zeros((), device="meta"), ends_step=True)
+    watch.update(torch.zeros((), device="meta"), ends_step=True)
     with pytest.raises((RuntimeError, NotImplementedError)):
         watch.first_bad_step()
 
@@ -147,43 +126,29 @@ def test_a_real_failure_of_the_cpu_allocator_is_out_of_memory():
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "expected"),
     [
-        torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 14.74 GiB"
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of"),
+            True,
         ),
-        RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.5G of 15.75G hbm."),
-        ValueError("RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 4.00G."),
-        MemoryError(),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (ValueError("RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 4.00G."), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
+        (OSError(28, "No space left on device"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (KeyboardInterrupt(), False),
     ],
-    ids=lambda error: f"{type(error).__name__} {error}"[:48],
+    ids=lambda value: repr(value)[:48],
 )
-def test_what_devices_say_when_memory_runs_out_is_recognised(error):
-    assert is_out_of_memory(error)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
-        ValueError("batch_size=3: must be a multiple of 8"),
-        OSError(28, "No space left on device"),
-        RuntimeError("CUDA error: device-side assert triggered"),
-        RuntimeError("INVALID_ARGUMENT: argument 3 has another shape"),
-        KeyboardInterrupt(),
-        SystemExit(1),
-    ],
-    ids=lambda error: f"{type(error).__name__} {error}"[:48],
-)
-def test_other_errors_are_not_taken_for_it(error):
-    assert not is_out_of_memory(error)
+def test_what_devices_say_when_memory_runs_out_is_told_from_other_errors(error, expected):
+    assert is_out_of_memory(error) == expected
 
 
 def test_a_smaller_micro_batch_keeps_the_product_and_at_least_halves():
     chance = random.Random(0)
-    for _ in range(2_000):
+    for _ in range(500):
         devices, accumulation = chance.choice([1, 2, 4, 8]), chance.randint(1, 24)
         micro = devices * chance.randint(1, 96)
         found = smaller_micro_batch(micro, accumulation, devices)

@@ -1,18 +1,15 @@
 """helpers.train.meter: counts, clocks that keep evaluation apart, MFU against a named peak."""
 
-import signal
-import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from helpers.machine.runtime import Runtime
+from helpers.train import meter
 from helpers.train.meter import Meter
 
-from .test_resume import result, run
-
 pytestmark = pytest.mark.once
-
-torch = pytest.importorskip("torch")
 
 
 def runtime(name: str = "x86_64", precision: str = "fp32", devices: int = 1) -> Runtime:
@@ -31,102 +28,46 @@ def runtime(name: str = "x86_64", precision: str = "fp32", devices: int = 1) -> 
     )
 
 
-def batch(*shape: int) -> dict:
-    return {"input_ids": torch.zeros(shape, dtype=torch.long), "labels": torch.zeros(shape[0], dtype=torch.long)}
+@pytest.fixture
+def passes(monkeypatch):
+    """Lets time pass: seconds on the wall, and of the processor."""
+    now = [100.0, 7.0]
+    monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[1]))
 
+    def passes(wall: float, processor: float) -> None:
+        now[0] += wall
+        now[1] += processor
 
-def at(seconds: float, *, aside: float = 0.0, compiling: float = 0.0, tokens: int = 0, examples: int = 0) -> dict:
-    return {
-        "examples": examples,
-        "tokens": tokens,
-        "seconds": seconds,
-        "aside_seconds": aside,
-        "compile_seconds": compiling,
-    }
-
-
-# -- counts --
-
-
-def test_examples_and_positions_add_up_over_micro_batches():
-    meter = Meter(runtime(), 1.0)
-    meter.start()
-    for shape in ((4, 16), (4, 16), (3, 8)):
-        meter.count(batch(*shape))
-    assert (meter.examples, meter.tokens) == (11, 4 * 16 + 4 * 16 + 3 * 8)
+    return passes
 
 
 def test_every_column_of_texts_counts_and_a_pair_is_one_example():
-    meter = Meter(runtime(), 1.0)
-    meter.count({"anchor_input_ids": torch.zeros(2, 7), "positive_input_ids": torch.zeros(2, 5)})
-    assert (meter.examples, meter.tokens) == (2, 24)
+    counted = Meter(runtime(), 1.0)
+    for shape in ((4, 16), (3, 8)):
+        counted.count({"input_ids": torch.zeros(shape), "labels": torch.zeros(shape[0])})
+    counted.count({"anchor_input_ids": torch.zeros(2, 7), "positive_input_ids": torch.zeros(2, 5)})
+    assert (counted.examples, counted.tokens) == (4 + 3 + 2, 4 * 16 + 3 * 8 + 2 * 12)
 
 
-# -- clocks --
-
-
-def busy(seconds: float) -> None:
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        pass
-
-
-def test_processor_time_counts_neither_waiting_nor_what_is_aside_and_goes_on_in_the_next_session():
-    meter = Meter(runtime(), 1.0)
-    meter.start()
-    busy(0.2)
-    time.sleep(0.5)
-    with meter.aside():
-        busy(0.4)
-    state = meter.state()
-    assert 0.2 <= state["processor_seconds"] < 0.4
-    meter = Meter(runtime(), 1.0)
-    meter.start(state)
-    busy(0.2)
-    meter.close()
-    assert 0.4 <= meter.processor_seconds < 0.6
-
-
-def test_the_state_saved_inside_a_checkpoint_counts_the_saving_so_far_as_aside():
-    meter = Meter(runtime(), 1.0)
-    meter.start()
-    with meter.aside():
-        time.sleep(0.3)
-        state = meter.state()  # as written into the checkpoint that is being saved
-    assert state["seconds"] - state["aside_seconds"] < 0.2
-
-
-def test_training_seconds_leave_out_compilation_and_what_was_put_aside():
-    meter = Meter(runtime(), 1.0)
-    meter.start(at(10.0, aside=3.0, compiling=2.0))
-    meter._mark = None
-    assert meter.training_seconds() == 5.0
-
-
-def test_logs_of_a_real_run_carry_training_seconds_without_its_evaluations(tmp_path):
-    options = {"steps": 4, "save_steps": 2, "accumulation": 1}
-    killed = run(tmp_path, **options, kill_step=4)
-    assert killed.returncode == -signal.SIGKILL
-    outcome = result(run(tmp_path, **options, evaluation_pause=2.0))  # from step 2: one evaluation sleeps
-    history = outcome["log_history"]
-    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4]
-    assert [entry["step"] for entry in history if "eval_loss" in entry] == [2, 4]
-    logged = [entry["training_seconds"] for entry in history if "loss" in entry or "eval_loss" in entry]
-    assert len(logged) == 6 and logged == sorted(logged) and logged[0] > 0  # a resume goes on counting
-    assert outcome["train"]["seconds"] - logged[-1] >= 2.0
-    assert outcome["train"]["evaluate_and_save_seconds"] >= 2.0
-
-
-# -- rates --
-
-
-def test_rates_are_over_training_time_alone():
-    meter = Meter(runtime(), 1.0)
-    meter.start(at(10.0, aside=3.0, compiling=2.0, tokens=5_000, examples=50))
-    meter._mark = None
-    results = meter.results()
+def test_rates_are_over_training_alone_in_all_sessions_and_the_state_that_is_being_saved_counts_the_saving(passes):
+    first = Meter(runtime(), 1.0)
+    first.start()
+    passes(4.0, 3.0)
+    first.count({"input_ids": torch.zeros(50, 100)})
+    with first.aside():
+        passes(2.0, 2.0)
+        state = first.state()  # as written into the checkpoint that is being saved
+    assert (state["seconds"], state["aside_seconds"], state["processor_seconds"]) == (6.0, 2.0, 3.0)
+    passes(9.0, 9.0)  # of no session that goes on
+    second = Meter(runtime(), 1.0)
+    second.start(state | {"compile_seconds": 1.0})
+    passes(2.0, 1.0)
+    second.close()
+    passes(5.0, 5.0)
+    assert (second.training_seconds(), second.processor_seconds) == (5.0, 4.0)
+    results = second.results()
     assert (results["tokens_per_second"], results["examples_per_second"]) == (1_000.0, 10.0)
-    assert (results["seconds"], results["evaluate_and_save_seconds"], results["compile_seconds"]) == (10.0, 3.0, 2.0)
+    assert (results["seconds"], results["evaluate_and_save_seconds"], results["compile_seconds"]) == (8.0, 2.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +80,11 @@ def test_rates_are_over_training_time_alone():
         ("TPU v5e", "bf16", 4, 0.0082),
     ],
 )
-def test_mfu_agrees_with_hand_arithmetic(name, precision, devices, expected):
-    meter = Meter(runtime(name, precision, devices), flops_per_token=6.5e9)
-    meter.start(at(7.0, aside=2.0, tokens=5_000))
-    meter._mark = None
-    assert meter.results()["mfu"] == pytest.approx(expected, abs=5e-5)
+def test_mfu_agrees_with_hand_arithmetic(passes, name, precision, devices, expected):
+    measured = Meter(runtime(name, precision, devices), flops_per_token=6.5e9)
+    measured.start({"tokens": 5_000})
+    passes(5.0, 5.0)
+    assert measured.results()["mfu"] == pytest.approx(expected, abs=5e-5)
 
 
 def test_peak_memory_of_a_cpu_run_grows_with_what_was_touched():

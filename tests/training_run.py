@@ -27,10 +27,6 @@ DEFAULTS = {
     "accumulation": 2,
     "logging_steps": 1,
     "save_steps": 4,
-    "patience": 0,
-    "eval_on_start": False,
-    "evaluation_pause": 0.0,  # seconds that every evaluation sleeps
-    "step_pause": 0.0,  # seconds that every step sleeps
     "hold": "",  # while this file is there, the run stands still at a moment, unless it is asked to stop
     "hold_when": "step",  # after the fifth; or "evaluation" or "saving" of step 8
     "blocks": 40,
@@ -176,7 +172,6 @@ def main(output_dir: str, options: dict) -> dict:
 
     class Interrupt(transformers.TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            time.sleep(options["step_pause"])
             if options["hold_when"] == "step" and state.global_step == 5:
                 stand_still()
             if options["file_limit"] and state.global_step == 2:
@@ -200,9 +195,6 @@ def main(output_dir: str, options: dict) -> dict:
                 stand_still()
             if options["evaluation_signal"] and options["evaluation_signal"][0] == state.global_step:
                 os.kill(os.getpid(), getattr(signal, options["evaluation_signal"][1]))
-
-        def on_evaluate(self, args, state, control, **kwargs):
-            time.sleep(options["evaluation_pause"])
 
         def on_step_end(self, args, state, control, **kwargs):
             for step, name in options["signals"]:
@@ -245,7 +237,6 @@ def main(output_dir: str, options: dict) -> dict:
         logging_steps=options["logging_steps"],
         eval_steps=options["save_steps"],
         save_steps=options["save_steps"],
-        eval_on_start=options["eval_on_start"],
         dataloader_num_workers=options["workers"],
         eval_strategy=options["eval_strategy"],
         **({"optim": "adamw_torch_fused", "max_grad_norm": 0.0} if options["scale"] else {}),
@@ -258,7 +249,6 @@ def main(output_dir: str, options: dict) -> dict:
         eval_dataset=examples[options["blocks"] :],
         plan=planned,
         runtime=machine,
-        patience=options["patience"],
         max_hours=options["max_hours"],
         data_collator=masking_collator() if options["masking"] else None,
         callbacks=[Interrupt()],
@@ -295,7 +285,6 @@ def main(output_dir: str, options: dict) -> dict:
         "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
         "log_history": trainer.state.log_history,
         "best_step": trainer.state.best_global_step,
-        "finite_weights": all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters()),
     }
 
 

@@ -34,7 +34,6 @@ CORE = (
     "resume",
     "interruption",
     "failures",
-    "early_stopping",
     "counting",
     "plan",
     "arrows",

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
+import torch
+from torch.nn.utils import get_total_norm
 from transformers import TrainerCallback
 
 from helpers.machine import ranks
@@ -17,6 +19,7 @@ from helpers.show import tracking
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 WATCH_SECONDS = 0.25  # ipykernel checks its parent once a second
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "resource_exhausted")  # of CUDA, of a CPU, of XLA
 
 
 class Stopped(RuntimeError):
@@ -125,59 +128,55 @@ def _spare_orphans(spared: bool) -> None:
             poller.parent_pid = _AnyParent(poller.parent_pid) if spared else int(poller.parent_pid)
 
 
-def _local(tensor):
-    """This process's part of a sharded tensor; on XLA a copy on the CPU, so that nothing is compiled."""
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return tensor.cpu() if tensor.device.type == "xla" else tensor
-
-
 def all_finite(tensors: Iterable) -> bool:
     """Whether no floating-point tensor holds NaN or infinity: one pass over each, one wait for the device."""
-    from torch.nn.utils import get_total_norm
-
-    found = [_local(tensor.detach()) for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    found = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    found = [tensor.cpu() if tensor.device.type == "xla" else tensor for tensor in found]  # where it would compile
     return bool(get_total_norm(found, math.inf).isfinite())
 
 
 class FiniteGuard:
-    """Remembers on the device the first step with a loss that is not finite; only reading it waits for the device."""
+    """Remembers on the device the first step with a loss that is not finite; only reading it waits for the device.
 
-    def __init__(self, device):
-        import torch
+    Args:
+        device: of the losses.
+        step: how many steps are finished.
+    """
 
-        self.finished_steps = torch.zeros((), dtype=torch.int32, device=device)
-        self.first_bad = torch.full((), -1, dtype=torch.int32, device=device)
+    def __init__(self, device, step: int = 0):
+        self.step = torch.full((), step + 1, dtype=torch.int32, device=device)
+        self.first_bad = torch.zeros_like(self.step)
 
     def update(self, loss, *, ends_step: bool) -> None:
         """Notes the loss of one micro-batch; `ends_step`: the optimizer steps after it."""
-        import torch
-
-        bad = ~torch.isfinite(loss.detach()).all() & (self.first_bad < 0)
-        self.first_bad = torch.where(bad, self.finished_steps, self.first_bad)
+        bad = ~torch.isfinite(loss.detach()).all() & (self.first_bad == 0)
+        self.first_bad = torch.where(bad, self.step, self.first_bad)
         if ends_step:
-            self.finished_steps = self.finished_steps + 1
+            self.step = self.step + 1
 
-    def first_bad_step(self) -> int | None:
-        """How many steps since construction were finished before the bad one, or None. Waits for the device."""
-        index = int(self.first_bad.item())
-        return None if index < 0 else index
+    def first_bad_step(self) -> int:
+        """The first bad step, or 0. Waits for the device."""
+        return int(self.first_bad.item())
 
 
 class LossScale:
     """Counts the steps that fp16 skips because a gradient overflowed, so that no run which learns nothing reports success.
 
     The scaler halves its scale when it skips a step. Fused AdamW skips on the device, which accelerate does not see, so it is told:
-    the learning rate does not advance with a skipped step. Reading the scale waits for the device once a step.
+    the learning rate does not advance with a skipped step. Reading the scale waits for the device once a step. Without a scaler
+    nothing is skipped.
     """
 
     LOWEST, MOST = 1.0, 20  # scale, and skipped steps in a row, at which a run stops
 
-    def __init__(self, scaler, skipped: int = 0):
+    def __init__(self, scaler=None, skipped: int = 0):
         self.scaler, self.skipped, self.in_a_row = scaler, skipped, 0
-        self.scale = scaler.get_scale()
+        self.scale = scaler.get_scale() if scaler else 1.0
 
     def after_update(self, optimizer) -> str:
         """Notes whether this step was skipped; returns why the run must stop, or ""."""
+        if not self.scaler:
+            return ""
         before, self.scale = self.scale, self.scaler.get_scale()
         optimizer._is_overflow = self.scale < before
         if not optimizer._is_overflow:
@@ -192,11 +191,8 @@ class LossScale:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out (CUDA, CPU allocator, XLA)."""
-    import torch
-    from accelerate.utils.memory import should_reduce_batch_size
-
-    said, known = str(error), isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or should_reduce_batch_size(error) or "RESOURCE_EXHAUSTED" in said or "out of memory" in said.lower()
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in said for words in OUT_OF_MEMORY)
 
 
 def smaller_micro_batch(micro_batch: int, accumulation: int, multiple_of: int = 1) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ import datasets
 import numpy as np
 import torch
 import transformers.trainer
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
@@ -48,18 +48,13 @@ from .meter import Meter
 METER_FILE = "meter.json"
 
 
-class _Finished(Exception):
-    """A resumed run is at its end, as the evaluation that had been stopped shows."""
-
-
-class TrainerMixin:
+class TrainerMixin(TrainerCallback):
     """Put before a Hugging Face trainer class.
 
     Args:
         plan: what `plan.plan` returned; if memory runs out, the trainer replaces it by one with smaller micro-batches.
         runtime: what `runtime.detect` returned.
         flops_per_token: FLOPs of a training step per token, for MFU (default 6 x trained parameters).
-        patience: evaluations without improvement after which the run stops; 0 never stops early.
         max_hours: hours after which this session saves and stops; 0 is no limit.
         *args, **kwargs: the trainer's own.
     """
@@ -70,7 +65,6 @@ class TrainerMixin:
         plan: Plan,
         runtime: Runtime,
         flops_per_token: float | None = None,
-        patience: int = 0,
         max_hours: float = 0.0,
         **kwargs,
     ):
@@ -88,24 +82,17 @@ class TrainerMixin:
         self.stops = Stops(max_hours)
         self.resumed_from: int | None = None
         self.messages: list[str] = []
-        self._finite: FiniteGuard | None = None
-        self._loss_scale: LossScale | None = None
+        self._finite, self._loss_scale = FiniteGuard(self.args.device), LossScale()
         self._staging: Path | None = None
         self._places: PlaceSampler | None = None
-        self._first_step = 0
         self._counts: dict = {}  # of the checkpoint: the meter's; sum of the losses since a log, step of that log; skipped steps
         self._rescheduled = False
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         if self.pop_callback(WandbCallback):
             self.add_callback(Wandb())
-        self.add_callback(self.stops)
-        self.add_callback(_StepBoundary(self))
-        self.add_callback(progress())
-        self.patience = patience
-        if patience:
-            self.args.restore_callback_states_from_checkpoint = True
-            self.add_callback(EarlyStoppingCallback(patience))
+        for callback in (self.stops, self, progress()):
+            self.add_callback(callback)
         self.engine.prepare(module, self.transformer())
         if plan.gradient_checkpointing:
             attention.checkpoint_activations(self.transformer(), runtime.kind)
@@ -141,17 +128,14 @@ class TrainerMixin:
             ValueError: the checkpoint of a given path is damaged; or a new run would begin from trained weights.
             CheckpointUnreadable: a checkpoint could not be read; it is kept as it is.
         """
-        output_dir, source = self.args.output_dir, None
+        output_dir = self.args.output_dir
         with (
             folder_lock.owned(output_dir) if ranks.is_main() else contextlib.nullcontext() as since,
             self.stops.listening(since),
             self.engine.computing(self.args.tf32),
             contextlib.closing(self.meter),
         ):
-            with ranks.main_process_first():
-                if ranks.is_main():
-                    checkpoint.sweep(output_dir)
-                    source = self._checkpoint_to_resume(resume_from_checkpoint)
+            source = self._checkpoint_to_resume(resume_from_checkpoint) if ranks.is_main() else None
             source = ranks.broadcast(source)
             if source is None:
                 self._refuse_trained_weights()
@@ -162,11 +146,8 @@ class TrainerMixin:
                 try:
                     output = self._train_from(source, **kwargs)
                     break
-                except _Finished:
-                    output = None
-                    break
                 except Exception as error:
-                    if isinstance(error, EvaluationOutOfMemory) or not is_out_of_memory(error):
+                    if not is_out_of_memory(error):
                         raise
                     self._shrink_micro_batch(error)
                 finally:
@@ -176,7 +157,7 @@ class TrainerMixin:
                 source, _ = checkpoint.newest_whole(output_dir)
             if ranks.is_main():
                 run_folder.note_step(output_dir, self.state.global_step)
-            if self.stops.reason and (self._owes_evaluation() or not self._is_finished(self.state)):
+            if self.stops.reason and (self._owes_evaluation() or self.state.global_step < self.args.max_steps):
                 self._raise_stopped()
             self._load_best()
             self._mark_trained()
@@ -207,7 +188,7 @@ class TrainerMixin:
     def _train_from(self, source: Path | None, **kwargs):
         if source is not None:
             state = TrainerState.load_from_json(str(source / transformers.trainer.TRAINER_STATE_NAME))
-            if self._is_finished(state):
+            if state.global_step >= self.args.max_steps:
                 # Stock Trainer would train one step too many.
                 self._load_from_checkpoint(str(source))
                 self.state = state
@@ -215,28 +196,20 @@ class TrainerMixin:
                     self._determine_best_metric(self.evaluate(), None)
                 self._say(f"the run is finished: {source.name} is its last step")
                 return None
-            if state.max_steps != self.args.max_steps:
-                self._rescheduled = True
+            self._rescheduled = state.max_steps != self.args.max_steps
+            if self._rescheduled:
                 self._say(
                     f"max_steps was {state.max_steps} and is {self.args.max_steps}: from step {state.global_step} on the "
                     f"learning rate follows the {self.args.lr_scheduler_type.value} schedule of {self.args.max_steps} steps"
                 )
-        self._finite = None
         if self.is_world_process_zero():
             first_step = checkpoint.step_of(source) if source else 0
-            plan = self.plan
-            changed = run_folder.begin_session(
-                self.args.output_dir, self.runtime, plan.precision, first_step, plan.batch_size
-            )
-            if changed:
+            plan, output_dir = self.plan, self.args.output_dir
+            if changed := run_folder.begin_session(
+                output_dir, self.runtime, plan.precision, first_step, plan.batch_size
+            ):
                 self._say(changed)
         return super().train(resume_from_checkpoint=str(source) if source else None, **kwargs)
-
-    def _is_finished(self, state: TrainerState) -> bool:
-        """Whether the run of this state is at its end: all steps are done, or it stopped early."""
-        stopping = state.stateful_callbacks.get(EarlyStoppingCallback.__name__) if self.patience else None
-        lost = bool(stopping) and stopping["attributes"]["early_stopping_patience_counter"] >= self.patience
-        return lost or state.global_step >= self.args.max_steps
 
     def _owes_evaluation(self) -> bool:
         """Whether the evaluation of the present step was stopped."""
@@ -246,11 +219,11 @@ class TrainerMixin:
         return due and not any(name.startswith("eval_") for name in logged)
 
     def _checkpoint_to_resume(self, wanted: bool | str | Path | None) -> Path | None:
-        if wanted is None or wanted is False:
+        checkpoint.sweep(self.args.output_dir)
+        if not wanted:
             return None
         if wanted is not True:
-            problem = checkpoint.damage(wanted)
-            if problem:
+            if problem := checkpoint.damage(wanted):
                 raise ValueError(
                     f"resume_from_checkpoint={str(wanted)!r}: {problem}; give True for the newest whole checkpoint"
                 )
@@ -275,6 +248,51 @@ class TrainerMixin:
         self._load_from_checkpoint(str(best))
         metric = self.args.metric_for_best_model.removeprefix("eval_")
         self._say(f"loaded {best.name}, the best evaluation ({metric} {self.state.best_metric:.4f})")
+
+    # -- what happens exactly before and after an optimizer step: the trainer is a callback of its own --
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self._rescheduled:  # the checkpoint has the rate of the former schedule
+            schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+            schedule.last_epoch -= 1
+            schedule.step()
+        self._finite = FiniteGuard(args.device, state.global_step)
+        self.engine.start_counting()
+        if state.global_step == 0 and checkpoint.newest_whole(args.output_dir)[0] is None:
+            # Proves at once that a checkpoint can be written; an early failure goes back to it.
+            self._save_checkpoint(self.model, None)
+        if unlogged := self._counts.get("unlogged"):
+            loss, self._globalstep_last_logged = unlogged
+            self._tr_loss = torch.tensor(loss, device=args.device)
+        self._loss_scale = LossScale(self.accelerator.scaler, self._counts.get("skipped", 0))
+        self.engine.begin(self.optimizer, self._tr_loss)
+        if state.global_step and self._owes_evaluation():
+            self._evaluate(None, None, skip_scheduler=True)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.engine.stop_counting()
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if self._places is not None:
+            self._places.set_epoch(int(state.epoch or 0))
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.engine.book("between")
+        self.seed_step()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.engine.before_update(self.optimizer)
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        self.engine.after_update(self.optimizer)
+        if why := self._loss_scale.after_update(self.optimizer):
+            self._diverged(f"{why} at step {state.global_step + 1}: gradients overflow, and such a run learns nothing")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.engine.end_step()
+        if state.global_step >= state.max_steps:
+            control.should_log = control.should_save = True
+            control.should_evaluate |= args.eval_strategy != "no"
 
     # -- one step --
 
@@ -324,12 +342,12 @@ class TrainerMixin:
 
     def log(self, logs: dict, start_time: float | None = None) -> None:
         # Infinite gradient norms only lower the loss scale of fp16, which counts them.
-        for name in ("loss",) if self._loss_scale else ("loss", "grad_norm"):
+        for name in ("loss",) if self._loss_scale.scaler else ("loss", "grad_norm"):
             if name in logs and not torch.isfinite(torch.tensor(logs[name])):
                 self._stop_on_nonfinite(name, logs[name])
         if "loss" in logs or "eval_loss" in logs:
             logs["training_seconds"] = round(self.meter.training_seconds(), 3)
-        if "loss" in logs and self._loss_scale and self._loss_scale.skipped:
+        if "loss" in logs and self._loss_scale.skipped:
             logs["skipped_steps"] = self._loss_scale.skipped
         if not np.isfinite(logs.get("eval_loss", 0.0)):
             self._check_finite()
@@ -346,8 +364,6 @@ class TrainerMixin:
         return output._replace(metrics=ranks.broadcast(output.metrics))  # so that all processes decide alike
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False):
-        if skip_scheduler and self.state.global_step and not self._owes_evaluation():
-            return {}  # `eval_on_start` of a resumed run, which has been evaluated
         try:
             metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         except EvaluationStopped:
@@ -368,10 +384,8 @@ class TrainerMixin:
                 "and run the notebook again: the run continues with this evaluation."
             ) from error
         self.control.should_save |= self.control.should_training_stop  # it stops early
-        if skip_scheduler:  # the start is the first best: its weights are those of checkpoint-0
-            improved = self._determine_best_metric(metrics, trial)
-            if improved and self.state.global_step:
-                self._save_checkpoint(self.model, trial)
+        if skip_scheduler and self._determine_best_metric(metrics, trial):
+            self._save_checkpoint(self.model, trial)
         return metrics
 
     def _determine_best_metric(self, metrics, trial) -> bool:
@@ -388,14 +402,17 @@ class TrainerMixin:
         with self.aside("save"):
             self._check_finite()
             folder_lock.check(self.args.output_dir)
-            self._save_staged(model, trial)
+            try:
+                self._save_staged(model, trial)
+            finally:
+                self._staging = None
 
     def _check_finite(self) -> None:
         """Raises NonFiniteLoss, in all processes, unless everything that a checkpoint would hold is finite."""
         trained = (parameter for parameter in self.trained_module().parameters() if parameter.requires_grad)
         states = self.optimizer.state.values() if self.optimizer is not None else ()
         bad = ""
-        if self._finite is not None and self._finite.first_bad_step() is not None:
+        if self._finite.first_bad_step():
             bad = "loss"
         elif not all_finite(trained):
             bad = "a weight"
@@ -405,70 +422,50 @@ class TrainerMixin:
             self._stop_on_nonfinite(bad, float("nan"))
 
     def _save_staged(self, model, trial) -> None:
-        output_dir, step = Path(self.args.output_dir), self.state.global_step
+        output_dir, state = Path(self.args.output_dir), self.state
+        step, best, main = state.global_step, state.best_global_step, self.is_world_process_zero()
         unlogged = [sum(ranks.gather(float(self._tr_loss))) / ranks.count(), self._globalstep_last_logged]
-        best = self.state.best_global_step
-        self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
-        main = self.is_world_process_zero()  # the others write their generator state into its staging folder
+        # The other processes write the states of their generators into the staging folder of the first.
         theirs = contextlib.nullcontext(checkpoint.staging_folder(output_dir, step))
-        with checkpoint.staged(output_dir, step) if main else theirs as staging:
+        with checkpoint.staged(output_dir, step) if main else theirs as self._staging:
             self.accelerator.wait_for_everyone()
-            self._write_checkpoint(staging, model, trial)
+            super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if not main:
                 return
-            written = checkpoint.folder(staging, step)
-            # If this checkpoint is the best one, transformers has noted its staging path.
-            self.state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
-            self.state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
-            counts = self.meter.state() | {"unlogged": unlogged, "skipped": self._skipped()}
+            written = checkpoint.folder(self._staging, step)
+            # transformers has noted the staging path.
+            state.best_model_checkpoint = None if best is None else str(checkpoint.folder(output_dir, best))
+            state.save_to_json(str(written / transformers.trainer.TRAINER_STATE_NAME))
+            counts = self.meter.state() | {"unlogged": unlogged, "skipped": self._loss_scale.skipped}
             (written / METER_FILE).write_text(json.dumps(counts), encoding="utf-8")
-        keep, best = self.args.save_total_limit or 2, self.state.best_model_checkpoint
-        checkpoint.prune(output_dir, keep, newest=step, protect=best)
+        keep = self.args.save_total_limit or 2
+        checkpoint.prune(output_dir, keep, newest=step, protect=state.best_model_checkpoint)
         run_folder.note_step(output_dir, step)
 
-    def _write_checkpoint(self, staging: Path, model, trial) -> None:
-        self._staging = staging
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._staging = None
-
-    def _skipped(self) -> int:
-        return self._loss_scale.skipped if self._loss_scale else 0
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        folder = str(Path(output_dir or self.args.output_dir).absolute())
         if (weights := self.engine.weights(self.model)) is None:
-            super().save_model(output_dir, _internal_call)
+            super().save_model(folder, _internal_call)
         else:
-            self._save(output_dir or self.args.output_dir, state_dict=weights)
-        if output_dir and self._staging is None and ranks.count() > 1:
-            written = ranks.broadcast(str(Path(output_dir).absolute()))
-            if not ranks.is_main() and written != str(Path(output_dir).absolute()):  # where its cells read it
-                shutil.copytree(written, output_dir, dirs_exist_ok=True)
+            self._save(folder, state_dict=weights)
+        if self._staging is None:
+            written = ranks.broadcast(folder)
+            if written != folder:  # of another process, whose cells read it there
+                shutil.copytree(written, folder, dirs_exist_ok=True)
             ranks.gather(None)
-        if self._staging is None and self.is_world_process_zero():  # an export: nothing reads this pickle
-            Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
-    def _stop_on_overflow(self, why: str) -> None:
-        raise NonFiniteLoss(
-            f"{why} at step {self.state.global_step + 1}: gradients overflow, and such a run learns nothing. The last good "
-            f"checkpoint is {self._newest_name()} in {self.args.output_dir}. Set precision='fp32' (now 'fp16') or lower "
-            f"learning_rate (now {self.args.learning_rate:g}), and start in a new output_dir."
-        )
-
-    def _newest_name(self) -> str:
-        last, _ = checkpoint.newest_whole(self.args.output_dir)
-        return last.name if last else "none"
+            Path(folder, TRAINING_ARGS_NAME).unlink(missing_ok=True)  # nothing reads this pickle
 
     def _stop_on_nonfinite(self, name: str, value: float) -> None:
-        bad = None if self._finite is None else self._finite.first_bad_step()
-        step = first_step = self.state.global_step
-        if bad is not None:
-            first_step = self._first_step + bad + 1
+        bad, step = self._finite.first_bad_step(), self.state.global_step
+        self._diverged(
+            f"{name} is {value} (first at step {bad or step}, noticed at step {step}); nothing was saved since"
+        )
+
+    def _diverged(self, what: str) -> None:
+        newest, _ = checkpoint.newest_whole(self.args.output_dir)
         raise NonFiniteLoss(
-            f"{name} is {value} (first at step {first_step}, noticed at step {step}); nothing was saved since. "
-            f"The last good checkpoint is {self._newest_name()} in {self.args.output_dir}. "
+            f"{what}. The last good checkpoint is {newest.name if newest else 'none'} in {self.args.output_dir}. "
             f"Lower learning_rate (now {self.args.learning_rate:g}) or set precision='fp32' (now {self.plan.precision!r}), "
             "and start in a new output_dir."
         )
@@ -502,7 +499,6 @@ class TrainerMixin:
         self.optimizer = self.lr_scheduler = None
         self.model_wrapped = self.model
         self.model.zero_grad(set_to_none=True)
-        self._finite = None
         self.accelerator.free_memory()
 
     # -- measuring --
@@ -517,7 +513,7 @@ class TrainerMixin:
                 "loss_first": losses[0] if losses else None,
                 "loss_last": losses[-1] if losses else None,
                 **self.meter.results(),
-                "skipped_steps": self._skipped(),
+                "skipped_steps": self._loss_scale.skipped,
                 "resumed_from_step": self.resumed_from,
                 "messages": self.messages,
             },
@@ -536,68 +532,3 @@ class TrainerMixin:
         self.messages.append(message)
         if self.is_world_process_zero():
             tracking.say(message)
-
-
-class _StepBoundary(TrainerCallback):
-    """What happens exactly before and after an optimizer step."""
-
-    def __init__(self, trainer: TrainerMixin):
-        self.trainer = trainer
-
-    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
-        self.trainer._first_step = state.global_step
-        for callback in self.trainer.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):  # a checkpoint restores the patience of its time
-                callback.early_stopping_patience = self.trainer.patience
-        if self.trainer._rescheduled:  # the checkpoint has the rates of the former schedule
-            schedule = getattr(self.trainer.lr_scheduler, "scheduler", self.trainer.lr_scheduler)
-            rules = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            schedule._last_lr = [base * rule(schedule.last_epoch) for base, rule in rules]
-            for group, rate in zip(optimizer.param_groups, schedule._last_lr, strict=True):
-                group["lr"] = rate
-        self.trainer.engine.start_counting()
-        # Not under FSDP, where torch counts a step of Adam when it first gathers the state of an optimizer.
-        if (
-            state.global_step == 0
-            and not self.trainer.is_fsdp_enabled
-            and checkpoint.newest_whole(args.output_dir)[0] is None
-        ):
-            # Proves at once that a checkpoint can be written; an early failure goes back to it.
-            self.trainer._save_checkpoint(self.trainer.model, None)
-        self.trainer._finite = FiniteGuard(args.device)
-        counts, scaler = self.trainer._counts, self.trainer.accelerator.scaler
-        if unlogged := counts.get("unlogged"):
-            loss, self.trainer._globalstep_last_logged = unlogged
-            self.trainer._tr_loss = torch.tensor(loss, device=args.device)
-        self.trainer._loss_scale = scaler and LossScale(scaler, counts.get("skipped", 0))
-        self.trainer.engine.begin(optimizer, self.trainer._tr_loss)
-        if state.global_step and self.trainer._owes_evaluation():
-            self.trainer._evaluate(None, None, skip_scheduler=True)
-            if self.trainer.control.should_training_stop:  # stock Trainer would train one step too many
-                self.trainer._save_checkpoint(self.trainer.model, None)
-                raise _Finished
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.trainer.engine.stop_counting()
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        if self.trainer._places is not None:
-            self.trainer._places.set_epoch(int(state.epoch or 0))
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.trainer.engine.book("between")
-        self.trainer.seed_step()
-
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        self.trainer.engine.before_update(optimizer)
-
-    def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        self.trainer.engine.after_update(optimizer)
-        if self.trainer._loss_scale and (why := self.trainer._loss_scale.after_update(optimizer)):
-            self.trainer._stop_on_overflow(why)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.trainer.engine.end_step()
-        if state.global_step >= state.max_steps:
-            control.should_log = control.should_save = True
-            control.should_evaluate |= args.eval_strategy != "no"
