@@ -8,8 +8,6 @@ from helpers.graphmer.graph.knowledge_graph import DEFINED
 from helpers.graphmer.graph.scopes import NOTHING, OPAQUE, Module, Scope, bind
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
-_LEAVES = ("ctx", "op", "ops", "arg", "attr", "kwd_attrs", "conversion", "type_params")  # fields with nothing to read
-_CHILDREN: dict[type, list[str]] = {}  # the other fields, the last first, by kind of node; none of what is no node
 
 _LITERALS = {
     ast.JoinedStr: "<str>",
@@ -58,11 +56,8 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
                 _HANDLERS[kind](node, scope, stack)
             elif kind is list:
                 stack += node[::-1]
-            else:
-                if kind not in _CHILDREN:
-                    _CHILDREN[kind] = [name for name in getattr(kind, "_fields", ())[::-1] if name not in _LEAVES]
-                for name in _CHILDREN[kind]:
-                    stack.append(getattr(node, name))
+            else:  # of what is no node there is nothing to read
+                stack += [getattr(node, name) for name in getattr(kind, "_fields", ())[::-1]]
     todo.clear()
 
 
@@ -182,9 +177,6 @@ def _comprehension(node: ast.ListComp, scope: Scope, stack: list) -> None:
     inner_stack = [node.key, node.value] if type(node) is ast.DictComp else [node.elt]
     for number, generator in enumerate(node.generators):
         (inner_stack if number else stack).append(generator.iter)  # the first is evaluated outside
-        for target in ast.walk(generator.target):
-            if type(target) is ast.Name and type(target.ctx) is ast.Store:
-                _bind(inner, target, OPAQUE)
         inner_stack += (generator.target, *generator.ifs)
     scope.module.todo.append((inner, inner_stack))
 
