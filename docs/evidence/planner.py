@@ -87,11 +87,11 @@ def _verdict(size: dict) -> str:
 
 def an_hour() -> str:
     """What an hour costs, with source and month."""
-    from helpers.plan.machines import FREE, prices
+    from helpers.plan.machines import FREE, PRICES
 
     free = ", ".join(f"{name} ({where})" for name, where in FREE.items())
     paid = "; ".join(
-        f"{name} ${each['usd_per_hour']:.2f} ({each['source']}; {each['as_of']})" for name, each in prices().items()
+        f"{name} ${each['usd_per_hour']:.2f} ({each['source']}; {each['as_of']})" for name, each in PRICES.items()
     )
     return f"Free of charge within a quota: {free}. An hour where it is paid: {paid}. Of all others no price with its month is known."
 

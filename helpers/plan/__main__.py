@@ -18,7 +18,7 @@ from helpers.show import tables
 
 from . import tpu
 from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, Range, between, forecast, least
-from .machines import NAMES, machine, price_of, prices, runtime_of
+from .machines import NAMES, machine, price_of, runtime_of
 from .settings import DoesNotFit, plan
 from .workloads import ROOMS, Asked, Workload, room
 
@@ -42,7 +42,6 @@ def forecasts(
     *,
     precision: str = "auto",
     by_compiler: bool = False,
-    hourly: dict[str, dict] | None = None,
     fused: bool = False,
     measured: Sequence[Measured] = (),
     **settings,
@@ -52,7 +51,6 @@ def forecasts(
     Args:
         asked: what differs from the notebook's defaults.
         by_compiler: memory on a TPU comes from the TPU compiler, which takes minutes.
-        hourly: prices in place of the table's.
         fused, measured: as of `forecast.step_seconds`.
         **settings: `max_steps` and `gradient_checkpointing` of `plan`.
 
@@ -64,7 +62,7 @@ def forecasts(
         tpu.begin()
     found = []
     for each in map(machine, hardware):
-        runtime, price, name = runtime_of(each, precision), price_of(each, hourly), asked.model
+        runtime, price, name = runtime_of(each, precision), price_of(each), asked.model
         try:
             recipe, workload = room(notebook).planned(asked, runtime)
             name = workload.name
@@ -129,16 +127,12 @@ def report(found: Sequence[Forecast]) -> str:
     if first.plan:
         count = first.plan.memory.count
         head += f": {count.parameters:,} weights, {count.trained:,} trained, {first.plan.max_steps:,} steps of {first.plan.batch_size}"
-    hours = [f"{each.machine.name}: {each.price}{note_of(each)}" for each in found]
-    notes = [f"{each.machine.name}: {each.problem}" for each in found if each.plan and each.problem]
-    return "\n".join(
-        [head, "", tables.text([row(each) for each in found]), LEFT_OUT, "", *hours, *notes, "", *verdict(found)]
-    )
-
-
-def note_of(found: Forecast) -> str:
-    note = found.machine.accelerator.note if found.machine.accelerator else ""
-    return f"; {note}" if note else ""
+    notes = []
+    for each in found:
+        known = each.machine.accelerator
+        warned = each.problem if each.plan else ""  # without a plan the table says it
+        notes.append("; ".join(filter(None, (f"{each.machine.name}: {each.price}", known and known.note, warned))))
+    return "\n".join([head, "", tables.text([row(each) for each in found]), LEFT_OUT, "", *notes, "", *verdict(found)])
 
 
 def verdict(found: Sequence[Forecast]) -> list[str]:
@@ -163,7 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing even where it fits")
     parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
     parser.add_argument("--measured", action="append", default=[], help="results.json of a run on the same machine")
-    parser.add_argument("--prices", help="JSON file with your own prices")
     parser.add_argument("--compile", action="store_true", help="TPUs: ask the TPU compiler; minutes, no TPU needed")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
@@ -176,7 +169,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gradient_checkpointing=given.checkpointing or None,
             precision=given.precision,
             by_compiler=given.compile,
-            hourly=prices(given.prices),
             fused=given.fused,
             measured=[Measured.read(path) for path in given.measured],
         )

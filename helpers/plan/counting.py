@@ -103,22 +103,12 @@ def count(
         accumulating: the gradients of an earlier micro-batch are there already.
     """
 
-    def step(layers: int | None) -> Count:
-        return _step(
-            workload,
-            examples,
-            layers,
-            (kind, precision, shares_keys),
-            length or workload.length,
-            checkpointing,
-            accumulating,
-        )
-
+    how = (kind, precision, shares_keys), length or workload.length, checkpointing, accumulating
     layers = len(_equal_layers(workload.model))
     if layers <= FEW_LAYERS:
-        found = step(None)
+        found = _step(workload, examples, None, *how)
     else:
-        two, three = step(2), step(3)
+        two, three = (_step(workload, examples, kept, *how) for kept in (2, 3))
         slope = {name: getattr(three, name) - getattr(two, name) for name in vars(two)}
         found = Count(**{name: getattr(two, name) + (layers - 2) * each for name, each in slope.items()})
     return replace(found, parameters=workload.parameters) if workload.parameters else found

@@ -41,10 +41,8 @@ LIBRARIES = 2**29  # bytes of a CPU's process beside tensors: modules loaded lat
 CONSTANT, BALANCE, SIZE, SIZE_UNFUSED = {"cuda": -0.358, "xla": -0.032}, 0.191, -0.211, -0.357
 SIZES = (0.004, 0.5)  # seconds at the peak of published micro-batches
 EITHER_WAY = 1.87  # the interval of a time: 3.5 from its lower to its upper end
-RATIO, SAME_CARD = (
-    1.77,
-    1.26,
-)  # of two machines of a kind on the same job, whose common errors cancel; of one and several of a card
+# Of two machines of a kind on the same job, whose common errors cancel; of one and several of a card.
+RATIO, SAME_CARD = 1.77, 1.26
 SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on this very machine
 ADAMW_BYTES = 28.0  # a trained weight: weight, gradient and two moments are read, all but the gradient written
 

@@ -1,7 +1,7 @@
 """Machines by their names (`T4`, `2xT4`, `v5e-8`, `CPU`), the runtime that a notebook would find on one, and what an hour costs.
 
-Prices are list prices on demand in US dollars, as they were in the month beside each (`prices.json`); a person lays a file
-{"T4": 0.40} over them. What has no price that a source gives for a month has none, and no cost is computed.
+Prices are list prices on demand in US dollars, as they were in the month beside each (`prices.json`). What has no price that a
+source gives for a month has none, and no cost is computed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-from pydantic import PositiveFloat, TypeAdapter, ValidationError
 
 from helpers.machine.hardware import CATALOGUE, Machine, find
 from helpers.machine.runtime import Runtime, choose_precision
@@ -22,10 +19,9 @@ SLICES = ("v2-8", "v3-8", "v5e-1", "v5e-4", "v5e-8", "v6e-1", "v6e-4", "v6e-8")
 GPUS = tuple(accelerator.name for accelerator in CATALOGUE if accelerator.kind == "cuda")
 NAMES = (*GPUS, *SLICES, "CPU")
 MOST_GPUS = 16  # of one machine; beyond it a network is part of the step, which nothing here knows
-PRICES = Path(__file__).with_name("prices.json")
+PRICES = json.loads(Path(__file__).with_name("prices.json").read_text(encoding="utf-8"))
 # Free tiers, within a quota, as of November 2026.
 FREE = {"T4": "Colab", "P100": "Kaggle", "2xT4": "Kaggle", "v5e-1": "Colab", "v5e-8": "Kaggle"}
-DEVICES = (*(accelerator.name for accelerator in CATALOGUE), "CPU")
 
 
 def machine(name: str) -> Machine:
@@ -96,26 +92,9 @@ class Price:
         return " or ".join(filter(None, (free, paid))) or "no public price"
 
 
-def prices(path: str | Path | None = None) -> dict[str, dict]:
-    """Price of an hour of each device, by its name; those of a file of the user's, such as {"T4": 0.40}, over ours.
-
-    Raises ValueError for an unknown name or a price that is not positive; FileNotFoundError where there is no such file.
-    """
-    known = json.loads(PRICES.read_text(encoding="utf-8"))
-    given = TypeAdapter(dict[Literal[*DEVICES], PositiveFloat])
-    try:
-        own = given.validate_json(Path(path).read_bytes()) if path else {}
-    except ValidationError as error:
-        said = f"{error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
-        raise ValueError(f'prices={str(path)!r}: {said}; write dollars an hour such as {{"T4": 0.40}}') from error
-    return known | {
-        name: {"usd_per_hour": dollars, "source": str(path), "as_of": "yours"} for name, dollars in own.items()
-    }
-
-
-def price_of(machine: Machine, table: dict[str, dict] | None = None) -> Price:
+def price_of(machine: Machine) -> Price:
     """Of the whole machine. Colab sells single GPUs alone."""
-    about = (table or prices()).get(machine.accelerator.name if machine.accelerator else "CPU", {})
+    about = PRICES.get(machine.accelerator.name if machine.accelerator else "", {})
     free = FREE.get(machine.name, "")
     if not about or (machine.count > 1 and about["source"].startswith("Colab")):
         return Price(free=free)

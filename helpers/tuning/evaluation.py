@@ -11,35 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 
 from helpers.machine import ranks
 from helpers.show import tracking
 
-# N texts · C labels
 START, TUNED = "stock", "tuned"
 
 
-def scores(logits_NC: np.ndarray, labels_N: Sequence[int]) -> dict[str, float]:
-    """`f1` (of the second of two labels, else the mean over labels), `accuracy` and mean `log_loss` in nats."""
+def scores(predicted: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
+    """`f1`, the mean over the labels that have a row, and `accuracy`."""
     from sklearn.metrics import accuracy_score, f1_score
 
-    logits_NC = np.asarray(logits_NC, dtype=np.float64)
-    predicted_N, C = logits_NC.argmax(axis=1), logits_NC.shape[1]
-    chosen_N = softmax(logits_NC, axis=1)[np.arange(len(labels_N)), labels_N]
-    # A label without a row has no F1.
-    of = {"average": "binary"} if C == 2 else {"average": "macro", "labels": np.unique(labels_N)}
-    return {
-        "f1": float(f1_score(labels_N, predicted_N, zero_division=0, **of)),
-        "accuracy": float(accuracy_score(labels_N, predicted_N)),
-        "log_loss": float(-np.log(np.maximum(chosen_N, 1e-12)).mean()),
-    }
-
-
-def test_scores(trainer, task) -> dict[str, float]:
-    """Of a trained model."""
-    rows = task.rows("test", trainer.settings)
-    return scores(trainer.logits(rows), [row["labels"] for row in rows])
+    f1 = f1_score(labels, predicted, average="macro", labels=np.unique(labels), zero_division=0)
+    return {"f1": float(f1), "accuracy": float(accuracy_score(labels, predicted))}
 
 
 # ---- stock and tuned at equal quality
@@ -57,7 +41,10 @@ class Verdict:
 
 
 def measured(trainer, task) -> dict[str, float]:
-    return {**test_scores(trainer, task), "training_seconds": trainer.training_seconds()}
+    """Scores of a trained model on the test texts, and what training it took."""
+    rows = task.rows("test", trainer.settings)
+    found = scores(trainer.logits(rows).argmax(axis=1), [row["labels"] for row in rows])
+    return {**found, "training_seconds": trainer.training_seconds()}
 
 
 def paired_seeds(trainer, task, folder: Path, train, *, seconds: float) -> Verdict:

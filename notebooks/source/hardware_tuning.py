@@ -100,6 +100,17 @@ tables.show([{"rows removed": why, "": count} for why, count in texts.removed.it
 print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3]), sep="\n")
 
 # %% [markdown]
+# ## The method, in one file
+#
+# A rung of the ladder is a line of `TrainingArguments`. Short windows of real training with it and without it take turns, so that whatever
+# else the machine does falls on both. A rung is kept where every one of six pairs is faster, or all but one of nine; a second slower
+# pair ends it. No noise is measured first and none is assumed. **Change a rung or the rule below and run all cells again: your
+# ladder is what is climbed.**
+
+# %% tags=["method"]
+# method: helpers/tuning/ladder.py
+
+# %% [markdown]
 # ## What costs nothing
 #
 # The most frequent label, and a linear model on words and pairs of words. A fine-tuned encoder should be better than both on the test
@@ -120,30 +131,27 @@ models = {
 }
 (train_texts, train_labels), (test_texts, test_labels) = (zip(*rows, strict=True) for rows in (texts.train, texts.test))
 rivals = {
-    name: scores(model.fit(train_texts, train_labels).predict_log_proba(test_texts), test_labels)
+    name: scores(model.fit(train_texts, train_labels).predict(test_texts), test_labels)
     for name, model in models.items()
 }
 tables.show([{"model": name, **found} for name, found in rivals.items()], "Test texts")
 
 # %% [markdown]
-# ## The method, in one file
+# ## Climb
 #
-# A rung of the ladder is a line of `TrainingArguments`. Short windows of real training with it and without it take turns, so that whatever
-# else the machine does falls on both. A rung is kept where every one of six pairs is faster, or all but one of nine; a second slower
-# pair ends it. No noise is measured first and none is assumed. **Change a rung or the rule below and run all cells again: your
-# ladder is what is climbed.**
-
-# %% tags=["method"]
-# method: helpers/tuning/ladder.py
-
-# %% [markdown]
-# ## Where it starts
-#
-# A stock `Trainer`: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one padding length and
-# plain AdamW.) Where the median text is far shorter than the longest, most of what a batch of mixed lengths computes is padding.
+# It starts with a stock `Trainer`: what `TrainingArguments()` and the libraries choose when they are told nothing. (XLA alone needs one
+# padding length and plain AdamW.) Where the median text is far shorter than the longest, most of what a batch of mixed lengths
+# computes is padding. Then one change after the other, each on top of what was kept. The batch comes last and is doubled while that
+# helps; gradient checkpointing and 8-bit AdamW cost time, so that they are tried only with a batch that does not fit without
+# them. One thread of a CPU is timed in processor time, which other programs do not stretch; all else by the wall clock.
 
 # %%
+from statistics import median
+
+import matplotlib.pyplot as plt
+
 run.use_method()
+from helpers.tuning import ladder
 from helpers.tuning.training import Task
 
 task = Task.load(params, texts, machine)
@@ -151,16 +159,6 @@ trained = sum(weight.numel() for weight in task.model.parameters() if weight.req
 print(f"{type(task.model).__name__}, {trained:,} weights, {len(texts.labels)} labels")
 tables.show([task.lengths()], "Tokens of a training text")
 tables.show([{"TrainingArguments": name, "start": value} for name, value in task.start.items()])
-
-# %% [markdown]
-# ## Climb
-#
-# One change after the other, each on top of what was kept. The batch comes last and is doubled while that helps; gradient checkpointing and
-# 8-bit AdamW cost time, so that they are tried only with a batch that does not fit without them. One thread of a CPU is timed in
-# processor time, which other programs do not stretch; all else by the wall clock.
-
-# %%
-from helpers.tuning import ladder
 
 climbed = ladder.climbed(task, run.path, seconds=30 * params.tuning_minutes)
 settings = ladder.chosen(climbed)
@@ -175,11 +173,6 @@ rows = [
     for each in climbed
 ]
 tables.show(rows, "Changes, each on top of what was kept")
-
-# %%
-from statistics import median
-
-import matplotlib.pyplot as plt
 
 timed = [each for each in climbed if each.ratios]
 middle = [median(each.ratios) for each in timed]
@@ -213,15 +206,13 @@ tables.show(forecast.rows())
 watch = Utilisation(machine)
 trainer.add_callback(watch)
 trainer.train(resume_from_checkpoint=params.resume)
-
-# %%
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 tables.show(forecast.beside(measured["train"]))
 print(watch.advice())
 
 # %% [markdown]
-# ## Against the stock Trainer, at equal quality
+# ## The verdict: against the stock Trainer, at equal quality
 #
 # Both train with `paired_seeds` seeds, as far as `tuning_minutes` allow. Each pair shares data, order and first weights, so that what differs
 # between seeds falls out. Fewer than three pairs have no spread: then quality counts as not checked. Where nothing was kept there is
@@ -248,18 +239,25 @@ tables.show(
     ]
 )
 tables.show([{"model": name, **found} for name, found in {"this run": after, **rivals}.items()], "Test texts")
-print(compared.why)
+speed = f"{climbed[-1].name}: {climbed[-1].verdict}" if settings != task.start else "no change was kept"
+by_words = rivals["a linear model on words"]["f1"]
+print(f"speed    {speed}", f"quality  {compared.why}", sep="\n")
+print(f"words    test F1 {after['f1']:.3f}, and {by_words:.3f} for a linear model on words ({len(test_texts)} texts)")
 
 # %% [markdown]
-# ## Save, reload, classify
+# ## Save, reload, classify, carry away
 #
-# The saved model must give the logits of the one in memory.
+# The saved model must give the logits of the one in memory. Beside it lie the lines that were kept, `training_args.json`, and a script
+# for stock transformers: `python train.py texts.csv` needs nothing of this notebook.
 
 # %%
 import copy
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from helpers.run.run_folder import sessions
+from helpers.tuning.export import write_stock
 
 trained_model = copy.deepcopy(task.model)  # the trained one is wrapped by what its precision needs
 trained_model.load_state_dict({name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()})
@@ -275,20 +273,8 @@ torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-4)
 classify = pipeline("text-classification", model=reloaded, tokenizer=tokenizer, device="cpu")
 tables.show(classify(params.text, top_k=3, truncation=True, max_length=params.max_length), params.text)
 
-# %% [markdown]
-# ## Carry it away
-#
-# The lines that were kept as `training_args.json`, and a script for stock transformers: `python train.py texts.csv` needs nothing of
-# this notebook.
-
-# %%
-from helpers.tuning.export import write_stock
-
 for file in write_stock(task, settings, run.path / "stock", model="../model"):
     print(file)
-
-# %%
-from helpers.run.run_folder import sessions
 
 results_file = run.results(
     machine,

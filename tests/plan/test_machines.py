@@ -1,12 +1,11 @@
 """helpers.machine.hardware, machines and prices of the planner: names of machines, what each figure rests on, and what an hour costs."""
 
-import json
 import re
 
 import pytest
 
 from helpers.machine import hardware
-from helpers.plan.machines import FREE, NAMES, machine, price_of, prices, runtime_of
+from helpers.plan.machines import FREE, NAMES, PRICES, machine, price_of, runtime_of
 
 pytestmark = pytest.mark.once
 
@@ -112,33 +111,16 @@ def test_a_sibling_of_a_small_geforce_does_not_borrow_its_figures(reported):
 
 
 def test_a_price_says_where_it_is_from_and_in_which_month():
-    for name, price in prices().items():
+    for name, price in PRICES.items():
         assert price["usd_per_hour"] > 0 and price["source"], name
         assert re.fullmatch(r"20\d\d-\d\d", price["as_of"]), name
 
 
 def test_devices_multiply_the_price_and_colab_sells_no_pair():
-    assert price_of(machine("2xH100")).usd_per_hour == pytest.approx(2 * prices()["H100"]["usd_per_hour"])
-    assert price_of(machine("v6e-8")).usd_per_hour == pytest.approx(8 * prices()["TPU v6e"]["usd_per_hour"])
+    assert price_of(machine("2xH100")).usd_per_hour == pytest.approx(2 * PRICES["H100"]["usd_per_hour"])
+    assert price_of(machine("v6e-8")).usd_per_hour == pytest.approx(8 * PRICES["TPU v6e"]["usd_per_hour"])
     assert price_of(machine("T4")).usd_per_hour and price_of(machine("2xT4")).usd_per_hour is None
     assert (
         str(price_of(machine("2xT4"))) == "$0 on Kaggle's free tier" and price_of(machine("CPU")).usd_per_hour is None
     )
     assert set(FREE) == {"T4", "P100", "2xT4", "v5e-1", "v5e-8"}
-
-
-def test_own_prices_lie_over_those_of_the_table(tmp_path):
-    file = tmp_path / "prices.json"
-    file.write_text(json.dumps({"T4": 0.1, "RTX 3050": 0.03}))
-    table = prices(file)
-    assert price_of(machine("2xT4"), table).usd_per_hour == pytest.approx(0.2)
-    assert price_of(machine("RTX 3050"), table).usd_per_hour == 0.03
-    assert table["H100"] == prices()["H100"]
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"T5": 1}', '{"T4": 0}', '{"T4": -1}', '{"T4": {"dollars": 1}}'])
-def test_a_price_file_that_is_not_understood_says_what_it_should_be(tmp_path, text):
-    file = tmp_path / "prices.json"
-    file.write_text(text)
-    with pytest.raises(ValueError, match=r"^prices=.*write dollars an hour"):
-        prices(file)
