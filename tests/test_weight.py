@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
     "shared": 17880,
-    "plan": 6670,
+    "plan": 6578,
     "reservoir": 6467,
     "lejepa": 6645,
     "legal": 9709,
-    "tuning": 5320,
+    "tuning": 5286,
     "graphmer": 26065,
     "helpers": 80640,
     "notebooks": 9000,

@@ -55,7 +55,7 @@ def task_of(runtime, *, count: int = 64, **parameters):
     from helpers.tuning.training import Task, load_classifier
 
     splits = {"train": rows(count), "validation": rows(19, seed=1), "test": rows(19, seed=2)}
-    texts = LabelledTexts(**splits, labels=tuple(WORDS), removed={}, name="colours", sha256="")
+    texts = LabelledTexts(**splits, labels=tuple(WORDS), removed=0, name="colours", sha256="")
     given = {"max_length": LENGTH, "learning_rate": 1e-3, "base_model": "sample", "try_compile": False, **parameters}
     params = TuningParameters.defaults().model_copy(update=given)
     model, tokenizer = load_classifier("sample", tuple(WORDS), texts=[text for text, _ in rows(200)], seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class LabelledTexts(DataSource):
     validation: list[tuple[str, int]]
     test: list[tuple[str, int]]
     labels: tuple[str, ...]
-    removed: dict[str, int]  # rows, by why they were removed
+    removed: int  # rows: empty, repeated, in a later split, too, or with several labels
 
     def results(self) -> dict[str, Any]:
         """The `data` part of results.json."""
@@ -49,7 +49,8 @@ class LabelledTexts(DataSource):
     def __str__(self) -> str:
         return (
             f"{len(self.train)} training, {len(self.validation)} validation and {len(self.test)} test rows of "
-            f"{len(self.labels)} labels from {self.source}"
+            f"{len(self.labels)} labels from {self.source}\n{self.removed} rows removed: empty, repeated, in a later split, too, or with "
+            "several labels"
         )
 
 
@@ -63,8 +64,9 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     """
     params = params.model_copy(update={"data_source": located(params.data_source)})
     path = source_path("data_source", params.data_source)
-    removed = Counter()
-    splits = _without_repeats(dict(_splits(params, path)), removed)
+    given = dict(_splits(params, path))
+    splits = _without_repeats(given)
+    removed = sum(len(given[name]) - len(splits[name]) for name in given)
     missing = [name for name in SPLITS if name not in splits]
     splits |= _held_out(splits["train"], missing, params.seed)
     for name, limit in (
@@ -79,7 +81,7 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     return LabelledTexts(
         **{name: [(text, labels.index(label)) for text, label in splits[name]] for name in SPLITS},
         labels=labels,
-        removed=dict(removed),
+        removed=removed,
         name=path.name if path else params.data_source,
         revision=None if path else REVISIONS.get(params.data_source),
         draw=f"seed {params.seed}",
@@ -132,7 +134,7 @@ def _key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _without_repeats(splits: dict[str, list[Pair]], removed: Counter) -> dict[str, list[Pair]]:
+def _without_repeats(splits: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     """The splits without empty, repeated and contradicting rows, and without those that a later split has, too."""
     kept, later = {}, {""}
     for name in [name for name in reversed(SPLITS) if name in splits]:
@@ -141,7 +143,6 @@ def _without_repeats(splits: dict[str, list[Pair]], removed: Counter) -> dict[st
             labels[_key(text)].add(label)
             first.setdefault(_key(text), (text, label))
         kept[name] = [pair for key, pair in first.items() if key not in later and len(labels[key]) == 1]
-        removed["empty, repeated, in a later split, too, or with several labels"] += len(splits[name]) - len(kept[name])
         later |= first.keys()
     return kept
 

@@ -96,7 +96,6 @@ from helpers.tuning.data import load_texts
 texts = load_texts(params)
 run.same_data(texts.source)
 print(texts)
-tables.show([{"rows removed": why, "": count} for why, count in texts.removed.items()])
 print(*(f"\n{texts.labels[label]}: {row[:300]}" for row, label in texts.train[:3]), sep="\n")
 
 # %% [markdown]
