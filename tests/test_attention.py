@@ -10,7 +10,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from helpers.machine.attention import SDPA_ONE_DTYPE, checkpoint_activations, use_one_dtype
-from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
 
 # B batch · H heads · T tokens · D head size
 
@@ -28,12 +27,6 @@ def llama(implementation: str = "sdpa") -> LlamaForCausalLM:
         attn_implementation=implementation,
     )
     return LlamaForCausalLM(config).eval()
-
-
-def reservoir() -> ReservoirForCausalLM:
-    return ReservoirForCausalLM(
-        ReservoirConfig(vocab_size=50, units=8, unit_blocks=1, input_codes=4, embedding_size=4, readout_size=4)
-    )
 
 
 def tokens(B: int = 3, T: int = 12) -> torch.Tensor:
@@ -76,15 +69,6 @@ def test_registered_attention_takes_what_stock_attention_refuses():
     causal = torch.full((10, 10), -torch.inf).triu(1)
     expected = ((query @ key.mT) / 8**0.5 + causal).softmax(-1) @ value.float()
     assert torch.allclose(output.float(), expected.transpose(1, 2), atol=3e-2)
-
-
-def test_trains_with_gradients_of_stock_attention():
-    stock, model = llama(), llama()
-    use_one_dtype(model)
-    for each in (stock, model):
-        each(tokens(), labels=tokens()).loss.backward()
-    for left, right in zip(stock.parameters(), model.parameters(), strict=True):
-        assert torch.equal(left.grad, right.grad)
 
 
 def test_saved_configuration_names_no_attention_that_others_lack(tmp_path):

@@ -6,11 +6,9 @@ exchange at every step does not make a GPU wait.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import os
-from collections.abc import Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -52,16 +50,6 @@ def gather(value: T) -> list[T]:
 def broadcast(value: T) -> T:
     """What process 0 gave."""
     return gather(value if is_main() else None)[0]
-
-
-@contextlib.contextmanager
-def main_process_first() -> Iterator[None]:
-    """Runs the block in process 0, then in the others. If it fails in process 0, the launcher ends the others."""
-    if not is_main():
-        gather(None)
-    yield
-    if is_main():
-        gather(None)
 
 
 @functools.cache

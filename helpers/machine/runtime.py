@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import logging
 import os
 import platform
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from . import hardware, ranks, torch_tpu, xla
 
 ONE_HOST = "one process drives all chips of one host, and more are not supported; run one process on one host"
-NATIVE_BF16 = (8, 0)  # Ampere; `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
+AMPERE = (8, 0)  # `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated (T4)
+# huggingface/transformers#48633: below sm_80 SDPA takes its slow math kernel for fewer key than query heads.
+ABILITIES = {"bf16": "native bf16", "tf32": "TF32", "grouped_heads": "fused attention with grouped heads"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,47 +101,22 @@ class Runtime:
 
 
 def abilities(kind: str, name: str, compute_capability: tuple[int, int] | None) -> dict[str, tuple[bool, str]]:
-    """What a device can do, each with its reason; decided by capability, since a T4 and an H100 are both `cuda`.
-
-    "bf16", "tf32": matrix products in that format. "grouped_heads": fused attention with fewer key than query heads.
-    "compile": torch.compile. "fused": one kernel for the optimizer's whole update.
-    """
+    """Whether a device can do each of `ABILITIES`, with the reason; decided by capability: a T4 and an H100 are both `cuda`."""
     if kind != "cuda":
-        not_here = (False, f"{name} is no CUDA GPU")
-        fused = (False, "the fused kernel crashes on XLA" if kind == "xla" else "the fused kernel is for GPUs")
-        return {
-            "bf16": (True, f"{name} computes in bf16"),
-            "tf32": not_here,
-            "grouped_heads": (True, "no fused kernel"),
-        } | {
-            "compile": not_here,
-            "fused": fused,
-        }
-    card = "{} (sm_{}{})".format(name, *compute_capability)
-    ampere, volta = compute_capability >= NATIVE_BF16, compute_capability >= (7, 0)
-    return {
-        "bf16": (ampere, f"{card} multiplies bf16 natively" if ampere else f"{card} has no native bf16"),
-        "tf32": (ampere, f"{card} has TF32" if ampere else f"{card} has no TF32"),
-        # huggingface/transformers#48633: below sm_80 SDPA takes its slow math kernel for grouped heads.
-        "grouped_heads": (
-            ampere,
-            f"{card}: fused attention takes grouped heads" if ampere else f"{card}: keys and values repeated",
-        ),
-        "compile": (volta, f"{card} runs Triton's kernels" if volta else f"{card}: Triton needs sm_70"),
-        "fused": (True, "one kernel for the whole update"),
-    }
+        return {ability: (ability != "tf32", f"{name} is no CUDA GPU") for ability in ABILITIES}
+    able = compute_capability >= AMPERE
+    card = "{} (sm_{}{}) {}".format(name, *compute_capability, "has" if able else "has no")
+    return {ability: (able, f"{card} {what}") for ability, what in ABILITIES.items()}
 
 
 def refuse_without_kernels(name: str, compute_capability: tuple[int, int], built_for: Sequence[str]) -> None:
     """Raises RuntimeError if a torch that was built for the architectures `built_for` has no kernels for this GPU."""
     major, minor = compute_capability
-    numbers = [
-        (kind, divmod(int(re.match(r"\d+", number)[0]), 10))
-        for kind, _, number in (a.partition("_") for a in built_for)
-    ]
-    ready = any(kind == "sm" and it[0] == major and it[1] <= minor for kind, it in numbers)
-    from_ptx = any(kind == "compute" and it <= (major, minor) for kind, it in numbers)
-    if numbers and not (ready or from_ptx):
+    built = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
+    numbers = [(kind, int(generation), int(least)) for kind, generation, least in built]
+    ready = any(kind == "sm" and generation == major and least <= minor for kind, generation, least in numbers)
+    from_ptx = any(kind == "compute" and (generation, least) <= (major, minor) for kind, generation, least in numbers)
+    if built and not ready and not from_ptx:
         raise RuntimeError(
             f"{name} (sm_{major}{minor}): the installed torch was built for {', '.join(built_for)} and has no kernels for it. "
             "Choose another accelerator (on Kaggle GPU T4 x2 instead of P100), or install a torch for older GPUs: "
@@ -190,57 +168,34 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
     """
     if precision not in ("auto", "fp32", "bf16", "fp16"):
         raise ValueError(f"precision={precision!r}: give 'auto', 'fp32', 'bf16' or 'fp16'")
-    reason, by_torch_tpu = "use_tpu=False", False
-    if use_tpu:
-        found, by_torch_tpu, reason = _tpu()
-        if not found and not by_torch_tpu:
-            warnings.warn(
-                f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
-                stacklevel=2,
-            )
-    else:
-        found = False
-    if (found or by_torch_tpu) and (num_processes > 1 or ranks.count() > 1):
+    kind, reason = _tpu() if use_tpu else ("", "use_tpu=False")
+    if use_tpu and not kind:
+        warnings.warn(
+            f"use_tpu=True, but {reason}: going on without a TPU. On Colab choose Runtime > Change runtime type > TPU.",
+            stacklevel=2,
+        )
+    if kind and (num_processes > 1 or ranks.count() > 1):
         raise ValueError(f"num_processes={max(num_processes, ranks.count())}: {ONE_HOST}")
-    _announce_to_huggingface(found)
-
-    if found:
+    _announce_to_huggingface(kind == "xla")
+    count, capability, xla_version = 1, None, None
+    if kind == "xla":
         xla.start()
         if xla.host_count() > 1:
             raise ValueError(f"use_tpu=True: {xla.host_count()} hosts share this TPU; {ONE_HOST}")
-        torch_version, xla_version = xla.versions()
-        info = xla.memory_info()
-        kind, name, count, capability = "xla", xla.device_name(), xla.device_count(), None
-        memory = info and info.get("bytes_limit")
-    elif by_torch_tpu:
-        import torch
-
+        _, xla_version = xla.versions()
+        name, count, memory = xla.device_name(), xla.device_count(), (xla.memory_info() or {}).get("bytes_limit")
+    elif kind == "tpu":
         torch_tpu.start()
-        torch_version, xla_version = torch.__version__, None
-        kind, name, count, capability = "tpu", torch_tpu.device_name(), 1, None
-        memory = torch_tpu.memory()
+        name, memory = torch_tpu.device_name(), torch_tpu.memory()
     else:
         # Read at torch's first large CPU array: with small pages, page faults cost as much as the arithmetic, and a
         # language model's step on two cores took 1.5 times as long.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        import psutil
-        import torch
-
-        torch_version, xla_version = torch.__version__, None
         count = _processes(num_processes)
         if count > 1:
             reason += f"; {count} processes share a batch"
-        if torch.cuda.is_available():
-            note = _pin_to_one_gpu(torch)
-            kind, name, capability = "cuda", torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
-            refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
-            memory = torch.cuda.get_device_properties(0).total_memory
-            reason = f"{reason}; torch sees a GPU{note}"
-        else:
-            kind, name, capability = "cpu", hardware.cpu_name(), None
-            memory = psutil.virtual_memory().total
-            reason = f"{reason}; torch sees no GPU"
-
+        kind, name, memory, capability, why = _gpu_or_cpu()
+        reason += f"; {why}"
     chosen, why = choose_precision(kind, name, capability, precision)
     return Runtime(
         kind=kind,
@@ -251,13 +206,27 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         compute_capability=capability,
         precision=chosen,
         precision_reason=why,
-        torch=torch_version,
+        torch=importlib.metadata.version("torch"),
         torch_xla=xla_version,
     )
 
 
-def _tpu() -> tuple[bool, bool, str]:
-    """Whether torch_xla drives a TPU here, whether TorchTPU does, and why.
+def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
+    """Kind, name, memory in bytes and compute capability of what torch sees, and what it sees."""
+    import psutil
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu", hardware.cpu_name(), psutil.virtual_memory().total, None, "torch sees no GPU"
+    note = _pin_to_one_gpu(torch)
+    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+    refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return "cuda", name, memory, capability, f"torch sees a GPU{note}"
+
+
+def _tpu() -> tuple[str, str]:
+    """The kind of the TPU that is here, "xla" (torch_xla) or "tpu" (TorchTPU), or "", and why.
 
     TPU_ENGINE in the environment decides where both are installed: "torch_xla", "torch_tpu", or "auto": torch_xla first, which Colab and
     Kaggle ship. Raises ValueError for another value.
@@ -266,17 +235,14 @@ def _tpu() -> tuple[bool, bool, str]:
     if wanted not in ("auto", "torch_xla", "torch_tpu"):
         raise ValueError(f"TPU_ENGINE={wanted!r} in the environment: give 'auto', 'torch_xla' or 'torch_tpu'")
     reasons = []
-    if wanted != "torch_tpu":
-        found, reason = xla.available()
-        if found:
-            return True, False, reason
-        reasons.append(reason)
-    if wanted != "torch_xla" and (wanted == "torch_tpu" or torch_tpu.installed()):
-        found, reason = torch_tpu.available()
-        if found:
-            return False, True, reason
-        reasons.append(reason)
-    return False, False, "; ".join(reasons)
+    for engine, kind, module in (("torch_xla", "xla", xla), ("torch_tpu", "tpu", torch_tpu)):
+        # Where neither is there nor asked for, torch_xla is the one that is missed.
+        if wanted == engine or (wanted == "auto" and (module is xla or module.installed())):
+            found, reason = module.available()
+            if found:
+                return kind, reason
+            reasons.append(reason)
+    return "", "; ".join(reasons)
 
 
 def get_device(use_tpu: bool = False):
@@ -332,7 +298,6 @@ def _pin_to_one_gpu(torch) -> str:
 CHATTER = (
     "IProgress not found",  # widgets, which no saved notebook can show
     "'pin_memory' argument is set as true but no accelerator is found",
-    "Using EarlyStoppingCallback without load_best_model_at_end",  # the trainer loads the best weights itself
     "The tied weights mapping and config for this model specifies to tie",
     "`broadcast_buffers` is deprecated",  # transformers sets it
     "`is_gradient_checkpointing` is deprecated",  # peft asks for it

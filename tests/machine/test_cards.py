@@ -40,11 +40,11 @@ def test_detection_refuses_a_p100_before_its_first_kernel():
 
 @pytest.mark.parametrize(
     ("capability", "able"),
-    [((7, 0), {"compile"}), ((7, 5), {"compile"}), ((8, 0), {"bf16", "tf32", "grouped_heads", "compile"})],
+    [((7, 0), set()), ((7, 5), set()), ((8, 0), {"bf16", "tf32", "grouped_heads"})],
 )
 def test_abilities_follow_the_capability_and_each_has_a_reason(capability, able):
     found = runtime.abilities("cuda", "a card", capability)
-    assert {name for name, (can, _) in found.items() if can} == able | {"fused"}
+    assert {name for name, (can, _) in found.items() if can} == able
     assert all(reason for _, reason in found.values())
 
 
