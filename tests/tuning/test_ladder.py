@@ -257,7 +257,9 @@ def test_on_eight_virtual_devices_real_windows_are_compared(tmp_path):
     verdicts = {each["name"]: each["verdict"] for each in found["tried"]}
     assert verdicts["torch.compile"] == "not tried: XLA compiles the whole step already"
     assert not [said for said in verdicts.values() if said.startswith("failed")]
-    assert any(said.startswith(("kept", "not kept")) for said in verdicts.values())
+    assert any(
+        said.startswith(("kept", "not kept", "not decided")) for said in verdicts.values()
+    )  # as a busy machine lets it
 
 
 # ---- utilisation
