@@ -274,7 +274,7 @@ class TokenBlocks(torch.utils.data.Dataset):
     def __init__(self, tokens: np.ndarray, end: int, length: int, multiple_of: int = 1, most: int = 10**9) -> None:
         self.length = length
         wanted = np.linspace(0, len(tokens), min(ROWS, 1 + len(tokens) // (8 * length)), endpoint=False)
-        begins = np.concatenate(([0], np.flatnonzero(tokens == end) + 1))
+        begins = np.concatenate(([0], np.flatnonzero(tokens == end) + 1, [len(tokens)]))
         borders = np.unique(np.concatenate((begins[np.searchsorted(begins, wanted)], [len(tokens)])))
         blocks, self.starts, self.rows = [], [], []
         for row, (first, last) in enumerate(itertools.pairwise(borders)):

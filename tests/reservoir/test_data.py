@@ -137,8 +137,9 @@ def stream(count: int = 40) -> np.ndarray:
     return np.concatenate([[*random.integers(1, V, random.integers(5, 30)), END] for _ in range(count)])
 
 
-def test_blocks_predict_every_token_of_the_text_once():
-    tokens = stream()
+@pytest.mark.parametrize("cut", [0, 600])
+def test_blocks_predict_every_token_of_the_text_once(cut):
+    tokens = np.concatenate((stream(), np.ones(cut, dtype=int)))  # a long last text whose end is cut off
     blocks = TokenBlocks(tokens, END, length=16, multiple_of=8)
     predicted = np.zeros(len(tokens), dtype=int)
     for start, size, row in zip(blocks.starts, blocks.sizes, blocks.ids_BT, strict=True):
