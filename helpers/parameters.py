@@ -86,16 +86,12 @@ def source_path(name: str, value: str) -> Path | None:
 
 
 def expanded(name: str, value: str) -> Path:
-    """`value` with ~ expanded. Raises FileNotFoundError if there is no such home, ValueError if it cannot be a path."""
+    """`value` with ~ expanded. Raises ValueError if it cannot be a path."""
     try:
         path = Path(value).expanduser()
         path.resolve().exists()
         return path
-    except RuntimeError as error:
-        raise FileNotFoundError(
-            f"{name}={value!r}: no home folder for {Path(value).parts[0]}; write the path out"
-        ) from error
-    except (OSError, ValueError) as error:  # too long, or with NUL in it
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with NUL in it, or ~ without a home
         raise ValueError(f"{name}={_shown(value)} is no path ({getattr(error, 'strerror', error)})") from None
 
 
@@ -187,7 +183,7 @@ def check(cls: type[P], namespace: Mapping[str, Any]) -> P:
     Raises ValueError for an unknown parameter (with the closest names) or a missing one, and what `cls` raises.
     """
     names = list(cls.model_fields)
-    for name in _assigned(_parameter_cells(namespace.get("In", []))):
+    for name in _assigned(namespace.get("In", [])):
         if name not in names:
             raise ValueError(unknown(name, names))
     missing = [name for name in names if name not in namespace]
@@ -206,7 +202,7 @@ def identity(params: Parameters) -> dict[str, bool | int | float | str]:
 
 def extra(field: FieldInfo) -> Mapping[str, Any]:
     """What `parameter` notes in a field besides pydantic's own."""
-    return field.json_schema_extra or {"group": MAIN, "suggestions": [], "identity": True, "tpu": None}
+    return field.json_schema_extra
 
 
 def kind_of(annotation: Any) -> type:
@@ -215,52 +211,23 @@ def kind_of(annotation: Any) -> type:
 
 
 def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
-    """One of pydantic's errors as `parameter=value: what is wrong; what to do`."""
+    """One of pydantic's errors as `parameter=value: what is wrong`, with what the parameter is for."""
     name, value = ".".join(map(str, error["loc"])), error["input"]
-    said = f"{name}={_shown(value)}"
-    field, context = fields.get(name), error.get("ctx", {})
     if error["type"] == "value_error":  # raised by a validator of ours
-        return str(context["error"])
+        return str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
         return unknown(name, fields)
-    if error["type"] == "literal_error":
-        return f"{said} is unknown: give one of {', '.join(map(repr, get_args(field.annotation)))}"
-    if error["type"] == "finite_number":
-        return f"{said} is not a finite number: give one, or 0 where 0 stands for the recipe's value"
-    if error["type"].endswith("_type") and field is not None:
-        kind = kind_of(field.annotation)
-        return f"{said} is of type {type(value).__name__}, not {kind.__name__}: {_fix(name, value, kind)}"
-    if field is not None and error["type"].startswith(("greater", "less")):
-        limits = {type(limit).__name__: limit for limit in field.metadata}
-        low, high = (getattr(limits.get(each), each.lower(), None) for each in ("Ge", "Le"))
-        wanted = f"{low} or more" if high is None or value <= high == LARGEST else f"{low} to {high}"
-        if "Gt" in limits:
-            wanted = f"more than {limits['Gt'].gt:g}"
-        return f"{said} is out of range: give {wanted}. {field.description or ''}".strip()
-    return f"{said}: {error['msg']}"
-
-
-def _fix(name: str, value: Any, kind: type) -> str:
-    if kind is bool:
-        right = "True" if _shown(value).strip("'").lower() in ("true", "1", "yes", "on") else "False"
-        return f'with papermill write `-p {name} {right}` or `-y "{name}: {right.lower()}"`, in a cell {right} without quotes'
-    if kind is str:
-        return f"put it in quotes (with papermill: `-r {name} {_shown(value)}`)"
-    if kind is float and isinstance(value, str):
-        return f"write it without quotes; papermill's -y reads 1e-3 as text: write 1.0e-3, or `-p {name} {value[:99]}`"
-    return "write a whole number without quotes or a decimal point" if kind is int else "write a number"
+    remedy = fields[name].description
+    if isinstance(value, str) and error["type"].endswith("_type"):
+        value_wanted = "True or False" if error["type"] == "bool_type" else value[:99]
+        remedy = f"Write it without quotes; with papermill -p {name} {value_wanted}."
+    return f"{name}={_shown(value)}: {error['msg']}. {remedy}"
 
 
 def _shown(value: Any) -> str:
     """At most 200 characters of the value; a huge number, which has no repr, in hexadecimal."""
     text = hex(value) if isinstance(value, int) and value.bit_length() > 99 else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def one_of(name: str, value: Any, choices: Collection[Any]) -> None:
-    """ValueError unless `value` is among `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown: give one of {', '.join(map(repr, choices))}")
 
 
 def in_range(name: str, value: float, low: float, high: float) -> None:
@@ -281,18 +248,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(close)}? " if close else ""
 
 
-def _parameter_cells(executed: list[str]) -> list[str]:
-    """The parameters cell as last run, and the cell injected after that, from IPython's `In`."""
-    own = max((i for i, source in enumerate(executed) if source.startswith(OWN_CELL)), default=None)
-    after = 0 if own is None else own
-    injected = [s for s in executed[after:] if s.partition("\n")[0].rstrip() == INJECTED_CELL]
-    return ([] if own is None else [executed[own]]) + injected[-1:]
-
-
-def _assigned(cells: Iterable[str]) -> list[str]:
-    """Names assigned at top level, in order."""
-    statements = [node for source in cells for node in ast.parse(source, "<parameters cell>").body]
-    targets = [target for node in statements if isinstance(node, ast.Assign) for target in node.targets]
-    targets += [node.target for node in statements if isinstance(node, ast.AnnAssign)]
-    walked = [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
-    return [node.id for node in walked if isinstance(node.ctx, ast.Store)]
+def _assigned(executed: list[str]) -> list[str]:
+    """Names that the parameters cell as last run, and the cell injected after that, assign; from IPython's `In`."""
+    own = max((i for i, source in enumerate(executed) if source.startswith(OWN_CELL)), default=0)
+    injected = [source for source in executed[own + 1 :] if source.partition("\n")[0].rstrip() == INJECTED_CELL]
+    nodes = [node for source in executed[own : own + 1] + injected[-1:] for node in ast.walk(ast.parse(source))]
+    return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]

@@ -130,7 +130,17 @@ class InContainer(Script):
 class Papermill(Script):
     def command(self):
         made, done = notebook.write(self.work / "tiny.ipynb"), self.work / "done.ipynb"
-        return ["-m", "papermill", made, done, "-k", "python3", *self.parameters("-p {} {}")]
+        return [
+            "-m",
+            "papermill",
+            "--start-timeout",
+            int(LIMIT),
+            made,
+            done,
+            "-k",
+            "python3",
+            *self.parameters("-p {} {}"),
+        ]
 
     def parameters(self, form: str) -> list[str]:
         given = {"output_dir": self.output, "ending": "train"}

@@ -32,6 +32,7 @@ XLA_SWITCH = "USE_TORCH_XLA"  # transformers and accelerate read it on import: C
 MODULES = ("torch", "transformers.trainer", "accelerate", "datasets", "peft", "sentence_transformers")
 COMMON = {"TOKENIZERS_PARALLELISM": "false"}
 NOTEBOOKS = ROOT / "notebooks"
+START = 600  # seconds that a kernel may take to start on a busy machine, instead of 60
 
 
 class Run:
@@ -201,7 +202,11 @@ def run_notebook(name: str, folder: Path, parameters: dict, notebooks: Path = NO
     shutil.copy(notebooks / f"{name}.ipynb", folder)
     output = folder / "out"
     executed = papermill.execute_notebook(
-        f"{name}.ipynb", "executed.ipynb", {"output_dir": str(output), **parameters}, progress_bar=False
+        f"{name}.ipynb",
+        "executed.ipynb",
+        {"output_dir": str(output), **parameters},
+        progress_bar=False,
+        start_timeout=START,
     )
     results = json.loads((output / "results.json").read_text())
     # What the run was bound to before training, so that a changed file is not trained on from these checkpoints.
@@ -235,7 +240,7 @@ def assert_refuses(name: str, folder: Path, common: dict, wrong: Sequence[tuple[
     shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)
     notebook, output = load_notebook_node(f"{name}.ipynb"), folder / "out"
     begun = False
-    with run_kernel() as kernel:
+    with run_kernel(startup_timeout=START) as kernel:
         for parameters, message in wrong:
             parameterize_notebook(notebook, {"output_dir": str(output), **common, **parameters})
             cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -162,8 +162,9 @@ def test_a_command_names_notebooks_parameters_modules_and_targets_that_are_there
     for name in notebooks:
         declared = grid.inspect(ROOT / name)
         given = [words[at + 1] for at, word in enumerate(words) if word == "-p"]
-        grid.parse(declared, [word for word in words if re.match(r"\w+=", word) and not word.isupper()])
-        assert set(given) <= set(declared)
+        values = grid.parse([word for word in words if re.match(r"\w+=", word) and not word.isupper()])
+        assert {*given, *values} <= {*declared}
+        assert all(grid.typed(declared, key, each) is not None for key in values for each in values[key])
     if "-m" in words and words[words.index("-m") + 1].startswith("helpers"):
         module = ROOT / words[words.index("-m") + 1].replace(".", "/")
         assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()

@@ -14,6 +14,8 @@ from PIL import Image, ImageChops, ImageStat
 
 from helpers.batch import grid
 
+from .harness import START
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +45,7 @@ def published(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     source, executed = tmp_path / "source.ipynb", tmp_path / "executed.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=CELLS), source)
-    papermill.execute_notebook(source, executed, kernel_name="python3", progress_bar=False)
+    papermill.execute_notebook(source, executed, kernel_name="python3", progress_bar=False, start_timeout=START)
     gallery.publish(executed, "probe", {str(tmp_path): "outputs"})
     return tmp_path / "gallery"
 
@@ -116,9 +118,8 @@ def test_the_small_pictures_are_of_the_large_ones(path):
 
 
 @pytest.mark.parametrize("name", gallery.PARAMETERS)
-def test_a_notebook_has_the_parameters_that_it_is_run_with_and_each_has_one_value(name):
+def test_a_notebook_has_the_parameters_that_it_is_run_with_and_each_has_one_value(name, tmp_path):
     values = {"data_source": "sample"} | gallery.PARAMETERS[name]
-    varied, fixed = grid.parse(
-        grid.inspect(ROOT / f"notebooks/{name}.ipynb"), [f"{key}={value}" for key, value in values.items()]
-    )
-    assert not varied and fixed.keys() == values.keys()
+    given = grid.parse([f"{key}={value}" for key, value in values.items()])
+    (run,) = grid.plan(ROOT / f"notebooks/{name}.ipynb", tmp_path, given)
+    assert not run.varied and run.parameters.keys() == {"output_dir", *values}

@@ -16,6 +16,8 @@ from traitlets.config import Config
 from helpers import parameters
 from helpers.parameters import Parameters, parameter
 
+from .harness import START
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,23 +48,18 @@ def make(**changes):
 
 @pytest.mark.parametrize("text", ["false", "False", "true", 0, 1, None])
 def test_only_a_bool_is_a_bool_and_the_message_says_what_to_write(text):
-    with pytest.raises(ValueError, match=rf"resume={text!r} .* `-p resume (True|False)`"):
+    remedy = ".* with papermill -p resume True or False" if isinstance(text, str) else ""
+    with pytest.raises(ValueError, match=rf"resume={text!r}: Input should be a valid boolean{remedy}"):
         make(resume=text)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True])
-def test_float_that_is_no_finite_number_is_refused(value):
-    with pytest.raises(ValueError, match="learning_rate="):
-        make(learning_rate=value)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("max_steps", -1),
-        ("batch_size", -8),
-        ("learning_rate", -1e-3),
-        ("seed", -1),
+        ("learning_rate", math.nan),
+        ("learning_rate", math.inf),
+        ("learning_rate", True),
         ("seed", 2**32),
         ("precision", "float16"),
         ("report_to", "tensorboard"),
@@ -81,7 +78,7 @@ def test_output_dir_that_is_or_lies_under_a_file_is_refused(tmp_path, below):
         make(output_dir=f"{tmp_path}/file{below}")
 
 
-@pytest.mark.parametrize("source", ["./no", "../no", "/no/such", "~/no/such", "no.txt", "owner/no.parquet", "no.JSONL"])
+@pytest.mark.parametrize("source", ["./no", "/no/such", "~/no/such", "owner/no.parquet", "no.JSONL"])
 def test_path_with_nothing_there_is_named_with_its_absolute_form(source):
     with pytest.raises(FileNotFoundError, match=f"data_source={source!r}: nothing at /"):
         make(data_source=source)
@@ -104,6 +101,11 @@ def test_everything_that_is_wrong_is_said_at_once():
     with pytest.raises(ValueError) as error:
         Reservoir(**GOOD | {"seed": -1, "resume": "yes"}, size=0)
     assert [line.partition("=")[0] for line in str(error.value).splitlines()] == ["seed", "resume", "size"]
+
+
+def test_a_value_out_of_range_is_told_what_the_parameter_is_for():
+    with pytest.raises(ValueError, match=r"max_steps=-1: Input should be greater than or equal to 0\. Optimizer steps"):
+        make(max_steps=-1)
 
 
 def test_an_unknown_name_is_refused_with_the_closest():
@@ -139,19 +141,11 @@ def execute(shell, *cells):
         shell.run_cell(cell, store_history=True).raise_error()
 
 
-def test_name_misspelt_in_the_parameters_cell_is_refused_with_the_closest(shell):
+def test_a_name_misspelt_in_the_parameters_cell_is_refused_until_the_cell_is_corrected(shell):
     execute(shell, CELL, CELL + "\nmax_step = 3")
     with pytest.raises(ValueError, match=r"max_step is not a parameter .* did you mean max_steps\?"):
         parameters.check(Parameters, shell.user_ns)
-
-
-def test_correcting_the_parameters_cell_clears_the_error(shell):
-    execute(shell, CELL + "\nmax_step = 3", CELL)
-    assert parameters.check(Parameters, shell.user_ns) == make()
-
-
-def test_injected_cell_from_before_the_parameters_cell_was_run_again_is_forgotten(shell):
-    execute(shell, CELL, "# Parameters\nmax_step = 3", CELL)
+    execute(shell, "# Parameters\nmax_step = 3", CELL)  # what was injected before the correction is forgotten, too
     assert parameters.check(Parameters, shell.user_ns) == make()
 
 
@@ -172,7 +166,8 @@ def notebook(tmp_path):
 
 def through_papermill(notebook, **passed):
     output = notebook.with_name("executed.ipynb")
-    return papermill.execute_notebook(notebook, output, passed, kernel_name="python3", progress_bar=False)
+    options = {"kernel_name": "python3", "progress_bar": False, "start_timeout": START}
+    return papermill.execute_notebook(notebook, output, passed, **options)
 
 
 def test_papermill_values_reach_the_checked_object_in_this_interpreter_without_torch(notebook):
@@ -189,8 +184,6 @@ def test_papermill_values_reach_the_checked_object_in_this_interpreter_without_t
     ("passed", "kind", "message"),
     [
         ({"max_step": 7}, "ValueError", "max_step is not a parameter of this notebook: did you mean max_steps?"),
-        ({"resume": "false"}, "ValueError", "resume='false' is of type str, not bool"),
-        ({"max_steps": -1}, "ValueError", "max_steps=-1 is out of range: give 0 or more"),
         ({"data_source": "./none.txt"}, "FileNotFoundError", "data_source='./none.txt': nothing at /"),
     ],
 )

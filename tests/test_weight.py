@@ -20,16 +20,16 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
-    "shared": 17560,
+    "shared": 16931,
     "plan": 6578,
     "reservoir": 6467,
     "lejepa": 6645,
     "legal": 9709,
     "tuning": 5286,
     "graphmer": 26065,
-    "helpers": 78550,
+    "helpers": 77795,
     "notebooks": 9000,
-    "tests": 88690,
+    "tests": 87861,
     "benchmarks and docs": 22070,
 }
 SLACK = 1.05

@@ -16,27 +16,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
-from typing import Any
 
 from helpers.show import tables
 
 from .execution import POLL, LocalRuns, finished, logger, show_output
-from .grid import Run, inspect, parse, plan
+from .grid import Run, parse, plan
 from .ray_runs import RayRuns
 
 PRINTED = ("run", "status", "seconds", "train.loss_last", "train.examples_per_second", "output_dir", "error", "caveats")
 GRACE = 60.0  # seconds between SIGTERM and SIGKILL: a long step and a checkpoint
 
 
-class Stopped(SystemExit):
-    """A signal stopped the runs: `rows` is the table, and the process exits with 128 + the signal's number."""
-
-    def __init__(self, number: int, rows: list[dict[str, Any]]):
-        super().__init__(128 + number)
-        self.rows = rows
-
-
-def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: float = GRACE) -> list[dict[str, Any]]:
+def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: float = GRACE) -> tuple[list[dict], int]:
     """Executes the runs of a grid (`grid.plan`) that are not done, and writes `results.csv` beside their folders.
 
     Args:
@@ -46,24 +37,24 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: fl
     Returns:
         One flat dict for each run, as in the table: `run`, the varied parameters, `status` ("done", "done before", "failed",
         "stopped" or "not run"), `seconds`, `error`, `notebook`, `output_dir`, and every scalar of results.json under its
-        dotted name.
-
-    Raises:
-        Stopped: SIGTERM or SIGINT came, all kernels have ended, and the table is written.
+        dotted name. Then the number of the signal that ended them all, or 0.
     """
-    place, table, futures = place or LocalRuns(), _Table(runs), {}
+    place, futures, deadline = place or LocalRuns(), {}, math.inf
+    rows = {
+        each.name: {"run": each.name, **each.varied, "status": "not run", "seconds": "", "error": ""} for each in runs
+    }
     with _signals() as arrived:
         try:
             for each in runs:
                 if before := finished(each):
-                    table.book(each, *before)
+                    _book(rows, each, *before)
                 else:
                     futures[place.submit(each)] = each
-            waiting, deadline = {*futures}, math.inf
+            waiting = {*futures}
             while waiting:
                 ended, waiting = wait(waiting, POLL, FIRST_COMPLETED)
                 for future in ended:
-                    table.book(futures[future], *future.result())
+                    _book(rows, futures[future], *future.result())
                 if arrived and deadline == math.inf:
                     deadline = time.monotonic() + grace
                     place.stop()
@@ -72,31 +63,22 @@ def run(runs: Sequence[Run], place: LocalRuns | RayRuns | None = None, grace: fl
                     place.kill()
         finally:
             place.kill()
-    rows = [*table.rows.values()]
-    if arrived:
-        raise Stopped(arrived[0], rows)
-    return rows
+    return [*rows.values()], arrived[0] if arrived else 0
 
 
-class _Table:
-    """The rows of all runs, in the order of the grid, and their file, which is written whenever a run has ended."""
+def _book(rows: dict[str, dict], each: Run, outcome: Mapping, results: Mapping) -> None:
+    """Puts into the table how a run has ended, and writes the table."""
+    import pandas
 
-    def __init__(self, runs: Sequence[Run]):
-        start = {"status": "not run", "seconds": "", "error": ""}
-        self.rows = {each.name: {"run": each.name, **each.varied, **start} for each in runs}
-
-    def book(self, each: Run, outcome: Mapping, results: Mapping) -> None:
-        import pandas
-
-        row = self.rows[each.name]
-        row |= {**outcome, "notebook": str(each.executed), "output_dir": str(each.output_dir)}
-        for name, value in pandas.json_normalize(results or {}).items():
-            if not isinstance(value[0], list):
-                row.setdefault(name, value[0])
-        logger.info("%s %s %s", each.name, row["status"], row["error"])
-        if row["status"] != "not run":
-            table = pandas.DataFrame([*self.rows.values()], dtype=object)
-            table.to_csv(each.executed.parent.parent / "results.csv", index=False)
+    row = rows[each.name]
+    row |= {**outcome, "notebook": str(each.executed), "output_dir": str(each.output_dir)}
+    for name, value in pandas.json_normalize(results).items():
+        if not isinstance(value[0], list):
+            row.setdefault(name, value[0])
+    logger.info("%s %s %s", each.name, row["status"], row["error"])
+    if row["status"] != "not run":
+        table = pandas.DataFrame([*rows.values()], dtype=object)
+        table.to_csv(each.executed.parent.parent / "results.csv", index=False)
 
 
 @contextlib.contextmanager
@@ -126,18 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     show_output(options.jobs)
     try:
-        runs = plan(options.notebook, options.output_dir, *parse(inspect(options.notebook), options.parameters))
+        runs = plan(options.notebook, options.output_dir, parse(options.parameters))
         place = RayRuns(options.ray, options.cpus, options.gpus) if options.ray else LocalRuns(options.jobs)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    try:
-        rows, code = run(runs, place, options.grace), 0
-    except Stopped as stopped:
-        rows, code = stopped.rows, stopped.code
+    rows, number = run(runs, place, options.grace)
     names = [name for name in PRINTED if any(row.get(name) for row in rows)]
     print(tables.text([{name: row.get(name) for name in names} for row in rows]))
     print(f"\ntable: {options.output_dir.expanduser().resolve() / 'results.csv'}")
-    if code:
-        number = signal.Signals(code - 128).name
-        print(f"stopped by {number}: the same command again resumes what was stopped, and runs the rest")
-    return code or int(any(row["status"] == "failed" for row in rows))
+    if number:
+        said = signal.Signals(number).name
+        print(f"stopped by {said}: the same command again resumes what was stopped, and runs the rest")
+        return 128 + number
+    return int(any(row["status"] == "failed" for row in rows))

@@ -4,12 +4,10 @@ papermill reports success after `sys.exit` half way and for a NaN loss; here bot
 """
 
 import contextlib
-import itertools
 import json
 import logging
 import math
 import os
-import queue
 import signal
 import threading
 import time
@@ -22,6 +20,7 @@ from .grid import Run, literal_path
 
 PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
 POLL = 0.5  # seconds
+START = 600  # seconds that a kernel may take to start on a busy machine; papermill would give up after 60
 Ended = tuple[dict[str, Any], dict[str, Any]]  # columns of the table; results.json
 logger = logging.getLogger("helpers.batch")
 
@@ -67,11 +66,11 @@ def execute(each: Run, asked: Callable[[], int], environment: Mapping[str, str] 
     logger.info("%s starts", each.name)
     each.executed.parent.mkdir(parents=True, exist_ok=True)
     if each.executed.exists():  # unfinished: its traceback is evidence
-        attempts = (each.executed.with_suffix(f".attempt{n}.ipynb") for n in itertools.count(1))
-        each.executed.rename(next(path for path in attempts if not path.exists()))
+        attempts = [*each.executed.parent.glob("*.attempt*.ipynb")]
+        each.executed.rename(each.executed.with_suffix(f".attempt{len(attempts) + 1}.ipynb"))
     error, results, began = "", {}, time.monotonic()
     paths = literal_path(each.notebook), literal_path(each.executed)
-    options = {"kernel_name": "python3", "progress_bar": False, "log_output": True}
+    options = {"kernel_name": "python3", "progress_bar": False, "log_output": True, "start_timeout": START}
     try:
         with _signalled(asked, environment or {}) as manager:
             executed = execute_notebook(*paths, each.parameters, kernel_manager_class=manager, **options)
@@ -129,12 +128,10 @@ def _outcome(executed: Any, output_dir: Path) -> tuple[str, dict[str, Any]]:
     if idle or executed.metadata.papermill.exception:
         return f"the notebook stopped early (sys.exit?), {idle} code cells never ran", {}
     path = output_dir / "results.json"
-    if not path.is_file():
-        return f"papermill reports success, but there is no {path}", {}
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        return f"{path} is not JSON: {error}", {}
+    except (OSError, ValueError) as error:
+        return f"papermill reports success, but {path} cannot be read: {error}", {}
     loss = (results.get("train") or {}).get("loss_last")
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
         return f"train.loss_last in {path} is {loss!r}, not a finite number", results
@@ -155,9 +152,7 @@ class LocalRuns:
     def __init__(self, jobs: int = 1):
         if jobs < 1:
             raise ValueError(f"jobs={jobs}: give 1 or more")
-        self._shares: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
-        for share in shares(jobs):
-            self._shares.put(share)
+        self._shares = shares(jobs)
         self._pool = ThreadPoolExecutor(jobs)
         self._asked = 0
 
@@ -175,11 +170,11 @@ class LocalRuns:
 
     def _run(self, run: Run) -> Ended:
         threading.current_thread().name = run.name  # which its lines begin with
-        share = self._shares.get()
+        share = self._shares.pop()
         try:
             return execute(run, lambda: self._asked, share)
         finally:
-            self._shares.put(share)
+            self._shares.append(share)
 
 
 def shares(jobs: int) -> list[dict[str, str]]:

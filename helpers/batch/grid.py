@@ -52,27 +52,20 @@ def inspect(notebook: Path) -> dict[str, dict[str, str]]:
     return parameters
 
 
-def parse(declared: Mapping[str, Mapping[str, str]], assignments: Sequence[str]) -> tuple[dict, dict]:
-    """Command-line `name=value` and `name=v1,v2` as (grid, fixed), each value of the type the notebook declares.
+def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
+    """Command-line `name=value` and `name=v1,v2` as a list of values for each name.
 
     A text in double quotes, as in JSON, is one value whatever it holds, and a JSON list holds the values one by one.
 
-    Raises:
-        ValueError: no such parameter, a name given twice, or text that is not of the declared type.
+    Raises ValueError for a name that is given twice, and for anything else that cannot be understood.
     """
-    grid, fixed = {}, {}
+    values: dict[str, list[Any]] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
-        if not equals:
-            raise ValueError(f"{assignment!r}: write name=value or name=value1,value2")
-        if name in grid or name in fixed:
-            raise ValueError(f"{name} is given twice: write its values as {name}=value1,value2")
-        values = [typed(declared, name, value) for value in _split(name, text)]
-        if len(values) == 1:
-            fixed[name] = values[0]
-        else:
-            grid[name] = values
-    return grid, fixed
+        if not equals or name in values:
+            raise ValueError(f"{assignment!r}: write name=value or name=value1,value2, and each name once")
+        values[name] = _split(name, text)
+    return values
 
 
 def _split(name: str, text: str) -> list[Any]:
@@ -103,39 +96,34 @@ def typed(declared: Mapping[str, Mapping[str, str]], name: str, value: Any) -> A
         raise ValueError(f"{name}={value!r} is not of type {kind}, which the notebook declares: {message}") from None
 
 
-def plan(notebook: Path, output_dir: Path, grid: Mapping[str, Sequence], fixed: Mapping[str, Any]) -> list[Run]:
+def plan(notebook: Path, output_dir: Path, values: Mapping[str, Sequence]) -> list[Run]:
     """Every combination as a `Run`, in the order of itertools.product: the last name varies fastest.
 
     Args:
         notebook: an .ipynb with a cell tagged `parameters` that assigns annotated literals, `output_dir` among them.
-        output_dir: gets one folder for each run, named by what varies (`seed=1,learning_rate=0.001`, or `run`).
-        grid: values to try, by parameter.
-        fixed: values for all runs. `output_dir` is `<output_dir>/<run name>/output` unless given here for a single run.
+        output_dir: each run gets a folder in it.
+        values: of each parameter that does not keep its default; one with several values varies.
 
     Raises:
-        ValueError: a name that the notebook does not have, or a value of another type.
-        FileNotFoundError: there is no such notebook, or `data_source` is a path without a file.
+        ValueError: a mistake in names, types or values, or a value given twice.
+        FileNotFoundError: no such notebook, or `data_source` is a path that does not exist.
     """
     notebook, output_dir = Path(notebook).expanduser().resolve(), Path(output_dir).expanduser().resolve()
     declared = inspect(notebook)
-    if both := grid.keys() & fixed.keys():
-        raise ValueError(f"{', '.join(sorted(both))}: both fixed and varied; give it once")
-    fixed = {name: typed(declared, name, value) for name, value in fixed.items()}
-    grid = {name: [typed(declared, name, value) for value in values] for name, values in grid.items()}
-    for name, values in grid.items():
-        if not values or len({*values}) < len(values):
-            raise ValueError(
-                f"{name}={values!r}: give a list of different values; each makes a run with its own folder"
-            )
-    varied = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    if "output_dir" in grid or ("output_dir" in fixed and len(varied) > 1):
+    values = {name: [typed(declared, name, value) for value in given] for name, given in values.items()}
+    for name, given in values.items():
+        if not given or len({*given}) < len(given):
+            raise ValueError(f"{name}={given!r}: give different values; each makes a run with its own folder")
+    several = [name for name, given in values.items() if len(given) > 1]
+    if several and "output_dir" in values:
         raise ValueError("output_dir: runs cannot share or vary it; leave it out, each run gets a folder of its own")
-    return [_one(notebook, output_dir, each, fixed) for each in varied]
+    combinations = (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
+    return [_one(notebook, output_dir, each, {name: each[name] for name in several}) for each in combinations]
 
 
-def _one(notebook: Path, output_dir: Path, varied: dict[str, Any], fixed: dict[str, Any]) -> Run:
+def _one(notebook: Path, output_dir: Path, given: dict[str, Any], varied: dict[str, Any]) -> Run:
     folder = output_dir / run_name(varied)
-    parameters = {"output_dir": str(folder / "output"), **fixed, **varied}
+    parameters = {"output_dir": str(folder / "output"), **given}
     parameters["output_dir"] = str(Path(parameters["output_dir"]).expanduser().resolve())
     if path := source_path("data_source", parameters.get("data_source", SAMPLE)):
         parameters["data_source"] = str(path.resolve())

@@ -34,14 +34,6 @@ class DataSource:
         return {"source": self.name, "revision": self.revision, "sha256": self.sha256}
 
 
-def existing_file(name: str, value: str, remedy: str) -> str:
-    """Path of the file `value`, with ~ expanded. Raises FileNotFoundError, with the remedy, if there is none."""
-    path = expanded(name, value)
-    if not path.is_file():
-        raise FileNotFoundError(f"{name}={value!r}: nothing at {path.resolve()}; {remedy}")
-    return str(path)
-
-
 def model_folder_or_hub(value: str, info) -> str:
     """As `local_or_hub`, for a model: raises ValueError for a file."""
     if value != SAMPLE and expanded(info.field_name, value).is_file():

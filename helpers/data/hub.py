@@ -45,29 +45,30 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
     files = Path(source).rglob("*") if name == "data_source" else ()
     if packed := next((file for file in files if file.is_file() and Extractor.infer_extractor_format(file)), None):
         raise ValueError(f"{said}: {packed.name} is compressed; unpack it first")
+    token = f"Accept its licence on https://huggingface.co/{source}, and put a token that may read it into the secret HF_TOKEN"
+    # What caused an error, the error that is raised for it, and what it says. datasets says FileNotFoundError for an unknown id.
+    known = (
+        (GatedRepoError, PermissionError, f"is gated. {token}"),
+        (
+            (ConnectionError, LocalEntryNotFoundError),
+            ConnectionError,
+            f'the Hugging Face hub cannot be reached; use {name}="sample" or a local path',
+        ),
+        (
+            (RepositoryNotFoundError, FileNotFoundError),
+            FileNotFoundError,
+            "cannot be read or is not there; check the name",
+        ),
+    )
     try:
         yield
     except Exception as error:
         causes: list[BaseException] = [error]
         while isinstance(error, OSError) and (cause := causes[-1].__cause__ or causes[-1].__context__):
             causes.append(cause)  # transformers says OSError, and why in what caused it
-
-        def caused_by(*kinds: type[Exception]) -> bool:
-            return any(isinstance(cause, kinds) for cause in causes)
-
-        if caused_by(GatedRepoError):
-            raise PermissionError(
-                f"{said}: is gated. Accept its licence on https://huggingface.co/{source}, then put a token that may read it into "
-                "the secret or environment variable HF_TOKEN"
-            ) from error
-        if caused_by(ConnectionError, LocalEntryNotFoundError):
-            raise ConnectionError(
-                f'{said}: the Hugging Face hub cannot be reached ({error}). Use {name}="sample" or a local path'
-            ) from error
-        if caused_by(
-            RepositoryNotFoundError, FileNotFoundError
-        ):  # the latter from datasets, for an id that is not on the hub
-            raise FileNotFoundError(f"{said}: cannot be read ({error}); check the name") from error
+        for kinds, kind, remedy in known:
+            if any(isinstance(cause, kinds) for cause in causes):
+                raise kind(f"{said}: {remedy} ({error})") from error
         raise ValueError(
             str(error) if said in str(error) else f"{said}: cannot be read ({error.__cause__ or error!r})"
         ) from error

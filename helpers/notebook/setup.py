@@ -8,7 +8,6 @@ Imports only the standard library, since this runs before anything is installed.
 """
 
 import importlib
-import importlib.util
 import re
 import subprocess
 import sys
@@ -30,7 +29,7 @@ PIP_TAIL_LINES = 15
 def install(requirements: str) -> list[str]:
     """Installs those `requirements` that are absent or out of range; needs no network if there are none.
 
-    requirements: one specifier in each line, as in requirements-gpu.txt.
+    requirements: one specifier in each line, without extras and markers, as in requirements-gpu.txt.
 
     Returns what was installed for them, as `name==version`. An installed torch or torch_xla is kept, with a warning if it
     is out of range. An absent torch_xla is left out, with a warning, if it does not fit the installed torch.
@@ -55,12 +54,6 @@ def install(requirements: str) -> list[str]:
         raise RuntimeError(
             f"pip changed {changes}, loaded in this kernel: restart the runtime and run all cells again."
         )
-    still_missing, _ = _missing(requirements)
-    if still_missing:
-        raise RuntimeError(
-            f"pip succeeded, but {sys.executable} does not see {', '.join(map(str, still_missing))}: "
-            "restart the runtime and run all cells again."
-        )
     installed = [f"{each.name}=={metadata.version(each.name)}" for each in missing]
     print(f"installed {', '.join(installed)}")
     return installed
@@ -79,45 +72,26 @@ def _missing(requirements: str) -> tuple[list["Requirement"], list[str]]:
     from packaging.requirements import Requirement
 
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in requirements.splitlines())
-    queue = [Requirement(line) for line in lines if line]
     torch = version("torch")
     missing, complaints = [], []
-    while queue:
-        requirement = queue.pop(0)
-        if requirement.marker and not requirement.marker.evaluate():
-            continue
+    for requirement in [Requirement(line) for line in lines if line]:
         found = version(requirement.name)
-        in_range = found is not None and requirement.specifier.contains(found, prereleases=True)
         never_moved = requirement.name.lower().replace("_", "-") in NEVER_MOVED
-        if found is None and never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
+        if found is not None and requirement.specifier.contains(found, prereleases=True):
+            continue
+        if never_moved and found:
+            complaints.append(
+                f"{requirement.name} {found} is installed; this notebook was tested with "
+                f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
+            )
+        elif never_moved and torch and not requirement.specifier.contains(torch, prereleases=True):
             complaints.append(
                 f"{requirement.name} is not installed, and {requirement} does not fit the installed torch {torch}: "
                 "left out, so this run uses the GPU or the CPU. For a TPU choose a TPU runtime."
             )
-        elif in_range or (found and never_moved):
-            queue += _requirements_of_extras(requirement)
-            if not in_range:
-                complaints.append(
-                    f"{requirement.name} {found} is installed; this notebook was tested with "
-                    f"{requirement.name}{requirement.specifier}. It is kept: moving it would break the runtime."
-                )
         else:
             missing.append(requirement)
     return missing, complaints
-
-
-def _requirements_of_extras(requirement: "Requirement") -> list["Requirement"]:
-    """What an installed distribution needs for the required extras, e.g. jax for torch_xla[pallas]."""
-    from packaging.requirements import Requirement
-
-    needed = []
-    for line in metadata.requires(requirement.name) or []:
-        dependency = Requirement(line)
-        marker = dependency.marker
-        if marker and not marker.evaluate() and any(marker.evaluate({"extra": extra}) for extra in requirement.extras):
-            dependency.marker = None
-            needed.append(dependency)
-    return needed
 
 
 def _constraints() -> list[str]:
@@ -126,12 +100,6 @@ def _constraints() -> list[str]:
 
 
 def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
-    if importlib.util.find_spec("pip") is None:
-        raise RuntimeError(
-            f"{', '.join(specifiers)} must be installed, but {sys.executable} has no pip. "
-            f"Run `{sys.executable} -m ensurepip`, or install requirements-gpu.txt (TPU: requirements-tpu.txt) "
-            "with the tool that made this environment."
-        )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "constraints.txt")
         file.write_text("\n".join(constraints) + "\n", encoding="utf-8")
@@ -149,7 +117,7 @@ def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
         raise RuntimeError(
             f"pip could not install {', '.join(specifiers)} (exit code {pip.returncode}) "
             f"beside {', '.join(constraints) or 'nothing held'}:\n{tail}\n"
-            "No network? On Kaggle switch Internet on (Settings); elsewhere install requirements-gpu.txt "
+            "No network, or no pip? On Kaggle switch Internet on (Settings); elsewhere install requirements-gpu.txt "
             "(TPU: requirements-tpu.txt) beforehand. A conflict with a held version? Restart the runtime and run this "
             "cell first; if it stays, choose a newer runtime."
         )

@@ -1,7 +1,6 @@
 """Makes the package importable in a notebook, whose setup cell runs this file from its payload."""
 
 import importlib
-import os
 import shutil
 import sys
 import tempfile
@@ -50,25 +49,15 @@ def _checkout(files: Mapping[str, str]) -> Path | None:
     return None
 
 
-def _cache() -> Path:
-    """The user's cache. A relative XDG_CACHE_HOME is ignored, as its specification says; not every user has a home."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        return named if named.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:
-        return Path(tempfile.mkdtemp(prefix="cache-"))
-
-
 def _unpacked(files: Mapping[str, str], sha256: str) -> Path:
     """This payload's folder in the user's cache, written once; a temporary one if that is impossible."""
-    cache = _cache() / "training-notebooks"
-    root = cache / f"helpers-{sha256[:16]}"
-    if _holds(root, files):
-        return root
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=cache))
-    except OSError:
+        root = Path.home() / ".cache" / "training-notebooks" / f"helpers-{sha256[:16]}"
+        if _holds(root, files):
+            return root
+        root.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent))
+    except (OSError, RuntimeError):  # a home that cannot be written, or none
         root = fresh = Path(tempfile.mkdtemp(prefix="helpers-")).resolve()
     for name, text in files.items():
         (fresh / name).parent.mkdir(parents=True, exist_ok=True)

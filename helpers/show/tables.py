@@ -9,20 +9,15 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import tracking
-
 Row = Mapping[str, Any]
 GIB = 2**30
 
 
 def show(rows: Sequence[Row], caption: str = "") -> None:
     """Shows rows, which map column to value, as a table: HTML in a notebook, text elsewhere; a missing column stays empty."""
-    if tracking.in_kernel():
-        from IPython.display import display
+    from IPython.display import display
 
-        display(Table(rows, caption))
-    else:
-        print(text(rows, caption), flush=True)
+    display(Table(rows, caption))
 
 
 def text(rows: Sequence[Row], caption: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -116,6 +117,15 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 def losses(folder: Path) -> list[tuple[str, str, str]]:
     return [(row["run"], row["train.loss_first"], row["train.loss_last"]) for row in table(folder)]
+
+
+def told(folder: Path, run: str) -> dict:
+    """What the run's kernel said of itself."""
+    return json.loads((folder / run / "output" / "kernel.json").read_text())
+
+
+def process_of(folder: Path, run: str) -> int:
+    return told(folder, run)["process"]
 
 
 def is_gone(process: int) -> bool:

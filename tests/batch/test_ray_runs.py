@@ -1,7 +1,6 @@
 """A grid on Ray's own cluster of two nodes on this machine; one of them dies in the middle of a run."""
 
 import contextlib
-import json
 import signal
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 from helpers.batch import ray_runs
 
 from . import notebook as small
-from .notebook import ended, held, is_gone, losses, said, table
+from .notebook import ended, held, is_gone, losses, process_of, said, table
 
 pytestmark = pytest.mark.once
 
@@ -38,15 +37,6 @@ def cluster(tmp_path_factory):
         started.shutdown()
 
 
-@pytest.fixture
-def notebook(tmp_path):
-    return small.write(tmp_path / "tiny.ipynb")
-
-
-def kernel(folder, run):
-    return json.loads((folder / run / "output" / "kernel.json").read_text())["process"]
-
-
 # Before the first test with a cluster, which `auto` would find.
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "somewhere:here"])
 def test_no_cluster_is_said_before_anything_runs(notebook, tmp_path, address):
@@ -66,7 +56,7 @@ def test_a_run_whose_node_dies_goes_on_elsewhere_and_the_table_is_the_local_one(
     running = small.command(notebook, there, "ending=train", "seed=0,1", "--ray", cluster.address)
     for run in ("seed=0", "seed=1"):
         held(there, run, running)
-    lost = {run: kernel(there, run) for run in ("seed=0", "seed=1")}
+    lost = {run: process_of(there, run) for run in ("seed=0", "seed=1")}
     cluster.remove_node(node, allow_graceful=False)
     small.hold(notebook, False)
     assert ended(running, there) == 0
@@ -76,20 +66,28 @@ def test_a_run_whose_node_dies_goes_on_elsewhere_and_the_table_is_the_local_one(
     # One of them was started again; its first kernel went with its node.
     again = [row["run"] for row in rows if row["train.resumed_from_step"]]
     assert len(again) == 1
-    assert kernel(there, again[0]) != lost[again[0]] and is_gone(lost[again[0]])
+    assert process_of(there, again[0]) != lost[again[0]] and is_gone(lost[again[0]])
     assert losses(there) == losses(here)
     assert table(there)[0].keys() == table(here)[0].keys()
 
 
-def test_sigterm_reaches_the_kernels_on_the_nodes_and_what_waits_is_not_run(notebook, tmp_path, cluster):
+@pytest.mark.parametrize(
+    ("ending", "grace", "error"), [("train", "600", "Stopped: SIGTERM at step 6"), ("deaf", "1", "")]
+)
+def test_sigterm_reaches_the_kernels_on_the_nodes_and_what_waits_is_not_run(
+    notebook, tmp_path, cluster, ending, grace, error
+):
+    """A kernel that does not listen is killed after the grace; then Ray's answer may come in the place of the run's own."""
     folder = tmp_path / "grid"
     small.hold(notebook, True)
-    running = small.command(notebook, folder, "ending=train", "seed=0,1", "--ray", cluster.address, "--grace", "600")
+    address = ("--ray", cluster.address, "--grace", grace)
+    running = small.command(notebook, folder, f"ending={ending}", "seed=0,1", *address)
     held(folder, "seed=0", running)
     running.send_signal(signal.SIGTERM)
     assert ended(running, folder) == 128 + signal.SIGTERM
     assert [row["status"] for row in table(folder)] == ["stopped", "not run"]
-    assert table(folder)[0]["error"].startswith("Stopped: SIGTERM at step 6")
+    assert table(folder)[0]["error"].startswith(error)
+    assert is_gone(process_of(folder, "seed=0"))
     assert not [*folder.glob(".stop-*")]
 
 

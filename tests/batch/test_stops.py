@@ -1,28 +1,16 @@
 """Signals to a batch: the command line in its own process, real kernels, real checkpoints."""
 
-import json
-import os
 import signal
 
 import pytest
 
-from helpers.batch import command
 from helpers.batch.execution import execute
 from helpers.batch.grid import plan
 
 from . import notebook as small
-from .notebook import ended, held, is_gone, losses, said, table, wait_for
+from .notebook import ended, held, is_gone, losses, process_of, said, table, wait_for
 
 pytestmark = pytest.mark.once
-
-
-@pytest.fixture
-def notebook(tmp_path):
-    return small.write(tmp_path / "tiny.ipynb")
-
-
-def kernel(folder, run):
-    return json.loads((folder / run / "output" / "kernel.json").read_text())["process"]
 
 
 @pytest.mark.slow
@@ -39,7 +27,7 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     assert [row["status"] for row in table(cut)] == ["stopped", "stopped"]
     assert all(row["error"].startswith("Stopped: SIGTERM at step 6") for row in table(cut))
     assert "stopped by SIGTERM: the same command again" in said(cut).splitlines()[-1]
-    assert all(is_gone(kernel(cut, run)) for run in ("seed=0", "seed=1"))
+    assert all(is_gone(process_of(cut, run)) for run in ("seed=0", "seed=1"))
 
     small.hold(notebook, False)
     assert ended(small.command(notebook, cut, "ending=train", "seed=0,1", "--jobs", "2"), cut) == 0
@@ -47,23 +35,16 @@ def test_sigterm_saves_every_live_run_and_the_same_command_ends_as_if_nothing_ha
     assert losses(cut) == losses(whole)
 
 
-@pytest.mark.parametrize(("ending", "number"), [("sleep", signal.SIGTERM), ("deaf", signal.SIGINT)])
-def test_a_kernel_that_does_not_train_or_does_not_listen_is_stopped_after_the_grace(notebook, tmp_path, ending, number):
+def test_kernels_that_do_not_train_or_do_not_listen_are_stopped_with_what_they_started(notebook, tmp_path):
     folder = tmp_path / "grid"
-    process = small.command(notebook, folder, f"ending={ending}", "seed=0,1", "--grace", "1")
-    held(folder, "seed=0", process)
-    process.send_signal(number)
-    assert ended(process, folder) == 128 + number
-    assert [row["status"] for row in table(folder)] == ["stopped", "not run"]
-    started = int((folder / "seed=0" / "output" / "held").read_text())
-    assert is_gone(kernel(folder, "seed=0")) and is_gone(started)
-
-
-def test_a_kernel_that_starts_after_the_others_were_stopped_is_stopped_too(notebook, tmp_path):
-    (run,) = plan(notebook, tmp_path / "grid", {}, {"ending": "sleep"})
-    asked = iter([0])  # nothing when the run begins, and SIGTERM before its kernel is there
-    outcome, _ = execute(run, lambda: next(asked, signal.SIGTERM))
-    assert outcome["status"] == "stopped"
+    process = small.command(notebook, folder, "ending=sleep,deaf,good", "--jobs", "2", "--grace", "1")
+    for run in ("ending=sleep", "ending=deaf"):
+        held(folder, run, process)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process, folder) == 128 + signal.SIGTERM
+    assert [row["status"] for row in table(folder)] == ["stopped", "stopped", "not run"]
+    for run in ("ending=sleep", "ending=deaf"):
+        assert is_gone(process_of(folder, run)) and is_gone(int((folder / run / "output" / "held").read_text()))
 
 
 def test_a_second_interrupt_does_not_wait_for_the_grace(notebook, tmp_path):
@@ -76,15 +57,8 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(notebook, tmp_path):
     assert ended(process, folder) == 128 + signal.SIGINT
 
 
-def test_python_callers_get_their_table_and_their_handlers_back(notebook, tmp_path):
-    class Place(command.LocalRuns):
-        def submit(self, run):
-            os.kill(os.getpid(), signal.SIGTERM) if run.name == "seed=1" else None
-            return super().submit(run)
-
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(command.Stopped) as stopped:
-        command.run(plan(notebook, tmp_path / "grid", {"seed": [0, 1]}, {"ending": "sleep"}), Place())
-    assert stopped.value.code == 143
-    assert {row["status"] for row in stopped.value.rows} <= {"stopped", "not run"}
-    assert signal.getsignal(signal.SIGTERM) is before
+def test_a_kernel_that_starts_after_the_others_were_stopped_is_stopped_too(notebook, tmp_path):
+    (run,) = plan(notebook, tmp_path / "grid", {"ending": ["sleep"]})
+    asked = iter([0])  # nothing when the run begins, and SIGTERM before its kernel is there
+    outcome, _ = execute(run, lambda: next(asked, signal.SIGTERM))
+    assert outcome["status"] == "stopped"

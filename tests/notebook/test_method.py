@@ -15,6 +15,7 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from helpers.notebook import method
+from tests.harness import START
 
 from .test_notebooks import TINY
 
@@ -38,7 +39,7 @@ def notebooks(tmp_path_factory) -> Path:
 def alone(tmp_path, monkeypatch) -> Path:
     """An empty folder far from the checkout, with a cache of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     return tmp_path
 
@@ -75,7 +76,7 @@ def results(folder: str) -> dict:
 def test_an_edited_cell_trains_in_the_same_kernel_in_a_folder_of_its_own(notebooks, alone):
     notebook = opened(notebooks)
     shipped = method.digest((ROOT / SHOWN).read_text(encoding="utf-8"))
-    with run_kernel() as kernel:
+    with run_kernel(startup_timeout=START) as kernel:
         assert "model.py is trained as it was shown" in run_all(kernel, notebook)
         first = results("out")
         assert first["code"]["method"] == {"file": "method/model.py", "sha256": shipped, "edited": False}
@@ -93,10 +94,10 @@ def test_an_edited_cell_trains_in_the_same_kernel_in_a_folder_of_its_own(noteboo
         assert EDITED in (folder / "model/model.py").read_text(encoding="utf-8")  # what loads it elsewhere
 
         # A second notebook with the same payload, at the same time, has its own file; so has the checkout.
-        with run_kernel() as other:
+        with run_kernel(startup_timeout=START) as other:
             run_all(other, opened(notebooks, output_dir="beside"))
         assert results("beside")["train"]["loss_first"] == first["train"]["loss_first"]
-        assert not [*(alone / "cache").rglob("model.py")]
+        assert not [*(alone / "home" / ".cache").rglob("model.py")]
         assert EDITED not in (ROOT / SHOWN).read_text(encoding="utf-8")
 
         edit(notebook, EDITED, LINE)
@@ -107,7 +108,7 @@ def test_an_edited_cell_trains_in_the_same_kernel_in_a_folder_of_its_own(noteboo
 
 def test_weights_of_another_text_of_the_method_are_never_gone_on_with(notebooks, alone):
     notebook = opened(notebooks)
-    with run_kernel() as kernel:
+    with run_kernel(startup_timeout=START) as kernel:
         run_all(kernel, notebook)
         run = json.loads(Path("out/run.json").read_text(encoding="utf-8"))
         run["method"] = dict.fromkeys(run["method"], "0" * 64)  # as a notebook of another version would have left it

@@ -15,7 +15,7 @@ import nbformat
 import pytest
 
 from helpers.machine import xla
-from tests.harness import NOTEBOOKS, assert_refuses, refused, run_notebook, text_of
+from tests.harness import NOTEBOOKS, START, assert_refuses, refused, run_notebook, text_of
 
 TINY = {
     "data_source": "sample",
@@ -146,23 +146,9 @@ def test_nbmake_passes_from_another_working_directory(alone, tmp_path):
     nbformat.write(notebook, alone / "tinystories_reservoir.ipynb")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--nbmake",
-            "--nbmake-timeout=300",
-            str(alone / "tinystories_reservoir.ipynb"),
-        ],
-        cwd=elsewhere,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake", "--nbmake-timeout=300"]
+    command = [sys.executable, *command, str(alone / "tinystories_reservoir.ipynb")]
+    process = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stdout[-3000:]
 
 
@@ -175,13 +161,8 @@ def test_a_read_only_notebook_folder_is_enough(alone, tmp_path):
     writable.mkdir()
     before = sorted(path.name for path in alone.iterdir())
     alone.chmod(0o555)
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        str(alone / "tinystories_reservoir.ipynb"),
-        str(writable / "out.ipynb"),
-    ]
+    notebooks = [str(alone / "tinystories_reservoir.ipynb"), str(writable / "out.ipynb")]
+    command = [sys.executable, "-m", "papermill", "--start-timeout", str(START), *notebooks]
     for name, value in {**TINY, "output_dir": str(writable / "out")}.items():
         command += ["-p", name, str(value)]
     if os.geteuid() == 0:
