@@ -49,6 +49,7 @@ def use_one_dtype(model) -> bool:
         AttentionMaskInterface.register("eager", _eager_mask_unread)
     if implementation != "sdpa":
         return False
+    model.register_forward_pre_hook(_with_mask, with_kwargs=True)
     AttentionInterface.register(SDPA_ONE_DTYPE, _sdpa_one_dtype)
     AttentionMaskInterface.register(SDPA_ONE_DTYPE, _mask_unread)
     model.set_attn_implementation(SDPA_ONE_DTYPE)
@@ -60,6 +61,13 @@ def _sdpa_one_dtype(module, query, key, value, attention_mask, **kwargs):
 
     query, key = query.to(value.dtype), key.to(value.dtype)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def _with_mask(model, args, kwargs):
+    """A mask of ones for a training step without a mask: transformers would look for packed texts in the positions, on the host."""
+    if model.training and "input_ids" in kwargs and not {"attention_mask", "position_ids"} & kwargs.keys():
+        kwargs["attention_mask"] = kwargs["input_ids"].new_ones(kwargs["input_ids"].shape)
+    return args, kwargs
 
 
 def _mask_unread(*args, attention_mask=None, **kwargs):
