@@ -60,8 +60,10 @@ def documents(folder: Path) -> Path:
     path = folder / "documents"
     path.mkdir()
     for n in range(80):
-        paragraphs = "\n\n".join(f"{sentences(6 + part)} Page {n}, part {part}." for part in range(4))
-        (path / f"{n}.{'md' if n % 2 else 'txt'}").write_text(paragraphs, encoding="utf-8")
+        title = f"# {' '.join(random.Random(n).sample(WORDS, 5))} of page {n}"
+        paragraphs = [f"{sentences(6 + part)} Page {n}, part {part}." for part in range(4)]
+        text = "\n\n".join([title, *paragraphs])
+        (path / f"{n}.{'md' if n % 2 else 'txt'}").write_text(text, encoding="utf-8")
     return path
 
 
@@ -112,7 +114,7 @@ def papermill_command(notebook: str, parameters: dict, data: Path) -> list[str]:
 def finished(folder: Path, command: list[str]) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500, check=False)
     assert not done.returncode, (done.stdout + done.stderr)[-3000:]
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.fixture
