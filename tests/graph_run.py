@@ -48,7 +48,6 @@ SMALL = {
     "objectives.mnm.hard_negatives": 1,
     "regularizers.ontology_constraints.antisymmetry_weight": 0.2,  # and so every term
     "regularizers.ontology_constraints.acyclicity_weight": 0.2,
-    "evaluation.micro_batch_size": 8,
     "evaluation.max_triples": 40,
 }
 
@@ -70,8 +69,7 @@ def main(output_dir: str, options: dict) -> dict:
     torch.set_num_threads(1)
     changes = SMALL | options["changes"]
     if machine.kind == "xla":  # as many sequences a step
-        for name in ("training_data.micro_batch_size", "evaluation.micro_batch_size"):
-            changes[name] //= machine.device_count
+        changes["training_data.micro_batch_size"] //= machine.device_count
     configuration = override(read_configuration("cpu"), changes)
     corpus = load_corpus(load_graph(options["data"]), options["data"], configuration)
     model = new_model(configuration, corpus)

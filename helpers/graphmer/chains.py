@@ -12,14 +12,14 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Entity
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
 from helpers.graphmer.graph.ontology import Relation
 from helpers.graphmer.text import (
     LONGEST_TOKEN,
@@ -34,6 +34,9 @@ from helpers.graphmer.text import (
     leaf_text,
     shown_name,
 )
+
+if TYPE_CHECKING:
+    from helpers.graphmer.configuration import Configuration
 
 IGNORED = -100  # label where nothing is asked for
 MASKED, REPLACED = 0.8, 0.1  # of what is chosen; the rest stays as it is (BERT)
@@ -55,70 +58,50 @@ class Relations:
 
     def __init__(self, ontology: dict[str, Relation]):
         forward = [*ontology.values()]
-        self.forward, self._relations = len(forward), forward
+        self.forward, self._both = len(forward), [*enumerate([*forward, *forward], 1)]
         self.names = ("", *(one.name for one in forward), *(one.inverse or f"inverse {one.name}" for one in forward))
-        self._ids = {name: number for number, name in enumerate(self.names) if number}
-        self._tails = (frozenset(), *(one.range for one in forward), *(one.domain for one in forward))
-
-    def __len__(self) -> int:
-        """Number of ids, 0 not counted."""
-        return 2 * self.forward
+        self.tail_types = (frozenset(), *(one.range for one in forward), *(one.domain for one in forward))
 
     def id(self, name: str) -> int:
-        if name not in self._ids:
+        if name not in self.names[1:]:
             raise ValueError(f"relation={name!r}: not in the ontology; known: {', '.join(self.names[1:])}")
-        return self._ids[name]
+        return self.names.index(name)
 
     def inverse(self, relation: int) -> int:
         return relation + self.forward if relation <= self.forward else relation - self.forward
 
-    def tail_types(self, relation: int) -> frozenset[str]:
-        return self._tails[relation]
-
     def properties(self) -> dict[str, Any]:
         """What a `GraphMERConfig` says about relations; an inverse forbids what its relation does."""
-        both = [*enumerate(self._relations, 1), *enumerate(self._relations, 1 + self.forward)]
         return {
-            "num_relations": len(self),
-            "antisymmetric_relations": [number for number, one in both if one.antisymmetric],
-            "acyclic_relations": [number for number, one in both if one.acyclic],
+            "num_relations": 2 * self.forward,
+            "antisymmetric_relations": [number for number, one in self._both if one.antisymmetric],
+            "acyclic_relations": [number for number, one in self._both if one.acyclic],
         }
 
 
-class KnownTails:
-    """True tails of (head, relation id), in both directions; entities are numbers, their place in the graph."""
-
-    def __init__(self, triples: Iterable[tuple[int, int, int]], relations: Relations):
-        self._tails: dict[tuple[int, int], set[int]] = defaultdict(set)
-        for head, relation, tail in triples:
-            self._tails[head, relation].add(tail)
-            self._tails[tail, relations.inverse(relation)].add(head)
-
-    def of(self, head: int, relation: int) -> set[int] | frozenset[int]:
-        return self._tails.get((head, relation), frozenset())
-
-
 class NegativeSampler:
-    """Draws tails of a type that the relation admits; never one that is known to be true, or whose leaf reads like a true one's."""
+    """Draws tails of a type that the relation admits; never one that is known to be true, or whose leaf reads like a true one's.
 
-    def __init__(self, entities: Sequence[Entity], relations: Relations, known: KnownTails, leaf_ids_EL: np.ndarray):
-        self._entities, self._relations, self._known = entities, relations, known
-        self._look = np.unique(leaf_ids_EL, axis=0, return_inverse=True)[1].reshape(-1).tolist()
+    known: the true tails of (head, relation), all as numbers.
+    """
+
+    def __init__(self, encoded: EncodedDocuments, relations: Relations, known: dict[tuple[int, int], set[int]]):
+        self._entities, self._types, self._known = encoded.entities, relations.tail_types, known
+        self._look = np.unique(encoded.leaf_ids_EL, axis=0, return_inverse=True)[1].reshape(-1).tolist()
         by_type: dict[str, list[int]] = defaultdict(list)
         self._of_module: dict[str, list[int]] = defaultdict(list)
         self._of_word: dict[str, list[int]] = defaultdict(list)
-        for number, entity in enumerate(entities):
+        for number, entity in enumerate(self._entities):
             if entity.status != UNRESOLVED:
                 by_type[entity.type].append(number)
                 self._of_module[entity.module].append(number)
                 for word in set(_words(entity.name)):
                     self._of_word[word].append(number)
-        admitted = {relations.tail_types(relation) for relation in range(1, len(relations) + 1)}
-        self._pools = {types: [n for name in sorted(types) for n in by_type.get(name, ())] for types in admitted}
+        self._pools = {types: [n for name in sorted(types) for n in by_type[name]] for types in self._types}
 
     def type_consistent(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
         """Any entity of a type that the relation admits; None where there is none."""
-        return self._drawn(draw, [self._pools[self._relations.tail_types(relation)]], head, relation, tail)
+        return self._drawn(draw, [self._pools[self._types[relation]]], head, relation, tail)
 
     def hard(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
         """One of the tail's module, or one whose name shares a word with the tail's; where there is none, any."""
@@ -132,12 +115,11 @@ class NegativeSampler:
         return self.type_consistent(draw, head, relation, tail) if found is None else found
 
     def _drawn(self, draw: random.Random, pools: list[list[int]], head: int, relation: int, tail: int) -> int | None:
-        admitted = self._relations.tail_types(relation)
-        looks = {self._look[tail], *(self._look[one] for one in self._known.of(head, relation))}
-        for pool in pools:
-            for _ in range(TRIES if pool else 0):
+        looks = {self._look[one] for one in (tail, *self._known.get((head, relation), ()))}
+        for pool in filter(None, pools):
+            for _ in range(TRIES):
                 found = pool[int(draw.random() * len(pool))]
-                if self._look[found] not in looks and self._entities[found].type in admitted:
+                if self._look[found] not in looks and self._entities[found].type in self._types[relation]:
                     return found
         return None
 
@@ -162,8 +144,8 @@ def mask_roots(
     identifiers_V: np.ndarray | None,
     vocab_size: int,
     generator: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids with `mask_prob` of the roots hidden [S], and the places and labels of those [M]; unused places have the label -100.
+) -> dict[str, np.ndarray]:
+    """root_ids with `mask_prob` of the roots hidden [S], mlm_positions and mlm_labels of those [M]; unused ones have the label -100.
 
     Spans are drawn until the share is reached to the token; one that does not fit any more is passed over. Of the spans 80 % become
     [MASK], 10 % other tokens, 10 % stay. Padding (segment 0) is never chosen.
@@ -193,7 +175,7 @@ def mask_roots(
     hidden_S[np.flatnonzero(fate_S < MASKED)] = MASK
     replaced = np.flatnonzero((fate_S >= MASKED) & (fate_S < MASKED + REPLACED))
     hidden_S[replaced] = generator.integers(len(SPECIAL_TOKENS), vocab_size, len(replaced))
-    return hidden_S, places_M, labels_M
+    return {"root_ids": hidden_S, "mlm_positions": places_M, "mlm_labels": labels_M}
 
 
 # ---- documents as tokens
@@ -212,10 +194,10 @@ class EncodedDocuments:
         self.tokenizer, self.roots = tokenizer, roots
         self.entities = list(documents.graph.entities.values())
         self.number = {entity.id: number for number, entity in enumerate(self.entities)}
-        leaves = self._ids([leaf_text(entity) for entity in self.entities])
-        self.leaf_ids_EL = _padded([[*ids, SEP][:leaf_tokens] for ids in leaves], leaf_tokens)
-        texts = self._ids([entity_text(entity) for entity in self.entities])
-        self.text_ids_EC = _padded([ids[-entity_tokens:] for ids in texts], entity_tokens)
+        leaves = encodings(tokenizer, map(leaf_text, self.entities))
+        self.leaf_ids_EL = _padded([[*leaf.ids, SEP][:leaf_tokens] for leaf in leaves], leaf_tokens)
+        texts = encodings(tokenizer, map(entity_text, self.entities))
+        self.text_ids_EC = _padded([text.ids[-entity_tokens:] for text in texts], entity_tokens)
         self.documents: list[np.ndarray] = []
         self.anchors: list[list[tuple[int, int, int]]] = []
         characters = (roots + 16) * LONGEST_TOKEN  # at least so many tokens, where the source has them
@@ -226,9 +208,6 @@ class EncodedDocuments:
                 self.documents.append(np.asarray(tokens.ids[:roots], np.int64))
                 self.anchors.append(self._anchored(documents, entity_id, text, tokens))
 
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in encodings(self.tokenizer, texts)]
-
     def _anchored(self, documents: Documents, entity_id: str, text: str, tokens) -> list[tuple[int, int, int]]:
         """Anchors in tokens; of a long name of its own the last ones, where its last part is."""
         kept = min(len(tokens.ids), self.roots)
@@ -237,38 +216,17 @@ class EncodedDocuments:
         first = max(0, end - HEAD_TOKENS)
         found = [(self.number[entity_id], first, end - first)]
         if kept and end < kept:
-            shown = text[: tokens.token_to_chars(kept - 1)[1]]
-            for anchor in documents.anchors(entity_id, shown)[1:]:
-                first, last = tokens.char_to_token(anchor.start), tokens.char_to_token(anchor.end - 1)
-                found.append((self.number[anchor.entity], first, min(last + 1 - first, HEAD_TOKENS)))
+            for inner, start, stop in documents.anchors(entity_id, text[: tokens.token_to_chars(kept - 1)[1]]):
+                first, last = tokens.char_to_token(start), tokens.char_to_token(stop - 1)
+                found.append((self.number[inner], first, min(last + 1 - first, HEAD_TOKENS)))
         return found
 
 
 def _padded(rows: list[list[int]], width: int) -> np.ndarray:
-    padded = np.full((len(rows), width), PAD, np.int64)
-    for row, ids in zip(padded, rows, strict=True):
-        row[: len(ids)] = ids
-    return padded
+    return np.array([[*ids, *[PAD] * (width - len(ids))] for ids in rows], np.int64)
 
 
 # ---- sequences
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChainOptions:
-    """Sizes and shares of the sequences; `configuration.py` says what they may be."""
-
-    roots: int
-    leaves: int
-    mask_prob: float  # of the roots
-    span_mask_identifiers: bool
-    leaf_mask_prob: float  # of the true leaves, each with all its slots
-    positives: int  # true leaves of an anchor, at most
-    negatives: int  # leaves of an anchor that show a wrong tail
-    type_consistent_negatives: int  # wrong tails for each masked leaf
-    hard_negatives: int
-    pack: bool  # several documents a sequence
-    names: bool  # texts of heads and tails, for terms over entities
 
 
 class _Leaf(NamedTuple):
@@ -281,17 +239,18 @@ class _Leaf(NamedTuple):
     true: bool
 
 
-class LeafyChains(torch.utils.data.Dataset):
+class LeafyChains(Dataset):
     """Sequences of a graph: number `index` is the same whoever asks for it, and when; behind the last the next epoch begins.
 
-    Every end of `triples` that is known is a document. Documents are packed into sequences once; an epoch is all of these in an order
-    of its own, with leaves, masks and wrong tails of its own. A leaf hangs where its head is named: at a document's own name (its
-    triples, and under the inverse relation those that it is the tail of), or at a definition that the document shows. No pair of
-    entities is in two leaves of a document, so that no leaf tells what a masked one hides.
+    Every end of `triples` is a document. Documents are packed into sequences once; an epoch is all of these in an order of its own,
+    with leaves, masks and wrong tails of its own. A leaf hangs where its head is named: at a document's own name (its triples, and
+    under the inverse relation those that it is the tail of), or at a definition that the document shows. No pair of entities is in
+    two leaves of a document, so that no leaf tells what a masked one hides.
 
-    triples: to train on. known: further true ones (of validation and test), never a wrong tail.
+    triples: resolved ones to train on. known: further true ones (of validation and test), never a wrong tail.
+    configuration: sizes, shares and seed; sequences have the length of its first stage.
 
-    Raises ValueError for an end that is unknown or unresolved, and where there is no triple.
+    Raises ValueError where there is no triple, and for a relation that the ontology does not have.
     """
 
     def __init__(
@@ -299,18 +258,26 @@ class LeafyChains(torch.utils.data.Dataset):
         triples: Iterable[tuple[str, str, str]],
         encoded: EncodedDocuments,
         relations: Relations,
-        options: ChainOptions,
+        configuration: Configuration,
         *,
         known: Iterable[tuple[str, str, str]] = (),
-        seed: int,
     ):
-        self.encoded, self.relations, self.options, self.seed = encoded, relations, options, seed
-        self._identifiers_V = identifier_tokens(encoded.tokenizer) if options.span_mask_identifiers else None
+        self.encoded, self.relations, self.configuration = encoded, relations, configuration
+        self.seed, self.roots = configuration.run.seed, configuration.roots(configuration.stages()[0][1])
+        self.leaves, self.anchor = (
+            configuration.encoding.max_leaves_per_sequence,
+            configuration.encoding.leaves_per_anchor,
+        )
+        self.mlm, self.mnm = configuration.objectives.mlm, configuration.objectives.mnm
+        self._identifiers_V = identifier_tokens(encoded.tokenizer) if self.mlm.span_mask_identifiers else None
         true = self._numbered(triples)
         if not true:
             raise ValueError("triples: there are none; give those of a split")
-        self.known = KnownTails([*true, *self._numbered(known)], relations)
-        self.sampler = NegativeSampler(encoded.entities, relations, self.known, encoded.leaf_ids_EL)
+        self.known: dict[tuple[int, int], set[int]] = defaultdict(set)  # true tails of (head, relation)
+        for head, relation, tail in (*true, *self._numbered(known)):
+            self.known[head, relation].add(tail)
+            self.known[tail, relations.inverse(relation)].add(head)
+        self.sampler = NegativeSampler(encoded, relations, self.known)
         self._leaves_of: dict[int, list[tuple[int, int]]] = defaultdict(list)  # forward (relation, tail) of a head
         inverse_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for head, relation, tail in true:
@@ -319,7 +286,6 @@ class LeafyChains(torch.utils.data.Dataset):
                 inverse_of[tail].append((relations.inverse(relation), head))
         documents = sorted(self._leaves_of.keys() | inverse_of.keys())
         self._own = {number: [*self._leaves_of.get(number, ()), *inverse_of[number]] for number in documents}
-        self._leaves_of = dict(self._leaves_of)
         self._sequences = self._packed()
 
     def __len__(self) -> int:
@@ -329,7 +295,7 @@ class LeafyChains(torch.utils.data.Dataset):
     def with_roots(self, roots: int) -> LeafyChains:
         """The same data in sequences of another length; nothing is read or encoded again."""
         other = copy.copy(self)
-        other.options = ChainOptions(**vars(self.options) | {"roots": roots})
+        other.roots = roots
         other._sequences = other._packed()
         return other
 
@@ -337,50 +303,42 @@ class LeafyChains(torch.utils.data.Dataset):
         """Shares of the roots that are no padding, and of the leaves that documents' own names may take."""
         numbers = [number for row in self._sequences for number in row]
         roots, leaves = sum(map(self._length, numbers)), sum(map(self._need, numbers))
-        return roots / (len(self) * self.options.roots), leaves / (len(self) * self.options.leaves)
+        return roots / (len(self) * self.roots), leaves / (len(self) * self.leaves)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """Fields of one sequence, without the batch axis and `known_BGX`."""
-        if index < 0:
-            raise IndexError(index)
         epoch, index = divmod(index, len(self))
-        draw = random.Random(f"{self.seed} {self.options.roots} {epoch} {index}")
+        draw = random.Random(f"{self.seed} {self.roots} {epoch} {index}")
         generator = np.random.default_rng(draw.getrandbits(64))
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self))
-        row = self._sequences[order[index]]
+        row = self._sequences[np.random.default_rng([self.seed, epoch]).permutation(len(self))[index]]
         fields, begins = self.root_fields(row)
         leaves = self._choose(row, begins, draw)
         draw.shuffle(leaves)  # that true ones come first would tell which are
         fields |= self._leaf_fields(leaves, draw)
-        fields["root_ids"], fields["mlm_positions"], fields["mlm_labels"] = mask_roots(
+        return fields | mask_roots(
             fields["root_ids"],
             fields["root_segments"],
-            mask_prob=self.options.mask_prob,
+            mask_prob=self.mlm.mask_prob,
             identifiers_V=self._identifiers_V,
             vocab_size=len(self.encoded.tokenizer),
             generator=generator,
         )
-        return fields
 
-    def queries(self, numbers: Sequence[int], relation: int) -> dict[str, torch.Tensor]:
-        """A batch of documents whose one leaf is masked and asks for the tail of `relation`; nothing else is hidden."""
-        rows = []
-        for number in numbers:
-            fields, _ = self.root_fields([number])
-            _, start, length = self.encoded.anchors[number][0]
-            start, length = self._placed(number, 0, start, length)
-            fields["leaf_ids"] = np.full((1, self.encoded.leaf_ids_EL.shape[1]), MASK, np.int64)
-            values = {"leaf_segments": 1, "relation_ids": relation, "head_start": start, "head_length": length}
-            rows.append(fields | {name: np.full(1, value, np.int64) for name, value in values.items()})
-        return stacked(rows)
+    def query(self, number: int, relation: int) -> dict[str, torch.Tensor]:
+        """A document as a batch, whose one leaf is masked and asks for the tail of `relation`; nothing else is hidden."""
+        fields, _ = self.root_fields([number])
+        start, length = self._placed(number, 0, *self.encoded.anchors[number][0][1:])
+        fields["leaf_ids"] = np.full((1, self.encoded.leaf_ids_EL.shape[1]), MASK, np.int64)
+        values = {"leaf_segments": 1, "relation_ids": relation, "head_start": start, "head_length": length}
+        return stacked([fields | {name: np.full(1, value, np.int64) for name, value in values.items()}])
 
     # ---- packing
 
     def _packed(self) -> list[list[int]]:
         """Documents in a drawn order, each into the open sequence that it fills best: its roots, and own leaves, fit."""
         order = list(self._own)
-        random.Random(f"{self.seed} {self.options.roots} packing").shuffle(order)
-        if not self.options.pack:
+        random.Random(f"{self.seed} {self.roots} packing").shuffle(order)
+        if not self.configuration.training_data.pack_sequences:
             return [[number] for number in order]
         sequences: list[list[int]] = []
         rooms: list[list] = []  # of open sequences: roots left, leaves left, sequence
@@ -389,30 +347,28 @@ class LeafyChains(torch.utils.data.Dataset):
             fitting = (room for room in rooms if room[0] >= length and room[1] >= need)
             best = min(fitting, default=None, key=itemgetter(0))
             if best is None:
-                best = [self.options.roots, self.options.leaves, []]
+                best = [self.roots, self.leaves, []]
                 sequences.append(best[2])
                 rooms.append(best)
                 if len(rooms) > OPEN:  # the one that is short of roots or leaves has the least use
-                    rooms.remove(
-                        min(rooms, key=lambda room: min(room[0] * self.options.leaves, room[1] * self.options.roots))
-                    )
+                    rooms.remove(min(rooms, key=lambda room: min(room[0] * self.leaves, room[1] * self.roots)))
             best[0] -= length
             best[1] -= need
             best[2].append(number)
         return sequences
 
     def _length(self, number: int) -> int:
-        return min(len(self.encoded.documents[number]), self.options.roots)
+        return min(len(self.encoded.documents[number]), self.roots)
 
     def _need(self, number: int) -> int:
         """Leaves at the document's own name."""
-        return min(len(self._own[number]), self.options.positives) + self.options.negatives
+        return min(len(self._own[number]), self.anchor.positive) + self.anchor.negatives
 
     # ---- roots and leaves
 
     def root_fields(self, numbers: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
         """root_ids, root_segments and root_positions of these documents in a row, and where each begins."""
-        ids, segments, positions = np.zeros((3, self.options.roots), np.int64)
+        ids, segments, positions = np.zeros((3, self.roots), np.int64)
         begins, at = [], 0
         for segment, number in enumerate(numbers, 1):
             length = self._length(number)
@@ -443,22 +399,20 @@ class LeafyChains(torch.utils.data.Dataset):
         draw.shuffle(own)
         draw.shuffle(inner)
         leaves: list[_Leaf] = []
-        for entity, place, triples, pairs in (*own, *inner):
-            if len(leaves) == self.options.leaves:
-                break
-            found = self._of_anchor(entity, place, triples, pairs, draw)
-            leaves += found[: self.options.leaves - len(leaves)]
-        return leaves
+        for anchor in (*own, *inner):
+            if len(leaves) < self.leaves:
+                leaves += self._of_anchor(*anchor, draw)
+        return leaves[: self.leaves]
 
     def _of_anchor(self, head: int, place: tuple, triples: list, pairs: set, draw: random.Random) -> list[_Leaf]:
         """True leaves of one anchor, then wrong ones for some of the same relations."""
-        positives, true, wrong = self.options.positives, [], []
+        positives, true, wrong = self.anchor.positive, [], []
         tried = draw.sample(triples, min(len(triples), positives + 4))  # some pairs are in the document already
         for relation, tail in tried:
             if len(true) < positives and frozenset((head, tail)) not in pairs:
                 pairs.add(frozenset((head, tail)))
                 true.append(_Leaf(*place, head, relation, tail, True))
-        for _ in range(self.options.negatives if true else 0):
+        for _ in range(self.anchor.negatives if true else 0):
             leaf = draw.choice(true)
             kind = self.sampler.hard if draw.random() < 0.5 else self.sampler.type_consistent
             tail = kind(draw, head, leaf.relation, leaf.tail)
@@ -467,63 +421,46 @@ class LeafyChains(torch.utils.data.Dataset):
         return true + wrong
 
     def _leaf_fields(self, leaves: list[_Leaf], draw: random.Random) -> dict[str, np.ndarray]:
-        G, n = self.options.leaves, len(leaves)
-        columns = {
-            "leaf_segments": "segment",
-            "relation_ids": "relation",
-            "head_start": "start",
-            "head_length": "length",
-        }
-        fields = {name: np.zeros(G, np.int64) for name in columns}
-        for name, attribute in columns.items():
-            fields[name][:n] = [getattr(leaf, attribute) for leaf in leaves]
-        true = np.array([place for place, leaf in enumerate(leaves) if leaf.true], np.int64)
-        count = int(len(true) * self.options.leaf_mask_prob + draw.random())
+        padding = [_Leaf(*[0] * len(_Leaf._fields))] * (self.leaves - len(leaves))
+        columns = np.array([*leaves, *padding], np.int64).T
+        segment_G, start_G, length_G, head_G, relation_G, tail_G, true_G = columns
+        fields = dict(leaf_segments=segment_G, head_start=start_G, head_length=length_G, relation_ids=relation_G)
+        true = np.flatnonzero(true_G)
+        count = int(len(true) * self.mnm.mask_prob + draw.random())
         masked = true[sorted(draw.sample(range(len(true)), min(count, len(true))))]
-        shown = np.full((G, self.encoded.leaf_ids_EL.shape[1]), PAD, np.int64)
-        shown[:n] = self.encoded.leaf_ids_EL[[leaf.tail for leaf in leaves]]
-        labels = np.full_like(shown, IGNORED)
-        labels[masked] = np.where(shown[masked] == PAD, IGNORED, shown[masked])
-        shown[masked] = MASK
-        truth = np.full(G, IGNORED, np.float32)
-        truth[:n] = [leaf.true for leaf in leaves]
-        truth[masked] = IGNORED
-        fields |= {"leaf_ids": shown, "mnm_labels": labels, "triple_labels": truth}
-        return fields | self._name_fields(leaves, true, masked, draw) if self.options.names else fields
-
-    def _name_fields(self, leaves, true: np.ndarray, masked: np.ndarray, draw: random.Random) -> dict[str, np.ndarray]:
-        """Entities and texts of the true leaves' ends, and wrong tails for the masked ones."""
-        G, C, fields = self.options.leaves, self.encoded.text_ids_EC.shape[1], {}
-        for end in ("head", "tail"):
-            numbers = np.array([getattr(leaves[place], end) for place in true], np.int64)
-            fields[f"{end}_entities"] = np.full(G, -1, np.int64)
-            fields[f"{end}_text_ids"] = np.full((G, C), PAD, np.int64)
-            fields[f"{end}_entities"][true] = numbers
-            fields[f"{end}_text_ids"][true] = self.encoded.text_ids_EC[numbers]
-        kinds = [self.sampler.type_consistent] * self.options.type_consistent_negatives
-        kinds += [self.sampler.hard] * self.options.hard_negatives
-        if not kinds:
+        shown_GL = np.where(segment_G[:, None] > 0, self.encoded.leaf_ids_EL[tail_G], PAD)
+        labels_GL = np.full_like(shown_GL, IGNORED)
+        labels_GL[masked] = np.where(shown_GL[masked] == PAD, IGNORED, shown_GL[masked])
+        shown_GL[masked] = MASK
+        truth_G = np.where(segment_G > 0, true_G, IGNORED).astype(np.float32)
+        truth_G[masked] = IGNORED
+        fields |= {"leaf_ids": shown_GL, "mnm_labels": labels_GL, "triple_labels": truth_G}
+        if not self.configuration.reads_names:
             return fields
-        fields["negative_text_ids"] = np.full((G, len(kinds), C), PAD, np.int64)
+        for end, numbers_G in (("head", head_G), ("tail", tail_G)):
+            fields[f"{end}_entities"] = np.where(true_G, numbers_G, -1)
+            fields[f"{end}_text_ids"] = np.where(true_G[:, None], self.encoded.text_ids_EC[numbers_G], PAD)
+        return fields | self._wrong_tails(leaves, masked, draw)
+
+    def _wrong_tails(self, leaves: list[_Leaf], masked: np.ndarray, draw: random.Random) -> dict[str, np.ndarray]:
+        """negative_text_ids [G, U, C] of the masked leaves; no field where U is 0."""
+        kinds = [self.sampler.type_consistent] * self.mnm.type_consistent_negatives
+        kinds += [self.sampler.hard] * self.mnm.hard_negatives
+        texts = np.full((self.leaves, len(kinds), self.encoded.text_ids_EC.shape[1]), PAD, np.int64)
         for place in masked.tolist():
             for column, kind in enumerate(kinds):
                 tail = kind(draw, leaves[place].head, leaves[place].relation, leaves[place].tail)
                 if tail is not None:
-                    fields["negative_text_ids"][place, column] = self.encoded.text_ids_EC[tail]
-        return fields
+                    texts[place, column] = self.encoded.text_ids_EC[tail]
+        return {"negative_text_ids": texts} if kinds else {}
 
     def _numbered(self, triples: Iterable[tuple[str, str, str]]) -> list[tuple[int, int, int]]:
         """Triples in numbers, each in the direction of the ontology's table, sorted, none twice."""
-        number, relations, found = self.encoded.number, self.relations, set()
+        found = set()
         for head, relation, tail in triples:
-            for end in (head, tail):
-                if end not in number or self.encoded.entities[number[end]].status == UNRESOLVED:
-                    raise ValueError(
-                        f"triples: {end!r} ({relation}) is no entity, or unresolved; give those of a split"
-                    )
-            one, ends = relations.id(relation), (number[head], number[tail])
-            is_forward = one <= relations.forward
-            found.add((ends[0], one, ends[1]) if is_forward else (ends[1], relations.inverse(one), ends[0]))
+            one, ends = self.relations.id(relation), (self.encoded.number[head], self.encoded.number[tail])
+            is_forward = one <= self.relations.forward
+            found.add((ends[0], one, ends[1]) if is_forward else (ends[1], self.relations.inverse(one), ends[0]))
         return sorted(found)
 
 
@@ -536,29 +473,17 @@ class LeafyChainCollator:
     """Stacks examples into a batch, and adds known_BGX [B, G, B G]: in-batch tail x is also true for this leaf's head and relation."""
 
     def __init__(self, chains: LeafyChains):
-        self._known = chains.known
+        self._known = dict(chains.known)
 
     def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         batch = stacked(examples)
         if "tail_entities" in batch:
-            batch["known_BGX"] = self._known_tails(
-                *(batch[f] for f in ("head_entities", "relation_ids", "tail_entities"))
-            )
+            ends = [batch[name].flatten().numpy() for name in ("head_entities", "relation_ids", "tail_entities")]
+            pairs = zip(*(end.tolist() for end in ends[:2]), strict=True)
+            known_XX = np.stack([np.isin(ends[2], [*self._known.get(pair, ())]) for pair in pairs])
+            np.fill_diagonal(known_XX, False)
+            batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
         return batch
-
-    def _known_tails(self, heads_BG: torch.Tensor, relations_BG: torch.Tensor, tails_BG: torch.Tensor) -> torch.Tensor:
-        heads, relations, tails = (values.flatten().tolist() for values in (heads_BG, relations_BG, tails_BG))
-        places: dict[int, list[int]] = defaultdict(list)
-        for x, tail in enumerate(tails):
-            if tail >= 0:
-                places[tail].append(x)
-        known_XX = np.zeros((len(tails), len(tails)), dtype=bool)
-        for x, tail in enumerate(tails):
-            if tail >= 0:
-                for other in places.keys() & self._known.of(heads[x], relations[x]):
-                    known_XX[x, places[other]] = True
-                known_XX[x, x] = False
-        return torch.from_numpy(known_XX).view(*heads_BG.shape, len(tails))
 
 
 # ---- short sequences first
@@ -571,28 +496,17 @@ def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
     return tuple(max(0, min(end, steps) - min(begin, steps)) for begin, end in zip(begins, ends, strict=True))
 
 
-class CurriculumChains(torch.utils.data.Dataset):
+def curriculum(
+    chains: LeafyChains, stages: Sequence[tuple[float, int]], *, steps: int, examples_per_step: int
+) -> ConcatDataset:
     """All sequences of a run of `steps`, in order: those of the first length, then those of the next; no batch has two lengths.
 
-    begins, roots: optimizer step, or share of the run, that each phase begins with, and S in it.
+    stages: optimizer step, or share of the run, that each begins with, and S in it.
     examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
     """
-
-    def __init__(
-        self, chains: LeafyChains, begins: Sequence[float], roots: Sequence[int], *, steps: int, examples_per_step: int
-    ):
-        self.counts = [count * examples_per_step for count in phase_steps(begins, steps)]
-        by_roots = {each: chains.with_roots(each) for each in set(roots)}
-        self.phases = [by_roots[each] for each in roots]
-
-    def __len__(self) -> int:
-        return sum(self.counts)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        phase = 0
-        while index >= self.counts[phase]:
-            index -= self.counts[phase]
-            phase += 1
-        return self.phases[phase][index]
+    begins, lengths = zip(*stages, strict=True)
+    counts = phase_steps(begins, steps)
+    phases = zip(lengths, counts, strict=True)
+    return ConcatDataset(
+        [Subset(chains.with_roots(roots), range(count * examples_per_step)) for roots, count in phases]
+    )

@@ -86,7 +86,6 @@ class Optimizer(Section):
     weight_decay: float = key(0.01, "Share of a weight that a step takes off, times the learning rate.", low=0)
     betas: tuple[Rate, Rate] = key((0.9, 0.98), "Decay rates of the two moments of adamw.")
     eps: float = key(1e-8, "Addend of adamw's denominator.", above=0)
-    max_grad_norm: float = key(1.0, "Gradients are scaled down to this norm. Not published.", above=0)
     scheduler: Scheduler = key(Scheduler(), "The course of the learning rate.")
 
 
@@ -158,7 +157,6 @@ class Checkpointing(Section):
 class Evaluation(Section):
     held_out: float = key(0.1, "Share of the triples for validation, and as much for test.", above=0, high=0.49)
     max_triples: int = key(500, "Triples that the test asks for; 0 takes all.", low=0)
-    micro_batch_size: int = key(32, "Sequences of one forward pass on a device.", low=1)
 
 
 class Configuration(Section):
@@ -212,18 +210,17 @@ class Configuration(Section):
         from helpers.graphmer.encoder import GraphMERConfig
 
         model, ontology = self.model, self.regularizers.ontology_constraints
-        renamed = {"num_layers", "num_heads", "hgat", "use_rel_attention_bias"}
         return GraphMERConfig(
             vocab_size=vocab_size,
             num_relations=num_relations,
-            **model.model_dump(exclude=renamed),
+            **model.model_dump(exclude={"num_layers", "num_heads", "hgat", "use_rel_attention_bias"}),
             num_hidden_layers=model.num_layers,
             num_attention_heads=model.num_heads,
             hgat=model.hgat.enabled,
             hgat_relation_bias=model.hgat.relation_bias,
             relation_attention_bias=model.use_rel_attention_bias,
             leaf_tokens=self.encoding.leaf_tokens,
-            temperature=self.regularizers.contrastive.temperature,
+            contrastive_temperature=self.regularizers.contrastive.temperature,
             contrastive_weight=float(self.regularizers.contrastive.enabled),
             triple_weight=HEAD_WEIGHT * (self.encoding.leaves_per_anchor.negatives > 0),
             scoring_weight=HEAD_WEIGHT * (ontology.antisymmetry_weight + ontology.acyclicity_weight > 0),
@@ -276,31 +273,31 @@ def _lengths(of: Configuration) -> Iterator[str]:
 
 
 def read_configuration(source: str | Path) -> Configuration:
-    """The configuration in a file, of a profile, or in a YAML text; keys that are left out have their defaults.
+    """The configuration in a file, or of a profile; keys that are left out have their defaults.
 
     Raises FileNotFoundError, and ValueError `file:line: key=value: what is wrong` for each thing that is wrong.
     """
-    if isinstance(source, str) and ("\n" in source or ": " in source or not source.strip()):
-        return _read(source, "configuration")
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
-    try:
-        return _read(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error})") from error
+    return from_yaml(path.read_bytes(), str(path))
 
 
-def _read(text: str, name: str) -> Configuration:
+def from_yaml(text: str | bytes, name: str = "configuration") -> Configuration:
+    """The configuration in a YAML text. Raises ValueError as `read_configuration` does, with `name` for the file."""
     lines: dict[tuple, int] = {}
     try:
         _note_lines(yaml.compose(text, Loader=yaml.SafeLoader), (), lines, set())
         tree = yaml.safe_load(text)
     except KeyError as error:
         raise ValueError(f"{name}:{error.args[0]}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+    ) as error:  # ValueError: not UTF-8, or a number of thousands of digits
         raise ValueError(f"{name}: not YAML ({' '.join(str(error).split())})") from error
     try:
         return Configuration.model_validate({} if tree is None else tree)

@@ -28,7 +28,7 @@ MARGIN = 0.5  # mean cosine of the triples of a forbidden cycle that is let pass
 
 
 class GraphMERConfig(PretrainedConfig):
-    """Sizes, switches and weights of the loss. A part whose weight is 0 is not built. Raises ValueError for what cannot be."""
+    """Sizes, switches and weights of the loss; `configuration.py` says what may be. A part whose weight is 0 is not built."""
 
     model_type = "graphmer"
 
@@ -50,7 +50,7 @@ class GraphMERConfig(PretrainedConfig):
     leaf_tokens: int = 7
     max_head_tokens: int = 8
     embedding_size: int = 256
-    temperature: float = 0.07
+    contrastive_temperature: float = 0.07
     antisymmetric_relations: list[int] = field(default_factory=list)
     acyclic_relations: list[int] = field(default_factory=list)
     contrastive_weight: float = 1.0
@@ -61,25 +61,11 @@ class GraphMERConfig(PretrainedConfig):
     pad_token_id: int = 0
     initializer_range: float = 0.02
 
-    def __post_init__(self, **kwargs):
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads={self.num_attention_heads}: must divide hidden_size={self.hidden_size}"
-            )
-        if not 0 < self.decay_base < 1:
-            raise ValueError(f"decay_base={self.decay_base}: must be above 0 and below 1")
-        if (self.antisymmetry_weight or self.acyclicity_weight) and not self.scoring_weight:
-            raise ValueError("scoring_weight=0: the ontology's terms forbid high scores that nothing teaches; set it")
-        super().__post_init__(**kwargs)
-
     def weights(self) -> dict[str, float]:
         """Weight of every term of the loss that is not 0."""
         terms = ("triple", "contrastive", "scoring", "antisymmetry", "acyclicity")
         found = {"mlm": 1.0, "mnm": 1.0} | {term: getattr(self, f"{term}_weight") for term in terms}
         return {term: weight for term, weight in found.items() if weight}
-
-    def _get_generation_parameters(self) -> dict:
-        return {}  # transformers would take `temperature` for one of text generation
 
 
 @dataclass
@@ -98,22 +84,18 @@ class GraphMEROutput(ModelOutput):
 def distances(root_count: int, head_start_BG: torch.Tensor, leaf_tokens: int) -> torch.Tensor:
     """Length of the shortest path between any two tokens of a leafy chain, int32 [B, N, N].
 
-    Neighbouring roots are joined, each slot of a leaf is joined to its root, and neighbouring slots are. So the distances are:
-    roots |i-j|, root and slot |i-r|+1, slots of two leaves |r-q|+2, slots of one leaf at most 2. No path is searched for.
+    Neighbouring roots are joined, each slot of a leaf is joined to its root, and neighbouring slots are: roots are |i-j| apart, a root
+    and a slot |i-r|+1, slots of two leaves |r-q|+2, slots of one leaf at most 2.
     """
-    B, G = head_start_BG.shape
-    S, L = root_count, leaf_tokens
+    (B, G), S, L = head_start_BG.shape, root_count, leaf_tokens
     token_N = torch.arange(S + G * L, device=head_start_BG.device, dtype=torch.int32)
-    is_slot_N = token_N >= S
-    leaf_N = torch.where(is_slot_N, (token_N - S).div(L, rounding_mode="floor"), -1)
+    is_slot_N, leaf_N = token_N >= S, (token_N - S).div(L, rounding_mode="floor")
     slot_N = token_N - S - leaf_N * L
-    root_BK = head_start_BG.to(torch.int32)[:, :, None].expand(B, G, L).reshape(B, G * L)
-    root_BN = torch.cat([token_N[:S].expand(B, S), root_BK], dim=1)
-    steps_NN = is_slot_N[:, None].to(torch.int32) + is_slot_N[None, :].to(torch.int32)
+    root_BN = torch.cat([token_N[:S].expand(B, S), head_start_BG.to(torch.int32).repeat_interleave(L, dim=1)], dim=1)
+    steps_NN = is_slot_N[:, None].to(torch.int32) + is_slot_N
     apart_BNN = (root_BN[:, :, None] - root_BN[:, None, :]).abs() + steps_NN
-    within_NN = (slot_N[:, None] - slot_N[None, :]).abs().clamp(max=2)
-    one_leaf_NN = (leaf_N[:, None] == leaf_N[None, :]) & is_slot_N[:, None]
-    return torch.where(one_leaf_NN, within_NN, apart_BNN)
+    one_leaf_NN = (leaf_N[:, None] == leaf_N) & is_slot_N[:, None]
+    return torch.where(one_leaf_NN, (slot_N[:, None] - slot_N).abs().clamp(max=2), apart_BNN)
 
 
 class Decay(nn.Module):
@@ -160,8 +142,7 @@ class RelationBias(nn.Module):
         bias_BGA = nn.functional.embedding((relation_BG - 1).clamp(min=0), self.weight) * (relation_BG > 0)[..., None]
         offset_BGS = torch.arange(roots, device=relation_BG.device) - head_start_BG[..., None]
         head_BGS = (offset_BGS >= 0) & (offset_BGS < head_length_BG[..., None])
-        bias_BAGS = bias_BGA.transpose(1, 2)[..., None] * head_BGS[:, None]
-        bias_BAKS = bias_BAGS.repeat_interleave(L, dim=2)
+        bias_BAKS = (bias_BGA.transpose(1, 2)[..., None] * head_BGS[:, None]).repeat_interleave(L, dim=2)
         upward = nn.functional.pad(bias_BAKS, (0, bias_BAKS.shape[2], roots, 0))
         return upward + upward.transpose(-1, -2)
 
@@ -197,8 +178,7 @@ class HGAT(nn.Module):
         update_BGLD = relation_product(sums_PLD, index_BG.flatten(), weight_RDD).view(leaf_BGLD.shape)
         if self.bias is not None:
             update_BGLD = update_BGLD + nn.functional.embedding(index_BG, self.bias)[:, :, None]
-        there_BG = (relation_BG > 0) & head_mask_BGH.any(dim=-1)
-        return update_BGLD * there_BG[:, :, None, None]
+        return update_BGLD * ((relation_BG > 0) & head_mask_BGH.any(dim=-1))[:, :, None, None]
 
 
 def relation_product(vectors_PLD: torch.Tensor, relation_P: torch.Tensor, weight_RDD: torch.Tensor) -> torch.Tensor:
@@ -216,7 +196,7 @@ def relation_product(vectors_PLD: torch.Tensor, relation_P: torch.Tensor, weight
 
 
 def new_norm(config: GraphMERConfig) -> nn.Module:
-    return {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}[config.norm](config.hidden_size, eps=1e-6)
+    return (nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm)(config.hidden_size, eps=1e-6)
 
 
 class Attention(nn.Module):
@@ -244,10 +224,10 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, config.hidden_size, bias=False)
 
     def forward(self, x_BND):
-        if self.gated:
-            value, gate = self.up(x_BND).chunk(2, dim=-1)
-            return self.down(nn.functional.silu(gate) * value)
-        return self.down(nn.functional.gelu(self.up(x_BND)))
+        if not self.gated:
+            return self.down(nn.functional.gelu(self.up(x_BND)))
+        value, gate = self.up(x_BND).chunk(2, dim=-1)
+        return self.down(nn.functional.silu(gate) * value)
 
 
 class Layer(GradientCheckpointingLayer):
@@ -274,22 +254,18 @@ class GraphMERPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "embedding"
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=module.in_features**-0.5)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Linear | HGAT | TripleScorer):
+            nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
         elif isinstance(module, nn.Embedding | RelationBias):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-        elif isinstance(module, Decay):
-            nn.init.ones_(module.offset)
-        elif isinstance(module, HGAT | TripleScorer):
-            nn.init.normal_(module.weight, std=module.weight.shape[-1] ** -0.5)
         else:
             super()._init_weights(module)  # norms
         if isinstance(module, HGAT):
             nn.init.normal_(module.attention)
             if module.bias is not None:
                 nn.init.normal_(module.bias, std=self.config.initializer_range)
+        elif getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)
 
 
 class GraphMERModel(GraphMERPreTrainedModel):
@@ -300,8 +276,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
         D, A, R = config.hidden_size, config.num_attention_heads, config.num_relations
         self.embedding = nn.Embedding(config.vocab_size, D)
         self.leaf_embedding = nn.Embedding(config.leaf_tokens, D)  # the order of a leaf's tokens
-        options = {"bias": config.hgat_relation_bias, "dropout": config.relation_dropout}
-        self.hgat = HGAT(R, D, **options) if config.hgat else None
+        self.hgat = HGAT(R, D, bias=config.hgat_relation_bias, dropout=config.relation_dropout) if config.hgat else None
         self.relation_bias = RelationBias(R, A) if config.relation_attention_bias else None
         self.decay = Decay(A, config.decay_base)
         self.embedding_norm, self.norm = new_norm(config), new_norm(config)
@@ -309,9 +284,9 @@ class GraphMERModel(GraphMERPreTrainedModel):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.post_init()
 
-    def forward(self, return_dict: bool | None = None, **batch: torch.Tensor) -> GraphMEROutput:
+    def forward(self, **batch: torch.Tensor) -> GraphMEROutput:
         """States of roots [B, S, D] and leaves [B, G, L, D], 0 at padding; segment 0 and relation 0 are padding."""
-        root_ids, root_segments, root_positions = batch["root_ids"], batch["root_segments"], batch["root_positions"]
+        root_ids, root_segments, root_positions = (batch[f"root_{name}"] for name in ("ids", "segments", "positions"))
         leaf_ids, leaf_segments, relation_ids = batch["leaf_ids"], batch["leaf_segments"], batch["relation_ids"]
         head_start, head_length = batch["head_start"], batch["head_length"]
         (B, S), (G, L) = root_ids.shape, leaf_ids.shape[1:]
@@ -364,8 +339,7 @@ class GraphMERModel(GraphMERPreTrainedModel):
 
 def mean_where(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     """Mean of the values that count, 0 where none does."""
-    counted = counted.to(values.dtype)
-    return (values * counted).sum() / counted.sum().clamp(min=1)
+    return (values * counted).sum() / counted.sum().to(values.dtype).clamp(min=1)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -378,7 +352,7 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return mean_where(torch.logsumexp(logits.float(), dim=-1) - chosen, labels != IGNORED)
 
 
-def contrastive_loss(queries_BGE, tails_BGE, wrong_BGUE, wrong_BGU, entities_BG, known_BGX, counted_BG, temperature):
+def contrastive_loss(queries_BGE, counted_BG, tails_BGE, wrong_BGUE, wrong_BGU, entities_BG, known_BGX, temperature):
     """InfoNCE: the right tail among the tails of the whole batch and a leaf's own wrong ones (None: there are none).
 
     No candidates are tails without an entity, other copies of the right one, and tails that are known to be right as well.
@@ -417,8 +391,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
 
     def __init__(self, config: GraphMERConfig):
         super().__init__(config)
-        D, E, R = config.hidden_size, config.embedding_size, config.num_relations
-        wanted = config.weights()
+        D, E, R, wanted = config.hidden_size, config.embedding_size, config.num_relations, config.weights()
         self.encoder = GraphMERModel(config)
         self.token_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.triple_head = nn.Linear(D, 1) if "triple" in wanted else None
@@ -426,8 +399,7 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.entity_head = nn.Linear(D, E, bias=False) if {"contrastive", "scoring"} & wanted.keys() else None
         self.triple_scorer = TripleScorer(R, E) if "scoring" in wanted else None
         forbidden_2R = torch.zeros(2, R + 1)  # saved: from_pretrained makes what is not saved of empty memory
-        forbidden_2R[0, config.antisymmetric_relations] = 1
-        forbidden_2R[1, config.acyclic_relations] = 1
+        forbidden_2R[0, config.antisymmetric_relations], forbidden_2R[1, config.acyclic_relations] = 1, 1
         self.register_buffer("forbidden_2R", forbidden_2R)
         self.post_init()
 
@@ -436,17 +408,16 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         self.config.auto_map = {"AutoModel": "encoder.GraphMERModel"}
         super().save_pretrained(*args, **kwargs)
 
-    def forward(self, return_dict: bool | None = None, **batch) -> GraphMEROutput:
+    def forward(self, **batch) -> GraphMEROutput:
         """Loss, its terms and the states; without `mlm_labels` the states alone. The data set says which fields there are."""
         states = self.encoder(**batch)
         if "mlm_labels" not in batch:
             return states
-        terms, weights = self._terms(batch, states), self.config.weights()
-        loss = sum(weights[name] * term for name, term in terms.items())
+        terms = self._terms(batch, states)
+        loss = sum(weight * terms[name] for name, weight in self.config.weights().items())
         return GraphMEROutput(loss=loss, terms=terms, root_states=states.root_states, leaf_states=states.leaf_states)
 
-    def token_logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., V]; the matrix is the embedding's."""
+    def token_logits(self, states: torch.Tensor) -> torch.Tensor:  # [..., V]
         return nn.functional.linear(states, self.encoder.embedding.weight, self.token_bias)
 
     def entities(self, text_ids: torch.Tensor) -> torch.Tensor:
@@ -470,22 +441,21 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
         if self.entity_head is None:
             return terms
         wrong_BGUE = wrong_BGU = None
-        if "negative_text_ids" in batch:
-            wrong_BGUE = self.entities(batch["negative_text_ids"])
-            wrong_BGU = (batch["negative_text_ids"] != config.pad_token_id).any(-1)
+        if (wrong_BGUC := batch.get("negative_text_ids")) is not None:
+            wrong_BGUE, wrong_BGU = self.entities(wrong_BGUC), (wrong_BGUC != config.pad_token_id).any(-1)
         tails_BGE = self.entities(batch["tail_text_ids"])
-        among = (tails_BGE, wrong_BGUE, wrong_BGU, batch["tail_entities"], batch["known_BGX"])
+        candidates = (tails_BGE, wrong_BGUE, wrong_BGU, batch["tail_entities"], batch["known_BGX"])
+        among = (*candidates, config.contrastive_temperature)
         if "contrastive" in wanted:
             masked_BG = (batch["mnm_labels"] != IGNORED).any(-1)
-            terms["contrastive"] = contrastive_loss(self.queries(states), *among, masked_BG, config.temperature)
+            terms["contrastive"] = contrastive_loss(self.queries(states), masked_BG, *among)
         if "scoring" in wanted:
             terms |= self._scored(batch, tails_BGE, among)
         return terms
 
     def _scored(self, batch: dict[str, torch.Tensor], tails_BGE, among) -> dict[str, torch.Tensor]:
         """Triples by their names alone: the right tail is near to M_r h, and no cycle that the ontology forbids scores high."""
-        wanted, relation_P = self.config.weights(), batch["relation_ids"].flatten()
-        head_P, tail_P = batch["head_entities"].flatten(), batch["tail_entities"].flatten()
+        relation_P, head_P, tail_P = (batch[f].flatten() for f in ("relation_ids", "head_entities", "tail_entities"))
         true_BG = (batch["relation_ids"] > 0) & (batch["tail_entities"] >= 0) & (batch["triple_labels"] != 0)
         heads_PE, tails_PE = self.entities(batch["head_text_ids"]).flatten(0, 1), tails_BGE.flatten(0, 1)
 
@@ -493,25 +463,25 @@ class GraphMERForPreTraining(GraphMERPreTrainedModel):
             return (self.triple_scorer(one_PE, relation_P) * other_PE).sum(-1)
 
         expected_BGE = self.triple_scorer(heads_PE, relation_P).view_as(tails_BGE)
-        terms = {"scoring": contrastive_loss(expected_BGE, *among, true_BG, self.config.temperature)}
         apart_P = true_BG.flatten() & (head_P != tail_P)
+        antisymmetric_P, acyclic_P = (apart_P & (of_relation[relation_P] > 0) for of_relation in self.forbidden_2R)
         both_ways = [score(heads_PE, tails_PE), score(tails_PE, heads_PE)]
-        if "antisymmetry" in wanted:
-            terms["antisymmetry"] = cycle_loss(both_ways, apart_P & (self.forbidden_2R[0, relation_P] > 0))
-        if "acyclicity" in wanted:
-            acyclic_P = apart_P & (self.forbidden_2R[1, relation_P] > 0)
-            other_P = self._another(tail_P)
-            third_PE, third_P = tails_PE.index_select(0, other_P), tail_P.index_select(0, other_P)
-            three_P = acyclic_P & (third_P >= 0) & (third_P != tail_P) & (third_P != head_P)
-            cycle = [both_ways[0], score(tails_PE, third_PE), score(third_PE, heads_PE)]
-            terms["acyclicity"] = cycle_loss(both_ways, acyclic_P) + cycle_loss(cycle, three_P)
-        return terms
+        other_P = self._another(tail_P)
+        third_PE, third_P = tails_PE.index_select(0, other_P), tail_P.index_select(0, other_P)
+        three_P = acyclic_P & (third_P >= 0) & (third_P != tail_P) & (third_P != head_P)
+        cycle = [both_ways[0], score(tails_PE, third_PE), score(third_PE, heads_PE)]
+        terms = {
+            "scoring": contrastive_loss(expected_BGE, true_BG, *among),
+            "antisymmetry": cycle_loss(both_ways, antisymmetric_P),
+            "acyclicity": cycle_loss(both_ways, acyclic_P) + cycle_loss(cycle, three_P),
+        }
+        return {name: term for name, term in terms.items() if name in self.config.weights()}
 
     def _another(self, entities_P: torch.Tensor) -> torch.Tensor:
         """For each leaf another of the batch [P], all shifted by one random number; by 1 in evaluation."""
-        P, device = len(entities_P), entities_P.device
-        shift = torch.randint(1, max(P, 2), (1,), device=device) if self.training else 1
-        return (torch.arange(P, device=device) + shift) % P
+        order_P = torch.arange(len(entities_P), device=entities_P.device)
+        shift = torch.randint(1, max(len(order_P), 2), (1,), device=order_P.device) if self.training else 1
+        return (order_P + shift) % len(order_P)
 
 
 def _at(states_BSD: torch.Tensor, place_BM: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from helpers.graphmer.text import shown_name
 from helpers.graphmer.training import Corpus
 from helpers.machine.engine import cpu_copy
 
-BATCH = 16  # documents or texts of a forward pass
+BATCH = 256  # texts of a forward pass
 RESAMPLES = 1000
 Scorer = Callable[[str, str, list[str]], np.ndarray]  # head, relation, candidates -> [X]
 
@@ -40,21 +40,23 @@ def reciprocal_ranks(scorer: Scorer, corpus: Corpus, triples: Sequence[Triple]) 
     known: dict[tuple[str, str], set[str]] = defaultdict(set)
     for head, relation, tail in corpus.graph.resolved():
         known[head, relation].add(tail)
-    candidates: dict[str, list[str]] = {}
+    candidates = {relation: _admitted(corpus, relation) for relation in {triple.relation for triple in triples}}
     found = []
     for head, relation, tail in triples:
-        if relation not in candidates:
-            candidates[relation] = _admitted(corpus, relation)
         names = candidates[relation]
-        scores_X = np.asarray(scorer(head, relation, names), np.float64)
+        scores_X = np.array(scorer(head, relation, names), np.float64)
         if np.isnan(scores_X).any():
             raise ValueError(f"scores of {relation} are NaN, which has no rank; look at the model")
         others = known[head, relation] - {tail}
-        counted_X = np.array([name not in others for name in names])
-        right = scores_X[names.index(tail)]
-        above, equal = ((counted_X & chosen).sum() for chosen in (scores_X > right, scores_X == right))
-        found.append(1 / (above + (equal + 1) / 2))
+        scores_X[[name in others for name in names]] = -np.inf
+        found.append(reciprocal_rank(scores_X, names.index(tail)))
     return np.array(found)
+
+
+def reciprocal_rank(scores_X: np.ndarray, right: int) -> float:
+    """Of the candidate `right`; equal scores share the mean of their ranks."""
+    above, equal = (scores_X > scores_X[right]).sum(), (scores_X == scores_X[right]).sum()
+    return float(1 / (above + (equal + 1) / 2))
 
 
 def _admitted(corpus: Corpus, relation: str) -> list[str]:
@@ -88,35 +90,15 @@ class Encoder:
         self.model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
         self.chains = corpus.validation
         texts = torch.from_numpy(self.chains.encoded.text_ids_EC).to(self.model.device)
-        self._entities = torch.cat([self.model.entities(part) for part in texts.split(BATCH * 16)]).cpu().numpy()
+        self._entities = torch.cat([self.model.entities(part) for part in texts.split(BATCH)]).cpu().numpy()
 
     @torch.no_grad()
     def __call__(self, head: str, relation: str, names: list[str]) -> np.ndarray:
         number = self.chains.encoded.number
-        batch = self.chains.queries([number[head]], self.chains.relations.id(relation))
+        batch = self.chains.query(number[head], self.chains.relations.id(relation))
         states = self.model(**{name: value.to(self.model.device) for name, value in batch.items()})
         query_E = self.model.queries(states)[0, 0].cpu().numpy()
         return self._entities[[number[name] for name in names]] @ query_E
-
-
-@torch.no_grad()
-def masked_tokens(model: GraphMERForPreTraining, corpus: Corpus, batches: int = 16) -> dict[str, float]:
-    """Share of masked root tokens (mlm) and leaf tokens (mnm) of validation whose likeliest token is right."""
-    model = (cpu_copy(model) if model.device.type == "xla" else model).eval()
-    counts = {"mlm": [0, 0], "mnm": [0, 0]}
-    for first in range(0, min(len(corpus.validation), batches * BATCH), BATCH):
-        examples = [corpus.validation[index] for index in range(first, min(first + BATCH, len(corpus.validation)))]
-        batch = {name: torch.from_numpy(np.stack([one[name] for one in examples])) for name in examples[0]}
-        batch = {name: value.to(model.device) for name, value in batch.items()}
-        labels = {name: batch.pop(f"{name}_labels") for name in counts}
-        states = model(**batch)
-        place_BMD = batch["mlm_positions"][..., None].expand(-1, -1, states.root_states.shape[-1])
-        asked = {"mlm": states.root_states.gather(1, place_BMD), "mnm": states.leaf_states}
-        for name, hidden in asked.items():
-            right = (model.token_logits(hidden).argmax(-1) == labels[name]).sum()
-            counts[name][0] += int(right)
-            counts[name][1] += int((labels[name] >= 0).sum())
-    return {name: right / max(1, of) for name, (right, of) in counts.items()}
 
 
 def verdict(rows: dict[str, Sequence[float]], groups: Sequence[str], best: str) -> list[dict]:
@@ -150,6 +132,5 @@ def search_rows(model: SentenceTransformer, held_out: Dataset) -> dict[str, np.n
             lexical_N = words.scores(question)
             fused_N = lexical_N + DENSE_WEIGHT * standardised(alone_N)
             for name, scores_N in {"BM25": lexical_N, "start": alone_N, "start, fused": fused_N}.items():
-                right = scores_N[place]
-                found[name].append(1 / ((scores_N > right).sum() + ((scores_N == right).sum() + 1) / 2))
+                found[name].append(reciprocal_rank(scores_N, place))
     return {name: np.array(ranks) for name, ranks in found.items()}

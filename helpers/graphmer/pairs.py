@@ -13,7 +13,7 @@ import re
 import sysconfig
 import textwrap
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +23,11 @@ from datasets import Dataset
 LEAST_WORDS, MOST_WORDS = 4, 40  # of a question; "See above." asks for nothing
 MOST_BYTES = 1_000_000  # of a source file
 LEAST_HELD_OUT = 40  # pairs of a package that is held out
-TESTS = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "conftest"})
-FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "lib2to3", "pydoc_data"})
-FOREIGN |= {"_vendor", "_vendored", "vendored"}
+LEFT_OUT = frozenset({"test", "tests", "testing", "testsuite", "idle_test", "conftest"})
+LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__", "node_modules", "lib2to3", "pydoc_data"}
+LEFT_OUT |= {"_vendor", "_vendored", "vendored"}
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _PARAGRAPH, _SENTENCE = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.!?])\s")
 
 
@@ -34,9 +35,6 @@ class Definition(NamedTuple):
     """A function, method or class; `code` is its source without the docstring, of a class without its methods' bodies."""
 
     name: str  # qualified
-    kind: str  # function, method or class
-    path: str
-    line: int
     code: str
     sentence: str  # the first one of the docstring, "" without one
 
@@ -46,22 +44,22 @@ class Definition(NamedTuple):
         return f"{self.name}\n{self.code}"
 
 
-def definitions(folder: str | Path, *, tests: bool = False) -> list[Definition]:
-    """Every definition of the Python sources below a folder, by path and line; those of tests only with `tests`.
+def definitions(folder: str | Path) -> list[Definition]:
+    """Every definition of the Python sources below a folder, by path and line, but those of tests.
 
     Files that do not parse are passed over. Names begin with the folder's own, but in the standard library.
     """
     root = Path(folder).expanduser().resolve()
-    return [one for path in _files(root, tests) for one in _of_file(path, root)]
+    return [one for path in _files(root) for one in _of_file(path, root)]
 
 
-def _files(root: Path, tests: bool) -> list[Path]:
-    def left_out(parts: tuple[str, ...]) -> bool:
-        if not FOREIGN.isdisjoint(parts) or any(part.startswith(".") for part in parts):
-            return True
-        return not tests and any(part in TESTS or part.startswith("test_") for part in parts)
-
-    return [path for path in sorted(root.rglob("*.py")) if not left_out(path.relative_to(root).with_suffix("").parts)]
+def _files(root: Path) -> list[Path]:
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if LEFT_OUT.isdisjoint(parts) and not any(part.startswith((".", "test_")) for part in parts):
+            found.append(path)
+    return found
 
 
 def _of_file(path: Path, root: Path) -> list[Definition]:
@@ -69,24 +67,21 @@ def _of_file(path: Path, root: Path) -> list[Definition]:
         content = path.read_bytes()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(content) if len(content) <= MOST_BYTES else ast.Module([], [])
+            tree = ast.parse(content if len(content) <= MOST_BYTES else b"")
     except (OSError, SyntaxError, ValueError, RecursionError):
         return []
     package = () if root == STANDARD_LIBRARY else (root.name,)
     module = ".".join((*package, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
-    lines = content.decode("utf-8", errors="replace").splitlines()
-    return list(_inside(tree, module, path.relative_to(root).as_posix(), lines, in_class=False))
+    return list(_inside(tree, module, content.decode("utf-8", errors="replace").splitlines()))
 
 
-def _inside(node: ast.AST, owner: str, path: str, lines: list[str], in_class: bool) -> Iterator[Definition]:
+def _inside(node: ast.AST, owner: str, lines: list[str]) -> Iterator[Definition]:
     for child in node.body:
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            is_class, name = isinstance(child, ast.ClassDef), f"{owner}.{child.name}"
-            kind = "class" if is_class else "method" if in_class else "function"
-            code = _without_docstring(child, lines)
-            yield Definition(name, kind, path, child.lineno, code, first_sentence(ast.get_docstring(child) or ""))
-            if is_class:
-                yield from _inside(child, name, path, lines, in_class=True)
+        if isinstance(child, DEFINITIONS):
+            name, docstring = f"{owner}.{child.name}", ast.get_docstring(child) or ""
+            yield Definition(name, _without_docstring(child, lines), first_sentence(docstring))
+            if isinstance(child, ast.ClassDef):
+                yield from _inside(child, name, lines)
 
 
 def _without_docstring(node: ast.AST, lines: list[str]) -> str:
@@ -97,7 +92,7 @@ def _without_docstring(node: ast.AST, lines: list[str]) -> str:
         left_out |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1)) - {node.lineno}
     if isinstance(node, ast.ClassDef):
         for child in node.body:
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if isinstance(child, DEFINITIONS):
                 left_out |= set(range(child.body[0].lineno, child.end_lineno + 1)) - {child.lineno}
     kept = [lines[number - 1] for number in range(first, node.end_lineno + 1) if number not in left_out]
     return textwrap.dedent("\n".join(kept))
@@ -133,7 +128,7 @@ def pairs(folders: Sequence[str | Path], *, most: int = 300, total: int = 0, see
         if total and len(rows) >= total:
             break
         root, taken = Path(folder).expanduser().resolve(), []
-        files = _files(root, tests=False)
+        files = _files(root)
         draw.shuffle(files)
         for path in files:
             for one in _of_file(path, root):
@@ -151,19 +146,23 @@ def held_out_packages(rows: Dataset, count: int, *, most: int = 100, seed: int =
 
     Raises ValueError for too few packages.
     """
-    sizes = Counter(rows["package"])
-    enough = [name for name in sizes if sizes[name] >= LEAST_HELD_OUT and name != rows[0]["package"]]
+    groups = _by_package(rows)
+    enough = [name for name in groups if len(groups[name]) >= LEAST_HELD_OUT and name != rows[0]["package"]]
     if len(enough) <= count:
         raise ValueError(
             f"count={count}: only {len(enough)} packages have {LEAST_HELD_OUT} pairs; install some, or hold out fewer"
         )
     chosen = set(random.Random(seed).sample(enough, count))
-    places = defaultdict(list)
-    for place, name in enumerate(rows["package"]):
-        places[name].append(place)
-    kept = [place for name in places if name not in chosen for place in places[name]]
-    held_out = [place for name in places if name in chosen for place in places[name][:most]]
+    kept = [place for name in groups if name not in chosen for place in groups[name]]
+    held_out = [place for name in groups if name in chosen for place in groups[name][:most]]
     return rows.select(kept), rows.select(held_out)
+
+
+def _by_package(rows: Dataset) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = defaultdict(list)
+    for place, package in enumerate(rows["package"]):
+        groups[package].append(place)
+    return groups
 
 
 def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int, one_package: bool = True) -> Dataset:
@@ -177,9 +176,7 @@ def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int, one_pac
     """
     if len(rows) < batch_size:
         raise ValueError(f"batch_size={batch_size}: there are only {len(rows)} pairs; add packages, or lower it")
-    draw, groups = random.Random(seed), defaultdict(list)
-    for place, package in enumerate(rows["package"]):
-        groups[package if one_package else ""].append(place)
+    draw, groups = random.Random(seed), _by_package(rows) if one_package else {"": [*range(len(rows))]}
     small = [place for name in [*groups] if len(groups[name]) < batch_size for place in groups.pop(name)]
     if len(small) >= batch_size:
         groups["small packages"] = small

@@ -94,9 +94,8 @@ class CodeSearch:
 
     def scores(self, question: str) -> np.ndarray:
         """[N]: the z-scores of both BM25 and of the cosine, weighed and added up."""
-        lexical_N = standardised(self.by_text.scores(question)) + NAME_WEIGHT * standardised(
-            self.by_name.scores(question)
-        )
+        by_text_N, by_name_N = (standardised(index.scores(question)) for index in (self.by_text, self.by_name))
+        lexical_N = by_text_N + NAME_WEIGHT * by_name_N
         if self.model is None:
             return lexical_N
         question_D = embedded(self.model, [question])[0]
@@ -107,13 +106,13 @@ def search(
     repository: str | Path,
     question: str,
     *,
-    model: SentenceTransformer | str | Path | None = None,
+    model: str | Path | None = None,
     most: int = 5,
     cache: str | Path | None = None,
 ) -> list[Found]:
     """The definitions of a repository in Python or Java that fit a question best, at most `most`.
 
-    model: a SentenceTransformer, or the folder of a saved one such as `search_model` in the output folder of a run.
+    model: folder of a saved SentenceTransformer, such as `search_model` in the output folder of a run.
 
     Raises what `load_graph` does, and ValueError: a question without words, a repository without definitions.
     """
@@ -125,10 +124,9 @@ def search(
     if not found:
         raise ValueError(f"repository={str(repository)!r}: defines no function and no class")
     texts = [documents.text(one.id) for one in found]
-    if isinstance(model, str | Path):
-        model = _loaded(model)
-    vectors_ND = None if model is None else _kept_vectors(model, texts, cache)
-    scores_N = CodeSearch([one.id for one in found], texts, model, vectors_ND).scores(question)
+    encoder = None if model is None else _loaded(model)
+    vectors_ND = None if encoder is None else _kept_vectors(encoder, texts, cache)
+    scores_N = CodeSearch([one.id for one in found], texts, encoder, vectors_ND).scores(question)
     best = np.argsort(-scores_N, kind="stable")[:most].tolist()
     return [Found(found[n].id, found[n].type, float(scores_N[n]), graph.place(found[n])) for n in best]
 

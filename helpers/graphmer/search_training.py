@@ -27,6 +27,7 @@ from torch.utils.data import SequentialSampler
 from helpers.data import hub
 from helpers.graphmer.parameters import MINILM
 from helpers.graphmer.search import CODE_TOKENS
+from helpers.graphmer.text import train_tokenizer
 from helpers.machine import xla
 from helpers.machine.engine import cpu_copy
 from helpers.machine.runtime import Runtime
@@ -63,12 +64,9 @@ def sentence_encoder(base_model: str, texts: Iterable[str], *, seed: int = 0) ->
 
 def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import BertConfig, BertModel
 
-    trained = ByteLevelBPETokenizer()  # the same for the same texts
-    trained.train_from_iterator(texts, vocab_size=4096, special_tokens=["[PAD]", "[UNK]"], show_progress=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    tokenizer = train_tokenizer(texts, 4096)  # the same for the same texts
     sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
     with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -10,10 +10,9 @@ import hashlib
 import importlib.util
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,14 +36,6 @@ _PIECES = rf"\n|^[ \t]+|{_WORD}|_+|[^\n_\p{{L}}\p{{M}}\p{{N}}]+"
 
 
 # ---- documents
-
-
-class Anchor(NamedTuple):
-    """Where an entity is named in a document, as characters of its text."""
-
-    entity: str
-    start: int
-    end: int
 
 
 def shown_name(entity_id: str) -> str:
@@ -107,10 +98,9 @@ class Documents:
             source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
         return f"{shown_name(entity_id)}\n{source}"
 
-    def anchors(self, entity_id: str, text: str) -> list[Anchor]:
-        """Where `text`, the document or its beginning, names entities: its own name, then each definition that it shows."""
-        own, name_end = self.graph.entities[entity_id], len(shown_name(entity_id))
-        found = [Anchor(entity_id, 0, min(name_end, len(text)))]
+    def anchors(self, entity_id: str, text: str) -> list[tuple[str, int, int]]:
+        """(entity, first character, end) where `text`, the document or its beginning, names a definition that it shows."""
+        own, found = self.graph.entities[entity_id], []
         if not self.has_source(entity_id):
             return found
         starts = [match.end() for match in re.finditer("\n", text)]
@@ -121,14 +111,13 @@ class Documents:
                 break
             if end_line > own.end_line or inner == entity_id or entity_id.startswith(inner):
                 continue
-            last = first + (1 if end_line == line else ANNOTATED)
-            end = starts[last] if last < len(starts) else len(text)
-            name = self.graph.entities[inner].name
-            for match in re.compile(rf"\b{re.escape(name)}\b").finditer(text, starts[first], end):
-                if match.start() not in taken:
-                    taken.add(match.start())
-                    found.append(Anchor(inner, *match.span()))
-                    break
+            end = [*starts, len(text)][min(first + (1 if end_line == line else ANNOTATED), len(starts))]
+            name = re.escape(self.graph.entities[inner].name)
+            matches = re.compile(rf"\b{name}\b").finditer(text, starts[first], end)
+            match = next((match for match in matches if match.start() not in taken), None)
+            if match:
+                taken.add(match.start())
+                found.append((inner, *match.span()))
         return found
 
 
@@ -150,7 +139,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     """Byte-level BPE of at most `vocab_size` entries, the same for the same texts; [PAD], [MASK], [SEP] are 0, 1, 2.
 
     No token crosses a boundary of identifier, camelCase or snake_case word, number, line or indentation. Decoding gives the text
-    back. Raises ValueError where there is no text.
+    back.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -167,10 +156,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         max_token_length=LONGEST_TOKEN,
         show_progress=False,
     )
-    texts = filter(None, texts)
-    if (first := next(texts, None)) is None:
-        raise ValueError("texts: none to train a tokenizer on; give the sources of the graph")
-    backend.train_from_iterator(chain([first], texts), trainer)
+    backend.train_from_iterator(texts, trainer)
     pad, mask, sep = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -182,7 +168,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
 
 
-def encodings(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[Encoding]:
+def encodings(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> list[Encoding]:
     """Tokens of each text and the characters that they stand for; none is added, cut or padded."""
     backend = tokenizer.backend_tokenizer
     backend.no_padding()

@@ -21,12 +21,11 @@ from transformers import PreTrainedTokenizerFast, Trainer, set_seed
 from helpers.data.data_source import DataSource
 from helpers.graphmer.chains import (
     HEAD_TOKENS,
-    ChainOptions,
-    CurriculumChains,
     EncodedDocuments,
     LeafyChainCollator,
     LeafyChains,
     Relations,
+    curriculum,
 )
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.encoder import GraphMERForPreTraining
@@ -40,7 +39,6 @@ from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE
 from helpers.plan import settings as planner
 from helpers.plan.settings import Plan
-from helpers.show import tracking
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
@@ -70,22 +68,18 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
     splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
     documents = Documents.read(graph, data_source)
     tokenizer = train_tokenizer(_training_texts(graph, splits, documents), encoding.vocab_size)
-    longest = max(configuration.roots(length) for _, length in configuration.stages())
+    longest = configuration.roots(configuration.training_data.max_seq_len)
     sizes = {"leaf_tokens": encoding.leaf_tokens, "entity_tokens": encoding.entity_tokens}
     encoded = EncodedDocuments(documents, tokenizer, roots=longest, **sizes)
-    relations, options = Relations(ontology), chain_options(configuration)
-    everything = (
-        *splits.train,
-        *splits.validation,
-        *splits.test,
-    )  # as wrong tails, true ones would be taught to be false
+    relations = Relations(ontology)
+    known = (*splits.train, *splits.validation, *splits.test)  # as wrong tails, true ones would be taught to be false
     train, validation = (
-        LeafyChains(part, encoded, relations, options, known=everything, seed=seed)
-        for part in (splits.train, splits.validation)
+        LeafyChains(part, encoded, relations, configuration, known=known) for part in (splits.train, splits.validation)
     )
+    sources = "".join(hashlib.sha256(text.encode()).hexdigest() for text in documents.sources())
     return Corpus(
         name=data_source if data_source == SAMPLE else folder.resolve().name,
-        sha256=_digest(graph, documents),
+        sha256=hashlib.sha256((graph.digest() + sources).encode()).hexdigest(),
         graph=graph,
         ontology=ontology,
         splits=splits,
@@ -96,35 +90,10 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
     )
 
 
-def _digest(graph: KnowledgeGraph, documents: Documents) -> str:
-    digest = hashlib.sha256(graph.digest().encode())
-    for text in documents.sources():
-        digest.update(hashlib.sha256(text.encode()).digest())
-    return digest.hexdigest()
-
-
 def _training_texts(graph: KnowledgeGraph, splits: Splits, documents: Documents) -> Iterator[str]:
     heads = {triple.head for triple in splits.train}
     yield from documents.sources({graph.entities[head].module for head in heads})
     yield from sorted(heads)
-
-
-def chain_options(configuration: Configuration) -> ChainOptions:
-    """What the sequences take from a configuration; the length is that of the first stage."""
-    encoding, mlm, mnm = configuration.encoding, configuration.objectives.mlm, configuration.objectives.mnm
-    return ChainOptions(
-        roots=configuration.roots(configuration.stages()[0][1]),
-        leaves=encoding.max_leaves_per_sequence,
-        mask_prob=mlm.mask_prob,
-        span_mask_identifiers=mlm.span_mask_identifiers,
-        leaf_mask_prob=mnm.mask_prob,
-        positives=encoding.leaves_per_anchor.positive,
-        negatives=encoding.leaves_per_anchor.negatives,
-        type_consistent_negatives=mnm.type_consistent_negatives,
-        hard_negatives=mnm.hard_negatives,
-        pack=configuration.training_data.pack_sequences,
-        names=configuration.reads_names,
-    )
 
 
 def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
@@ -148,11 +117,8 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
         remedy = "choose that runtime, or give 'auto'"
         raise ValueError(f"hardware.device={wanted!r}: this run is on {machine.device_name} ({machine.kind}); {remedy}")
     plan = planner.plan(recipe, workload(configuration, model), machine)
-    own: dict[str, int | str] = {}
-    if configuration.hardware.num_workers:
-        own["dataloader_workers"] = configuration.hardware.num_workers
-    if configuration.optimizer.name == "adafactor":
-        own["optimizer"] = "adafactor"
+    own = {"dataloader_workers": workers} if (workers := configuration.hardware.num_workers) else {}
+    own |= {"optimizer": "adafactor"} if configuration.optimizer.name == "adafactor" else {}
     return dataclasses.replace(plan, **own, reasons=plan.reasons | dict.fromkeys(own, "the configuration's"))
 
 
@@ -209,8 +175,13 @@ def new_trainer(
     run, optimizer = configuration.run, configuration.optimizer
     if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
         use_deterministic_kernels()
-    adam = {"adam_beta1": optimizer.betas[0], "adam_beta2": optimizer.betas[1], "adam_epsilon": optimizer.eps}
-    evaluated = _evaluation_batch(configuration, len(corpus.validation), plan.device_count)
+    adam = dict(adam_beta1=optimizer.betas[0], adam_beta2=optimizer.betas[1], adam_epsilon=optimizer.eps)
+    batch = min(plan.per_device_batch_size, len(corpus.validation) // plan.device_count)
+    if not batch:
+        raise ValueError(
+            f"evaluation.held_out={configuration.evaluation.held_out}: validation has {len(corpus.validation)} sequences for "
+            f"{plan.device_count} devices; raise it, or give more sources"
+        )
     arguments = training_arguments(
         plan,
         runtime,
@@ -223,16 +194,16 @@ def new_trainer(
         report_to=report_to,
         remove_unused_columns=False,
         label_names=["mlm_labels", "mnm_labels"],
-        per_device_eval_batch_size=evaluated * (plan.device_count if runtime.kind == "xla" else 1),
+        per_device_eval_batch_size=batch * runtime.engine.fed,
         **(adam if optimizer.name == "adamw" else {"optim": "adafactor"}),
     )
-    begins, lengths = zip(*configuration.stages(), strict=True)
-    roots, sizes = [configuration.roots(length) for length in lengths], {"examples_per_step": plan.batch_size}
-    whole = len(corpus.validation) // (evaluated * plan.device_count) * evaluated * plan.device_count
+    stages = [(begin, configuration.roots(length)) for begin, length in configuration.stages()]
+    sequences = curriculum(corpus.train, stages, steps=plan.max_steps, examples_per_step=plan.batch_size)
+    whole = len(corpus.validation) // (batch * plan.device_count) * batch * plan.device_count
     return GraphTrainer(
         model=model,
         args=arguments,
-        train_dataset=CurriculumChains(corpus.train, begins, roots, steps=plan.max_steps, **sizes),
+        train_dataset=sequences,
         eval_dataset=Subset(corpus.validation, range(whole)),  # whole batches: a short one has fewer wrong tails
         data_collator=LeafyChainCollator(corpus.train),
         plan=plan,
@@ -245,16 +216,3 @@ def use_deterministic_kernels() -> None:
     """Kernels that give the same bits again, for this process; transformers' `full_determinism` makes each launch wait."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
     torch.use_deterministic_algorithms(True)
-
-
-def _evaluation_batch(configuration: Configuration, sequences: int, devices: int) -> int:
-    """Sequences of one device: as configured, or what a small validation part has. Raises ValueError for less than one."""
-    wanted, there = configuration.evaluation.micro_batch_size, sequences // devices
-    if not there:
-        raise ValueError(
-            f"evaluation.held_out={configuration.evaluation.held_out}: validation has {sequences} sequences for {devices} "
-            "devices; raise it, or give more sources"
-        )
-    if there < wanted:
-        tracking.say(f"evaluation in batches of {there * devices} sequences: validation has {sequences}")
-    return min(wanted, there)

@@ -29,16 +29,9 @@ AXES = {
     "mlm_labels": "BM",
     "mnm_labels": "BGL",
     "triple_labels": "BG",
-    "tail_text_ids": "BGC",
-    "tail_entities": "BG",
-    "negative_text_ids": "BGUC",
-    "known_BGX": "BGX",
-    "head_text_ids": "BGC",
-    "head_entities": "BG",
 }
-
-
-OF_NAMES = ("tail_text_ids", "tail_entities", "negative_text_ids", "known_BGX", "head_text_ids", "head_entities")
+OF_NAMES = {"tail_text_ids": "BGC", "tail_entities": "BG", "negative_text_ids": "BGUC", "known_BGX": "BGX"}
+OF_NAMES |= {"head_text_ids": "BGC", "head_entities": "BG"}
 
 
 def workload(configuration: Configuration, model) -> Workload:
@@ -61,11 +54,12 @@ def workload(configuration: Configuration, model) -> Workload:
             "C": encoding.entity_tokens,
             "X": examples * leaves,
         }
-        fields = {name: torch.ones([sizes[axis] for axis in axes], dtype=torch.long) for name, axes in AXES.items()}
+        wanted = (AXES | OF_NAMES if configuration.reads_names else AXES).items()
+        fields = {name: torch.ones([sizes[axis] for axis in axes], dtype=torch.long) for name, axes in wanted}
         fields["root_positions"] = torch.arange(roots).expand(examples, roots).contiguous()
-        fields["known_BGX"], fields["triple_labels"] = fields["known_BGX"] > 1, fields["triple_labels"].float()
-        if not configuration.reads_names:
-            fields = {name: field for name, field in fields.items() if name not in OF_NAMES}
+        fields["triple_labels"] = fields["triple_labels"].float()
+        if "known_BGX" in fields:
+            fields["known_BGX"] = fields["known_BGX"] > 1
         return {name: field for name, field in fields.items() if field.numel()}
 
     def loss(model, inputs):
@@ -94,7 +88,6 @@ def run_recipe(configuration: Configuration, sequences: int, devices: int) -> Re
         sequence_length=configuration.training_data.max_seq_len,
         warmup_fraction=min(optimizer.scheduler.warmup_steps, steps) / steps,
         weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
         tpu_batch_factor=1,  # the profile for a TPU says its own
         tpu_learning_rate_factor=1.0,
         micro_batch_size=configuration.training_data.micro_batch_size,

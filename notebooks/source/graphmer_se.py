@@ -61,15 +61,11 @@
 # Python's standard library.
 # `query` is a name whose callers are shown, `question` is what the search is asked in words. `config` is a YAML file or a profile of
 # the encoder (`published` is that of the GraphMER-SE project); `changes` sets single keys of it,
-# `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the recipe's value. {own data}
+# `"model.num_layers=6; optimizer.lr=1e-4"`. A zero takes the recipe's value. Every parameter and every key of the configuration is
+# checked before anything slow starts. {own data}
 
 # %% tags=["parameters"]
 # parameters: helpers.graphmer.parameters.GraphParameters
-
-# %% [markdown]
-# ## Check the parameters and the machine
-#
-# Every parameter and every key of the configuration is checked before anything slow starts.
 
 # %%
 from helpers import parameters
@@ -124,9 +120,6 @@ for relation in ("called_by", "calls", "impact"):
 # %% tags=["method"]
 # method: helpers/graphmer/encoder.py
 
-# %%
-run.use_method()
-
 # %% [markdown]
 # ## Its data: leafy chains
 #
@@ -134,6 +127,7 @@ run.use_method()
 # resolver leaves open is never trained on. Below is one sequence: the beginning of its code, and the triples that hang there.
 
 # %%
+run.use_method()
 from helpers.graphmer.chains import IGNORED
 from helpers.graphmer.training import load_corpus
 
@@ -158,11 +152,15 @@ for leaf in range(int((example["leaf_segments"] > 0).sum())):
 tables.show(leaves[:8])
 
 # %% [markdown]
-# ## Its model and plan
+# ## Its plan, and what costs nothing
 #
-# The model has no part that its loss does not train. The plan says what will run and why, and what it is expected to take.
+# The plan says what will run and why, and what it is expected to take. For held-out triples the right tail is looked for among all
+# entities that the relation admits. **Words**: BM25 of the tails' names with the head's source as the question. **Untrained**: the
+# encoder before its first step. (The resolver, which made these triples from the sources, answers all of them: its reciprocal rank
+# is 1.)
 
 # %%
+from helpers.graphmer import evaluation
 from helpers.graphmer.training import make_plan, new_model
 from helpers.graphmer.workload import workload
 from helpers.plan import forecast as forecasts
@@ -172,29 +170,20 @@ plan = make_plan(configuration, model, corpus, machine)
 forecast = forecasts.here(workload(configuration, model), plan, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
 tables.show(forecast.rows())
-
-# %% [markdown]
-# ## What costs nothing
-#
-# For held-out triples the right tail is looked for among all entities that the relation admits. **Words**: BM25 of the tails' names
-# with the head's source as the question. **Untrained**: the encoder before its first step. (The resolver, which made these triples from the
-# sources, answers all of them: its reciprocal rank is 1.)
-
-# %%
-from helpers.graphmer import evaluation
-
 triples = evaluation.asked_triples(corpus, configuration.evaluation.max_triples)
 ranks = {"resolver": [1.0] * len(triples)}
 for name, scorer in {"words": evaluation.Words(corpus), "untrained": evaluation.Encoder(model, corpus)}.items():
     ranks[name] = evaluation.reciprocal_ranks(scorer, corpus, triples)
-before = evaluation.masked_tokens(model, corpus)
 
 # %% [markdown]
 # ## Train the encoder
 #
-# transformers' trainer; every term of the loss is in the logs.
+# transformers' trainer; every term of the loss is in the logs. Below them is what the training added on the held-out triples. The model
+# is saved, and `AutoModel` reads its encoder again.
 
 # %%
+from transformers import AutoModel
+
 from helpers.graphmer.training import new_trainer
 
 options = {"report_to": params.report_to, "max_hours": params.max_hours}
@@ -202,59 +191,35 @@ trainer = new_trainer(model, corpus, configuration, plan, machine, run.path, **o
 trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
-
-# %% [markdown]
-# ## What training added
-
-# %%
 ranks["trained"] = evaluation.reciprocal_ranks(evaluation.Encoder(trainer.model, corpus), corpus, triples)
-after = evaluation.masked_tokens(trainer.model, corpus)
 links = evaluation.verdict(ranks, [triple.head for triple in triples], "trained")
 tables.show(links, f"the right tail of {len(triples)} held-out triples")
-tables.show([{"masked tokens that are right": name, "before": before[name], "after": after[name]} for name in before])
-
-# %%
-from transformers import AutoModel
-
 trainer.save_model(str(run.path / "model"))
 corpus.tokenizer.save_pretrained(run.path / "model")
 loaded = AutoModel.from_pretrained(run.path / "model")  # by the class above: no code of the folder is run
 print(f"{loaded.num_parameters():,} weights of the encoder were read again")
 
 # %% [markdown]
-# ## A search in words: its pairs
+# ## A search in words, tuned
 #
 # A pair is the first sentence of a docstring and the definition without that docstring: of your repository, of the standard library
 # and of installed packages. All pairs of a batch are of one package, so that the other answers of the batch, which the loss takes for
-# wrong ones, are functions that a search has to tell apart. Four packages are held out.
-
-# %%
-from helpers.graphmer.graph.extraction import folder_of
-from helpers.graphmer.pairs import held_out_packages, in_batches, installed_packages, pairs
-
-everything = pairs([folder_of(data_source), *installed_packages()], total=6_000, seed=params.seed)
-rows, held_out = held_out_packages(everything, 4, seed=params.seed)
-tables.show(
-    [
-        {
-            "pairs": len(rows),
-            "packages": len(set(rows["package"])),
-            "held out": ", ".join(sorted(set(held_out["package"]))),
-        }
-    ]
-)
-print(rows[0]["question"], rows[0]["code"][:300], sep="\n\n")
-
-# %% [markdown]
-# ## Tune the search
-#
-# sentence-transformers' trainer with its `MultipleNegativesRankingLoss`; only the upper half of the layers learns.
+# wrong ones, are functions that a search has to tell apart. Four packages are held out. It is sentence-transformers' trainer with its
+# `MultipleNegativesRankingLoss`; only the upper half of the layers learns.
 
 # %%
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from helpers.graphmer import search_training
+from helpers.graphmer.graph.extraction import folder_of
+from helpers.graphmer.pairs import held_out_packages, in_batches, installed_packages, pairs
 from helpers.plan import settings as planner
+
+everything = pairs([folder_of(data_source), *installed_packages()], total=6_000, seed=params.seed)
+rows, held_out = held_out_packages(everything, 4, seed=params.seed)
+told = {"pairs": len(rows), "packages": len(set(rows["package"]))}
+tables.show([told | {"held out": ", ".join(sorted(set(held_out["package"])))}])
+print(rows[0]["question"], rows[0]["code"][:300], sep="\n\n")
 
 encoder = search_training.sentence_encoder(params.base_model, rows["code"], seed=params.seed)
 search_rows = evaluation.search_rows(encoder, held_out)  # before any training
@@ -325,8 +290,6 @@ from helpers.graphmer.search import search
 folder = run.path / "search_model"
 search_trainer.save_model(str(folder))
 tables.show([each._asdict() for each in search(data_source, params.question, model=folder)], params.question)
-
-# %%
 results_file = run.results(
     machine,
     **measured,
@@ -338,7 +301,7 @@ results_file = run.results(
         "triples": parts,
     },
     model={"weights": model.num_parameters(), "configuration": configuration.model_dump()},
-    eval={"before": {"masked": before}, "after": {"masked": after, "links": links, "search": found}},
+    eval={"after": {"links": links, "search": found}},
     artifacts={"model": "model", "search_model": "search_model"},
 )
 print(results_file)

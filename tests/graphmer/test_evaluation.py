@@ -50,8 +50,6 @@ def test_words_beat_an_untrained_encoder_and_a_constant_gains_nothing(corpus):
     ranks = {name: evaluation.reciprocal_ranks(scorer, corpus, triples).mean() for name, scorer in scorers.items()}
     constant = evaluation.reciprocal_ranks(lambda head, relation, names: np.zeros(len(names)), corpus, triples)
     assert ranks["words"] > 2 * ranks["untrained"] and constant.mean() < 0.1
-    right = evaluation.masked_tokens(model, corpus, batches=1)
-    assert 0 <= right["mlm"] < 0.3 and 0 <= right["mnm"] < 0.3
     with pytest.raises(ValueError, match="are NaN"):
         evaluation.reciprocal_ranks(lambda head, relation, names: np.full(len(names), np.nan), corpus, triples)
 
