@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import report  # noqa: E402
 from helpers.graphmer.graph.extraction import load_graph  # noqa: E402
 from helpers.graphmer.pairs import Definition, asks, definitions, in_batches, installed_packages, pairs  # noqa: E402
-from helpers.graphmer.search import Bm25, embedded, standardised, words  # noqa: E402
+from helpers.graphmer.search import Bm25, standardised, words  # noqa: E402
 
 TEST = {
     "boltons": "26.2.0",
@@ -219,8 +219,11 @@ def trained(model: Model, minilm: Path, folder: Path):
 
 def cosines(encoder, package: Package) -> np.ndarray:
     """[questions, definitions]"""
-    vectors_ND = embedded(encoder, [one.text for one in package.found])
-    return embedded(encoder, [one.words for one in package.questions]) @ vectors_ND.T
+
+    def vectors(texts: list[str]) -> np.ndarray:
+        return encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False, batch_size=64)
+
+    return vectors([one.words for one in package.questions]) @ vectors([one.text for one in package.found]).T
 
 
 # ---- rows
