@@ -12,13 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helpers.machine import xla
 from helpers.machine.engine import cpu_copy
-
-from .packing import round_up
-from .training import base_of
-
-LOOK_EVERY = 16  # XLA: tokens between two looks at whether all rows have stopped; a look waits for the device
 
 
 @dataclass(frozen=True)
@@ -42,24 +36,21 @@ def generate(
     """What `model` writes for each record, in their order: the likeliest token at every step.
 
     Sampling, penalties and filters of the model's generation_config do not count: before and after training are compared.
-    The model is in eval mode afterwards. A `streamer` of transformers sees the tokens of a single prompt as they come, but
-    not on XLA, where one graph writes every token of every prompt.
+    The model is in eval mode afterwards. A `streamer` of transformers sees the tokens of a single prompt as they come. On XLA
+    a copy on the CPU writes: there every length of a text would be a program of its own, and a text of one fixed length would be
+    read anew for each token.
     """
     stops, pad = template.stop_token_ids(), template.tokenizer.pad_token_id
+    model = cpu_copy(model) if model.device.type == "xla" else model
     prompts = [template.encode(template.prompt(each)) for each in asked]
     longest_first = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
-    length = round_up(max(map(len, prompts), default=1) + max_new_tokens)
-    batch_size = round_up(batch_size, xla.device_count()) if model.device.type == "xla" else batch_size
     outcomes: dict[int, Generated] = {}
     model.eval()  # which a training step undoes
     for start in range(0, len(prompts), batch_size):
         rows = longest_first[start : start + batch_size]
         batch = [prompts[row] for row in rows]
         with torch.no_grad():
-            if model.device.type == "xla":
-                written = _write_on_xla(model, batch, max_new_tokens, stops, pad, length, batch_size)
-            else:
-                written = _write(model, batch, max_new_tokens, stops, pad, streamer)
+            written = _write(model, batch, max_new_tokens, stops, pad, streamer)
         for row, tokens in zip(rows, written, strict=True):
             kept = tuple(itertools.takewhile(lambda token: token not in stops, tokens))
             text = template.tokenizer.decode(kept, skip_special_tokens=True)
@@ -92,38 +83,6 @@ def _write(
         streamer=streamer,
     )
     return output[:, length:].tolist()
-
-
-def _write_on_xla(
-    model, prompts: list[list[int]], max_new_tokens: int, stops: list[int], pad: int, length: int, batch_size: int
-) -> list[list[int]]:
-    """The same by one graph: every token reads the whole text again, so that nothing grows and nothing compiles anew.
-
-    Prompts are padded on the right, where causal attention does not look. The batch is split over the devices.
-    """
-    base = base_of(model)
-
-    def split(rows) -> torch.Tensor:
-        return xla.shard_batch(torch.tensor(rows).to(model.device))
-
-    filled = [*prompts, *[prompts[-1]] * (batch_size - len(prompts))]
-    ids_BL, place_B = split([ids + [pad] * (length - len(ids)) for ids in filled]), split([*map(len, filled)])
-    ended_B, stops = split([False] * batch_size), torch.tensor(stops).to(model.device)
-    column_L = torch.arange(length).to(model.device)
-    for step in range(max_new_tokens):
-        if step and step % LOOK_EVERY == 0 and bool(ended_B.all()):
-            break
-        hidden_BLD = base.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
-        last_BD = torch.where((column_L == place_B[:, None] - 1)[..., None], hidden_BLD, 0).sum(1)
-        token_B = torch.where(ended_B, pad, base.get_output_embeddings()(last_BD).argmax(-1))
-        ids_BL = torch.where(column_L == place_B[:, None], token_B[:, None], ids_BL)
-        ended_B = ended_B | (token_B[:, None] == stops).any(1)  # isin would wait for the device
-        place_B = place_B + 1
-        for tensor in (ids_BL, place_B, ended_B):
-            xla.shard_batch(tensor)
-        xla.sync()
-    texts = ids_BL.cpu().tolist()
-    return [texts[row][len(ids) : len(ids) + max_new_tokens] for row, ids in enumerate(prompts)]
 
 
 def log_probabilities(model, template, prompts: Sequence[str], choices: Sequence[str]):

@@ -225,6 +225,8 @@ class ClassifierTrainer(TrainerMixin, Trainer):
             flops_per_token=6.0 * (model.num_parameters() - model.get_input_embeddings().weight.numel()),
             max_hours=task.params.max_hours,
         )
+        # Classifiers take any argument and give the mean over their rows: the trainer divides it by the accumulation.
+        self.model_accepts_loss_kwargs = False
         self.settings = settings
 
     def train(self, *args, **kwargs):

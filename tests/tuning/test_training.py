@@ -93,6 +93,21 @@ def test_a_larger_batch_sees_as_many_examples_at_a_rate_that_grows_with_its_squa
 
 
 @pytest.mark.once
+@pytest.mark.once
+def test_a_batch_in_four_parts_has_the_loss_of_a_whole_one(cpu, tmp_path):
+    found = []
+    for parts in (1, 4):
+        trainer = trainer_of(cpu, tmp_path / str(parts), {BATCH: 16}, steps=1)
+        for module in trainer.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        trainer.args.per_device_train_batch_size = trainer._train_batch_size = 16 // parts
+        trainer.args.gradient_accumulation_steps = parts
+        trainer.train()
+        found.append((trainer.state.log_history[0]["loss"], trainer.state.log_history[0]["grad_norm"]))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
 def test_a_batch_that_the_rows_do_not_fill_is_refused(cpu, tmp_path):
     with pytest.raises(ValueError, match="batch_size=8: a batch needs as many training rows, and there are 5"):
         trainer_of(cpu, tmp_path, {}, count=5)
