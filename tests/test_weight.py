@@ -23,7 +23,7 @@ CEILINGS = {
     "shared": 16931,
     "plan": 6578,
     "reservoir": 6467,
-    "lejepa": 6645,
+    "lejepa": 6636,
     "legal": 9709,
     "tuning": 5286,
     "graphmer": 25012,

@@ -22,7 +22,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
 from helpers.data import hub
-from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET
+from helpers.lejepa.parameters import EMBEDDING_GEMMA, MINILM, MPNET
 from helpers.machine.engine import cpu_copy
 from helpers.parameters import SAMPLE, source_path
 from helpers.show import tracking
@@ -35,11 +35,6 @@ REVISIONS = {
     MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
 }
 SAMPLE_WORDS = 2000
-
-
-def chosen(base_model: str, kind: str) -> str:
-    """The model that "auto" stands for on a device of this kind: MiniLM on a CPU, mpnet on a GPU or TPU."""
-    return base_model if base_model != AUTO else MINILM if kind == "cpu" else MPNET
 
 
 def GaussianEmbeddingGemma(
@@ -55,8 +50,7 @@ def load_backbone(
 ) -> SentenceTransformer:
     """A pretrained embedding model in fp32 on the CPU; no code from a checkpoint is run.
 
-    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of four layers with a byte-level
-
+    base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample": a random BERT of four layers.
     max_seq_length: tokens; 0 keeps the model's own.
 
     Raises ValueError (a length that the model has not, no texts for "sample"), FileNotFoundError, and as `hub.reading`.

@@ -71,6 +71,11 @@ class EmbeddingParameters(Parameters):
         return self
 
 
+def chosen(base_model: str, kind: str) -> str:
+    """The model that "auto" stands for on a device of this kind: MiniLM on a CPU, mpnet on a GPU or TPU."""
+    return base_model if base_model != AUTO else MINILM if kind == "cpu" else MPNET
+
+
 def recipe(rows: int, length: int, kind: str) -> Recipe:
     """The recipe for so many training pairs: three passes, but no more steps than take some minutes on a device of this kind."""
     batch_size = max(LEAST_BATCH, min(32 if kind == "cpu" else 64, rows))

@@ -6,8 +6,8 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, LEAST_BATCH, MINILM, MPNET, NOTEBOOK, EmbeddingParameters
-from helpers.lejepa.parameters import recipe as recipe_of
+from helpers.lejepa import parameters
+from helpers.lejepa.parameters import EMBEDDING_GEMMA, LEAST_BATCH, MINILM, MPNET, NOTEBOOK
 from helpers.machine.runtime import Runtime
 from helpers.plan.settings import Recipe
 from helpers.plan.workloads import Asked, Workload
@@ -16,15 +16,8 @@ __all__ = ["NOTEBOOK", "planned"]
 
 ROWS = 1_600  # training pairs of the default data set
 # config.json of the models that "auto" may stand for, and of the gated one, so that a plan downloads nothing
-BERT = {
-    "vocab_size": 30_522,
-    "hidden_size": 384,
-    "intermediate_size": 1_536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    MINILM: ("BertConfig", BERT),
+    MINILM: ("BertConfig", {"hidden_size": 384, "intermediate_size": 1_536, "num_hidden_layers": 6}),
     MPNET: ("MPNetConfig", {"vocab_size": 30_527}),
     EMBEDDING_GEMMA: (
         "Gemma3TextConfig",
@@ -79,10 +72,9 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     asked: `model` is a hub id or a path; "auto" and "" are what "auto" takes on this machine. `examples` are pairs.
     weights: the step has random weights and can be run; without them its model is on the device "meta".
     """
-    name, length = asked.model or AUTO, asked.length or EmbeddingParameters.defaults().train_length
-    if name == AUTO:
-        name = MINILM if machine.kind == "cpu" else MPNET
-    return recipe_of(asked.examples or ROWS, length, machine.kind), _step(name, length, weights)
+    name = parameters.chosen(asked.model or parameters.AUTO, machine.kind)
+    length = asked.length or parameters.EmbeddingParameters.defaults().train_length
+    return parameters.recipe(asked.examples or ROWS, length, machine.kind), _step(name, length, weights)
 
 
 @functools.lru_cache(maxsize=4)
@@ -94,7 +86,7 @@ def _step(name: str, length: int, weights: bool) -> Workload:
 
     from helpers.lejepa.loss import LeJEPALoss
 
-    default = EmbeddingParameters.defaults()
+    default = parameters.EmbeddingParameters.defaults()
     kind, sizes = CONFIGS.get(name, ("", {}))
     config = getattr(transformers, kind)(**sizes) if kind else transformers.AutoConfig.from_pretrained(name)
     config.use_cache = False

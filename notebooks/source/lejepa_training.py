@@ -143,7 +143,8 @@ torch.testing.assert_close(plain, fast, rtol=1e-6, atol=0)
 
 # %%
 from helpers.lejepa.evaluation import STOCK, TRAINED, Judge, choose, compare
-from helpers.lejepa.model import chosen, encode, load_backbone, principal_head, with_head
+from helpers.lejepa.model import encode, load_backbone, principal_head, with_head
+from helpers.lejepa.parameters import chosen
 
 base_model = chosen(params.base_model, machine.kind)
 dev, test = Judge(collection, collection.dev), Judge(collection, collection.test)

@@ -12,14 +12,13 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from helpers.lejepa.model import (
     REVISIONS,
     GaussianEmbeddingGemma,
-    chosen,
     column_prompts,
     encode,
     load_backbone,
     principal_head,
     with_head,
 )
-from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET
+from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, chosen
 
 pytestmark = pytest.mark.once
 
