@@ -1,6 +1,7 @@
 """The embedding model: a pretrained backbone as it came, and one linear head after it.
 
-    model = GaussianEmbeddingGemma("sentence-transformers/all-MiniLM-L6-v2", 256, texts)
+    backbone = load_backbone("sentence-transformers/all-MiniLM-L6-v2")
+    model = GaussianEmbeddingGemma(backbone, *principal_head(encode(backbone, texts, "document"), 256))
 
 With the head in closed form the model ranks as the backbone does; LeJEPA's training goes on from there. What is built is a
 SentenceTransformer of stock modules: it saves, loads and trains as any other.
@@ -35,14 +36,6 @@ REVISIONS = {
     MPNET: "e8c3b32edf5434bc2275fc9bab85f82640a19130",
 }
 SAMPLE_WORDS = 2000
-
-
-def GaussianEmbeddingGemma(
-    base_model: str, output_dim: int, embeddings_ND: np.ndarray, *, max_seq_length: int = 0, texts: Iterable[str] = ()
-) -> SentenceTransformer:
-    """The model that LeJEPA trains: the backbone and a head that is fitted to embeddings of documents (`principal_head`)."""
-    backbone = load_backbone(base_model, max_seq_length=max_seq_length, texts=texts)
-    return with_head(backbone, *principal_head(embeddings_ND, output_dim))
 
 
 def load_backbone(
@@ -96,8 +89,10 @@ def principal_head(
     return weight_KD.float(), (-weight_KD @ mean_D).float()
 
 
-def with_head(backbone: SentenceTransformer, weight_KD: torch.Tensor, bias_K: torch.Tensor) -> SentenceTransformer:
-    """A copy of the backbone with a linear head."""
+def GaussianEmbeddingGemma(
+    backbone: SentenceTransformer, weight_KD: torch.Tensor, bias_K: torch.Tensor
+) -> SentenceTransformer:
+    """The model that LeJEPA trains: a copy of the backbone with a linear head, such as `principal_head` fits to documents."""
     head = Dense(weight_KD.shape[1], weight_KD.shape[0], bias=True, activation_function=torch.nn.Identity())
     with torch.no_grad():
         head.linear.weight.copy_(weight_KD)

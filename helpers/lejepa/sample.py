@@ -16,9 +16,9 @@ LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib
 LEAST_WORDS = 4  # of an answer; shorter ones ("See above.") say nothing
 
 
-def pairs(folder: str | Path | None = None) -> Iterator[tuple[str, str]]:
-    """`module.name: first sentence` and the rest of the docstring, by path and line; None: of the standard library."""
-    root = Path(folder or sysconfig.get_paths()["stdlib"])
+def pairs() -> Iterator[tuple[str, str]]:
+    """`module.name: first sentence` and the rest of the docstring, by path and line."""
+    root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         if LEFT_OUT & {*path.relative_to(root).parts}:
             continue

@@ -102,12 +102,11 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
 
 
 def padded(model: SentenceTransformer, length: int, *, one: bool):
-    """`model.preprocess` that cuts texts at `length` tokens and pads a batch to a quarter of it, a half, three, or all.
+    """`model.preprocess` that cuts texts at `length` tokens and pads a batch to its longest text.
 
-    one: pad to all of it, for XLA, which compiles anew for every shape; a GPU chooses kernels for each.
+    one: pad to `length`, for XLA, which compiles anew for every shape.
     """
-    whole = one or length % 4
-    padding = {"padding": "max_length"} if whole else {"padding": True, "pad_to_multiple_of": length // 4}
+    padding = {"padding": "max_length" if one else True}
     return functools.partial(model.preprocess, max_length=length, processing_kwargs={"text": padding})
 
 

@@ -54,15 +54,11 @@
 #
 # {own data} It may be a folder of `.md` and `.txt` files, one `.txt`, or a `.jsonl` or `.csv` with the columns `anchor` and `positive`
 # (questions and answers), or `text` and perhaps `title`. A folder in BEIR's layout brings its own questions. A zero takes the recipe's
-# value. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# value. Every setting is checked before anything is downloaded. Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the
+# runtime's secrets.
 
 # %% tags=["parameters"]
 # parameters: helpers.lejepa.parameters.EmbeddingParameters
-
-# %% [markdown]
-# ## Check the settings and the machine
-#
-# Every setting is checked before anything is downloaded.
 
 # %%
 from helpers import parameters
@@ -111,20 +107,16 @@ print(collection.passages[0].text[:400])
 #
 # $$\mathcal{L} = (1 - w)\,\mathrm{invariance} + w\,\mathrm{SIGReg} + c\,\mathrm{contrastive}$$
 #
-# Change a line below and run all cells again: your version is what trains, in a folder of its own.
+# Change a line below and run all cells again: your version is what trains, in a folder of its own. The cell after it compares the fast form
+# of SIGReg, with its gradient in closed form, with the formula as it stands.
 
 # %% tags=["method"]
 # method: helpers/lejepa/loss.py
 
 # %%
-run.use_method()
-
-# %% [markdown]
-# The fast form of SIGReg, with its gradient in closed form, against the formula as it stands.
-
-# %%
 import torch
 
+run.use_method()
 from helpers.lejepa.loss import LeJEPALoss, SIGReg, plain_sigreg, views
 
 sigreg = SIGReg(seed=params.seed)
@@ -143,7 +135,7 @@ torch.testing.assert_close(plain, fast, rtol=1e-6, atol=0)
 
 # %%
 from helpers.lejepa.evaluation import STOCK, TRAINED, Judge, choose, compare
-from helpers.lejepa.model import encode, load_backbone, principal_head, with_head
+from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
 from helpers.lejepa.parameters import chosen
 
 base_model = chosen(params.base_model, machine.kind)
@@ -188,7 +180,7 @@ from helpers.lejepa.workload import workload
 from helpers.plan import forecast as forecasts
 from helpers.plan import settings
 
-model = with_head(backbone, *principal_head(embedded[STOCK], params.output_dim))
+model = GaussianEmbeddingGemma(backbone, *principal_head(embedded[STOCK], params.output_dim))
 loss = LeJEPALoss(
     model, sigreg_weight=params.sigreg_weight, contrastive_weight=params.contrastive_weight, seed=params.seed
 )
@@ -210,7 +202,9 @@ tables.show(forecast.rows())
 # ## Train
 #
 # The rows are plain pairs of texts, and no text is twice in a batch. The log has each term of the loss, with its weight. The second
-# table says which share of the gradient each term has: a small share of SIGReg is enough to keep embeddings from collapsing.
+# table says which share of the gradient each term has: a small share of SIGReg is enough to keep embeddings from collapsing. The last ones
+# say what the run cost, measured: `mfu` is the share of the named datasheet peak that was used. On a TPU `compiles_after_warmup` and
+# `host_syncs_per_step` must be 0: anything else means that shapes change or that values leave the chip at every step.
 
 # %%
 from helpers.lejepa.training import new_trainer, pairs
@@ -222,15 +216,6 @@ columns = [trainer.data_collator.preprocess_fn(rows[name][:16]) for name in rows
 columns = [{k: v.to(model.device) if torch.is_tensor(v) else v for k, v in each.items()} for each in columns]
 tables.show([loss.gradient_shares(columns)], "Share of the gradient at the start")
 trainer.train(resume_from_checkpoint=params.resume)
-
-# %% [markdown] tags=["gpu"]
-# What the run cost, measured. `mfu` is the share of the named datasheet peak that was used.
-
-# %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. `compiles_after_warmup` and `host_syncs_per_step` must be 0: anything
-# else means that shapes change or that values leave the chip at every step.
-
-# %%
 cost = trainer.results()
 tables.show(trainer.meter.rows(cost["train"], cost.get("xla")))
 tables.show(forecast.beside(cost["train"]))
@@ -279,7 +264,7 @@ difference = (
 print(f"the reloaded model differs by {difference:.1e} of the largest value")
 if difference > 1e-2:
     raise RuntimeError(f"the model saved in {run.path / 'model'} differs from the one in memory")
-kept_model = {TRAINED: trainer.model, STOCK: backbone}.get(kept) or with_head(backbone, *heads[kept])
+kept_model = {TRAINED: trainer.model, STOCK: backbone}.get(kept) or GaussianEmbeddingGemma(backbone, *heads[kept])
 if collection.kind == "headings":  # the search reads headings, too
     embedded[kept] = encode(kept_model, [passage.text for passage in collection.passages], "document")
 search.save(run.path / "search", kept_model, collection.passages, embedded[kept])

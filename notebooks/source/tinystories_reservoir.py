@@ -99,6 +99,9 @@ print([tokenizer.decode(int(token)) for token in train[:24]])
 # method: helpers/reservoir/model.py
 
 # %%
+import matplotlib.pyplot as plt
+import torch
+
 run.use_method()
 from helpers.reservoir.data import TokenBlocks, cooccurrence_codes, token_bytes
 from helpers.reservoir.model import ReservoirConfig, ReservoirForCausalLM
@@ -121,13 +124,7 @@ model = ReservoirForCausalLM.initialise(config, codes, seed=params.seed)
 frozen = sum(tensor.numel() for tensor in model.reservoir.buffers())
 print(f"{model.num_parameters():,} weights are trained, {frozen:,} stay as they were drawn")
 
-# %% [markdown]
-# Six units of the untrained network while it reads the first sentence: they rise and fall with the tokens, and forget slowly.
-
-# %%
-import matplotlib.pyplot as plt
-import torch
-
+# Six units of the untrained network while it reads the first tokens: they rise and fall with them, and forget slowly.
 ids = torch.from_numpy(train[:24].astype("int64"))[None]
 states = model.eval().read(ids)[0][0, :, :: config.units // 6]
 figure, axes = plt.subplots(figsize=(11, 2.6), layout="constrained")
@@ -136,6 +133,7 @@ axes.set(title="States of six units over the first tokens", ylabel="state", xlab
 ticks = axes.set_xticks(
     range(ids.shape[1]), [tokenizer.decode(int(token)) for token in ids[0]], rotation=60, fontsize=8
 )
+
 # %% [markdown]
 # ## What costs nothing
 #
@@ -153,33 +151,26 @@ print(
 )
 
 # %% [markdown]
-# ## Plan
+# ## Plan and train
 #
-# What will run, and what it is expected to take.
+# First what will run, and what it is expected to take. Then the readout learns by the stock Hugging Face trainer; ours adds exact resume,
+# whole checkpoints and a stop that saves. Nothing in the network is trained, so its state before each block of tokens is the same in every
+# epoch: it is read once, and blocks can be shuffled.
 
 # %%
 from helpers.plan import forecast as forecasts
 from helpers.plan import settings as planner
+from helpers.reservoir.training import LanguageModelTrainer, RecallLlama
 from helpers.reservoir.workload import recipe, workload
+from helpers.train.arguments import training_arguments
 
+READ_DEV = 200_000  # tokens that choose the best checkpoint
 step = workload(model, params.sequence_length)
 sizes = {"batch_size": params.batch_size, "learning_rate": params.learning_rate, "max_steps": params.max_steps}
 plan = planner.plan(recipe(params.sequence_length, len(train)), step, machine, **sizes)
 tables.show(plan.rows())
 forecast = forecasts.here(step, plan, machine)
 tables.show(forecast.rows())
-
-# %% [markdown]
-# ## Train
-#
-# The readout learns by the stock Hugging Face trainer. Ours adds exact resume, whole checkpoints and a stop that saves. Nothing in the
-# network is trained, so its state before each block of tokens is the same in every epoch: it is read once, and blocks can be shuffled.
-
-# %%
-from helpers.reservoir.training import LanguageModelTrainer, RecallLlama
-from helpers.train.arguments import training_arguments
-
-READ_DEV = 200_000  # tokens that choose the best checkpoint
 
 
 def trainer_of(model, plan, folder):
@@ -215,12 +206,17 @@ measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 
 # %% [markdown]
-# ## Mix the counts in
+# ## Mix the counts in, and train a Llama beside it
 #
-# $P = (1 - w)\, P_{model} + w\, P_{counts}$, with the weight $w$ and the share of the cache that are best on dev.
+# $P = (1 - w)\, P_{model} + w\, P_{counts}$, with the weight $w$ and the share of the cache that are best on dev. Then a transformer of as
+# many trained weights gets every helper that the reservoir gets: the same codes where its embedding begins, the same recall, the same counts
+# with a weight of its own from dev, the same batches and steps. Attention sees its own block of tokens.
 
 # %%
+import dataclasses
+
 from helpers.machine.engine import cpu_copy
+from helpers.reservoir.training import LLAMA_RATE
 
 model = (
     cpu_copy(trainer.model) if machine.kind == "xla" else trainer.model
@@ -230,17 +226,6 @@ dev_part = dev[:READ_DEV]
 weights = evaluation.best_mixture(evaluation.probabilities(model, dev_part, end), counts, dev_part)
 model.config.counts_weight, model.config.cache_weight = weights[:2]
 print(f"counts have a weight of {weights[0]:.2f}, and within them the cache {weights[1]:.2f}")
-
-# %% [markdown]
-# ## A Llama beside it
-#
-# A transformer of as many trained weights gets every helper that the reservoir gets: the same codes where its embedding begins, the same
-# recall, the same counts with a weight of its own from dev, the same batches and steps. Attention sees its own block of tokens.
-
-# %%
-import dataclasses
-
-from helpers.reservoir.training import LLAMA_RATE
 
 predictions = {"reservoir": evaluation.probabilities(model, test, end)}
 mixing = {"reservoir": weights}
@@ -308,7 +293,8 @@ print(story)
 # %% [markdown]
 # ## Take it with you
 #
-# The folder holds weights, counts, tokenizer and the file above. It is loaded again and must tell the same text.
+# The folder holds weights, counts, tokenizer and the file above. It is loaded again and must tell the same text. `results.json` beside it has
+# every figure of this run.
 
 # %%
 from transformers import AutoModelForCausalLM
@@ -321,8 +307,6 @@ same_story = continued(reloaded, beginning) == story
 print(f"the reloaded model tells the same text: {same_story}")
 if machine.kind == "cpu" and machine.precision == "fp32" and not same_story:
     raise RuntimeError(f"the model saved in {model_folder} differs from the trained one")
-
-# %%
 results_file = run.results(
     machine,
     **measured,

@@ -16,7 +16,6 @@ from helpers.lejepa.model import (
     encode,
     load_backbone,
     principal_head,
-    with_head,
 )
 from helpers.lejepa.parameters import AUTO, EMBEDDING_GEMMA, MINILM, MPNET, chosen
 
@@ -44,13 +43,13 @@ def cosines(x):
 
 
 def test_the_untrained_head_ranks_as_the_backbone_does(backbone, x_ND):
-    z_NK = encode(with_head(backbone, *principal_head(x_ND)), TEXTS, "document")
+    z_NK = encode(GaussianEmbeddingGemma(backbone, *principal_head(x_ND)), TEXTS, "document")
     assert cosines(z_NK) == pytest.approx(cosines(x_ND), abs=1e-5)
     assert (z_NK**2).mean() == pytest.approx(1, rel=1e-4)
 
 
 def test_a_shorter_head_is_the_truncated_singular_value_decomposition(backbone, x_ND):
-    z_NK = encode(with_head(backbone, *principal_head(x_ND, 8)), TEXTS, "document").astype(float)
+    z_NK = encode(GaussianEmbeddingGemma(backbone, *principal_head(x_ND, 8)), TEXTS, "document").astype(float)
     U, s, _ = np.linalg.svd(x_ND, full_matrices=False)
     expected = U[:, :8] * s[:8]
     assert z_NK.shape == (len(TEXTS), 8)
@@ -61,7 +60,7 @@ def test_a_shorter_head_is_the_truncated_singular_value_decomposition(backbone, 
 
 def test_whitening_gives_the_identity_and_centring_a_mean_of_zero(backbone, x_ND):
     head = principal_head(x_ND, 8, centred=True, power=1.0, shrinkage=0.0)
-    z_NK = encode(with_head(backbone, *head), TEXTS, "document").astype(float)
+    z_NK = encode(GaussianEmbeddingGemma(backbone, *head), TEXTS, "document").astype(float)
     assert z_NK.mean(0) == pytest.approx(np.zeros(8), abs=1e-3)
     assert z_NK.T @ z_NK / len(z_NK) == pytest.approx(np.eye(8), abs=1e-2)
 
@@ -81,7 +80,8 @@ def test_an_output_dim_above_the_backbones_is_the_backbones_and_that_is_said(x_N
 
 def test_a_saved_model_loads_by_sentence_transformers_alone(backbone, x_ND, tmp_path):
     backbone.save(str(tmp_path / "backbone"))
-    model = GaussianEmbeddingGemma(str(tmp_path / "backbone"), 16, x_ND, max_seq_length=32)
+    again = load_backbone(str(tmp_path / "backbone"), max_seq_length=32)
+    model = GaussianEmbeddingGemma(again, *principal_head(x_ND, 16))
     model.save(str(tmp_path / "model"))
     again = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert again.max_seq_length == 32 and again.get_embedding_dimension() == 16

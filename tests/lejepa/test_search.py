@@ -15,7 +15,7 @@ from sklearn.metrics import ndcg_score
 
 from helpers.lejepa import evaluation, search
 from helpers.lejepa.data import Collection, Passage, Question
-from helpers.lejepa.model import encode, load_backbone, principal_head, with_head
+from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
 
 pytestmark = pytest.mark.once
 
@@ -36,7 +36,7 @@ def collection(kind="questions", passages=PASSAGES):
 @pytest.fixture(scope="module")
 def model():
     backbone = load_backbone("sample", texts=TEXTS)
-    return with_head(backbone, *principal_head(encode(backbone, TEXTS, "document"), 16))
+    return GaussianEmbeddingGemma(backbone, *principal_head(encode(backbone, TEXTS, "document"), 16))
 
 
 # ---- scores

@@ -237,13 +237,13 @@ def tiny_language_model(folder):
 
 def tiny_embedder(folder):
     from helpers.lejepa.loss import LeJEPALoss
-    from helpers.lejepa.model import encode, load_backbone, principal_head, with_head
+    from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
     from helpers.lejepa.workload import workload
 
     texts = ["some words", "of a text"]
     load_backbone("sample", texts=texts)[0].save(str(folder))
     backbone = load_backbone(str(folder))
-    model = with_head(backbone, *principal_head(encode(backbone, texts, "document")))
+    model = GaussianEmbeddingGemma(backbone, *principal_head(encode(backbone, texts, "document")))
     return "lejepa_training", workload(LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=1.0), "notebook", 128)
 
 
