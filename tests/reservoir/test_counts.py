@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from helpers.reservoir.counts import MOST_LEARNED, Counts, MixInCounts, WithCounts
+from helpers.reservoir.data import train_tokenizer
 
 from .test_model import END, V, made, texts
 
@@ -154,7 +155,8 @@ def test_a_model_without_counts_cannot_learn():
 
 ELSEWHERE = """
 import json, sys, torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+assert PreTrainedTokenizerFast.from_pretrained(sys.argv[1])("one")["input_ids"]  # which asks for nothing
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 assert "helpers" not in sys.modules and not any(name.startswith("helpers") for name in sys.modules)
 ids = torch.tensor([[1, 2, 3]])
@@ -169,6 +171,7 @@ print("FOUND " + json.dumps([before, after]))
 def test_an_export_is_loaded_without_this_package_generates_the_same_and_learns_on(tmp_path):
     model = with_counts()
     model.save_pretrained(tmp_path / "model")
+    train_tokenizer(["one two"] * 9)[0].save_pretrained(tmp_path / "model")
     expected = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8, do_sample=False, min_new_tokens=8).tolist()
     environment = {
         "HF_HOME": str(tmp_path / "hf"),
