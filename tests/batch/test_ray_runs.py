@@ -31,6 +31,7 @@ def cluster(tmp_path_factory):
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_worker_niceness", "0")  # Ray's own is 15: beside other tests a run would hardly get on
         head = {"num_cpus": 1, "include_dashboard": False}
         started = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         yield started

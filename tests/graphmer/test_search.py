@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 
 from helpers.graphmer.pairs import definitions, held_out_packages, in_batches, pairs
-from helpers.graphmer.search import Bm25, CodeSearch, search, standardised, words
+from helpers.graphmer.search import NAME_WEIGHT, Bm25, CodeSearch, search, standardised, words
 from helpers.graphmer.search_training import freeze_lower_half, sentence_encoder
 from tests.harness import cpu_here
 
@@ -149,8 +149,8 @@ def test_bm25_is_the_formula_of_okapi():
 def test_scores_are_the_sum_of_standardised_parts():
     names, texts = ["a.read", "b.write", "c.close"], ["def read(file)", "def write(file)", "def close(socket)"]
     plain = CodeSearch(names, texts)
-    parts = [Bm25(texts).scores("read file"), Bm25(names).scores("read file")]
-    expected = sum((part - part.mean()) / part.std() for part in parts)
+    parts = [(1.0, Bm25(texts).scores("read file")), (NAME_WEIGHT, Bm25(names).scores("read file"))]
+    expected = sum(weight * (part - part.mean()) / part.std() for weight, part in parts)
     np.testing.assert_allclose(plain.scores("read file"), expected, rtol=1e-6)
     assert not standardised(np.ones(3)).any()
 
