@@ -1,6 +1,6 @@
-"""The sample: 300 short stories, written for this project, for a run with no network and no account.
+"""The sample: 360 short stories, written for this project, for a run with no network and no account.
 
-Sixty are told once. Two dozen tales are told ten times each, with other people, animals, things and sentences.
+Two dozen tales are told again and again with other people, animals, things and sentences.
 """
 
 import json
