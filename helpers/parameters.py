@@ -92,7 +92,8 @@ def expanded(name: str, value: str) -> Path:
         path.resolve().exists()
         return path
     except (OSError, ValueError, RuntimeError) as error:  # too long, with NUL in it, or ~ without a home
-        raise ValueError(f"{name}={_shown(value)} is no path ({getattr(error, 'strerror', error)})") from None
+        reason = getattr(error, "strerror", error)
+        raise ValueError(f"{name}={_shown(value)} is no path ({reason}); write the path out") from None
 
 
 def local_or_hub(value: str, info) -> str:

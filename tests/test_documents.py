@@ -45,7 +45,7 @@ def test_the_readme_is_short():
         "is in use by",
         "is written and whole.",
         "is not a parameter of this notebook",
-        "is gated. Accept its licence on",
+        "Accept its licence on",
         "The payload is damaged: upload the notebook again, as it came.",
         "pip could not install",
         "the Hugging Face hub cannot be reached",

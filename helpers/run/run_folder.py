@@ -57,7 +57,6 @@ class RunFolder:
             ValueError: the folder holds another run, or files that are no run of ours; or it holds this run, and `resume` is
                 False.
             PermissionError: the folder cannot be written.
-            FileNotFoundError: the path begins with a home that is not known.
             FolderTaken: another process owns the folder.
         """
         path = expanded("output_dir", params.output_dir).absolute()

@@ -192,7 +192,7 @@ class LossScale:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out (CUDA, CPU allocator, XLA)."""
     said = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in said for words in OUT_OF_MEMORY)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in said for words in OUT_OF_MEMORY)
 
 
 def smaller_micro_batch(micro_batch: int, accumulation: int, multiple_of: int = 1) -> tuple[int, int] | None:

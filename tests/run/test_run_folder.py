@@ -77,7 +77,7 @@ def test_a_home_directory_is_expanded(tmp_path, monkeypatch):
 
 
 def test_where_no_home_is_known_the_parameter_is_named(without_home):
-    with pytest.raises(FileNotFoundError, match=r"output_dir='~/run': no home folder for ~; write the path out"):
+    with pytest.raises(ValueError, match=r"output_dir='~/run' is no path \(.*home directory.*\); write the path out"):
         claim("~/run")
 
 
