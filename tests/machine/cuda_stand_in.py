@@ -8,6 +8,7 @@ show: a tensor that was left on the wrong device, speed, and memory. `out_of_mem
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import torch
@@ -35,7 +36,7 @@ class _OnTheCPU(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         if function is torch.Tensor.cuda:
             return args[0]
-        moved = {name: _cpu(value) for name, value in (kwargs or {}).items()}
+        moved = {name: _cpu(value) for name, value in (kwargs or {}).items() if name != "pin_memory"}
         return function(*map(_cpu, args), **moved)
 
 
@@ -80,6 +81,7 @@ def pretend(card: str, count: int = 1, architectures: list[str] | None = None) -
         **dict.fromkeys(("init", "_lazy_init", "set_device", "synchronize", "empty_cache", "ipc_collect"), _nothing),
         **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed_all"), _nothing),
         "manual_seed": _nothing,
+        "Event": _Event,
     }
     for each, answer in answers.items():
         setattr(torch.cuda, each, answer)
@@ -95,6 +97,20 @@ def pretend(card: str, count: int = 1, architectures: list[str] | None = None) -
 
 def _nothing(*args, **kwargs) -> None:
     """What there is to do for a card that is not there."""
+
+
+class _Event:
+    """A moment on the CPU's clock."""
+
+    def __init__(self, enable_timing: bool = False):
+        self.moment = 0.0
+
+    def record(self) -> None:
+        self.moment = time.perf_counter()
+
+    def elapsed_time(self, end: _Event) -> float:
+        """Milliseconds."""
+        return 1e3 * (end.moment - self.moment)
 
 
 def _rename_device(cls: type) -> None:

@@ -1,0 +1,198 @@
+"""Each notebook's trainer at a tiny size, in a process of its own, on a device that something stands in for.
+
+python tests/machine/room_trainers.py OUTPUT_DIR '{"room": "legal", "card": "T4", ...}'  prints one line of JSON at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+DEFAULTS = {
+    "room": "reservoir",  # a key of ROOMS
+    "kind": "cpu",  # or "tpu": TorchTPU's device
+    "card": "",  # of CUDA, in whose place the CPU stands
+    "precision": "fp32",
+    "dropout": 0.1,
+    "steps": 4,
+    "kill_step": 0,  # kill -9 inside this step
+    "overflows": [],  # steps with an infinite gradient
+    "exhausted": [],  # where memory runs out, once each: "backward", "update"
+    "watched": False,  # tells the lines that ran (tests/machine/cuda_lines.py)
+}
+BATCH, LENGTH = 8, 16
+EVERY = 2  # steps between two checkpoints and evaluations
+
+
+def planned(machine, options: dict, **changes):
+    from tests.workloads import plan_by_hand
+
+    changes = {
+        "length": LENGTH,
+        "optimizer": "adamw_torch_fused" if machine.kind == "cuda" else "adamw_torch",
+    } | changes
+    return plan_by_hand(machine, batch_size=BATCH, steps=options["steps"], **changes)
+
+
+def reservoir(machine, folder: Path, options: dict):
+    import torch
+
+    from helpers.reservoir.training import LanguageModelTrainer
+    from helpers.train.arguments import training_arguments
+    from tests import training_run
+
+    ids = torch.randint(1, 200, (48, LENGTH), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    plan = planned(machine, options)
+    cadence = {"logging_steps": 1, "eval_steps": EVERY, "save_steps": EVERY}
+    arguments = training_arguments(plan, machine, folder, seed=5, **cadence)
+    model = training_run.build_model(training_run.DEFAULTS | {"dropout": options["dropout"]})
+    data = {"train_dataset": rows[:40], "eval_dataset": rows[40:]}
+    return LanguageModelTrainer(model=model, args=arguments, **data, plan=plan, runtime=machine)
+
+
+def lejepa(machine, folder: Path, options: dict):
+    from datasets import Dataset
+
+    from helpers.lejepa.loss import LeJEPALoss
+    from helpers.lejepa.parameters import EmbeddingParameters
+    from helpers.lejepa.training import new_trainer
+    from tests.lejepa_run import build_model, sentences
+
+    model = build_model(folder / "encoder", options["dropout"])
+    loss = LeJEPALoss(model, sigreg_weight=0.05, contrastive_weight=0.1)
+    texts = sentences(60, 0)
+    rows = Dataset.from_dict({"text": texts, "part": [text[len(text) // 2 :] for text in texts]})
+    changes = {"seed": 3, "train_length": LENGTH, "save_steps": EVERY}
+    params = EmbeddingParameters.defaults().model_copy(update=changes)
+    return new_trainer(model, loss, rows, params, planned(machine, options), machine, folder, logging_steps=1)
+
+
+def legal(machine, folder: Path, options: dict):
+    from datasets import Dataset
+
+    from helpers.legal.model import load_model
+    from helpers.legal.parameters import LegalParameters
+    from helpers.legal.training import LegalTrainer, sft_config
+    from tests.legal_run import rows
+
+    params = LegalParameters(base_model="sample", method="lora", lora_rank=4, logging_steps=1, save_steps=EVERY, seed=1)
+    model, tokenizer = load_model(params, machine, dropout=options["dropout"])
+    length = 4 * LENGTH
+    plan = planned(machine, options, length=length)
+    arguments = sft_config(plan, machine, folder, length=length, **params.logged() | {"seed": 5})
+    data = (Dataset.from_list(rows(count, length, seed)) for count, seed in ((200, 0), (40, 1)))
+    return LegalTrainer(model, arguments, *data, tokenizer, plan=plan, runtime=machine)
+
+
+def graphmer(machine, folder: Path, options: dict):
+    import dataclasses
+
+    from helpers.graphmer.configuration import override, read_configuration
+    from helpers.graphmer.graph.extraction import load_graph
+    from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
+    from tests.graph_run import SMALL
+    from tests.graphmer.batches import library
+
+    sources = folder.parent / "sources"
+    if not sources.exists():
+        library(sources)
+    changes = SMALL | {"run.max_steps": options["steps"], "model.dropout": options["dropout"]}
+    changes |= dict.fromkeys(("run.eval_interval_steps", "run.save_interval_steps"), EVERY)
+    configuration = override(read_configuration("cpu"), changes)
+    corpus = load_corpus(load_graph(str(sources)), str(sources), configuration)
+    model = new_model(configuration, corpus)
+    plan = make_plan(configuration, model, corpus, machine)
+    plan = dataclasses.replace(plan, optimizer=planned(machine, options).optimizer)
+    return new_trainer(model, corpus, configuration, plan, machine, folder)
+
+
+def tuning(machine, folder: Path, options: dict):
+    from helpers.tuning.training import ClassifierTrainer
+    from tests.tuning_run import task_of
+
+    task = task_of(machine)
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        setattr(task.model.config, name, options["dropout"])
+    for module in task.model.modules():
+        if hasattr(module, "p"):
+            module.p = options["dropout"]
+    half = {machine.precision: True} if machine.precision != "fp32" else {}
+    cadence = {"logging_steps": 1, "eval_steps": EVERY, "save_steps": EVERY}
+    return ClassifierTrainer(task, task.start | half, folder, seed=0, steps=options["steps"], **cadence)
+
+
+ROOMS = {each.__name__: each for each in (reservoir, lejepa, legal, graphmer, tuning)}
+
+
+def disturb(trainer, options: dict) -> None:
+    """Kills, infinite gradients and a memory that runs out, as the options say."""
+    import torch
+    import transformers
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from tests.machine.cuda_stand_in import out_of_memory
+
+    left = list(options["exhausted"])
+
+    def run_out(where: str) -> None:
+        if left[:1] == [where]:
+            left.pop(0)
+            out_of_memory()
+
+    def on_gradient(gradient):
+        run_out("backward")
+        infinite = trainer.state.global_step + 1 in options["overflows"]
+        return torch.full_like(gradient, float("inf")) if infinite else gradient
+
+    class Kill(transformers.TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            if options["kill_step"] == state.global_step + 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    next(weight for weight in trainer.trained_module().parameters() if weight.requires_grad).register_hook(on_gradient)
+    register_optimizer_step_pre_hook(lambda *_: run_out("update"))
+    trainer.add_callback(Kill())
+
+
+def main(output_dir: str, options: dict) -> dict:
+    if options["card"]:
+        from tests.machine.cuda_stand_in import pretend
+
+        pretend(options["card"])
+    if options["kind"] == "tpu":
+        from tests.machine import tpu_stand_in
+
+        tpu_stand_in.start()
+    import torch
+
+    from helpers.machine import runtime
+    from tests.machine import cuda_lines
+
+    torch.set_num_threads(1)
+    lines = cuda_lines.watch() if options["watched"] else ()
+    machine = runtime.detect(options["kind"] == "tpu", precision=options["precision"])
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    trainer = ROOMS[options["room"]](machine, Path(output_dir), options)
+    disturb(trainer, options)
+    trainer.train()
+    history = trainer.state.log_history
+    return {
+        **trainer.results(),
+        "lines": sorted(lines),
+        "device": str(trainer.args.device),
+        "losses": [entry["loss"] for entry in history if "loss" in entry],
+        "eval_losses": [entry["eval_loss"] for entry in history if "eval_loss" in entry],
+        "rates": [entry["learning_rate"] for entry in history if "learning_rate" in entry],
+    }
+
+
+if __name__ == "__main__":
+    unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
+    assert not unknown, unknown
+    print("RESULT " + json.dumps(main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})))
