@@ -50,13 +50,14 @@ def own(output_dir: Path | str) -> None:
     if held and held.compromise is None and held.is_lock_held_by_us:
         return
     lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, thread_local=False)
+    owner = lease.owner
+    if owner and owner.hostname == _this_host() and owner.pid in {one.pid for one in psutil.Process().parents()}:
+        return  # a notebook's kernel, which waits for the processes that it launched
     try:
         lease.acquire(timeout=3)  # seconds: enough for an owner that is known to be dead, also on a busy machine
     except Timeout:
         owner = lease.owner
         here = owner and owner.hostname == _this_host()
-        if here and owner.pid in {parent.pid for parent in psutil.Process().parents()}:
-            return  # a notebook's kernel, which waits for the processes that it launched
         who = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
         if here or not _outwait(lease, path, who):
             raise FolderTaken(
