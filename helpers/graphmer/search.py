@@ -69,7 +69,10 @@ def standardised(scores_N: np.ndarray) -> np.ndarray:
 
 
 def embedded(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
-    """Unit vectors [N, D] of the first `CODE_TOKENS` tokens of each text."""
+    """Unit vectors [N, D] of the first `CODE_TOKENS` tokens of each text; of a model on XLA a copy on the CPU reads them."""
+    from helpers.machine.engine import cpu_copy
+
+    model = cpu_copy(model, model.model_card_data) if model.device.type == "xla" else model
     model.max_seq_length = min(CODE_TOKENS, model.max_seq_length or CODE_TOKENS)
     return model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False, batch_size=64)
 
