@@ -36,8 +36,8 @@ LARGE = {"batch_size": 64, "accumulation": 1, "blocks": 64, "steps": 3, "save_st
 
 @pytest.mark.parametrize("kind", SLOW_ON_XLA)
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_batch_and_the_result(kind, tmp_path):
-    roomy = result(run(tmp_path / "roomy", kind=kind, **LARGE))
-    tight = result(run(tmp_path / "tight", kind=kind, **LARGE, exhaust_above=20))
+    roomy = result(run(tmp_path / "roomy", kind=kind, **LARGE, eval_strategy="no"))
+    tight = result(run(tmp_path / "tight", kind=kind, **LARGE, eval_strategy="no", exhaust_above=20))
     assert roomy["plan"]["gradient_accumulation_steps"] == 1 and tight["plan"]["gradient_accumulation_steps"] == 4
     assert tight["plan"]["batch_size"] == roomy["plan"]["batch_size"] == 64
     assert tight["plan"]["learning_rate"] == roomy["plan"]["learning_rate"]
