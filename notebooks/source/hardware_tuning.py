@@ -21,6 +21,10 @@
 #
 # {planned}
 #
+# **The defaults** are the model `bert-base-uncased` (Apache-2.0) and the texts `dair-ai/emotion` (licence stated as "other", for
+# education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same
+# cells were run with other models and files, and with `data_source="sample"`.
+#
 # Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
 # checkpoint.
 
@@ -38,6 +42,10 @@
 # twin is `hardware_tuning.ipynb`.
 #
 # {planned}
+#
+# **The defaults** are the model `bert-base-uncased` (Apache-2.0) and the texts `dair-ai/emotion` (licence stated as "other", for
+# education and research). The hub cannot be reached from where this notebook is tested, so these defaults were not run by us; the same
+# cells were run with other models and files, and with `data_source="sample"`.
 #
 # Disconnected? Run all again: with the same `output_dir` the timings are read back and training goes on from the last
 # checkpoint.

@@ -21,8 +21,12 @@
 #
 # {planned}
 #
-# What the model writes is no legal advice: a model of this size invents cases. Disconnected? Run all again: with the same
-# `output_dir` the run continues from its last checkpoint and ends with the same weights.
+# **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0) and the records `rzeraat/law`, questions about UK law that were in
+# large part written by a machine and whose page states no licence: look at it before you publish what you trained on them. The hub
+# cannot be reached from where this notebook is tested, so these defaults were not run by us; the same cells were run with other
+# models and files, and with `data_source="sample"`. What the model writes is no legal advice: a model of this size invents cases.
+#
+# Disconnected? Run all again: with the same `output_dir` the run continues from its last checkpoint and ends with the same weights.
 
 # %% [markdown] tags=["tpu"]
 # # Legal chain-of-thought fine-tuning (TPU)
@@ -40,8 +44,12 @@
 #
 # {planned}
 #
-# What the model writes is no legal advice: a model of this size invents cases. Disconnected? Run all again: with the same
-# `output_dir` the run continues from its last checkpoint and ends with the same weights.
+# **The defaults** are the model Qwen2.5-0.5B-Instruct (Apache-2.0) and the records `rzeraat/law`, questions about UK law that were in
+# large part written by a machine and whose page states no licence: look at it before you publish what you trained on them. The hub
+# cannot be reached from where this notebook is tested, so these defaults were not run by us; the same cells were run with other
+# models and files, and with `data_source="sample"`. What the model writes is no legal advice: a model of this size invents cases.
+#
+# Disconnected? Run all again: with the same `output_dir` the run continues from its last checkpoint and ends with the same weights.
 
 # %% tags=["setup"]
 # requirements: torch transformers accelerate datasets pydantic filelock peft trl sentence-transformers wandb matplotlib
