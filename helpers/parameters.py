@@ -126,18 +126,20 @@ class Parameters(BaseModel):
 
     data_source: Source = parameter(SAMPLE, "Hub data set, path to your own data, or 'sample', which needs no network.")
     output_dir: str = parameter("outputs/run", "Folder for checkpoints, results and the trained model.", identity=False)
-    max_steps: int = parameter(0, "Optimizer steps; 0 takes the recipe's.", low=0)
-    batch_size: int = parameter(0, "Examples of an optimizer step over all devices; 0 takes the planned number.", low=0)
-    learning_rate: float = parameter(0.0, "Peak learning rate; 0 takes the recipe's.", low=0)
-    seed: int = parameter(0, "Seed of weights, data order and dropout.", low=0, high=2**32 - 1)
+    max_steps: int = parameter(0, "Optimizer steps; 0 takes the number of the recipe.", low=0)
+    batch_size: int = parameter(
+        0, "Examples in one optimizer step, over all devices; 0 takes the planned number.", low=0
+    )
+    learning_rate: float = parameter(0.0, "Peak learning rate; 0 takes that of the recipe.", low=0)
+    seed: int = parameter(0, "Seed of the initial weights, the order of the data and dropout.", low=0, high=2**32 - 1)
     max_hours: float = parameter(
-        0.0, "Hours until this session saves and stops; 0: no limit.", group=MACHINE, low=0, identity=False
+        0.0, "Hours after which this session saves and stops; 0 sets no limit.", group=MACHINE, low=0, identity=False
     )
     resume: bool = parameter(
-        True, "Go on from the newest whole checkpoint in output_dir.", group=MACHINE, identity=False
+        True, "Continue from the newest whole checkpoint in output_dir.", group=MACHINE, identity=False
     )
     use_tpu: bool = parameter(
-        False, "Prefer a TPU; without one the run goes on with a GPU or the CPU.", group=MACHINE, tpu=True
+        False, "Prefer a TPU; where there is none, the run uses a GPU or the CPU.", group=MACHINE, tpu=True
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = parameter(
         "auto", "Number format of the matrix products; 'auto' takes the best that the device has.", group=MACHINE

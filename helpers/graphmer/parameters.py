@@ -32,24 +32,28 @@ class GraphParameters(Parameters):
         tpu="outputs/graphmer_se_tpu",
     )
     query: str = parameter(
-        "", "Name of a function or class whose callers are shown; empty takes the most called.", identity=False
+        "",
+        "Name of a function or class whose callers are shown; empty takes the one that is called most.",
+        identity=False,
     )
-    question: str = parameter("read a configuration file", "What the search is asked, in your words.", identity=False)
+    question: str = parameter(
+        "read a configuration file", "A question in your own words for the search of the code.", identity=False
+    )
     base_model: str = parameter(
         MINILM,
         "Sentence encoder that the search starts from: a hub id, a local folder, or 'sample', a small random one.",
         group=SEARCH,
     )
-    search_steps: int = parameter(0, "Batches that the search is tuned on; 0 takes 120.", group=SEARCH, low=0)
+    search_steps: int = parameter(0, "Optimizer steps in which the search is tuned; 0 takes 120.", group=SEARCH, low=0)
     config: str = parameter(
         AUTO,
-        "YAML file or profile of the encoder; 'auto' takes the profile of this machine.",
+        "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile for this machine.",
         group=ENCODER,
         suggestions=(AUTO, "published", "cpu", "t4", "rtx3050", "a100", "tpu_v5e_8"),
     )
     changes: str = parameter(
         "",
-        "Keys of the configuration with other values: `model.num_layers=6; optimizer.lr=1e-4`.",
+        "Values that replace those of the configuration, such as `model.num_layers=6; optimizer.lr=1e-4`.",
         group=ENCODER,
     )
 

@@ -27,7 +27,8 @@ class LegalParameters(Parameters):
         "Qwen/Qwen2.5-0.5B-Instruct", "Language model: hub id, local path, or 'sample' for a tiny random one."
     )
     method: Literal["lora", "qlora", "full"] = parameter(
-        "lora", "Train adapters beside frozen weights, beside frozen weights in 4 bits (GPU, CPU), or all weights."
+        "lora",
+        "What is trained: adapters beside frozen weights (lora), adapters beside frozen 4-bit weights (qlora, not on a TPU), or all weights (full).",
     )
     output_dir: str = parameter(
         "outputs/legal_cot_sft",
@@ -36,7 +37,7 @@ class LegalParameters(Parameters):
         tpu="outputs/legal_cot_sft_tpu",
     )
     learn: Literal["all turns", "last turn"] = parameter(
-        "all turns", "Which turns of the assistant are learned, where a conversation has several.", group=TRAINING
+        "all turns", "Which turns of the assistant are learned where a conversation has several.", group=TRAINING
     )
     max_length: int = parameter(
         0,
@@ -48,12 +49,12 @@ class LegalParameters(Parameters):
     lora_rank: int = parameter(16, "Rank of the adapters.", group=TRAINING, low=1, high=4096)
     gradient_checkpointing: bool = parameter(
         False,
-        "Compute activations anew in the backward pass. Where one block does not fit otherwise this is done anyway.",
+        "Save memory by computing activations again in the backward pass. It is switched on by itself where one block does not fit otherwise.",
         group=TRAINING,
     )
     num_processes: int = parameter(
         1,
-        "Processes that train together, one for each GPU; 0 takes every visible GPU. A TPU's chips share one.",
+        "Processes that train together, one for each GPU; 0 takes every visible GPU. All chips of a TPU are in one process.",
         group=MACHINE,
         low=0,
         identity=False,

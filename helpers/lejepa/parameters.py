@@ -45,16 +45,20 @@ class EmbeddingParameters(Parameters):
         identity=False,
         tpu="outputs/lejepa_training_tpu",
     )
-    output_dim: int = parameter(512, "Dimensions of an embedding, at most those of the model.", low=2, high=4096)
+    output_dim: int = parameter(512, "Dimensions of an embedding; at most as many as the model has.", low=2, high=4096)
 
     num_samples: int = parameter(
         20000,
-        "Pairs to train on at most; 0 takes all. Every document is searchable whatever this says.",
+        "At most so many training pairs; 0 takes all. Every document is searchable, whatever this says.",
         group=TEXTS,
         low=0,
     )
-    max_seq_length: int = parameter(256, "Tokens of a passage that the model reads.", group=TEXTS, low=8, high=8192)
-    train_length: int = parameter(128, "Tokens that a text is cut to in training.", group=TEXTS, low=8, high=8192)
+    max_seq_length: int = parameter(
+        256, "Tokens of a passage that the model reads; the rest is cut off.", group=TEXTS, low=8, high=8192
+    )
+    train_length: int = parameter(
+        128, "Tokens of a text that the model reads in training; the rest is cut off.", group=TEXTS, low=8, high=8192
+    )
 
     sigreg_weight: float = parameter(
         0.02, "Weight w of SIGReg, the paper's lambda: (1 - w) invariance + w SIGReg.", group=LOSS, low=0.0, high=1.0

@@ -26,22 +26,36 @@ class ReservoirParameters(Parameters):
         identity=False,
         tpu="outputs/tinystories_reservoir_tpu",
     )
-    num_texts: int = parameter(0, "Texts to use. 0: 150,000 of a hub set, all of a file or of the sample.", low=0)
+    num_texts: int = parameter(
+        0, "Texts to use; 0 takes 150,000 of a hub data set, and all texts of a file or of the sample.", low=0
+    )
     prompt: Text = parameter("Once upon a time", "First words of the text that the model continues.", identity=False)
 
     vocab_size: int = parameter(
-        0, "Entries of the tokeniser. 0: from the size of the text.", group=MODEL, low=0, high=1_000_000
+        0,
+        "Size of the tokeniser's vocabulary; 0 chooses it from the size of the text.",
+        group=MODEL,
+        low=0,
+        high=1_000_000,
     )
-    sequence_length: int = parameter(128, "Tokens of a block.", group=MODEL, low=8, high=4096)
+    sequence_length: int = parameter(128, "Tokens in one block of training text.", group=MODEL, low=8, high=4096)
     units: int = parameter(3072, "Units of the frozen network, a multiple of 24.", group=MODEL, low=24, high=1_000_000)
     leak: float = parameter(
-        0.5, "Share of a unit that each token renews. 1 forgets all but through W.", group=MODEL, above=0.0, high=1.0
+        0.5,
+        "Leak rate: the share of each unit's state that a new token replaces; with 1 only the recurrent weights remember.",
+        group=MODEL,
+        above=0.0,
+        high=1.0,
     )
     dropout: float = parameter(
-        0.1, "Share of features and of updates left out in training.", group=MODEL, low=0.0, high=0.9
+        0.1,
+        "Share of the features, and of the updates within the readout, that are left out at random in training.",
+        group=MODEL,
+        low=0.0,
+        high=0.9,
     )
     compare_transformer: bool = parameter(
-        True, "Train a Llama of as many weights beside it.", group=MACHINE, identity=False
+        True, "Also train a Llama with as many weights, for comparison.", group=MACHINE, identity=False
     )
     eval_steps: int = parameter(
         100,

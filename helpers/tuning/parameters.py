@@ -31,16 +31,24 @@ class TuningParameters(Parameters):
         identity=False,
         tpu="outputs/hardware_tuning_tpu",
     )
-    max_length: int = parameter(192, "Tokens; longer texts are cut.", low=8, high=8192)
-    batch_size: int = parameter(0, "The only batch size to try; 0 doubles the Trainer's 8 while that helps.", low=0)
-    text_column: str = parameter("", "Column of the texts; empty finds text, sentence, content, ...", group=DATA)
-    label_column: str = parameter("", "Column of the labels; empty finds label, category, class, ...", group=DATA)
+    max_length: int = parameter(192, "Tokens of a text that the model reads; longer texts are cut.", low=8, high=8192)
+    batch_size: int = parameter(
+        0,
+        "The only batch size to try; 0 begins with the Trainer's default of 8 and doubles it while that is faster.",
+        low=0,
+    )
+    text_column: str = parameter(
+        "", "Name of the column with the texts; empty looks for text, sentence, content and the like.", group=DATA
+    )
+    label_column: str = parameter(
+        "", "Name of the column with the labels; empty looks for label, category, class and the like.", group=DATA
+    )
     num_rows: int = parameter(
-        0, "Rows to train on, and a fifth as many to validate and test on; 0: all.", group=DATA, low=0
+        0, "Rows to train on, with a fifth as many to validate on and to test on; 0 takes all rows.", group=DATA, low=0
     )
     tuning_minutes: float = parameter(
         30.0,
-        "Minutes for everything that is timed or compared; the trials take at most half of them.",
+        "Minutes for everything that is timed or compared; timing the settings takes at most half of them.",
         group=TUNING,
         low=0.1,
         identity=False,
@@ -48,14 +56,14 @@ class TuningParameters(Parameters):
     try_compile: bool = parameter(True, "Try torch.compile, which takes minutes and may crash on Colab.", group=TUNING)
     paired_seeds: int = parameter(
         3,
-        "Seeds that train with the stock and the tuned settings, as far as tuning_minutes allow; below three, quality is not checked.",
+        "Seeds with which both the stock and the tuned settings are trained, as far as tuning_minutes allows; with fewer than three the quality is not checked.",
         group=TUNING,
         low=0,
         high=100,
         identity=False,
     )
     text: Text = parameter(
-        "i feel like nobody listens to me", "What the last cell classifies.", group=TUNING, identity=False
+        "i feel like nobody listens to me", "A text that the last cell classifies.", group=TUNING, identity=False
     )
 
 
