@@ -62,7 +62,6 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     from helpers.graphmer.configuration import override, read_configuration
-    from helpers.graphmer.encoder import HGAT
     from helpers.graphmer.graph.extraction import load_graph
     from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
     from helpers.machine import xla
@@ -74,9 +73,6 @@ def main(output_dir: str, options: dict) -> dict:
     configuration = override(read_configuration("cpu"), changes)
     corpus = load_corpus(load_graph(options["data"]), options["data"], configuration)
     model = new_model(configuration, corpus)
-    for module in model.modules():
-        if isinstance(module, HGAT) and not changes["model.dropout"]:
-            module.dropout = 0.0  # of relations, which no key switches off
     plan = make_plan(configuration, model, corpus, machine)
     trainer = new_trainer(model, corpus, configuration, plan, machine, output_dir)
     transfers, compiles, shapes = [], [], []

@@ -10,15 +10,16 @@ say so. Defaults are what trains best on few products: most leaves are asked for
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from itertools import pairwise
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError, model_validator
 
-from helpers.parameters import did_you_mean, expanded
-from helpers.parameters import parameter as key
+from helpers.parameters import LARGEST, did_you_mean, expanded
 
 if TYPE_CHECKING:
     from helpers.graphmer.encoder import GraphMERConfig
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
 MOST_BYTES = 100_000  # of a document; a whole one has 3,000
 HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology need
+Some = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Dropout = Annotated[float, Field(ge=0, le=0.9)]
 Rate = Annotated[float, Field(ge=0, le=0.99999)]
 
 
@@ -36,127 +40,141 @@ class Section(BaseModel):
 
 
 class Run(Section):
-    seed: int = key(1337, "Seed of weights, data order, masking and dropout.", low=0, high=2**32 - 1)
-    epochs: int = key(5, "Passes over the training documents, where max_steps is 0.", low=1)
-    max_steps: int = key(0, "Optimizer steps; 0 takes as many as the epochs have. Not published.", low=0)
-    gradient_accumulation_steps: int = key(1, "Micro-batches of an optimizer step.", low=1)
-    log_interval: int = key(50, "Optimizer steps from one line of the log to the next.", low=1)
-    eval_interval_steps: int = key(500, "Optimizer steps from one evaluation to the next.", low=1)
-    save_interval_steps: int = key(1000, "Optimizer steps from one checkpoint to the next.", low=1)
-    mixed_precision: Literal["auto", "fp32", "bf16", "fp16"] = key("auto", "Number format of the matrix products.")
-    deterministic: bool = key(True, "The same seed gives the same weights bit for bit; some kernels are slower for it.")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1337  # of weights, data order, masking and dropout
+    epochs: Some = 5  # passes over the training documents, where max_steps is 0
+    max_steps: Count = 0  # optimizer steps; 0 takes as many as the epochs have. Not published
+    gradient_accumulation_steps: Some = 1  # micro-batches of an optimizer step
+    log_interval: Some = 50  # optimizer steps from one line of the log to the next
+    eval_interval_steps: Some = 500
+    save_interval_steps: Some = 1000
+    mixed_precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the matrix products
+    deterministic: bool = True  # the same seed gives the same weights bit for bit; some kernels are slower for it
 
 
 class Hardware(Section):
-    device: Literal["auto", "cpu", "cuda", "tpu"] = key("auto", "Where to train; auto takes what there is.")
-    num_workers: int = key(0, "Loader processes beside the training one.", low=0, high=64)
-    tpu_cores: int = key(0, "TPU chips that the run insists on; 0 takes all there are.", low=0)
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto takes what there is
+    num_workers: Annotated[int, Field(ge=0, le=64)] = 0  # loader processes beside the training one
+    tpu_cores: Count = 0  # TPU chips that the run insists on; 0 takes all there are
 
 
 class HGAT(Section):
-    enabled: bool = key(True, "Relation and head flow into the leaves; without it leaves enter as their tokens alone.")
-    relation_bias: bool = key(True, "Each relation has a learned vector beside its matrix; goes with enabled.")
+    """Graph attention from a triple's head to its tail before the first layer."""
+
+    enabled: bool = True  # relation and head flow into the leaves; without it leaves enter as their tokens alone
+    relation_bias: bool = True  # each relation has a learned vector beside its matrix; goes with enabled
 
 
 class Model(Section):
-    hidden_size: int = key(768, "Dimensions of a token's state.", low=2)
-    num_layers: int = key(12, "Layers of the encoder.", low=1)
-    num_heads: int = key(12, "Attention heads of a layer.", low=1)
-    intermediate_size: int = key(984, "Feed-forward width; 984 makes 80M weights, 3072 as published 140M.", low=1)
-    dropout: float = key(0.1, "Share of embeddings, attention weights and updates that is dropped.", low=0, high=0.9)
-    positional_encoding: Literal["alibi", "none"] = key("alibi", "How the roots know their positions.")
-    norm: Literal["rmsnorm", "layernorm"] = key("rmsnorm", "Normalisation before each half of a layer.")
-    activation: Literal["swiglu", "gelu"] = key("swiglu", "Activation of the feed-forward half.")
-    hgat: HGAT = key(HGAT(), "Graph attention from a triple's head to its tail before the first layer.")
-    use_rel_attention_bias: bool = key(True, "Each relation has an addend on the logits between a leaf and its head.")
-    decay_base: float = key(
-        0.6, "Attention falls by this factor for a unit of distance. Not published.", above=0, high=0.999
-    )
-    embedding_size: int = key(256, "Dimensions of a query or an entity in the contrastive term. Not published.", low=1)
+    hidden_size: Some = 768  # dimensions of a token's state
+    num_layers: Some = 12
+    num_heads: Some = 12  # attention heads of a layer
+    intermediate_size: Some = 984  # feed-forward width; 984 makes 80M weights, 3072 as published 140M
+    dropout: Dropout = 0.1  # share of embeddings, attention weights and updates that is dropped
+    relation_dropout: Dropout = 0.3  # share of the relations' matrices that is dropped, as in GraphMERT. Not published
+    positional_encoding: Literal["alibi", "none"] = "alibi"  # how the roots know their positions
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # before each half of a layer
+    activation: Literal["swiglu", "gelu"] = "swiglu"  # of the feed-forward half
+    hgat: HGAT = HGAT()
+    use_rel_attention_bias: bool = True  # each relation has an addend on the logits between a leaf and its head
+    # Attention falls by this factor for a unit of distance. Not published.
+    decay_base: Annotated[float, Field(gt=0, le=0.999)] = 0.6
+    embedding_size: Some = 256  # dimensions of a query or an entity in the contrastive term. Not published
 
 
 class Scheduler(Section):
-    name: Literal["cosine", "linear", "constant"] = key("cosine", "How the learning rate goes on after the warm-up.")
-    warmup_steps: int = key(1500, "Optimizer steps in which the learning rate rises linearly.", low=0)
+    name: Literal["cosine", "linear", "constant"] = "cosine"  # how the learning rate goes on after the warm-up
+    warmup_steps: Count = 1500  # optimizer steps in which the learning rate rises linearly
 
 
 class Optimizer(Section):
-    name: Literal["adamw", "adafactor"] = key("adamw", "Adafactor keeps no moments and saves 8 bytes a weight.")
-    lr: float = key(3e-4, "Peak learning rate.", above=0)
-    weight_decay: float = key(0.01, "Share of a weight that a step takes off, times the learning rate.", low=0)
-    betas: tuple[Rate, Rate] = key((0.9, 0.98), "Decay rates of the two moments of adamw.")
-    eps: float = key(1e-8, "Addend of adamw's denominator.", above=0)
-    scheduler: Scheduler = key(Scheduler(), "The course of the learning rate.")
+    name: Literal["adamw", "adafactor"] = "adamw"  # Adafactor keeps no moments and saves 8 bytes a weight
+    lr: PositiveFloat = 3e-4  # at its peak
+    weight_decay: NonNegativeFloat = 0.01  # share of a weight that a step takes off, times the learning rate
+    betas: tuple[Rate, Rate] = (0.9, 0.98)  # decay rates of the two moments of adamw
+    eps: PositiveFloat = 1e-8  # addend of adamw's denominator
+    scheduler: Scheduler = Scheduler()
 
 
 class Stage(Section):
-    steps: float = key(..., "Optimizer step that the stage begins with; below 1, share of the run.", low=0)
-    max_seq_len: int = key(..., "Tokens of a sequence.", low=1)
+    steps: NonNegativeFloat  # optimizer step that the stage begins with; below 1, share of the run
+    max_seq_len: Some  # tokens of a sequence
 
 
 class Curriculum(Section):
-    enabled: bool = key(False, "Without it all sequences have training_data.max_seq_len.")
-    schedule: tuple[Stage, ...] = key((), "The first stage begins at step 0, the last has training_data.max_seq_len.")
+    """Short sequences first, longer ones later."""
+
+    enabled: bool = False  # without it all sequences have training_data.max_seq_len
+    schedule: tuple[Stage, ...] = ()  # the first stage begins at step 0, the last has training_data.max_seq_len
 
 
 class TrainingData(Section):
-    max_seq_len: int = key(768, "Tokens of a sequence, roots and leaf slots together.", low=2)
-    micro_batch_size: int = key(8, "Sequences of one forward pass on a device.", low=1)
-    pack_sequences: bool = key(True, "Several short documents share a sequence, and none sees another.")
-    short_to_long_curriculum: Curriculum = key(Curriculum(), "Short sequences first, longer ones later.")
+    max_seq_len: Some = 768  # tokens of a sequence, roots and leaf slots together
+    micro_batch_size: Some = 8  # sequences of one forward pass on a device
+    pack_sequences: bool = True  # several short documents share a sequence, and none sees another
+    short_to_long_curriculum: Curriculum = Curriculum()
 
 
 class MLM(Section):
-    mask_prob: float = key(0.15, "Share of the roots that is masked.", above=0, high=0.9)
-    span_mask_identifiers: bool = key(True, "All tokens of an identifier are masked together, not each by itself.")
+    """Masked roots."""
+
+    mask_prob: Annotated[float, Field(gt=0, le=0.9)] = 0.15  # share of the roots that is masked
+    span_mask_identifiers: bool = True  # all tokens of an identifier are masked together, not each by itself
 
 
 class MNM(Section):
-    mask_prob: float = key(0.9, "Share of the leaves that is masked; at 1 none is shown.", above=0, high=1)
-    type_consistent_negatives: int = key(0, "Wrong tails of the right type for each masked leaf.", low=0)
-    hard_negatives: int = key(0, "Wrong tails for each masked leaf that are near the right one.", low=0)
+    """Masked leaves: the tail of a triple from its head and relation."""
+
+    mask_prob: Annotated[float, Field(gt=0, le=1)] = 0.9  # share of the leaves that is masked; at 1 none is shown
+    type_consistent_negatives: Count = 0  # wrong tails of the right type for each masked leaf
+    hard_negatives: Count = 0  # wrong tails for each masked leaf that are near the right one
 
 
 class Objectives(Section):
-    mlm: MLM = key(MLM(), "Masked roots.")
-    mnm: MNM = key(MNM(), "Masked leaves: the tail of a triple from its head and relation.")
+    mlm: MLM = MLM()
+    mnm: MNM = MNM()
 
 
 class LeavesPerAnchor(Section):
-    positive: int = key(8, "True triples at most.", low=1)
-    negatives: int = key(0, "Wrong triples at most; the model learns to tell them.", low=0)
+    """Leaves where one entity is named."""
+
+    positive: Some = 8  # true triples at most
+    negatives: Count = 0  # wrong triples at most; the model learns to tell them
 
 
 class Encoding(Section):
-    leaves_per_anchor: LeavesPerAnchor = key(LeavesPerAnchor(), "Leaves where one entity is named.")
-    max_leaves_per_sequence: int = key(24, "True and wrong leaves together.", low=1)
-    leaf_tokens: int = key(4, "Slots of a leaf, a token each. Not published.", low=1)
-    entity_tokens: int = key(20, "Tokens of an entity's own text in the contrastive term. Not published.", low=4)
-    vocab_size: int = key(8192, "Tokens of the tokenizer that is trained on the code. Not published.", low=512)
+    leaves_per_anchor: LeavesPerAnchor = LeavesPerAnchor()
+    max_leaves_per_sequence: Some = 24  # true and wrong leaves together
+    leaf_tokens: Some = 4  # slots of a leaf, a token each. Not published
+    entity_tokens: Some = 20  # tokens of an entity's own text in the contrastive term. Not published
+    vocab_size: Some = 8192  # tokens of the tokenizer that is trained on the code, its alphabet at least. Not published
 
 
 class OntologyConstraints(Section):
-    antisymmetry_weight: float = key(0.0, "Weight of an antisymmetric relation that scores high both ways.", low=0)
-    acyclicity_weight: float = key(0.0, "Weight where a cycle of an acyclic relation scores high.", low=0)
+    """What the ontology forbids."""
+
+    antisymmetry_weight: NonNegativeFloat = 0.0  # of an antisymmetric relation that scores high both ways
+    acyclicity_weight: NonNegativeFloat = 0.0  # where a cycle of an acyclic relation scores high
 
 
 class Contrastive(Section):
-    enabled: bool = key(True, "A masked leaf finds its tail among the other tails of the batch.")
-    temperature: float = key(0.07, "Cosines are divided by it.", above=0)
+    enabled: bool = True  # a masked leaf finds its tail among the other tails of the batch
+    temperature: PositiveFloat = 0.07  # cosines are divided by it
 
 
 class Regularizers(Section):
-    ontology_constraints: OntologyConstraints = key(OntologyConstraints(), "What the ontology forbids.")
-    contrastive: Contrastive = key(Contrastive(), "The contrastive term.")
+    ontology_constraints: OntologyConstraints = OntologyConstraints()
+    contrastive: Contrastive = Contrastive()
 
 
 class Checkpointing(Section):
-    activation_checkpointing: bool = key(False, "Each layer is computed again in the backward pass instead of kept.")
+    activation_checkpointing: bool = False  # each layer is computed again in the backward pass instead of kept
 
 
 class Evaluation(Section):
-    held_out: float = key(0.1, "Share of the triples for validation, and as much for test.", above=0, high=0.49)
-    max_triples: int = key(500, "Triples that the test asks for; 0 takes all.", low=0)
+    """Held-out triples. Not published."""
+
+    held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.1  # share of the triples for validation, and as much for test
+    max_triples: Count = 500  # triples that the test asks for; 0 takes all
 
 
 class Configuration(Section):
@@ -171,7 +189,7 @@ class Configuration(Section):
     encoding: Encoding = Encoding()
     regularizers: Regularizers = Regularizers()
     checkpointing: Checkpointing = Checkpointing()
-    evaluation: Evaluation = key(Evaluation(), "Held-out triples. Not published.")
+    evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
     def _goes_together(self):
@@ -230,37 +248,29 @@ class Configuration(Section):
 
 
 def _combinations(of: Configuration) -> Iterator[str]:
-    model, run, hardware, anchor = of.model, of.run, of.hardware, of.encoding.leaves_per_anchor
+    model, hardware, anchor = of.model, of.hardware, of.encoding.leaves_per_anchor
     if model.hidden_size % model.num_heads:
         yield f"{model.hidden_size=} with {model.num_heads=}: not a multiple of it; give one"
     if model.hgat.relation_bias and not model.hgat.enabled:
         yield f"{model.hgat.relation_bias=} with {model.hgat.enabled=}: is a part of it; set both to false"
-    if anchor.positive + anchor.negatives > (most := of.encoding.max_leaves_per_sequence):
-        yield f"encoding.max_leaves_per_sequence={most}: not even one anchor has room; give {anchor.positive + anchor.negatives}"
-    if run.mixed_precision == "fp16" and hardware.device in ("tpu", "cpu"):
-        yield f"{run.mixed_precision=} with {hardware.device=}: fp16 with loss scaling is for GPUs; use bf16 or fp32"
+    if (least := anchor.positive + anchor.negatives) > (most := of.encoding.max_leaves_per_sequence):
+        yield f"encoding.max_leaves_per_sequence={most}: not even one anchor has room; give {least}"
     if hardware.num_workers and hardware.device == "tpu":
         yield f"{hardware.num_workers=} with {hardware.device=}: torch_xla's own threads feed a TPU; give 0"
     if hardware.tpu_cores and hardware.device != "tpu":
         yield f"{hardware.tpu_cores=} with {hardware.device=}: there are none; give 0, or device: tpu"
-    for name in ("betas", "eps"):
-        value = getattr(of.optimizer, name)
-        if of.optimizer.name == "adafactor" and value != getattr(Optimizer(), name):
-            yield f"optimizer.{name}={value} with optimizer.name='adafactor': Adafactor has none; leave it out"
+    moments = (of.optimizer.betas, of.optimizer.eps)
+    if of.optimizer.name == "adafactor" and moments != (Optimizer().betas, Optimizer().eps):
+        yield "optimizer.betas or eps with optimizer.name='adafactor': Adafactor has none; leave them out"
     mnm = of.objectives.mnm
     if mnm.type_consistent_negatives + mnm.hard_negatives and not of.reads_names:
-        yield (
-            f"objectives.{mnm.type_consistent_negatives=}, {mnm.hard_negatives=} with "
-            "regularizers.contrastive.enabled=False: nothing learns to tell wrong tails; set them to 0"
-        )
+        yield "objectives.mnm: has negatives, and without regularizers.contrastive nothing learns to tell them; set them to 0"
 
 
 def _lengths(of: Configuration) -> Iterator[str]:
     schedule, stages = "training_data.short_to_long_curriculum.schedule", of.stages()
-    if not stages or stages[0][0]:
-        yield f"{schedule}: must begin with a stage at steps 0"
-    if stages and stages[-1][1] != of.training_data.max_seq_len:
-        yield f"{schedule}: the last stage must have training_data.max_seq_len={of.training_data.max_seq_len}"
+    if not stages or stages[0][0] or stages[-1][1] != of.training_data.max_seq_len:
+        yield f"{schedule}: must begin with a stage at steps 0 and end with one of training_data.max_seq_len"
     if any(now[0] <= before[0] or now[1] <= before[1] for before, now in pairwise(stages)):
         yield f"{schedule}: steps and max_seq_len must rise from stage to stage"
     for _, length in stages:
@@ -285,59 +295,59 @@ def read_configuration(source: str | Path) -> Configuration:
     return from_yaml(path.read_bytes(), str(path))
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which PyYAML takes the last."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice; keep one", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def from_yaml(text: str | bytes, name: str = "configuration") -> Configuration:
     """The configuration in a YAML text. Raises ValueError as `read_configuration` does, with `name` for the file."""
-    lines: dict[tuple, int] = {}
     try:
-        _note_lines(yaml.compose(text, Loader=yaml.SafeLoader), (), lines, set())
-        tree = yaml.safe_load(text)
-    except KeyError as error:
-        raise ValueError(f"{name}:{error.args[0]}") from error
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ValueError,
-    ) as error:  # ValueError: not UTF-8, or a number of thousands of digits
+        tree = yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(f"{name}:{error.problem_mark.line + 1}: not YAML: {error.problem}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # not UTF-8, a number of thousands of digits
         raise ValueError(f"{name}: not YAML ({' '.join(str(error).split())})") from error
     try:
         return Configuration.model_validate({} if tree is None else tree)
     except ValidationError as error:
-        said = [(lines.get(each["loc"], 1), _in_words(each)) for each in error.errors()]
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        said = [(_line(root, each["loc"]), _in_words(each)) for each in error.errors()]
         raise ValueError("\n".join(f"{name}:{line}: {words}" for line, words in sorted(said))) from error
 
 
-def _note_lines(node: yaml.Node | None, place: tuple, lines: dict[tuple, int], seen: set[int]) -> None:
-    """The line of each key and list entry. Raises KeyError for a key that is there twice, of which PyYAML takes the last.
-
-    What an alias names again is not gone through again: a few lines of aliases of aliases are millions of entries.
-    """
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        named = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]  # PyYAML refuses others
-        inner = [(key.value, key.start_mark.line + 1, value) for key, value in named]
-    elif isinstance(node, yaml.SequenceNode):
-        inner = [(number, value.start_mark.line + 1, value) for number, value in enumerate(node.value)]
-    else:
-        return
-    for name, line, value in inner:
-        if (*place, name) in lines:
-            raise KeyError(f"{line}: {'.'.join(map(str, (*place, name)))}: is there twice; keep one")
-        lines[*place, name] = line
-        _note_lines(value, (*place, name), lines, seen)
+def _line(node: yaml.Node, place: tuple[str | int, ...]) -> int:
+    """The line of a key or list entry, or of what it is left out of."""
+    line = 1
+    for name in place:
+        if isinstance(node, yaml.MappingNode):
+            inner = {key.value: (key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+        else:
+            inner = {number: (value, value) for number, value in enumerate(node.value)}
+        if name not in inner:
+            break
+        key, node = inner[name]
+        line = key.start_mark.line + 1
+    return line
 
 
 def _in_words(error: Mapping[str, Any]) -> str:
     path = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        section: Any = Configuration
-        for name in error["loc"][:-1]:
-            section = getattr(section, "model_fields", {})[name].annotation if isinstance(name, str) else Stage
-        known = section.model_fields
-        return f"{path}: unknown key; {did_you_mean(error['loc'][-1], known)}there are {', '.join(known)}"
+        return _unknown(path)
     message = error["msg"].removeprefix("Value error, ")
     return f"{path}={error['input']!r}: {message[0].lower()}{message[1:]}" if path else message
+
+
+def _unknown(path: str) -> str:
+    return f"{path}: unknown key; {did_you_mean(path, paths(Configuration()))}`to_yaml` shows all"
 
 
 def override(configuration: Configuration, changes: Mapping[str, Any]) -> Configuration:
@@ -345,15 +355,15 @@ def override(configuration: Configuration, changes: Mapping[str, Any]) -> Config
 
     All are changed before any combination is checked. Raises ValueError as `read_configuration` does, without a line.
     """
-    tree = configuration.model_dump()
+    tree, known = configuration.model_dump(), paths(configuration)
     for path, value in changes.items():
+        if path not in known:
+            raise ValueError(_unknown(path))
         *sections, name = path.split(".")
-        inner = tree
-        for section in sections:
-            inner = inner.get(section) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict) or name not in inner:
-            raise ValueError(f"{path}: unknown key; {did_you_mean(path, paths(configuration))}see `to_yaml`")
-        inner[name] = yaml.safe_load(value) if isinstance(value, str) else value
+        try:
+            reduce(getitem, sections, tree)[name] = yaml.safe_load(value) if isinstance(value, str) else value
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path}={value!r}: not YAML; give a number, a word or a list") from error
     try:
         return Configuration.model_validate(tree)
     except ValidationError as error:

@@ -238,8 +238,10 @@ def test_leaves_hang_at_the_name_of_their_head(world, chains, epoch):
 
 @pytest.mark.parametrize(("positives", "negatives"), [(1, 0), (3, 1)])
 def test_an_anchor_has_at_most_so_many_true_and_wrong_leaves(world, positives, negatives):
-    anchor = {"positive": positives, "negatives": negatives}
-    batch, counts = whole_epoch(world.chains(encoding__leaves_per_anchor=anchor)), Counter()
+    anchor = {
+        f"encoding__leaves_per_anchor__{name}": n for name, n in (("positive", positives), ("negatives", negatives))
+    }
+    batch, counts = whole_epoch(world.chains(**anchor)), Counter()
     for row, leaf in leaves_of(batch):
         true = batch["tail_entities"][row, leaf].item() >= 0
         counts[row, batch["head_start"][row, leaf].item(), true] += 1

@@ -25,18 +25,17 @@ from .batches import library, weight_count
 pytestmark = pytest.mark.once
 
 WRONG = {
-    "model:\n  hiden_size: 3\n": "c:2: model.hiden_size: unknown key; did you mean hidden_size?",
+    "model:\n  hiden_size: 3\n": "c:2: model.hiden_size: unknown key; did you mean model.hidden_size",
     "run: {seed: 1}\noptimizer:\n  lr: -1\n": "c:3: optimizer.lr=-1: input should be greater than 0",
     "run:\n  epochs: x\n": "c:2: run.epochs='x': input should be a valid integer",
     "model:\n  norm: batchnorm\n": "c:2: model.norm='batchnorm': input should be 'rmsnorm' or 'layernorm'",
-    "run: {seed: 1}\nmodel: {}\nrun: {seed: 2}\n": "c:3: run: is there twice; keep one",
-    "run:\n  seed: 1\n  seed: 2\n": "c:3: run.seed: is there twice",
+    "run: {seed: 1}\nmodel: {}\nrun: {seed: 2}\n": "c:3: not YAML: run is there twice; keep one",
+    "run:\n  seed: 1\n  seed: 2\n": "c:3: not YAML: seed is there twice",
     "model: {hidden_size: 100}\n": "model.hidden_size=100 with model.num_heads=12: not a multiple",
     "model: {hgat: {enabled: false}}\n": "model.hgat.relation_bias=True with model.hgat.enabled=False",
-    "run: {mixed_precision: fp16}\nhardware: {device: cpu}\n": "fp16 with loss scaling is for GPUs",
     "training_data: {max_seq_len: 100}\n": "max_seq_len=100 with 24 leaves of 4 tokens leaves no room for code",
     "encoding: {max_leaves_per_sequence: 4}\n": "not even one anchor has room; give 8",
-    "model: [\n": "c: not YAML",
+    "model: [\n": "c:2: not YAML",
 }
 
 
@@ -170,6 +169,7 @@ def test_parameters_change_the_configuration_of_the_machine():
         ({"changes": "model.hiden_size=3"}, "model.hiden_size: unknown key"),
         ({"changes": "model.num_layers"}, "is not key=value"),
         ({"changes": "run.seed=1; run.seed=2"}, "is there twice"),
+        ({"changes": "run.seed=["}, "run.seed='\\[': not YAML"),
         ({"config": "no.yaml"}, "config='no.yaml'"),
         ({"data_source": "owner/name"}, "data_source='owner/name'"),
         ({"search_steps": -1}, "search_steps=-1"),

@@ -82,7 +82,7 @@ def test_a_run_killed_after_the_length_changed_ends_with_identical_weights(kind,
 @pytest.fixture(scope="module")
 def on_xla(sources, tmp_path_factory):
     """Twelve steps on 8 devices and the same on a CPU, without dropout, logged at every fourth."""
-    still = {"model.dropout": 0.0, "run.log_interval": 4}
+    still = {"model.dropout": 0.0, "model.relation_dropout": 0.0, "run.log_interval": 4}
     return [
         result(run(tmp_path_factory.mktemp(kind), kind=kind, data=sources, changes=CURRICULUM | still))
         for kind in ("xla", "cpu")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from helpers.graphmer.graph.imports import Imports
 from helpers.graphmer.graph.knowledge_graph import DEFINED
 from helpers.graphmer.graph.resolution import CLASSES, Resolver, Value
-from helpers.graphmer.graph.scopes import OPAQUE, Module, Scope, bind
+from helpers.graphmer.graph.scopes import OPAQUE, Module, Scope
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -29,13 +29,15 @@ _METHODS = (
     "method_declaration",
     "constructor_declaration",
     "element_declaration",
-)  # of a compact one, of an annotation's, too
+)  # also a compact one, an annotation's
 _PARAMETERS = ("formal_parameter", "spread_parameter")
 _FIELDS = ("field_declaration", "constant_declaration")
 _LOCALS = (
     "local_variable_declaration", "enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression",
     "catch_formal_parameter", "field_declaration",
 )  # fmt: skip
+_PRIMITIVE = {"boolean", "byte", "char", "double", "float", "int", "long", "short", "void"}
+_NOISE = re.compile(r"//.*|/\*(?s:.*?)\*/|@[\w.]+(?:\((?s:.*?)\))?|\s")  # in a type: comments, annotations, space
 _MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
 # Of the types that need no import (JLS 7.5.5), those that programs mention.
 _LANG_NAMES = """
@@ -53,7 +55,7 @@ _LANG = frozenset(_LANG_NAMES.split())
 _OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 
 
-# ---- what a file says
+# ---- what a file says: each function reads a `Node` of tree-sitter into the `Scope` that it stands in
 
 
 def read_java(content: bytes) -> Module:
@@ -70,26 +72,24 @@ def read_java(content: bytes) -> Module:
             wrong = inside[0]
         raise SyntaxError("invalid syntax", ("", wrong.start_point[0] + 1, None, None))
     package = "".join(_text(node.named_children[-1]) for node in _children(root, "package_declaration"))
-    types = [*_children(root, *KINDS)]
-    name = _name(types[0]) if types else ""
-    module = Module(f"{package}.{name}" if package and name else name or package)
+    types = _children(root, *KINDS)
+    module = Module(".".join(filter(None, (package, *map(_name, types[:1])))))
     module.path, module.package = module.id, package
     module.scope = Scope("module", package, f"{package}." if package else "", None, module)
     if package:
         module.entities.append((package, "package", package.rpartition(".")[2], DEFINED, package, 0, 0))
         module.stars.append(package)
     for node in _children(root, "import_declaration"):
-        _import(node, module)
+        _import(_text(node), module)
     for node in types:
         _type(node, module.scope)
     return module
 
 
-def _import(node: Node, module: Module) -> None:
-    words = {child.type for child in node.children}
-    name = next(_text(child) for child in node.named_children if "identifier" in child.type)
-    owner, _, last = name.rpartition(".")
-    static, on_demand = "static" in words, "asterisk" in words
+def _import(text: str, module: Module) -> None:
+    *words, said = text.rstrip("; ").split()
+    static, name = "static" in words, said.removesuffix(".*")
+    on_demand, (owner, _, last) = said != name, name.rpartition(".")
     kind = "package" if on_demand and not static else "class"
     chain = f"<{kind} {(owner if static and not on_demand else name).replace('.', '/')}>"  # a full name is looked up nowhere
     module.scope.uses.append((module.id, "imports", chain))
@@ -101,22 +101,22 @@ def _import(node: Node, module: Module) -> None:
         module.scope.names[last] = ("chain", chain, module.scope)
 
 
-def _type(node: Node, around: Scope) -> None:
+def _type(node, around):
     name, module = _name(node), around.module
     entity = around.define(KINDS[node.type], name, _lines(node))
-    bind(around.names, name, ("known", entity, False))
+    around.bind(name, ("known", entity, False))
     scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
     scope.names |= dict.fromkeys(_type_parameters(node), OPAQUE)
     above = "implements" if node.type != "interface_declaration" else "inherits_from"
     scope.bases = [("inherits_from", base) for base in _listed(node, "superclass", "extends_interfaces")]
     scope.bases += [(above, base) for base in _listed(node, "super_interfaces")]
     for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
-        _field(parameter, scope)
+        _bind(parameter, scope)
     for member in node.child_by_field_name("body").named_children:
         _member(member, scope)
 
 
-def _member(node: Node, scope: Scope) -> None:
+def _member(node, scope):
     if node.type in KINDS:
         _type(node, scope)
     elif node.type == "enum_body_declarations":
@@ -129,24 +129,20 @@ def _member(node: Node, scope: Scope) -> None:
             scope.define("field", _name(node), _lines(node))
             scope.names[_name(node)] = ("known", scope.owner, True)
         elif node.type in _FIELDS:
-            _field(node, scope)
+            _bind(node, scope)
         _body(node, Scope("block", scope.owner, scope.prefix, scope, scope.module))
 
 
-def _field(node: Node, scope: Scope) -> None:
-    for name, _ in _variables(node):
-        scope.define("field", name, _lines(node))
-    _bind(node, scope)
-
-
-def _bind(node: Node, scope: Scope) -> None:
-    """Variables of one name and two types have none."""
+def _bind(node, scope):
+    """Variables of one name and two types have none; those of a class are its fields."""
     for name, chain in _variables(node):
-        bind(scope.names, name, ("chain", chain, scope) if chain else OPAQUE)
+        if scope.kind == "class":
+            scope.define("field", name, _lines(node))
+        scope.bind(name, ("chain", chain, scope) if chain else OPAQUE)
 
 
-def _method(node: Node, outer: Scope) -> None:
-    parameters = [*_children(node.child_by_field_name("parameters"), *_PARAMETERS)]
+def _method(node, outer):
+    parameters = _children(node.child_by_field_name("parameters"), *_PARAMETERS)
     signature = ",".join(map(_written, parameters))
     name, kind = _name(node), "constructor" if "constructor" in node.type else "method"
     entity = outer.define(kind, name, _lines(node), f"({signature})")
@@ -156,9 +152,8 @@ def _method(node: Node, outer: Scope) -> None:
     if kind != "constructor":
         more = _MOST_VARIADIC if signature.endswith("...") else 0
         for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
-            bind(outer.names, f"{name}/{count}", meaning)
-        modifiers = next(_children(node, "modifiers"), None)
-        if not [*_children(modifiers, "static", "private", named=False)]:
+            outer.bind(f"{name}/{count}", meaning)
+        if not {"static", "private"} & {word for each in _children(node, "modifiers") for word in _text(each).split()}:
             outer.names[f"{name}({signature})"] = meaning
         result = _chain_of_type(node.child_by_field_name("type"))
         if result and result not in scope.names:
@@ -171,7 +166,7 @@ def _method(node: Node, outer: Scope) -> None:
         _body(body, scope)
 
 
-def _body(whole: Node, scope: Scope) -> None:
+def _body(whole, scope):
     """Locals, calls and what is made."""
     head = scope.owner
     stack = [(whole, scope)]
@@ -184,9 +179,9 @@ def _body(whole: Node, scope: Scope) -> None:
             parameters = node.child_by_field_name("parameters")
             for one in [parameters] if parameters.type == "identifier" else parameters.named_children:
                 if one.type == "identifier":
-                    bind(here.names, _text(one), OPAQUE)
+                    here.bind(_text(one), OPAQUE)
         elif kind == "method_invocation":
-            here.call(_chain(node).removesuffix("()"), node.start_point[0] + 1)
+            here.calls[_chain(node).removesuffix("()")].append(node.start_point[0] + 1)
         elif kind == "object_creation_expression":
             made = _chain_of_type(node.child_by_field_name("type"))
             here.uses.append((head, "instantiates", made or "?", [node.start_point[0] + 1]))
@@ -223,15 +218,11 @@ def _chain(node: Node | None) -> str:
             return f"super(){names}"
         elif kind == "string_literal":
             return f"<String>{names}"
-        elif kind in ("cast_expression", "object_creation_expression"):
-            made = _chain_of_type(node.child_by_field_name("type"))
-            return f"{made}(){names}" if made else _opaque(names)
         else:
+            made = kind in ("cast_expression", "object_creation_expression")
+            if made and (name := _chain_of_type(node.child_by_field_name("type"))):
+                return f"{name}(){names}"
             break
-    return _opaque(names)
-
-
-def _opaque(names: str) -> str:
     return f"?.{names.rpartition('.')[2]}" if names else "?"
 
 
@@ -239,7 +230,7 @@ def _variables(node: Node) -> Iterator[tuple[str, str]]:
     """Name and chain of each field, local variable or parameter; "" for one that is primitive, an array or not certain."""
     written = _declared_type(node)
     said = _chain_of_type(written)
-    for declarator in [*_children(node, "variable_declarator")] or [node]:
+    for declarator in _children(node, "variable_declarator") or [node]:
         name = _name(declarator)
         if declarator.child_by_field_name("dimensions") or node.type == "spread_parameter":
             yield name, ""
@@ -257,37 +248,33 @@ def _declared_type(node: Node) -> Node:
 
 
 def _type_parameters(node: Node) -> list[str]:
-    parameters = node.child_by_field_name("type_parameters") or next(_children(node, "type_parameters"), None)
-    return [
-        _text(next(_children(parameter, "type_identifier", "identifier")))
-        for parameter in _children(parameters, "type_parameter")
-    ]
+    parameters = [one for clause in _children(node, "type_parameters") for one in _children(clause, "type_parameter")]
+    return [_text(_children(one, "type_identifier", "identifier")[0]) for one in parameters]
 
 
 def _listed(node: Node, *clauses: str) -> list[str]:
     """Every type that a declaration lists in its `extends` or `implements`."""
-    inside = [child for clause in _children(node, *clauses) for child in clause.named_children]
-    types = [one for child in inside for one in (child.named_children if child.type == "type_list" else [child])]
-    return [name for one in types if (name := _chain_of_type(one))]
+    said = (re.sub("^(extends|implements)", "", _bare(clause)) for clause in _children(node, *clauses))
+    return [name for names in said for name in names.split(",")]
+
+
+def _bare(node: Node | None) -> str:
+    """The text of a type without type arguments, annotations and comments."""
+    text, inner = "", _NOISE.sub("", _text(node))
+    while inner != text:
+        text, inner = inner, re.sub(r"<[^<>]*>", "", inner)
+    return text
 
 
 def _chain_of_type(node: Node | None) -> str:
     """`a.b.C` of `a.b.C<D>`; "" for a type that is primitive or an array."""
-    kind = node.type if node is not None else ""
-    if kind in ("type_identifier", "identifier"):
-        return _text(node)
-    if kind in ("scoped_type_identifier", "scoped_identifier"):
-        parts = [_chain_of_type(child) for child in node.named_children if "annotation" not in child.type]
-        return ".".join(parts) if all(parts) else ""
-    if kind == "generic_type" or (kind == "catch_type" and len(node.named_children) == 1):
-        return _chain_of_type(node.named_children[0])
-    return _chain_of_type(node.named_children[-1]) if kind == "annotated_type" else ""
+    bare = _bare(node)
+    return bare if re.fullmatch(r"[\w$.]+", bare) and bare not in _PRIMITIVE else ""
 
 
 def _written(parameter: Node) -> str:
     """The type of a parameter as a signature shows it: without package, type arguments and annotations."""
-    bare = re.sub(r"<.*>", "", _text(_declared_type(parameter)), flags=re.DOTALL)
-    said = re.sub(r"@[\w.]+(\(.*?\))?|\w+\.|\s", "", bare)
+    said = re.sub(r"\w+\.", "", _bare(_declared_type(parameter)))
     return said + _text(parameter.child_by_field_name("dimensions")) + "..." * (parameter.type == "spread_parameter")
 
 
@@ -303,9 +290,8 @@ def _lines(node: Node) -> tuple[int, int]:
     return node.start_point[0] + 1, node.end_point[0] + 1
 
 
-def _children(node: Node | None, *kinds: str, named: bool = True) -> Iterator[Node]:
-    children = () if node is None else node.named_children if named else node.children
-    return (child for child in children if child.type in kinds)
+def _children(node: Node | None, *kinds: str) -> list[Node]:
+    return [child for child in (node.named_children if node else ()) if child.type in kinds]
 
 
 # ---- what a name stands for
@@ -324,9 +310,11 @@ class JavaResolver(Resolver):
         self.packages = {"java", "javax", *starts}
 
     def _name(self, scope: Scope, name: str) -> Value | None:
+        if name == "<String>":
+            return Value(self._lang("String").entity, True)
         if name[0] == "<":
-            kind, _, full = name[1:-1].partition(" ")
-            return self._of_full(kind, full.replace("/", ".")) if full else Value(self._lang(kind).entity, True)
+            kind, _, full = name[1:-1].replace("/", ".").partition(" ")
+            return Value(full, False) if full in self.classes else self._outside(full, kind)
         looking = scope
         while looking.parent is not None:
             if looking.kind == "class":
@@ -338,9 +326,6 @@ class JavaResolver(Resolver):
                 return None
             looking = looking.parent
         return self._of_file(looking, name, scope)
-
-    def _of_full(self, kind: str, name: str) -> Value:
-        return Value(name, False) if name in self.classes else self._outside(name, kind)
 
     def _in_class(self, scope: Scope, name: str) -> tuple[Value | None] | None:
         """What a class says of a name in its body; None where what is around it is asked."""

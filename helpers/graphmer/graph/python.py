@@ -1,8 +1,12 @@
-"""What one Python file defines and what it mentions, in one pass over its tree."""
+"""What one Python file defines and what it mentions, in one pass over its tree.
+
+A handler of one kind of node gets the node, the `Scope` that it stands in, and the stack of what is still to be read there.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 
 from helpers.graphmer.graph.knowledge_graph import DEFINED
 from helpers.graphmer.graph.scopes import NOTHING, OPAQUE, Module, Scope, bind
@@ -44,14 +48,8 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
                 continue
             elif kind is ast.Call:
                 called = node.func
-                if type(called) is ast.Name:
-                    scope.call(called.id, node.lineno)
-                else:
-                    scope.call(chain_of(called), called.end_lineno)
-                    stack.append(called)
-                stack += node.args
-                for keyword in node.keywords:
-                    stack.append(keyword.value)
+                scope.calls[chain_of(called)].append(called.end_lineno)
+                stack += (called, *node.args, *node.keywords)
             elif kind in _HANDLERS:
                 _HANDLERS[kind](node, scope, stack)
             elif kind is list:
@@ -91,8 +89,7 @@ def _used(node: ast.AST, stack: list) -> str:
     if type(node) is not ast.Call:
         stack.append(node)
         return chain_of(node)
-    stack += node.args
-    stack += [keyword.value for keyword in node.keywords]
+    stack += node.args + node.keywords
     return chain_of(node.func)
 
 
@@ -116,7 +113,7 @@ def _export(module: Module, names: ast.AST) -> None:
 # ---- statements and expressions that bind, define or say more than a call
 
 
-def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
+def _function(node, scope, stack):
     in_class = scope.kind == "class"
     name, arguments = node.name, node.args
     kind = ("constructor" if name == "__init__" else "method") if in_class else "function"
@@ -140,8 +137,7 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
         parameter_id = inner.parameter(parameter.arg, _lines(parameter))
         inner.names[parameter.arg], uses = _annotated(parameter.annotation, scope)
         scope.uses += [(parameter_id, "has_type", chain) for chain in uses]
-    stack += arguments.defaults
-    stack += arguments.kw_defaults
+    stack += arguments.defaults + arguments.kw_defaults
 
     returned = annotated_types(node.returns)
     scope.uses += [(entity, "returns", chain) for chain in returned]
@@ -152,7 +148,7 @@ def _function(node: ast.FunctionDef, scope: Scope, stack: list) -> None:
 
 def _defined(kind: str, node: ast.FunctionDef | ast.ClassDef, scope: Scope) -> str:
     entity = scope.define(kind, node.name, _lines(node))
-    bind(scope.binder(node.name).names, node.name, ("known", entity, False))
+    scope.bind(node.name, ("known", entity, False))
     return entity
 
 
@@ -162,17 +158,16 @@ def _annotated(annotation: ast.AST | None, scope: Scope) -> tuple[tuple, list[st
     return ("chain", f"{types[0]}()", scope) if len(types) == 1 else OPAQUE, types
 
 
-def _lambda(node: ast.Lambda, scope: Scope, stack: list) -> None:
+def _lambda(node, scope, stack):
     arguments = node.args
     inner = Scope("block", scope.owner, scope.prefix, scope, scope.module)
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
     inner.names |= {parameter.arg: OPAQUE for parameter in every if parameter}
-    stack += arguments.defaults
-    stack += arguments.kw_defaults
+    stack += arguments.defaults + arguments.kw_defaults
     scope.module.todo.append((inner, [node.body]))
 
 
-def _comprehension(node: ast.ListComp, scope: Scope, stack: list) -> None:
+def _comprehension(node, scope, stack):
     inner = Scope("block", scope.owner, scope.prefix, scope, scope.module)
     inner_stack = [node.key, node.value] if type(node) is ast.DictComp else [node.elt]
     for number, generator in enumerate(node.generators):
@@ -181,11 +176,10 @@ def _comprehension(node: ast.ListComp, scope: Scope, stack: list) -> None:
     scope.module.todo.append((inner, inner_stack))
 
 
-def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
+def _class(node, scope, stack):
     entity = _defined("class", node, scope)
     _decorated(node, entity, scope, stack)
-    stack += node.bases
-    stack += [keyword.value for keyword in node.keywords]
+    stack += node.bases + node.keywords
     classes = scope.module.classes
     if entity not in classes:
         inner = classes[entity] = Scope("class", entity, f"{entity}.", scope, scope.module)
@@ -194,10 +188,10 @@ def _class(node: ast.ClassDef, scope: Scope, stack: list) -> None:
     scope.module.todo.append((classes[entity], [node.body]))
 
 
-def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
+def _assign(node, scope, stack):
     value = node.value
     stack.append(value)
-    for target in node.targets:
+    for target in getattr(node, "targets", None) or [node.name]:  # of `type X = ...` one name
         kind = type(target)
         if kind is ast.Name:
             if target.id == "__all__" and scope.kind == "module":
@@ -209,12 +203,7 @@ def _assign(node: ast.Assign, scope: Scope, stack: list) -> None:
             stack.append(target)
 
 
-def _type_alias(node, scope: Scope, stack: list) -> None:
-    _bind(scope, node.name, _meaning(node.value, scope))
-    stack.append(node.value)
-
-
-def _annotated_assign(node: ast.AnnAssign, scope: Scope, stack: list) -> None:
+def _annotated_assign(node, scope, stack):
     target, entity = node.target, ""
     meaning, types = _annotated(node.annotation, scope)
     if type(target) is ast.Name:
@@ -227,30 +216,30 @@ def _annotated_assign(node: ast.AnnAssign, scope: Scope, stack: list) -> None:
         stack.append(node.value)
 
 
-def _augmented_assign(node: ast.AugAssign, scope: Scope, stack: list) -> None:
+def _augmented_assign(node, scope, stack):
     if type(node.target) is ast.Name and node.target.id == "__all__":
         _export(scope.module, node.value)
     stack += (*ast.iter_child_nodes(node.target), node.value)  # not the target itself: it is bound elsewhere
 
 
-def _walrus(node: ast.NamedExpr, scope: Scope, stack: list) -> None:
+def _walrus(node, scope, stack):
     while scope.kind == "block":
         scope = scope.parent
     _bind(scope, node.target, _meaning(node.value, scope))
     stack.append(node.value)
 
 
-def _except(node: ast.ExceptHandler, scope: Scope, stack: list) -> None:
+def _except(node, scope, stack):
     caught = node.type.elts if type(node.type) is ast.Tuple else [node.type] if node.type else []
     chains = [chain_of(kind) for kind in caught]
     scope.uses += [(scope.owner, "catches", chain) for chain in chains if chain != "?"]
     if node.name:
         meaning = ("chain", f"{chains[0]}()", scope) if len(chains) == 1 else OPAQUE
-        bind(scope.binder(node.name).names, node.name, meaning)
+        scope.bind(node.name, meaning)
     stack.append(node.body)
 
 
-def _raise(node: ast.Raise, scope: Scope, stack: list) -> None:
+def _raise(node, scope, stack):
     if node.exc is not None:
         chain = _used(node.exc, stack)  # `raises` says it all: an `instantiates` beside it would give its answer away
         if chain != "?":
@@ -259,48 +248,46 @@ def _raise(node: ast.Raise, scope: Scope, stack: list) -> None:
         stack.append(node.cause)
 
 
-def _return(node: ast.Return, scope: Scope, stack: list) -> None:
+def _return(node, scope, stack):
     if node.value is not None:
         if scope.kind == "function":
             scope.uses.append((scope.owner, "returns a value", chain_of(node.value)))
         stack.append(node.value)
 
 
-def _global(node: ast.Global, scope: Scope, stack: list) -> None:
-    scope.declared = (scope.declared or {}) | dict.fromkeys(node.names, scope.module.scope)
+def _global(node, scope, stack):
+    scope.declared |= dict.fromkeys(node.names, scope.module.scope)
 
 
-def _nonlocal(node: ast.Nonlocal, scope: Scope, stack: list) -> None:
+def _nonlocal(node, scope, stack):
     for name in node.names:
         outer = scope.parent
         while outer.parent and (outer.kind != "function" or name not in outer.names):
             outer = outer.parent
-        scope.declared = (scope.declared or {}) | {name: outer}
+        scope.declared[name] = outer
 
 
-def _import(node: ast.Import, scope: Scope, stack: list) -> None:
+def _import(node, scope, stack):
     for alias in node.names:
         scope.module.imports.append((alias.name, None))
-        name, bound = (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
-        bind(scope.binder(name).names, name, ("module", bound))
+        first = alias.name.partition(".")[0]
+        scope.bind(alias.asname or first, ("module", alias.name if alias.asname else first))
 
 
-def _import_from(node: ast.ImportFrom, scope: Scope, stack: list) -> None:
+def _import_from(node, scope, stack):
     origin = "." * node.level + (node.module or "")
     for alias in node.names:
         scope.module.imports.append((origin, alias.name))
         if alias.name == "*":
             scope.module.stars.append(origin)
         else:
-            name = alias.asname or alias.name
-            bind(scope.binder(name).names, name, ("member", origin, alias.name))
+            scope.bind(alias.asname or alias.name, ("member", origin, alias.name))
 
 
-def _capture(node: ast.MatchAs, scope: Scope, stack: list) -> None:
-    name = node.rest if type(node) is ast.MatchMapping else node.name
-    if name:
-        bind(scope.binder(name).names, name, OPAQUE)
-    stack += [getattr(node, field, None) for field in ("pattern", "patterns", "keys")]
+def _capture(node, scope, stack):
+    if name := node.rest if type(node) is ast.MatchMapping else node.name:
+        scope.bind(name, OPAQUE)
+    stack += ast.iter_child_nodes(node)
 
 
 def chain_of(node: ast.AST) -> str:
@@ -326,27 +313,21 @@ def chain_of(node: ast.AST) -> str:
 
 def annotated_types(node: ast.AST | None) -> list[str]:
     """Chains of the types that an annotation names; of `list[int]` only the outer one, of `X | None` only X."""
-    if node is None:
-        return []
     kind = type(node)
     if kind is ast.Name or kind is ast.Attribute:
         return [chain_of(node)]
     if kind is ast.BinOp:
         return annotated_types(node.left) + annotated_types(node.right)
     if kind is ast.Subscript:
-        outer = chain_of(node.value)
-        if outer.rpartition(".")[2] not in _TYPE_OPERATORS:
-            return [] if outer.rpartition(".")[2] == "Literal" else [outer]
-        inner = node.slice
-        if type(inner) is ast.Tuple:
-            union = outer.endswith("Union")
-            return [chain for part in inner.elts[: None if union else 1] for chain in annotated_types(part)]
-        return annotated_types(inner)
+        outer, inner = chain_of(node.value), node.slice
+        name = outer.rpartition(".")[2]
+        if name not in _TYPE_OPERATORS:
+            return [] if name == "Literal" else [outer]
+        parts = inner.elts if type(inner) is ast.Tuple else [inner]
+        return [chain for part in parts[: None if name == "Union" else 1] for chain in annotated_types(part)]
     if kind is ast.Constant and type(node.value) is str:
-        try:
+        with contextlib.suppress(SyntaxError, ValueError):
             return annotated_types(ast.parse(node.value.strip(), mode="eval").body)
-        except (SyntaxError, ValueError):
-            return []
     return []
 
 
@@ -375,4 +356,4 @@ _HANDLERS = {
     ast.MatchMapping: _capture,
 }
 if hasattr(ast, "TypeAlias"):  # Python 3.12
-    _HANDLERS[ast.TypeAlias] = _type_alias
+    _HANDLERS[ast.TypeAlias] = _assign

@@ -7,6 +7,8 @@ named with the number of its arguments: `list.add/1`.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from helpers.graphmer.graph.knowledge_graph import DEFINED
 
 # What a name is bound to: ("known", entity, is_instance) · ("chain", chain, scope): the value of an expression ·
@@ -37,8 +39,8 @@ class Scope:
     def __init__(self, kind: str, owner: str, prefix: str, parent: Scope | None, module: Module):
         self.kind, self.owner, self.prefix, self.parent, self.module = kind, owner, prefix, parent, module
         self.names: dict[str, tuple] = {}
-        self.declared: dict[str, Scope] | None = None  # global and nonlocal names
-        self.calls: dict[str, list[int]] = {}  # chain -> lines
+        self.declared: dict[str, Scope] = {}  # global and nonlocal names
+        self.calls = defaultdict(list)  # chain -> lines
         self.uses: list[tuple] = []  # head, relation, chain, and maybe its lines
         self.values: dict = {}  # chain -> what it stands for, as that becomes known
         self.self_name: str | None = None  # of a method: its first parameter
@@ -50,13 +52,11 @@ class Scope:
 
     def binder(self, name: str) -> Scope:
         """The scope that an assignment to `name` binds it in."""
-        return self.declared.get(name, self) if self.declared else self
+        return self.declared.get(name, self)
 
-    def call(self, chain: str, line: int) -> None:
-        if chain in self.calls:
-            self.calls[chain].append(line)
-        else:
-            self.calls[chain] = [line]
+    def bind(self, name: str, meaning: tuple) -> None:
+        """An assignment to `name`."""
+        bind(self.binder(name).names, name, meaning)
 
     def define(self, kind: str, name: str, lines: tuple[int, int], suffix: str = "") -> str:
         """A new entity that the scope's own contains; returns its id.
