@@ -363,8 +363,8 @@ FAULTS: dict[str, Callable[[Path, str], str]] = {
     "a file may have 20 kB": lambda work, kind: fails(work, kind, "CheckpointNotWritten", file_limit=20_000),
     "unreadable disk": unreadable,
     "NaN loss": nan("loss", nan_step=6),
-    "NaN gradient": nan("a weight", nan_gradient_step=7),
-    "NaN in an optimizer moment": nan("an optimizer state", nan_moment_step=7),
+    "NaN gradient": nan("a weight", nan_gradient_step=8),
+    "NaN in an optimizer moment": nan("an optimizer state", nan_moment_step=8),
     "two owners": two_owners,
     "two owners in a pid namespace": lambda work, kind: two_owners(work, kind, InContainer),
 }

@@ -6,6 +6,7 @@ from build import result
 
 from helpers.parameters import LENGTH, extra
 from helpers.show import tables
+from tests.faults import cells
 
 MOMENTS = {"step": "in a step", "evaluation": "in an evaluation", "saving": "while a checkpoint is saved"}
 NOTEBOOKS = {
@@ -29,8 +30,8 @@ def summary() -> str:
     """How many there are, and how they ended."""
     found = _cells()
     return (
-        f"{_survived(found).replace(' / ', ' of ')} disturbed runs survived: run again, they ended with the weights, the optimizer, "
-        "the schedule and the losses of an undisturbed run, bit for bit."
+        f"`make faults` knows {len(cells())} ways to disturb a run. {len(found)} of them have been run, and {_survived(found).partition(' ')[0]} survived: "
+        "run again, they ended with the weights, the optimizer, the schedule and the losses of an undisturbed run, bit for bit."
     )
 
 
@@ -53,9 +54,11 @@ def single() -> str:
         return f"`{text[:110].strip()}{'...' if len(text) > 110 else ''}`".replace("|", "/") if text else ""
 
     found = [cell for cell in _cells() if not cell["when"]]
-    return tables.markdown(
+    missing = [cell.how for cell in cells() if not cell.when and cell.how not in {each["how"] for each in found}]
+    table = tables.markdown(
         [{"fault": c["how"], "survived": _survived([c]), "what the run said": quoted(c["said"])} for c in found]
     )
+    return "\n\n".join([table] * bool(found) + [f"Not run yet: {', '.join(missing)}."] * bool(missing))
 
 
 def changeable() -> str:

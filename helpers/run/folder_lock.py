@@ -21,7 +21,8 @@ from filelock import SoftFileLease, Timeout
 from helpers.show import tracking
 
 LOCK_FILE = "owner.lock"
-SILENCE = 120.0  # seconds; a heartbeat comes every third of it
+SILENCE = 120.0  # seconds
+HEARTBEAT = 10.0  # seconds; a living owner is known by the next one
 
 
 class FolderTaken(RuntimeError):
@@ -49,7 +50,8 @@ def own(output_dir: Path | str) -> None:
     held, since = _holds.get(path, (None, time.monotonic()))
     if held and held.compromise is None and held.is_lock_held_by_us:
         return
-    lease = SoftFileLease(path / LOCK_FILE, lease_duration=SILENCE, thread_local=False)
+    beats = {"lease_duration": SILENCE, "heartbeat_interval": HEARTBEAT}
+    lease = SoftFileLease(path / LOCK_FILE, **beats, thread_local=False)
     owner = lease.owner
     if owner and owner.hostname == _this_host() and owner.pid in {one.pid for one in psutil.Process().parents()}:
         return  # a notebook's kernel, which waits for the processes that it launched
@@ -71,15 +73,24 @@ def own(output_dir: Path | str) -> None:
 def _outwait(lease: SoftFileLease, path: Path, who: str) -> bool:
     """Acquires the lease of an owner on another machine if it gives no sign of life for `SILENCE` seconds."""
     tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
+    lock = path / LOCK_FILE
     with contextlib.suppress(FileNotFoundError):
-        if not (path / LOCK_FILE).stat().st_size:
-            (path / LOCK_FILE).unlink()  # whoever made it died before it wrote its name
+        if not lock.stat().st_size:
+            lock.unlink()  # whoever made it died before it wrote its name
+    seen = _heartbeat(lock)
     try:
-        lease.acquire(timeout=SILENCE + 10)
+        lease.acquire(timeout=SILENCE + 10, cancel_check=lambda: _heartbeat(lock) not in (seen, None))
     except Timeout:
         return False
     tracking.say(f"{who} is silent: this process goes on with its run")
     return True
+
+
+def _heartbeat(lock: Path) -> int | None:
+    """When the owner gave its last sign of life; None if it gave the folder up, or the disk does not answer."""
+    with contextlib.suppress(OSError):
+        return lock.stat().st_mtime_ns
+    return None
 
 
 def check(output_dir: Path | str) -> None:

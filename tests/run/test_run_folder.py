@@ -285,7 +285,7 @@ print(json.dumps(dict(kills=kills, bad=bad)))
 """
 
 
-@pytest.mark.parametrize("case", ["claim", pytest.param("results", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["claim", "results"])
 def test_a_kill_at_any_file_operation_leaves_the_old_file_or_the_new_and_can_be_repeated(tmp_path, case):
     command = [sys.executable, "-c", KILLED, str(tmp_path), case]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
