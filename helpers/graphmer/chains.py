@@ -12,8 +12,9 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -53,14 +54,20 @@ WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
 class Relations:
     """Ids of an ontology's relations from 1, and of their inverses after them; 0 is none.
 
-    names: by id; an inverse without a name of its own is `inverse calls`.
+    names: by id; an inverse without a name of its own is `inverse calls`. properties: what a `GraphMERConfig` says about relations;
+    an inverse forbids what its relation does.
     """
 
     def __init__(self, ontology: dict[str, Relation]):
         forward = [*ontology.values()]
-        self.forward, self._both = len(forward), [*enumerate([*forward, *forward], 1)]
-        self.names = ("", *(one.name for one in forward), *(one.inverse or f"inverse {one.name}" for one in forward))
+        self.forward, both = len(forward), [*enumerate([*forward, *forward], 1)]
+        self.names = ("", *ontology, *(one.inverse or f"inverse {one.name}" for one in forward))
         self.tail_types = (frozenset(), *(one.range for one in forward), *(one.domain for one in forward))
+        self.properties = {
+            "num_relations": len(both),
+            "antisymmetric_relations": [number for number, one in both if one.antisymmetric],
+            "acyclic_relations": [number for number, one in both if one.acyclic],
+        }
 
     def id(self, name: str) -> int:
         if name not in self.names[1:]:
@@ -68,15 +75,7 @@ class Relations:
         return self.names.index(name)
 
     def inverse(self, relation: int) -> int:
-        return relation + self.forward if relation <= self.forward else relation - self.forward
-
-    def properties(self) -> dict[str, Any]:
-        """What a `GraphMERConfig` says about relations; an inverse forbids what its relation does."""
-        return {
-            "num_relations": 2 * self.forward,
-            "antisymmetric_relations": [number for number, one in self._both if one.antisymmetric],
-            "acyclic_relations": [number for number, one in self._both if one.acyclic],
-        }
+        return (relation + self.forward - 1) % (2 * self.forward) + 1
 
 
 class NegativeSampler:
@@ -86,30 +85,27 @@ class NegativeSampler:
     """
 
     def __init__(self, encoded: EncodedDocuments, relations: Relations, known: dict[tuple[int, int], set[int]]):
-        self._entities, self._types, self._known = encoded.entities, relations.tail_types, known
+        self._entities, self._known = encoded.entities, known
         self._look = np.unique(encoded.leaf_ids_EL, axis=0, return_inverse=True)[1].reshape(-1).tolist()
-        by_type: dict[str, list[int]] = defaultdict(list)
-        self._of_module: dict[str, list[int]] = defaultdict(list)
-        self._of_word: dict[str, list[int]] = defaultdict(list)
+        pools = defaultdict(list)  # by type, module and word of the name
         for number, entity in enumerate(self._entities):
             if entity.status != UNRESOLVED:
-                by_type[entity.type].append(number)
-                self._of_module[entity.module].append(number)
-                for word in set(_words(entity.name)):
-                    self._of_word[word].append(number)
-        self._pools = {types: [n for name in sorted(types) for n in by_type[name]] for types in self._types}
+                for key in (("type", entity.type), ("module", entity.module), *{*_words(entity.name)}):
+                    pools[key].append(number)
+        self._pools, self._types = pools, relations.tail_types
+        self._admitted = {types: [n for name in sorted(types) for n in pools["type", name]] for types in self._types}
 
     def type_consistent(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
         """Any entity of a type that the relation admits; None where there is none."""
-        return self._drawn(draw, [self._pools[self._types[relation]]], head, relation, tail)
+        return self._drawn(draw, [self._admitted[self._types[relation]]], head, relation, tail)
 
     def hard(self, draw: random.Random, head: int, relation: int, tail: int) -> int | None:
         """One of the tail's module, or one whose name shares a word with the tail's; where there is none, any."""
         entity, pools = self._entities[tail], []
         if shared := _words(entity.name):
-            pools.append(self._of_word[draw.choice(shared)])
+            pools.append(self._pools[draw.choice(shared)])
         if entity.module:
-            pools.append(self._of_module[entity.module])
+            pools.append(self._pools["module", entity.module])
         draw.shuffle(pools)
         found = self._drawn(draw, pools, head, relation, tail)
         return self.type_consistent(draw, head, relation, tail) if found is None else found
@@ -264,11 +260,12 @@ class LeafyChains(Dataset):
     ):
         self.encoded, self.relations, self.configuration = encoded, relations, configuration
         self.seed, self.roots = configuration.run.seed, configuration.roots(configuration.stages()[0][1])
-        self.leaves, self.anchor = (
-            configuration.encoding.max_leaves_per_sequence,
-            configuration.encoding.leaves_per_anchor,
+        encoding, self.mlm, self.mnm = (
+            configuration.encoding,
+            configuration.objectives.mlm,
+            configuration.objectives.mnm,
         )
-        self.mlm, self.mnm = configuration.objectives.mlm, configuration.objectives.mnm
+        self.leaves, self.anchor = encoding.max_leaves_per_sequence, encoding.leaves_per_anchor
         self._identifiers_V = identifier_tokens(encoded.tokenizer) if self.mlm.span_mask_identifiers else None
         true = self._numbered(triples)
         if not true:
@@ -278,8 +275,8 @@ class LeafyChains(Dataset):
             self.known[head, relation].add(tail)
             self.known[tail, relations.inverse(relation)].add(head)
         self.sampler = NegativeSampler(encoded, relations, self.known)
-        self._leaves_of: dict[int, list[tuple[int, int]]] = defaultdict(list)  # forward (relation, tail) of a head
-        inverse_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._leaves_of: dict[int, list[tuple[int, int]]] = defaultdict(list)  # (relation, tail) of a head
+        inverse_of = defaultdict(list)
         for head, relation, tail in true:
             self._leaves_of[head].append((relation, tail))
             if head != tail:
@@ -298,12 +295,6 @@ class LeafyChains(Dataset):
         other.roots = roots
         other._sequences = other._packed()
         return other
-
-    def fill(self) -> tuple[float, float]:
-        """Shares of the roots that are no padding, and of the leaves that documents' own names may take."""
-        numbers = [number for row in self._sequences for number in row]
-        roots, leaves = sum(map(self._length, numbers)), sum(map(self._need, numbers))
-        return roots / (len(self) * self.roots), leaves / (len(self) * self.leaves)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """Fields of one sequence, without the batch axis and `known_BGX`."""
@@ -455,13 +446,20 @@ class LeafyChains(Dataset):
         return {"negative_text_ids": texts} if kinds else {}
 
     def _numbered(self, triples: Iterable[tuple[str, str, str]]) -> list[tuple[int, int, int]]:
-        """Triples in numbers, each in the direction of the ontology's table, sorted, none twice."""
-        found = set()
-        for head, relation, tail in triples:
-            one, ends = self.relations.id(relation), (self.encoded.number[head], self.encoded.number[tail])
-            is_forward = one <= self.relations.forward
-            found.add((ends[0], one, ends[1]) if is_forward else (ends[1], self.relations.inverse(one), ends[0]))
-        return sorted(found)
+        """Triples in numbers, sorted, none twice."""
+        number = self.encoded.number
+        return sorted({(number[head], self.relations.id(relation), number[tail]) for head, relation, tail in triples})
+
+    def collate(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        """A batch, with known_BGX [B, G, B G]: in-batch tail x is also true for this leaf's head and relation."""
+        batch = stacked(examples)
+        if "tail_entities" in batch:
+            ends = [batch[name].flatten().numpy() for name in ("head_entities", "relation_ids", "tail_entities")]
+            pairs = zip(*(end.tolist() for end in ends[:2]), strict=True)
+            known_XX = np.stack([np.isin(ends[2], [*self.known.get(pair, ())]) for pair in pairs])
+            np.fill_diagonal(known_XX, False)
+            batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
+        return batch
 
 
 def stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
@@ -469,31 +467,13 @@ def stacked(examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor
     return {name: torch.from_numpy(np.stack([example[name] for example in examples])) for name in examples[0]}
 
 
-class LeafyChainCollator:
-    """Stacks examples into a batch, and adds known_BGX [B, G, B G]: in-batch tail x is also true for this leaf's head and relation."""
-
-    def __init__(self, chains: LeafyChains):
-        self._known = dict(chains.known)
-
-    def __call__(self, examples: Sequence[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-        batch = stacked(examples)
-        if "tail_entities" in batch:
-            ends = [batch[name].flatten().numpy() for name in ("head_entities", "relation_ids", "tail_entities")]
-            pairs = zip(*(end.tolist() for end in ends[:2]), strict=True)
-            known_XX = np.stack([np.isin(ends[2], [*self._known.get(pair, ())]) for pair in pairs])
-            np.fill_diagonal(known_XX, False)
-            batch["known_BGX"] = torch.from_numpy(known_XX).view(*batch["tail_entities"].shape, -1)
-        return batch
-
-
 # ---- short sequences first
 
 
 def phase_steps(begins: Sequence[float], steps: int) -> tuple[int, ...]:
     """Optimizer steps in each phase of a run, from the step, or below 1 the share of the run, that each begins with."""
-    begins = [round(begin * steps if begin < 1 else begin) for begin in begins]
-    ends = (*begins[1:], max(steps, begins[-1]))
-    return tuple(max(0, min(end, steps) - min(begin, steps)) for begin, end in zip(begins, ends, strict=True))
+    edges = [*(min(steps, round(begin * steps if begin < 1 else begin)) for begin in begins), steps]
+    return tuple(max(0, end - begin) for begin, end in pairwise(edges))
 
 
 def curriculum(
@@ -505,8 +485,7 @@ def curriculum(
     examples_per_step: sequences of an optimizer step, accumulation and all devices counted.
     """
     begins, lengths = zip(*stages, strict=True)
-    counts = phase_steps(begins, steps)
-    phases = zip(lengths, counts, strict=True)
+    phases = zip(lengths, phase_steps(begins, steps), strict=True)
     return ConcatDataset(
         [Subset(chains.with_roots(roots), range(count * examples_per_step)) for roots, count in phases]
     )

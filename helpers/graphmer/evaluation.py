@@ -61,7 +61,8 @@ def reciprocal_rank(scores_X: np.ndarray, right: int) -> float:
 
 def _admitted(corpus: Corpus, relation: str) -> list[str]:
     """Entities of the relation's range, of unknown type, and the few tails that the graph has against the ontology."""
-    types = {*corpus.ontology[relation].range, UNKNOWN}
+    relations = corpus.train.relations
+    types = {*relations.tail_types[relations.id(relation)], UNKNOWN}
     tails = {triple.tail for triple in corpus.graph.resolved() if triple.relation == relation}
     entities = corpus.graph.entities.values()
     return [one.id for one in entities if one.id in tails or (one.type in types and one.status != UNRESOLVED)]

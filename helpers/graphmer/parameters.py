@@ -111,12 +111,8 @@ def profile(machine: Runtime) -> str:
 
 def changed(text: str) -> dict[str, str]:
     """`"a.b=1; c=2"` as {"a.b": "1", "c": "2"}. Raises ValueError: a part without `=`, a key twice."""
-    found: dict[str, str] = {}
-    for part in filter(str.strip, text.split(";")):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"changes={text!r}: {part.strip()!r} is not key=value, such as model.num_layers=6")
-        if key.strip() in found:
-            raise ValueError(f"changes={text!r}: {key.strip()} is there twice; keep one")
-        found[key.strip()] = value.strip()
+    parts = [part.partition("=") for part in text.split(";") if part.strip()]
+    found = {key.strip(): value.strip() for key, _, value in parts}
+    if len(found) < len(parts) or not all(key.strip() and equals for key, equals, _ in parts):
+        raise ValueError(f"changes={text!r}: must be key=value, each key once, such as model.num_layers=6; run.seed=1")
     return found

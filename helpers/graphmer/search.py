@@ -9,7 +9,6 @@ given. The encoder is any SentenceTransformer; `search_training.py` tunes one on
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from helpers.graphmer.graph.extraction import cached_graph
-from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.graph.knowledge_graph import DEFINED, cache_folder, keep
 from helpers.graphmer.text import Documents
 
 if TYPE_CHECKING:
@@ -148,13 +147,9 @@ def _kept_vectors(model: SentenceTransformer, texts: Sequence[str], cache: str |
     digest = hashlib.sha256("\0".join(texts).encode())
     for name, weight in model.state_dict().items():
         digest.update(name.encode() + weight.detach().cpu().numpy().tobytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphmer"
-    path = (home if cache is None else Path(cache).expanduser()) / f"{digest.hexdigest()[:32]}.npy"
-    if path.is_file():
-        return np.load(path, allow_pickle=False)
+    file = cache_folder(cache) / f"{digest.hexdigest()[:32]}.vectors"
+    if file.is_file():
+        return np.frombuffer(file.read_bytes(), np.float32).reshape(len(texts), -1)
     vectors_ND = embedded(model, texts)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}.npy")
-    np.save(unfinished, vectors_ND)
-    unfinished.replace(path)
+    keep(file, vectors_ND.tobytes())
     return vectors_ND

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,7 +21,6 @@ from helpers.data.data_source import DataSource
 from helpers.graphmer.chains import (
     HEAD_TOKENS,
     EncodedDocuments,
-    LeafyChainCollator,
     LeafyChains,
     Relations,
     curriculum,
@@ -30,7 +28,7 @@ from helpers.graphmer.chains import (
 from helpers.graphmer.configuration import Configuration
 from helpers.graphmer.encoder import GraphMERForPreTraining
 from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.graph.ontology import Relation, read_ontology
+from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.graph.splits import Splits, split_by_module
 from helpers.graphmer.text import Documents, train_tokenizer
 from helpers.graphmer.workload import run_recipe, workload
@@ -42,15 +40,12 @@ from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
 
-SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Corpus(DataSource):
     """A graph, what of it is held out, and the sequences of both; the digest is of graph and code."""
 
     graph: KnowledgeGraph
-    ontology: dict[str, Relation]
     splits: Splits
     documents: Documents
     tokenizer: PreTrainedTokenizerFast
@@ -64,24 +59,21 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
     Raises what the splits and `LeafyChains` do.
     """
     folder, encoding, seed = Path(data_source).expanduser(), configuration.encoding, configuration.run.seed
-    ontology = read_ontology()
     splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
     documents = Documents.read(graph, data_source)
-    tokenizer = train_tokenizer(_training_texts(graph, splits, documents), encoding.vocab_size)
+    heads = {triple.head for triple in splits.train}
+    texts = (*documents.sources({graph.entities[head].module for head in heads}), *sorted(heads))
+    tokenizer = train_tokenizer(texts, encoding.vocab_size)
     longest = configuration.roots(configuration.training_data.max_seq_len)
     sizes = {"leaf_tokens": encoding.leaf_tokens, "entity_tokens": encoding.entity_tokens}
-    encoded = EncodedDocuments(documents, tokenizer, roots=longest, **sizes)
-    relations = Relations(ontology)
+    encoded, relations = EncodedDocuments(documents, tokenizer, roots=longest, **sizes), Relations(read_ontology())
     known = (*splits.train, *splits.validation, *splits.test)  # as wrong tails, true ones would be taught to be false
-    train, validation = (
-        LeafyChains(part, encoded, relations, configuration, known=known) for part in (splits.train, splits.validation)
-    )
+    train, validation = (LeafyChains(part, encoded, relations, configuration, known=known) for part in splits[:2])
     sources = "".join(hashlib.sha256(text.encode()).hexdigest() for text in documents.sources())
     return Corpus(
         name=data_source if data_source == SAMPLE else folder.resolve().name,
         sha256=hashlib.sha256((graph.digest() + sources).encode()).hexdigest(),
         graph=graph,
-        ontology=ontology,
         splits=splits,
         documents=documents,
         tokenizer=tokenizer,
@@ -90,18 +82,11 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
     )
 
 
-def _training_texts(graph: KnowledgeGraph, splits: Splits, documents: Documents) -> Iterator[str]:
-    heads = {triple.head for triple in splits.train}
-    yield from documents.sources({graph.entities[head].module for head in heads})
-    yield from sorted(heads)
-
-
 def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTraining:
     """An untrained model; its weights follow from `run.seed`."""
     set_seed(configuration.run.seed)
-    properties = corpus.train.relations.properties()
-    count = properties.pop("num_relations")
-    config = configuration.graphmer_config(len(corpus.tokenizer), count, max_head_tokens=HEAD_TOKENS, **properties)
+    properties = corpus.train.relations.properties
+    config = configuration.graphmer_config(len(corpus.tokenizer), max_head_tokens=HEAD_TOKENS, **properties)
     return GraphMERForPreTraining(config)
 
 
@@ -174,8 +159,9 @@ def new_trainer(
     """The trainer of a run of exactly `plan.max_steps` optimizer steps."""
     run, optimizer = configuration.run, configuration.optimizer
     if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
-        use_deterministic_kernels()
-    adam = dict(adam_beta1=optimizer.betas[0], adam_beta2=optimizer.betas[1], adam_epsilon=optimizer.eps)
+        # Kernels that give the same bits again, for this process; transformers' `full_determinism` makes each launch wait.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+        torch.use_deterministic_algorithms(True)
     batch = min(plan.per_device_batch_size, len(corpus.validation) // plan.device_count)
     if not batch:
         raise ValueError(
@@ -190,12 +176,14 @@ def new_trainer(
         logging_steps=run.log_interval,
         eval_steps=run.eval_interval_steps,
         save_steps=run.save_interval_steps,
-        lr_scheduler_type=SCHEDULES[optimizer.scheduler.name],
+        lr_scheduler_type=optimizer.scheduler.name.replace("constant", "constant_with_warmup"),
         report_to=report_to,
         remove_unused_columns=False,
         label_names=["mlm_labels", "mnm_labels"],
         per_device_eval_batch_size=batch * runtime.engine.fed,
-        **(adam if optimizer.name == "adamw" else {"optim": "adafactor"}),
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        adam_epsilon=optimizer.eps,
     )
     stages = [(begin, configuration.roots(length)) for begin, length in configuration.stages()]
     sequences = curriculum(corpus.train, stages, steps=plan.max_steps, examples_per_step=plan.batch_size)
@@ -205,14 +193,8 @@ def new_trainer(
         args=arguments,
         train_dataset=sequences,
         eval_dataset=Subset(corpus.validation, range(whole)),  # whole batches: a short one has fewer wrong tails
-        data_collator=LeafyChainCollator(corpus.train),
+        data_collator=corpus.train.collate,
         plan=plan,
         runtime=runtime,
         max_hours=max_hours,
     )
-
-
-def use_deterministic_kernels() -> None:
-    """Kernels that give the same bits again, for this process; transformers' `full_determinism` makes each launch wait."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
-    torch.use_deterministic_algorithms(True)

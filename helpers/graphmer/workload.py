@@ -16,22 +16,18 @@ NOTEBOOK = "graphmer_se"
 SEQUENCES = 15_000  # of the sample, Python's standard library, at 512 tokens
 RELATIONS = 30  # of the ontology, inverse ones counted
 # B batch · S roots · G leaves · L leaf tokens · M masked roots · U negatives · C tokens of an entity's text · X = B G
-AXES = {
-    "root_ids": "BS",
-    "root_segments": "BS",
-    "root_positions": "BS",
-    "leaf_ids": "BGL",
-    "leaf_segments": "BG",
-    "relation_ids": "BG",
-    "head_start": "BG",
-    "head_length": "BG",
-    "mlm_positions": "BM",
-    "mlm_labels": "BM",
-    "mnm_labels": "BGL",
-    "triple_labels": "BG",
-}
-OF_NAMES = {"tail_text_ids": "BGC", "tail_entities": "BG", "negative_text_ids": "BGUC", "known_BGX": "BGX"}
-OF_NAMES |= {"head_text_ids": "BGC", "head_entities": "BG"}
+FIELDS = (
+    ("BS", "root_ids root_segments root_positions"),
+    ("BGL", "leaf_ids mnm_labels"),
+    ("BG", "leaf_segments relation_ids head_start head_length triple_labels"),
+    ("BM", "mlm_positions mlm_labels"),
+)
+OF_NAMES = (
+    ("BGC", "head_text_ids tail_text_ids"),
+    ("BG", "head_entities tail_entities"),
+    ("BGUC", "negative_text_ids"),
+    ("BGX", "known_BGX"),
+)
 
 
 def workload(configuration: Configuration, model) -> Workload:
@@ -40,25 +36,23 @@ def workload(configuration: Configuration, model) -> Workload:
 
     from .chains import mask_slots
 
-    encoding, objectives, mnm = configuration.encoding, configuration.objectives, configuration.objectives.mnm
+    encoding, objectives = configuration.encoding, configuration.objectives
 
     def batch(examples: int, length: int) -> dict[str, Any]:
         roots, leaves = configuration.roots(length), encoding.max_leaves_per_sequence
-        sizes = {
-            "B": examples,
-            "S": roots,
-            "G": leaves,
-            "L": encoding.leaf_tokens,
-            "M": mask_slots(roots, objectives.mlm.mask_prob),
-            "U": mnm.type_consistent_negatives + mnm.hard_negatives,
-            "C": encoding.entity_tokens,
-            "X": examples * leaves,
+        sizes = dict(
+            B=examples, S=roots, G=leaves, L=encoding.leaf_tokens, C=encoding.entity_tokens, X=examples * leaves
+        )
+        sizes["M"] = mask_slots(roots, objectives.mlm.mask_prob)
+        sizes["U"] = objectives.mnm.type_consistent_negatives + objectives.mnm.hard_negatives
+        fields = {
+            name: torch.ones([sizes[axis] for axis in axes], dtype=torch.long)
+            for axes, names in (*FIELDS, *(OF_NAMES if configuration.reads_names else ()))
+            for name in names.split()
         }
-        wanted = (AXES | OF_NAMES if configuration.reads_names else AXES).items()
-        fields = {name: torch.ones([sizes[axis] for axis in axes], dtype=torch.long) for name, axes in wanted}
         fields["root_positions"] = torch.arange(roots).expand(examples, roots).contiguous()
         fields["triple_labels"] = fields["triple_labels"].float()
-        if "known_BGX" in fields:
+        if configuration.reads_names:
             fields["known_BGX"] = fields["known_BGX"] > 1
         return {name: field for name, field in fields.items() if field.numel()}
 
@@ -103,11 +97,11 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     """
     params = GraphParameters.defaults().model_copy(update={"config": asked.model or AUTO})
     configuration = params.configuration(machine)
-    step = (_step if weights else _step_without_weights)(configuration)
-    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), step
+    return run_recipe(configuration, asked.examples or SEQUENCES, machine.device_count), _step(configuration, weights)
 
 
-def _step(configuration: Configuration, weights: bool = True) -> Workload:
+@functools.lru_cache(maxsize=4)  # machines with one configuration share what is counted of it
+def _step(configuration: Configuration, weights: bool) -> Workload:
     import torch
 
     from .encoder import GraphMERForPreTraining
@@ -115,8 +109,3 @@ def _step(configuration: Configuration, weights: bool = True) -> Workload:
     with torch.device("cpu" if weights else "meta"):
         model = GraphMERForPreTraining(configuration.graphmer_config(configuration.encoding.vocab_size, RELATIONS))
     return workload(configuration, model)
-
-
-@functools.lru_cache(maxsize=8)
-def _step_without_weights(configuration: Configuration) -> Workload:
-    return _step(configuration, weights=False)

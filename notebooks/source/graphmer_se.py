@@ -134,9 +134,7 @@ from helpers.graphmer.training import load_corpus
 corpus = load_corpus(asked.graph, data_source, configuration)
 run.same_data(corpus.source)
 parts = {name: len(getattr(corpus.splits, name)) for name in ("train", "validation", "test")}
-used = [f"{share:.0%}" for share in corpus.train.fill()]
-sizes = {"sequences": len(corpus.train), "roots in use": used[0], "leaves in use": used[1]}
-tables.show([parts | sizes], f"{corpus.source}: {corpus.splits.said}")
+tables.show([parts | {"sequences": len(corpus.train)}], f"{corpus.source}: {corpus.splits.said}")
 example, names = corpus.train[0], corpus.train.relations.names
 print(corpus.tokenizer.decode(example["root_ids"][:80]), "\n")
 leaves = []

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from helpers.graphmer import evaluation
-from helpers.graphmer.chains import LeafyChainCollator
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.sources import MOST_BYTES
@@ -145,7 +144,7 @@ def test_the_planner_counts_the_job_that_a_profile_asks_for(name, tmp_path):
     corpus = corpus_of(library(tmp_path / "library"), written)
     for _, length in written.stages():
         chains = corpus.train.with_roots(written.roots(length))
-        real, counted = LeafyChainCollator(chains)([chains[0], chains[1]]), step.batch(2, length)
+        real, counted = chains.collate([chains[0], chains[1]]), step.batch(2, length)
         assert {field: (each.shape, each.dtype) for field, each in counted.items()} == {
             field: (each.shape, each.dtype) for field, each in real.items()
         }

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 
 from helpers.graphmer.chains import (
     EncodedDocuments,
-    LeafyChainCollator,
     LeafyChains,
     Relations,
     curriculum,
@@ -72,7 +71,7 @@ def chains(world):
 
 
 def whole_epoch(chains):
-    return LeafyChainCollator(chains)([chains[index] for index in range(len(chains))])
+    return chains.collate([chains[index] for index in range(len(chains))])
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,10 @@ def test_packing_fills_sequences_and_can_be_turned_off(world, chains):
     for row in chains._sequences:
         assert sum(map(chains._length, row)) <= ROOTS
         assert sum(map(chains._need, row)) <= LEAVES
-    roots, leaves = chains.fill()
+    roots, leaves = (
+        sum(count(number) for row in chains._sequences for number in row) / most / len(chains)
+        for count, most in ((chains._length, ROOTS), (chains._need, LEAVES))
+    )
     assert 0.5 < max(roots, leaves) <= 1
 
 
@@ -251,7 +253,7 @@ def test_an_anchor_has_at_most_so_many_true_and_wrong_leaves(world, positives, n
 
 
 def test_known_tails_of_the_batch_are_what_a_loop_finds(world, chains):
-    batch = LeafyChainCollator(chains)([chains[index] for index in range(10)])
+    batch = chains.collate([chains[index] for index in range(10)])
     known = directed(world, (*world.splits.train, *world.held_out))
     fields = ("head_entities", "tail_entities", "relation_ids")
     heads, tails, relations = (batch[name].flatten().tolist() for name in fields)
@@ -311,7 +313,7 @@ def test_a_shorter_length_has_the_same_documents_cut(chains):
 
 def test_a_run_goes_through_its_lengths_at_the_steps_of_the_schedule(chains):
     run = curriculum(chains, ((0, 40), (3, ROOTS)), steps=5, examples_per_step=4)
-    loader = DataLoader(run, batch_size=2, collate_fn=LeafyChainCollator(chains))
+    loader = DataLoader(run, batch_size=2, collate_fn=chains.collate)
     assert [batch["root_ids"].shape[1] for batch in loader] == [40] * 6 + [ROOTS] * 4
     assert equal(run[12], chains[0]) and equal(run[3], chains.with_roots(40)[3])
     assert phase_steps((0, 15_000), 100) == (100, 0)
@@ -326,7 +328,7 @@ def test_every_relation_has_an_inverse_of_its_own_and_forbids_what_it_does():
     assert RELATIONS.names[RELATIONS.inverse(RELATIONS.id("raises"))] == "inverse raises"
     for number in range(1, len(RELATIONS.names)):
         assert RELATIONS.inverse(number) != number == RELATIONS.inverse(RELATIONS.inverse(number))
-    names = {RELATIONS.names[number] for number in RELATIONS.properties()["acyclic_relations"]}
+    names = {RELATIONS.names[number] for number in RELATIONS.properties["acyclic_relations"]}
     assert {"contains", "part_of"} <= names and "calls" not in names
 
 

@@ -167,8 +167,8 @@ def test_parameters_change_the_configuration_of_the_machine():
     ("given", "message"),
     [
         ({"changes": "model.hiden_size=3"}, "model.hiden_size: unknown key"),
-        ({"changes": "model.num_layers"}, "is not key=value"),
-        ({"changes": "run.seed=1; run.seed=2"}, "is there twice"),
+        ({"changes": "model.num_layers"}, "must be key=value"),
+        ({"changes": "run.seed=1; run.seed=2"}, "each key once"),
         ({"changes": "run.seed=["}, "run.seed='\\[': not YAML"),
         ({"config": "no.yaml"}, "config='no.yaml'"),
         ({"data_source": "owner/name"}, "data_source='owner/name'"),

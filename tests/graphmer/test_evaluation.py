@@ -7,6 +7,7 @@ from helpers.graphmer import evaluation
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
 from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
+from helpers.graphmer.graph.ontology import read_ontology
 from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 from helpers.machine import runtime
 from tests.graph_run import SMALL
@@ -30,7 +31,7 @@ def test_ranks_leave_other_right_answers_out_and_share_equal_scores(corpus):
     found = evaluation.reciprocal_ranks(length, corpus, triples)
     graph = corpus.graph
     for rank, (head, relation, tail) in zip(found, triples, strict=True):
-        types = corpus.ontology[relation].range
+        types = read_ontology()[relation].range
         right = {t.tail for t in graph.resolved() if (t.head, t.relation) == (head, relation)}
         tails = {t.tail for t in graph.resolved() if t.relation == relation}
         others = [

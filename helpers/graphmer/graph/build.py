@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from helpers.graphmer.graph.knowledge_graph import Entity, Triple, unresolved
+from helpers.graphmer.graph.knowledge_graph import Triple, unresolved
 from helpers.graphmer.graph.ontology import UNKNOWN
 from helpers.graphmer.graph.resolution import CLASSES, Resolver, Value
 from helpers.graphmer.graph.scopes import Module, Scope
@@ -33,12 +33,12 @@ class Build:
             self._class(entity, scope)
         types = self._exceptions() | self._tests()
         entities = [
-            Entity(entity[0], types.get(entity[0], entity[1]), *entity[2:])
+            entity._replace(type=types.get(entity.id, entity.type))
             for module in self.modules.values()
             for entity in module.entities
-            if entity[0] not in self.modules or entity[0] == module.id  # `ndbm = None` where importing it failed
+            if entity.id not in self.modules or entity.id == module.id  # `ndbm = None` where importing it failed
         ]
-        self.entities: list[Entity] = [*entities, *names.external.values()]
+        self.entities = [*entities, *names.external.values()]
         self.defined = {each.id for each in entities if each.type != "package"}
 
     def _module(self, module: Module) -> None:
@@ -81,7 +81,7 @@ class Build:
             return
         self.triples.append((module.id, "imports", source.entity))
         variable = f"{source.entity}.{name}"  # its value may be unknown, its name is not
-        if (member is None or member.is_instance) and variable in self.names.types:
+        if (member is None or member.is_instance) and variable in self.names.defined:
             member = Value(variable, False)
         self._add(module.id, "imports_name", None if member and member.is_instance else member, name)
 
@@ -122,7 +122,7 @@ class Build:
         above = [base for base in self.names.order(entity)[1:] if base != "builtins.object"]
         for name in self.names.overriding(scope):
             meaning = scope.names[name]
-            if meaning[0] == "known" and self.names.types.get(meaning[1]) in _METHODS:
+            if meaning[0] == "known" and self.names.type_of(meaning[1]) in _METHODS:
                 overridden = self.names.found(above, name)
                 if overridden and self.names.type_of(overridden.entity) in _METHODS:
                     self.triples.append((meaning[1], "overrides", overridden.entity))
@@ -146,12 +146,12 @@ class Build:
             for scope in module.scopes
             if self._is_test(scope, module.id in files)
         }
-        files |= {*found.values(), None}  # None: what the sources do not define
-        module_of = self.names.module_of
+        files |= {*found.values()}
         self.triples += [
             (head, "tests", tail)
             for head, relation, tail in self.triples
-            if head in found and relation in ("calls", "instantiates") and module_of.get(tail) not in files
+            if head in found and relation in ("calls", "instantiates")
+            if (called := self.names.defined.get(tail)) and called.module not in files
         ]
         return dict.fromkeys(found, "test")
 

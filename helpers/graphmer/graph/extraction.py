@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import hashlib
@@ -10,10 +9,11 @@ import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from helpers.graphmer.graph.build import Build
-from helpers.graphmer.graph.imports import PROJECT_FILES, Imports, above
+from helpers.graphmer.graph.imports import Imports
 from helpers.graphmer.graph.java import NO_PARSER, JavaResolver, read_java
 from helpers.graphmer.graph.knowledge_graph import (
     DEFINED,
@@ -21,10 +21,11 @@ from helpers.graphmer.graph.knowledge_graph import (
     KnowledgeGraph,
     Triple,
     build_graph,
+    cache_folder,
     keep_graph,
     kept_graph,
 )
-from helpers.graphmer.graph.python import read_tree
+from helpers.graphmer.graph.python import read_python
 from helpers.graphmer.graph.resolution import Resolver
 from helpers.graphmer.graph.scopes import Module
 from helpers.graphmer.graph.sources import Sources, find_sources, standard_library
@@ -52,11 +53,12 @@ def cached_graph(repository: str | Path, folder: str | Path | None = None) -> Kn
     path = folder_of(repository)
     sources = find_sources(path, include_tests=repository != SAMPLE)
     digest = sources.digest(_code())
-    found = kept_graph(path, folder, digest)
+    file = cache_folder(folder) / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
+    found = kept_graph(file, digest)
     if found is None:
         found = _graph(repository, sources)
         if not _unparsed(found.manifest):  # the next time the parser may be there
-            keep_graph(path, folder, digest, found)
+            keep_graph(file, digest, found)
     return found
 
 
@@ -97,33 +99,23 @@ def _unparsed(manifest: dict) -> int:
 def _quiet() -> Iterator[None]:
     """Without warnings of invalid escapes, in code that is not ours, and without the collector: the trees are millions of
     objects without cycles, and looking for some takes a fifth of the time."""
-    collecting = gc.isenabled()
     gc.disable()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        if collecting:
-            gc.enable()
+        gc.enable()
 
 
 def _python(sources: Sources) -> Build:
     files = {sources.above + file: file for file in sources.files if file.endswith(".py")}
-    folders = {folder for file in files for folder in above(file)}
-    projects = [folder for folder in folders if sources.has(folder, PROJECT_FILES)]
-    imports = Imports(files, projects)
+    imports = Imports(files, sources.projects)
     names = imports.names()
-    modules: dict[str, Module] = {}
+    modules = {}
     for path, file in files.items():
         place = imports.paths[path]
         empty = Module(names[place], place, place in imports.packages)
-
-        def read(content: bytes, module: Module = empty) -> Module:
-            read_tree(ast.parse(content), module, content.count(b"\n") + 1)
-            return module
-
-        if module := sources.parse(file, "python", read):
+        if module := sources.parse(file, "python", partial(read_python, empty)):
             modules[module.id] = module
     return Build(Resolver(modules, imports))
 
@@ -137,27 +129,32 @@ def _java(sources: Sources) -> dict[str, Build]:
             below = f"{module.package.replace('.', '/')}/" if module.package else ""
             roots[root.removesuffix(below).partition("/src/")[0].strip("/")].append(module)
     count = Counter(name for modules in roots.values() for name in {module.id for module in modules})
-    alone = {root: modules for root, modules in roots.items() if any(count[module.id] > 1 for module in modules)}
-    shared = [module for root, modules in roots.items() if root not in alone for module in modules]
-    return {"java": Build(JavaResolver(shared))} | {
-        root: Build(JavaResolver(modules)) for root, modules in alone.items()
-    }
+    builds, shared = {}, []
+    for root, modules in roots.items():
+        if any(count[module.id] > 1 for module in modules):
+            builds[root] = Build(JavaResolver(modules))
+        else:
+            shared += modules
+    return {"java": Build(JavaResolver(shared))} | builds
+
+
+class _Names(dict):
+    """Other names of some things; all else keeps its own."""
+
+    def __missing__(self, name: str) -> str:
+        return name
 
 
 def _merged(builds: dict[str, Build]) -> tuple[list[Entity], list[tuple[str, str, str]], dict[Triple, list[int]]]:
     """All parts; what two of them define under one name is two things, and says which part it is of."""
-    count = Counter(name for build in builds.values() for name in {*build.defined})
+    count = Counter(name for build in builds.values() for name in build.defined)
     entities, triples, sites = [], [], {}
     for label, build in builds.items():
-        names = {name: f"{label}:{name}" for name in build.defined if label and count[name] > 1}
-
-        def named(name: str, names: dict[str, str] = names) -> str:
-            return names.get(name, name)
-
+        new = _Names({name: f"{label}:{name}" for name in build.defined if label and count[name] > 1})
         for module in build.modules.values():
-            module.record["module"] = named(module.id)
-        entities += [each._replace(id=named(each.id), module=named(each.module)) for each in build.entities]
-        triples += [(named(head), relation, named(tail)) for head, relation, tail in build.triples]
-        sites |= {Triple(named(head), relation, named(tail)): at for (head, relation, tail), at in build.sites.items()}
+            module.record["module"] = new[module.id]
+        entities += [each._replace(id=new[each.id], module=new[each.module]) for each in build.entities]
+        triples += [(new[head], relation, new[tail]) for head, relation, tail in build.triples]
+        sites |= {Triple(new[head], relation, new[tail]): at for (head, relation, tail), at in build.sites.items()}
     entities.sort(key=lambda entity: entity.status != DEFINED)
     return entities, triples, sites

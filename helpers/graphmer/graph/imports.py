@@ -12,14 +12,13 @@ from pathlib import PurePosixPath
 
 from helpers.graphmer.graph.sources import TEST_FOLDERS
 
-PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")  # in a folder that pip installs from
 _SOURCES = ("src", "lib")  # folders that a project keeps its packages in
 
 
 class Imports:
     """Python files by their paths, each with the name that imports use and the folder that its own imports begin at.
 
-    files: relative paths of all .py files. projects: folders that hold one of PROJECT_FILES.
+    files: relative paths of all .py files. projects: folders that pip installs from.
     """
 
     def __init__(self, files: Collection[str], projects: Collection[str]):

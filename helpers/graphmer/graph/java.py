@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from helpers.graphmer.graph.imports import Imports
-from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.graph.knowledge_graph import Entity
 from helpers.graphmer.graph.resolution import CLASSES, Resolver, Value
 from helpers.graphmer.graph.scopes import OPAQUE, Module, Scope
 
@@ -77,7 +77,7 @@ def read_java(content: bytes) -> Module:
     module.path, module.package = module.id, package
     module.scope = Scope("module", package, f"{package}." if package else "", None, module)
     if package:
-        module.entities.append((package, "package", package.rpartition(".")[2], DEFINED, package, 0, 0))
+        module.entities.append(Entity(package, "package", package.rpartition(".")[2], module=package))
         module.stars.append(package)
     for node in _children(root, "import_declaration"):
         _import(_text(node), module)

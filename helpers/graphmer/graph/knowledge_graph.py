@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -98,47 +99,42 @@ def build_graph(
     return KnowledgeGraph(by_name, tuple(map(Triple._make, ordered)), manifest, lines)
 
 
-# ---- kept between two questions: one JSON file a repository, whole or absent
+# ---- kept between two questions: one file a repository, whole or absent
 
 # What a file that others wrote may be: no JSON, JSON of another form.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
-def kept_graph(repository: Path, folder: str | Path | None, digest: str) -> KnowledgeGraph | None:
+def cache_folder(folder: str | Path | None) -> Path:
+    """`folder`, or the user's own for what is kept."""
+    with contextlib.suppress(RuntimeError):  # there is no home
+        return Path(folder or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/graphmer").expanduser()
+    return Path(tempfile.gettempdir(), "graphmer")
+
+
+def keep(file: Path, content: bytes) -> None:
+    """Writes a file of which no reader finds half; where nothing can be written, nothing is kept."""
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # a full disk, a home that is read-only
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        unfinished.replace(file)
+
+
+def kept_graph(file: Path, digest: str) -> KnowledgeGraph | None:
     """The graph that was kept for this digest; None where there is none, or one that is damaged."""
     try:
-        kept = json.loads(_file(repository, folder).read_bytes())
-        if kept["digest"] != digest:
-            return None
-        entities = {row[0]: Entity._make(row) for row in kept["entities"]}
-        triples = tuple(map(Triple._make, kept["triples"]))
-        sites = {triple: tuple(lines) for triple, lines in zip(triples, kept["sites"], strict=True) if lines}
-        return KnowledgeGraph(entities, triples, kept["manifest"], sites)
+        said, rows, kept, lines, manifest = json.loads(file.read_bytes())
+        entities = {row[0]: Entity._make(row) for row in rows}
+        triples = tuple(map(Triple._make, kept))
+        sites = {triple: tuple(each) for triple, each in zip(triples, lines, strict=True) if each}
+        return KnowledgeGraph(entities, triples, manifest, sites) if said == digest else None
     except _UNREADABLE:
         return None
 
 
-def keep_graph(repository: Path, folder: str | Path | None, digest: str, graph: KnowledgeGraph) -> None:
-    """Keeps a graph in place of the repository's former one; where nothing can be written, nothing is kept."""
-    kept = {
-        "digest": digest,
-        "entities": list(graph.entities.values()),
-        "triples": graph.triples,
-        "sites": [graph.sites.get(triple, ()) for triple in graph.triples],
-        "manifest": graph.manifest,
-    }
-    file = _file(repository, folder)
-    unfinished = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a full disk, a home that is read-only
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            unfinished.write_text(json.dumps(kept, separators=(",", ":")))
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-def _file(repository: Path, folder: str | Path | None) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:32]
-    return Path(folder or f"{home}/graphmer").expanduser() / f"{name}.json"
+def keep_graph(file: Path, digest: str, graph: KnowledgeGraph) -> None:
+    """Keeps a graph in place of the repository's former one."""
+    lines = [graph.sites.get(triple, ()) for triple in graph.triples]
+    kept = [digest, [*graph.entities.values()], graph.triples, lines, graph.manifest]
+    keep(file, json.dumps(kept, separators=(",", ":")).encode())

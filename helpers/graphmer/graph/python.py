@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity
 from helpers.graphmer.graph.scopes import NOTHING, OPAQUE, Module, Scope, bind
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
@@ -27,10 +27,11 @@ _CONSTANTS = {kind: f"<{kind.__name__}>" for kind in (str, bytes, int, float, co
 _TYPE_OPERATORS = {"Optional", "Union", "Annotated", "ClassVar", "Final", "InitVar", "Required", "NotRequired", "Type"}
 
 
-def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
-    """Fills `module`; `lines` is the length of the file."""
-    kind = "package" if module.is_package else "module"
-    module.entities.append((module.id, kind, module.id.rpartition(".")[2], DEFINED, module.id, 1, lines))
+def read_python(module: Module, content: bytes) -> Module:
+    """Fills `module`. Raises what `ast.parse` does."""
+    tree, kind = ast.parse(content), "package" if module.is_package else "module"
+    lines = (1, content.count(b"\n") + 1)
+    module.entities.append(Entity(module.id, kind, module.id.rpartition(".")[2], DEFINED, module.id, *lines))
     todo = module.todo
     todo.append((module.scope, [tree.body]))
     for scope, stack in todo:  # grows: functions and classes are read after what surrounds them
@@ -57,6 +58,7 @@ def read_tree(tree: ast.Module, module: Module, lines: int) -> None:
             else:  # of what is no node there is nothing to read
                 stack += [getattr(node, name) for name in getattr(kind, "_fields", ())[::-1]]
     todo.clear()
+    return module
 
 
 def _meaning(value: ast.AST, scope: Scope) -> tuple:

@@ -39,11 +39,12 @@ class Resolver:
         self.modules, self.imports = modules, imports
         self.files = {module.path: module for module in modules.values()}
         self.folders: dict[str, str] = {}  # entity of a folder without __init__.py -> its path
-        self.classes = {name: scope for module in modules.values() for name, scope in module.classes.items()}
-        self.results = {name: result for module in modules.values() for name, result in module.results.items()}
-        self.properties = set().union(*(module.properties for module in modules.values()))
-        self.types = {entity[0]: entity[1] for module in modules.values() for entity in module.entities}
-        self.module_of = {entity[0]: module.id for module in modules.values() for entity in module.entities}
+        self.classes, self.results, self.properties = {}, {}, set()
+        for module in modules.values():
+            self.classes |= module.classes
+            self.results |= module.results
+            self.properties |= module.properties
+        self.defined = {entity.id: entity for module in modules.values() for entity in module.entities}
         self.external: dict[str, Entity] = {}
         self.orders: dict[str, list[str]] = {}
         self.members: dict[tuple[str, str], Value | None] = {}
@@ -72,8 +73,7 @@ class Resolver:
 
     def _name(self, scope: Scope, name: str) -> Value | None:
         if name[0] == "<":
-            known = self._builtin(name[1:-1])
-            return Value(known.entity if known else f"builtins.{name[1:-1]}", True)
+            return self._builtin(name[1:-1])._replace(is_instance=True)
         looking: Scope | None = scope
         while looking:
             if name in looking.names and (looking is scope or looking.kind != "class"):
@@ -236,9 +236,8 @@ class Resolver:
             if entity in self.classes:
                 scope = self.classes[entity]
                 names = {}
-                for meaning in (scope.names.get(name), scope.fields.get(name)):
-                    if meaning:
-                        bind(names, name, meaning)
+                for meaning in filter(None, (scope.names.get(name), scope.fields.get(name))):
+                    bind(names, name, meaning)
                 if names:
                     return self._meaning(names[name], scope.module)
             elif kind := _builtin_class(entity):
@@ -287,13 +286,14 @@ class Resolver:
         return Value(entity, False)
 
     def _is_external(self, entity: str) -> bool:
-        return entity not in self.types and (entity in self.external or entity.startswith("builtins."))
+        return entity not in self.defined and (entity in self.external or entity.startswith("builtins."))
 
     def _is_imported(self, value: Value) -> bool:
         return self._is_external(value.entity) and not value.is_instance and not value.entity.startswith("builtins.")
 
     def type_of(self, entity: str) -> str:
-        return self.types.get(entity) or (self.external[entity].type if entity in self.external else UNKNOWN)
+        found = self.defined.get(entity) or self.external.get(entity)
+        return found.type if found else UNKNOWN
 
 
 def linear(rows: list[list[str]]) -> list[str] | None:

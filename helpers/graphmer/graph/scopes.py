@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED
+from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity
 
 # What a name is bound to: ("known", entity, is_instance) · ("chain", chain, scope): the value of an expression ·
 # ("module", name) · ("member", module, name): from module import name · ("any", [...]): more than one of these.
@@ -63,24 +63,25 @@ class Scope:
 
         lines: the first and the last of the definition. suffix: what tells it from others of its name.
         """
-        entity = f"{self.prefix}{name}{suffix}"
-        module = self.module
-        new = (entity, kind, name, DEFINED, module.id, *lines)
+        entity, module = f"{self.prefix}{name}{suffix}", self.module
         position = module.defined.setdefault(entity, len(module.entities))
         if position == len(module.entities):
-            module.entities.append(new)
+            self._add(entity, kind, name, lines)
             if self.owner:
                 module.triples.append((self.owner, "contains", entity))
-        elif kind not in _VARIABLES and module.entities[position][1] in _VARIABLES:  # `Flag = None`, later the class
-            module.entities[position] = new
+        elif kind not in _VARIABLES and module.entities[position].type in _VARIABLES:  # `Flag = None`, later the class
+            module.entities[position] = Entity(entity, kind, name, DEFINED, module.id, *lines)
         return entity
 
     def parameter(self, name: str, lines: tuple[int, int]) -> str:
         """A parameter of the function whose scope this is; returns its id."""
         entity = f"{self.owner}({name})"
-        self.module.entities.append((entity, "parameter", name, DEFINED, self.module.id, *lines))
+        self._add(entity, "parameter", name, lines)
         self.module.triples.append((self.owner, "has_parameter", entity))
         return entity
+
+    def _add(self, entity: str, kind: str, name: str, lines: tuple[int, int]) -> None:
+        self.module.entities.append(Entity(entity, kind, name, DEFINED, self.module.id, *lines))
 
 
 class Module:
@@ -96,7 +97,7 @@ class Module:
         self.scopes: list[Scope] = []
         self.scope = Scope("module", self.id, f"{self.id}.", None, self)
         self.todo: list[tuple[Scope, list]] = []  # while it is read
-        self.entities: list[tuple] = []
+        self.entities: list[Entity] = []
         self.triples: list[tuple] = []
         self.defined: dict[str, int] = {}  # position in `entities`
         self.classes: dict[str, Scope] = {}

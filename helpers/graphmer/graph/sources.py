@@ -7,15 +7,16 @@ import hashlib
 import os
 import stat
 import sysconfig
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 MOST_BYTES = 1_000_000  # of a source; the longest of the standard library has 0.8 million
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})  # idle_test: the standard library's, of IDLE
+PROJECT_FILES = frozenset({"pyproject.toml", "setup.py", "setup.cfg"})  # in a folder that pip installs from
+_READ = (".py", ".java")
 # What is installed into or generated beside a project is not its source.
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules", "__pypackages__"})
-TOO_DEEP = "nested too deep"
 # ValueError: NUL bytes, wrong encoding · ImportError: the language's parser is not installed
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
 
@@ -44,30 +45,29 @@ def find_sources(folder: str | Path, include_tests: bool) -> Sources:
         if "pyvenv.cfg" in files:
             inner.clear()
             continue
-        found += [Path(inside, name).relative_to(root).as_posix() for name in files if name.endswith((".py", ".java"))]
+        below = Path(inside).relative_to(root)
+        found += [(below / name).as_posix() for name in files if name in PROJECT_FILES or name.endswith(_READ)]
     return Sources(root, sorted(found))
 
 
 class Sources:
     """Files of a folder, by their paths below it with forward slashes.
 
-    above: the folders of packages around it, as "package/", where it lies in one. read: path, module, language and sha256 of
-    each file that was parsed. failed: path and error of each other one.
+    above: the folders of packages around it, as "package/", where it lies in one. projects: folders below, named from the outermost
+    package, that pip installs from. read: path, module, language and sha256 of each file that was parsed. failed: path and error of
+    each other one.
     """
 
-    def __init__(self, root: Path, files: list[str]):
-        self.root, self.files = root, files
+    def __init__(self, root: Path, found: list[str]):
+        self.root, self.files = root, [file for file in found if file.endswith(_READ)]
         self.above = ""
         while root.name and (root / "__init__.py").is_file():
             self.above = f"{root.name}/{self.above}"
             root = root.parent
+        parts = ((self.above + file).rpartition("/") for file in found)
+        self.projects = {folder for folder, _, name in parts if name in PROJECT_FILES}
         self.read: list[dict] = []
         self.failed: list[dict] = []
-
-    def has(self, folder: str, names: Collection[str]) -> bool:
-        """Whether a folder, named as in `above + path`, holds one of these files."""
-        inside = self.root / folder.removeprefix(self.above) if folder.startswith(self.above) else None
-        return inside is not None and any((inside / name).is_file() for name in names)
 
     def digest(self, start: str) -> str:
         """sha256 of the paths and contents of all files, and of `start`."""
@@ -110,7 +110,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
     if isinstance(error, RecursionError):
-        return TOO_DEEP
+        return "nested too deep"
     if isinstance(error, ImportError):
         return str(error)
     return f"{type(error).__name__}: {error.strerror if isinstance(error, OSError) else error}"
