@@ -14,10 +14,11 @@ ONLY ?= '*'
 GPU := .venv-gpu
 TPU := .venv-tpu
 TORCHTPU := .venv-torchtpu
+CUDA := .venv-cuda
 DEMO := outputs/demo-$(notdir $(basename $(DATA)))-$(STEPS)
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint versions faults tpu clean
+.PHONY: help demo test slow test-gpu test-tpu notebooks docs gallery lint versions faults tpu cuda clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -44,6 +45,9 @@ test-tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA de
 
 test-torchtpu: $(TORCHTPU)/.installed ## training on the device of TorchTPU, the successor of torch_xla, without a TPU (minutes)
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(TORCHTPU)/bin/python -m pytest tests/machine/test_torch_tpu.py
+
+cuda: $(CUDA)/.installed ## what is left on the CPU where a GPU trains, by fake tensors of a card, without a GPU (6 GB to install)
+	OMP_NUM_THREADS=1 $(CUDA)/bin/python -m pytest tests/machine/test_fake_cards.py
 
 notebooks: $(GPU)/.installed ## build notebooks/*.ipynb from notebooks/source and helpers
 	$(GPU)/bin/python notebooks/build.py
@@ -72,7 +76,7 @@ tpu: $(TPU)/.installed ## the TPU notebooks' steps at real size, by Google's TPU
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
 
 clean: ## remove all environments (outputs stay)
-	rm -rf $(GPU) $(TPU) $(TORCHTPU) .versions
+	rm -rf $(GPU) $(TPU) $(TORCHTPU) $(CUDA) .versions
 
 # A stamp, so that the second call reuses the environment and a changed requirement renews it.
 .venv-%/.installed: requirements-%.txt tests/requirements.txt
@@ -86,4 +90,9 @@ $(TPU)/.installed: tests/requirements-tpu-compiler.txt
 $(TORCHTPU)/.installed: tests/requirements-torchtpu.txt requirements-gpu.txt tests/requirements.txt
 	test -x $(TORCHTPU)/bin/python || $(PYTHON) -m venv $(TORCHTPU)
 	$(TORCHTPU)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
+	@touch $@
+
+$(CUDA)/.installed: tests/requirements-cuda.txt requirements-gpu.txt tests/requirements.txt
+	test -x $(CUDA)/bin/python || $(PYTHON) -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(addprefix -r ,$^)
 	@touch $@

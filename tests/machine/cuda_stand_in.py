@@ -1,9 +1,13 @@
 """The CPU in the place of a named CUDA card: torch answers as if the card were there, and tensors stay on the CPU.
 
     pretend("T4"); pretend("T4", count=2)        # first thing in a process of its own; nothing is put back
+    pretend("T4", fake=True)                     # with a CUDA build of torch
 
 What runs is real: the trainers, `GradScaler`, fp16 and bf16 autocast, fused optimizers (all on the CPU's kernels). What it cannot
 show: a tensor that was left on the wrong device, speed, and memory. `out_of_memory` raises what CUDA's allocator raises.
+
+`fake`: tensors of the card have a shape, a dtype and the device cuda:0, but no numbers. An operation on one of them and a tensor of
+the CPU raises as it would on the card. There is no backward pass: torch's autograd engine asks the driver for a device.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # makes a table of torch's functions, which must be its own
+from torch._subclasses import fake_tensor
 from torch.overrides import TorchFunctionMode
 
 GIB = 2**30
@@ -48,7 +53,54 @@ def _cpu(value):
     return value
 
 
-def pretend(card: str, count: int = 1, architectures: list[str] | None = None) -> None:
+class _WithoutCard(fake_tensor.FakeTensorMode):
+    avoid_device_init = True  # which it would not where a card is said to be there
+
+
+class _Fakes(TorchFunctionMode):
+    """Makes fake tensors of what is made on "cuda" or moved there. What comes back: what was moved, else zeros."""
+
+    BACK = (torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.__bool__)
+
+    def __init__(self):
+        super().__init__()
+        torch._C._ensureCUDADeviceGuardSet()
+        fake_tensor.init_gpu_context = _nothing  # makes a real tensor where there is a card
+        fake_tensor.FakeTensor.tolist = lambda tensor: self.numbers(tensor).tolist()  # which is not torch's
+        torch.utils.swap_tensors = _nothing  # for weights that `Module.to` finds where they should be
+        self.fakes = _WithoutCard(allow_non_fake_inputs=True)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        values = (*args, *kwargs.values())
+        fakes = [each for each in values if isinstance(each, fake_tensor.FakeTensor)]
+        if function is torch.Tensor.pin_memory:
+            return args[0]
+        counting = torch._C._get_dispatch_mode(self.fakes._mode_key)  # the planner has fakes of its own
+        if function is torch.device or counting or not (fakes or any(_is(each, "cuda") for each in values)):
+            return function(*args, **kwargs)
+        moves = function is torch.Tensor.to
+        if function in self.BACK or (moves and any(_is(each, "cpu") for each in values)):
+            return function(self.numbers(args[0]), *args[1:], **kwargs)
+        with self.fakes:
+            made = function(*args, **kwargs)
+        if moves and made.dtype == args[0].dtype:
+            made.moved = self.numbers(args[0])
+        return made
+
+    def numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What was moved to the card; zeros for what was computed there."""
+        if not isinstance(tensor, fake_tensor.FakeTensor):
+            return tensor.detach()
+        moved = getattr(tensor, "moved", None)
+        return torch.zeros(tensor.shape, dtype=tensor.dtype) if moved is None else moved
+
+
+def _is(value, kind: str) -> bool:
+    return isinstance(value, str | torch.device) and str(value).partition(":")[0] == kind
+
+
+def pretend(card: str, count: int = 1, architectures: list[str] | None = None, fake: bool = False) -> None:
     """Makes this process see `count` cards of one kind.
 
     card: a key of CARDS. architectures: what the installed torch has kernels for (default: those of a recent wheel).
@@ -89,6 +141,11 @@ def pretend(card: str, count: int = 1, architectures: list[str] | None = None) -
             setattr(torch.cuda.random, each, answer)
         if hasattr(torch.cuda.memory, each):
             setattr(torch.cuda.memory, each, answer)
+    if fake:
+        torch.cuda.make_graphed_callables = lambda function, samples: function
+        torch.inference_mode = lambda mode=True: torch.no_grad()  # in which fakes are asked before the card is
+        _Fakes().__enter__()
+        return
     torch._C._cuda_getCurrentRawStream = _nothing  # of a CUDA build; torch's compiler imports it where there is a card
     _rename_device(torch.amp.autocast_mode.autocast)
     _rename_device(torch.amp.grad_scaler.GradScaler)
