@@ -6,8 +6,11 @@ PIP_ARGS ?=
 # make demo DATA=stories.txt, DATA=roneneldan/TinyStories
 DATA ?= sample
 STEPS ?= 100
-# Any further notebook parameters: make demo PARAMETERS="reservoir_size=2048 seed=1"
-PARAMETERS ?=
+# Any further notebook parameters: make demo PARAMETERS="units=2400 seed=1". On the sample a small network takes small steps,
+# so that the demo is short.
+ifeq ($(DATA),sample)
+PARAMETERS ?= units=1536 batch_size=8 sequence_length=96 vocab_size=2048
+endif
 # make faults ONLY="'papermill/*' '*/xla'"
 ONLY ?= '*'
 

@@ -26,17 +26,13 @@ def probabilities(model, tokens: np.ndarray, end: int, length: int = 128) -> np.
     blocks = TokenBlocks(tokens, end, length).read_states(model)
     found_P, was_training = np.zeros(len(tokens)), model.training
     model.eval()
-    for first in range(0, len(blocks), BATCH):
-        places = range(first, min(first + BATCH, len(blocks)))
-        batch = [blocks[place] for place in places]
-        ids_BT, state_BS = (
-            torch.stack([each[key] for each in batch]).to(model.device) for key in ("input_ids", "state")
-        )
+    spans = zip(blocks.starts, blocks.sizes - 1, strict=True)
+    for batch in torch.utils.data.DataLoader(blocks, BATCH):
+        ids_BT, state_BS = (batch[key].to(model.device) for key in ("input_ids", "state"))
         logs_BTV = model(input_ids=ids_BT[:, :-1], state=state_BS).logits.log_softmax(-1)
-        logs_BT = logs_BTV.gather(-1, ids_BT[:, 1:, None]).squeeze(-1).exp().cpu().numpy()
-        for place, logs_T in zip(places, logs_BT, strict=True):
-            start, size = blocks.starts[place], blocks.sizes[place] - 1
-            found_P[start : start + size] = logs_T[:size]
+        for p_T in logs_BTV.gather(-1, ids_BT[:, 1:, None]).squeeze(-1).exp().cpu().numpy():
+            start, size = next(spans)
+            found_P[start : start + size] = p_T[:size]
     model.train(was_training)
     return found_P
 
@@ -62,6 +58,14 @@ def best_mixture(model_P, counts: Counts, tokens, weights=WEIGHTS) -> tuple[floa
         tried += [(nats_of((1 - w) * model_P + w * counted_P).sum(), w, cache_weight) for w in weights]
     nats, weight, cache_weight = min(tried)
     return float(weight), float(cache_weight), float(nats)
+
+
+def chosen_mixture(model_P, counts, cache_weight, dev, bytes_V, end) -> tuple[float, float]:
+    """The weights of counts and cache that are best on dev, or 1 and that of counting alone where dev does not show a gain."""
+    weight, cache, _ = best_mixture(model_P, counts, dev)
+    mixed_P = (1 - weight) * model_P + weight * counts.with_cache(dev, cache)
+    ours, counting = (Score.of(each_P, dev, bytes_V, end) for each_P in (mixed_P, counts.with_cache(dev, cache_weight)))
+    return (weight, cache) if beside(ours, counting)[1] > 0 else (1.0, cache_weight)
 
 
 def nats_of(probability_P: np.ndarray) -> np.ndarray:
@@ -98,7 +102,27 @@ def in_words(name: str, other: str, ours: Score, theirs: Score) -> str:
     """One row of the verdict: better, worse or not told apart, by how much, and over how many texts."""
     share, low, high = beside(ours, theirs)
     verdict = "is better than" if low > 0 else "is worse than" if high < 0 else "is not told apart from"
+    share, low, high = (f"{abs(each):.1%} {'fewer' if each >= 0 else 'more'}" for each in (share, low, high))
     return (
-        f"{name} {verdict} {other}: {ours.bits_per_byte:.3f} against {theirs.bits_per_byte:.3f} bits per byte, {share:+.1%} "
-        f"saved ({low:+.1%} to {high:+.1%}, 95 % over {len(ours.nats_S)} test texts)"
+        f"{name} {verdict} {other}: {ours.bits_per_byte:.3f} against {theirs.bits_per_byte:.3f} bits per byte, {share} "
+        f"(95 %: {low} to {high}, over {len(ours.nats_S)} test texts)."
     )
+
+
+def verdict(scores: dict[str, Score], counts_weight: float) -> list[str]:
+    """What training adds to counting, what the mixture does, and whether counting is as good; by the names of the scores."""
+    counting, ours, llama = (scores.get(name) for name in ("counting", "reservoir with counts", "Llama with counts"))
+    rows = [in_words("The reservoir without counts", "counting alone", scores["reservoir without counts"], counting)]
+    if counts_weight == 1:
+        return [
+            *rows,
+            "The dev texts do not show that the mixture is better than counting alone, so the model that you get is counting.",
+        ]
+    rows.append(in_words("The mixture of both", "counting alone", ours, counting))
+    if llama:
+        rows.append(in_words("The mixture of both", "the Llama's mixture", ours, llama))
+    if beside(ours, counting)[1] <= 0:
+        rows.append(
+            "Counting is as good on this text: nothing that was trained is shown to add to it. More text or steps may."
+        )
+    return rows

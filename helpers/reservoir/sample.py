@@ -1,7 +1,4 @@
-"""The sample: 360 short stories, written for this project, for a run with no network and no account.
-
-Two dozen tales are told again and again with other people, animals, things and sentences.
-"""
+"""The sample: 211 short stories, written for this project, for a run with no network and no account. Each is told once."""
 
 import json
 from pathlib import Path

@@ -15,7 +15,7 @@ from helpers.train.trainer import TrainerMixin
 from .model import Predictor, begin_at_codes, recall
 
 LLAMA_RATE = 1.5e-3  # what the dev stories of benchmarks/reservoir.py prefer
-LLAMA_HEAD = 32  # width of a head of attention
+LLAMA_LAYERS, LLAMA_HEAD = 2, 32  # and the width of a head of attention
 
 
 class LanguageModelTrainer(TrainerMixin, Trainer):
@@ -44,30 +44,27 @@ class RecallLlama(PreTrainedModel):
     @classmethod
     def beside(cls, model, codes_VC: torch.Tensor, length: int, seed: int) -> RecallLlama:
         """Of about as many trained weights as the reservoir model has, drawn from `seed`."""
-        ours, wanted = model.config, model.num_parameters()
-
-        def made(width: int) -> RecallLlama:
-            torch.manual_seed(seed)
-            config = LlamaConfig(
-                vocab_size=ours.vocab_size,
-                hidden_size=width,
-                intermediate_size=8 * width // 3,
-                num_hidden_layers=2,
-                num_attention_heads=width // LLAMA_HEAD,
-                max_position_embeddings=length,
-                attention_dropout=ours.dropout,
-                tie_word_embeddings=True,
-                use_cache=False,
-                bos_token_id=None,
-                eos_token_id=ours.eos_token_id,
-                recall_tokens=ours.recall_tokens,
-            )
-            return cls(config)
-
-        widths = range(LLAMA_HEAD, 17 * LLAMA_HEAD, LLAMA_HEAD)
-        with torch.device("meta"):
-            width = min(widths, key=lambda width: abs(made(width).num_parameters() - wanted))
-        found = made(width)
+        ours, V = model.config, model.config.vocab_size
+        # An embedding V D, and in each of the layers 4 D^2 of attention and 8 D^2 of the feed-forward part.
+        weights_DD = 12 * LLAMA_LAYERS
+        width = ((V * V + 4 * weights_DD * model.num_parameters()) ** 0.5 - V) / (2 * weights_DD)
+        width = max(1, round(width / LLAMA_HEAD)) * LLAMA_HEAD
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=V,
+            hidden_size=width,
+            intermediate_size=8 * width // 3,
+            num_hidden_layers=LLAMA_LAYERS,
+            num_attention_heads=width // LLAMA_HEAD,
+            max_position_embeddings=length,
+            attention_dropout=ours.dropout,
+            tie_word_embeddings=True,
+            use_cache=False,
+            bos_token_id=None,
+            eos_token_id=ours.eos_token_id,
+            recall_tokens=ours.recall_tokens,
+        )
+        found = cls(config)
         begin_at_codes(found.get_input_embeddings().weight, codes_VC.float())
         nn.init.zeros_(found.predictor.trust.weight)
         return found

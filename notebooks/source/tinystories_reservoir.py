@@ -52,12 +52,15 @@
 # parameters: helpers.reservoir.parameters.ReservoirParameters
 
 # %%
+import time
+
 from helpers import parameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
 from helpers.reservoir.parameters import ReservoirParameters
 from helpers.run.run_folder import RunFolder
 
+begun = time.perf_counter(), time.process_time()
 secrets.provide("HF_TOKEN")
 params = parameters.check(ReservoirParameters, globals())  # every setting is checked before anything is downloaded
 machine = runtime.detect(params.use_tpu, params.precision)
@@ -201,71 +204,60 @@ def trainer_of(model, plan, folder):
 
 
 trainer = trainer_of(model, plan, run.path)
-output = trainer.train(resume_from_checkpoint=params.resume)
+waited, used = time.perf_counter() - begun[0], time.process_time() - begun[1]
+print(f"the first step begins after {waited:.0f} s ({used:.0f} s of processor time)")
+trainer.train(resume_from_checkpoint=params.resume)
 measured = trainer.results()
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 
 # %% [markdown]
-# ## Mix the counts in, and train a Llama beside it
+# ## Is it any good?
 #
-# $P = (1 - w)\, P_{model} + w\, P_{counts}$, with the weight $w$ and the share of the cache that are best on dev. Then a transformer of as
-# many trained weights gets every helper that the reservoir gets: the same codes where its embedding begins, the same recall, the same counts
-# with a weight of its own from dev, the same batches and steps. Attention sees its own block of tokens.
+# Three models predict the test texts, which chose nothing: counting, the mixture $P = (1 - w)\, P_{model} + w\, P_{counts}$, and a mixture
+# with a Llama in the reservoir's place. The weight $w$ and the share of the cache are those that are best on dev. Where the dev texts do not
+# show (95 %) that a mixture is better than counting alone, $w$ is 1, and the model that you get is counting.
+#
+# The Llama has as many trained weights and gets every helper that the reservoir gets: the same codes where its embedding begins, the same
+# recall, the same counts, batches and steps. Its attention sees its own block of tokens. The intervals say how much a difference moves if
+# other texts of the same kind had been tested.
 
 # %%
 import dataclasses
 
 from helpers.machine.engine import cpu_copy
+from helpers.reservoir.evaluation import Score
 from helpers.reservoir.training import LLAMA_RATE
 
-model = (
-    cpu_copy(trainer.model) if machine.kind == "xla" else trainer.model
-)  # XLA would compile every length of text anew
-model.counts = counts
-dev_part = dev[:READ_DEV]
-weights = evaluation.best_mixture(evaluation.probabilities(model, dev_part, end), counts, dev_part)
-model.config.counts_weight, model.config.cache_weight = weights[:2]
-print(f"counts have a weight of {weights[0]:.2f}, and within them the cache {weights[1]:.2f}")
-
-predictions = {"reservoir": evaluation.probabilities(model, test, end)}
-mixing = {"reservoir": weights}
+trained = {"reservoir": trainer}
 if params.compare_transformer:
     llama = RecallLlama.beside(model, codes, params.sequence_length, params.seed)
-    rate = params.learning_rate or LLAMA_RATE
-    llama_plan = dataclasses.replace(plan, learning_rate=rate)
-    llama_trainer = trainer_of(llama, llama_plan, run.path / "llama")
-    llama_trainer.train(resume_from_checkpoint=params.resume)
-    llama = cpu_copy(llama_trainer.model) if machine.kind == "xla" else llama_trainer.model
-    mixing["Llama"] = evaluation.best_mixture(evaluation.probabilities(llama, dev_part, end), counts, dev_part)
-    predictions["Llama"] = evaluation.probabilities(llama, test, end)
-
-# %% [markdown]
-# ## Is it any good?
-#
-# The test texts chose nothing. The intervals say how much a difference moves if other texts of the same kind had been tested.
-
-# %%
-from helpers.reservoir.evaluation import Score, in_words
+    llama_plan = dataclasses.replace(plan, learning_rate=params.learning_rate or LLAMA_RATE)
+    trained["Llama"] = trainer_of(llama, llama_plan, run.path / "llama")
+    print("the Llama:")
+    trained["Llama"].train(resume_from_checkpoint=params.resume)
 
 counting = Score.of(counts.with_cache(test, cache_weight), test, bytes_V, end)
-scores = {"counting": counting}
-for name, alone in predictions.items():
-    weight, cache, _ = mixing[name]
-    scores[f"{name} without counts"] = Score.of(alone, test, bytes_V, end)
+scores, mixing, dev_part = {"counting": counting}, {}, dev[:READ_DEV]
+# XLA would compile every length of text anew.
+models = {name: cpu_copy(each.model) if machine.kind == "xla" else each.model for name, each in trained.items()}
+for name, each in models.items():
+    dev_P = evaluation.probabilities(each, dev_part, end)
+    weight, cache = mixing[name] = evaluation.chosen_mixture(dev_P, counts, cache_weight, dev_part, bytes_V, end)
+    alone = evaluation.probabilities(each, test, end)
     mixed = (1 - weight) * alone + weight * counts.with_cache(test, cache)
+    scores[f"{name} without counts"] = Score.of(alone, test, bytes_V, end)
     scores[f"{name} with counts"] = Score.of(mixed, test, bytes_V, end)
-tables.show([{"model": name, "bits per byte of test": score.bits_per_byte} for name, score in scores.items()])
-verdict = [
-    in_words("What was trained, without counts,", "counting alone", scores["reservoir without counts"], counting),
-    in_words("The mixture", "counting alone", scores["reservoir with counts"], counting),
-]
-if "Llama" in predictions:
+model = models["reservoir"]
+model.counts = counts
+model.config.counts_weight, model.config.cache_weight = mixing["reservoir"]
+print(
+    f"counts have a weight of {model.config.counts_weight:.2f}, and within them the cache {model.config.cache_weight:.2f}"
+)
+tables.show([{"model": name, "bits per byte of test": f"{score.bits_per_byte:.3f}"} for name, score in scores.items()])
+verdict = evaluation.verdict(scores, model.config.counts_weight)
+if params.data_source == "sample":
     verdict.append(
-        in_words("The mixture", "the Llama's mixture", scores["reservoir with counts"], scores["Llama with counts"])
-    )
-if evaluation.beside(scores["reservoir with counts"], counting)[1] <= 0:
-    verdict.append(
-        "Counting is as good on this text: nothing that was trained adds to it. More text or more steps may."
+        "The sample is a few pages: its figures show that everything works, not how good such a model can be."
     )
 print("\n".join(verdict))
 
@@ -279,11 +271,12 @@ print("\n".join(verdict))
 beginning = params.prompt  # or any text in quotes
 
 
-def continued(model, text, tokens=120):
+def continued(model, text, tokens=120, temperature=0.6):
     """The text and what the model samples after it, the same each time."""
     torch.manual_seed(params.seed)
     prompt = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
-    found = model.eval().generate(prompt, max_new_tokens=tokens, do_sample=True, temperature=0.7, top_p=0.95)
+    sampling = {"do_sample": True, "temperature": temperature, "top_p": 0.95}
+    found = model.eval().generate(prompt, max_new_tokens=tokens, **sampling)
     return tokenizer.decode(found[0], skip_special_tokens=True)
 
 
@@ -301,7 +294,11 @@ from transformers import AutoModelForCausalLM
 
 model_folder = run.path / "model"
 model.save_pretrained(model_folder)
-tokenizer.save_pretrained(model_folder)
+for folder in (
+    model_folder,
+    model_folder / "tokenizer",
+):  # beside a model with code, AutoTokenizer would ask about the code
+    tokenizer.save_pretrained(folder)
 reloaded = AutoModelForCausalLM.from_pretrained(model_folder).to(model.device)
 same_story = continued(reloaded, beginning) == story
 print(f"the reloaded model tells the same text: {same_story}")
@@ -339,33 +336,33 @@ print(results_file)
 
 # %%
 # @title Learn this text
+import numpy as np
+
 paragraph = (
     "Nim is a robot. Nim lives in a tea pot on the hill. Every day Nim makes tea for the frog. "
     "One day the tea pot was cold, and Nim was sad. The frog made a fire on the hill. Then the tea pot was warm again."
 )
 taught = tokens_of([paragraph], tokenizer)
+w = reloaded.config.counts_weight = max(0.5, model.config.counts_weight)  # so that what is taught is heard
+alone = evaluation.probabilities(reloaded, taught, end)
 
 
-def bits(model):
+def bits():
     """Bits per byte of the paragraph, with the counts as they are."""
-    w = model.config.counts_weight
-    mixed = (1 - w) * evaluation.probabilities(model, taught, end) + w * model.counts.with_cache(
-        taught, model.config.cache_weight
-    )
+    mixed = (1 - w) * alone + w * reloaded.counts.with_cache(taught, reloaded.config.cache_weight)
     return Score.of(mixed, taught, bytes_V, end).bits_per_byte
 
 
-reloaded.config.counts_weight = max(0.5, reloaded.config.counts_weight)  # so that what is taught is heard
-before, told = bits(reloaded), continued(reloaded, "Nim is", 30)
-reloaded.learn(taught)
-print(f"{before:.2f} bits per byte of this text before, {bits(reloaded):.2f} after")
-print(f"before: {told}\nafter:  {continued(reloaded, 'Nim is', 30)}")
+before, told = bits(), continued(reloaded, "Nim is", 30, temperature=0.1)
+reloaded.learn(np.tile(taught, 5))  # read five times: what was read once is one phrase among thousands
+print(f"{before:.2f} bits per byte of this text before, {bits():.2f} after")
+print(f"before: {told}\nafter:  {continued(reloaded, 'Nim is', 30, temperature=0.1)}")
 
 # %% [markdown]
 # ## Next
 #
 # - **Use it elsewhere**: `AutoModelForCausalLM.from_pretrained("<output_dir>/model", trust_remote_code=True)`, with
-#   `PreTrainedTokenizerFast.from_pretrained("<output_dir>/model")`.
+#   `AutoTokenizer.from_pretrained("<output_dir>/model/tokenizer")`, which runs no code of the folder.
 # - **Another network**: change the activation, `leak` or `spectral_radius` in the method's file and run all again.
 # - **Longer**: raise `max_steps`, `num_texts` or `units`, in a new `output_dir`.
 # - **Classic reservoir computing** (ridge readouts, time series): [reservoirpy](https://github.com/reservoirpy/reservoirpy).

@@ -8,7 +8,7 @@ import torch
 
 from helpers.reservoir import evaluation
 from helpers.reservoir.counts import Counts
-from helpers.reservoir.evaluation import Score, beside, best_mixture, in_words, probabilities
+from helpers.reservoir.evaluation import Score, beside, best_mixture, chosen_mixture, in_words, probabilities, verdict
 from helpers.reservoir.training import RecallLlama
 
 from .test_counts import stream
@@ -56,6 +56,35 @@ def test_a_difference_that_every_text_shows_is_told_and_one_that_changes_sign_is
     assert "is better than" in in_words("A", "B", better, theirs)
     assert "is worse than" in in_words("A", "B", theirs, better)
     assert "is not told apart from" in in_words("A", "B", noise, theirs)
+    assert ", 10.0% fewer (95 %: 10.0% fewer to 10.0% fewer, over 80 test texts)" in in_words("A", "B", better, theirs)
+    assert ", 11.1% more (" in in_words("A", "B", theirs, better)
+
+
+def test_the_verdict_says_where_counting_is_as_good_and_where_the_model_is_counting():
+    nats, bytes_S = np.linspace(50, 100, 80), np.full(80, 60)
+    counting, worse, better = (Score(factor * nats, bytes_S) for factor in (1, 2, 0.9))
+    names = ("counting", "reservoir without counts", "reservoir with counts", "Llama with counts")
+
+    good = verdict(dict(zip(names, (counting, worse, better, counting), strict=True)), 0.5)
+    assert [row.split(":")[0] for row in good] == [
+        "The reservoir without counts is worse than counting alone",
+        "The mixture of both is better than counting alone",
+        "The mixture of both is better than the Llama's mixture",
+    ]
+    same = verdict(dict(zip(names[:3], (counting, worse, counting), strict=True)), 0.5)
+    assert "Counting is as good on this text" in same[-1]
+    alone = verdict(dict(zip(names[:3], (counting, worse, counting), strict=True)), 1.0)
+    assert len(alone) == 2 and alone[1].endswith("so the model that you get is counting.")
+
+
+def test_counting_alone_is_chosen_where_dev_does_not_show_that_a_mixture_is_better():
+    dev, bytes_V = stream(1, 20), np.ones(V, dtype=int)
+    counts = Counts.fit(stream(0, 60), V, END)
+    better = 1.5 * counts.probability(dev)
+    assert chosen_mixture(better, counts, 0.05, dev, bytes_V, END)[0] < 1
+    last_text = np.arange(len(dev)) >= np.flatnonzero(dev == END)[-2]
+    for none in (better * last_text + 1e-9, np.full(len(dev), 1e-9)):  # better on one text of twenty, and on none
+        assert chosen_mixture(none, counts, 0.05, dev, bytes_V, END) == (1.0, 0.05)
 
 
 def test_the_llama_beside_has_as_many_weights_and_begins_at_the_same_codes():
