@@ -228,8 +228,8 @@ def in_words(error: Mapping[str, Any], fields: Mapping[str, FieldInfo]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """At most 200 characters of the value; a huge number, which has no repr, in hexadecimal."""
-    text = hex(value) if isinstance(value, int) and value.bit_length() > 99 else repr(value)
+    """At most 200 characters of the value."""
+    text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 

@@ -360,7 +360,6 @@ def nan(what: str, **options) -> Callable[[Path, str], str]:
 
 FAULTS: dict[str, Callable[[Path, str], str]] = {
     "full disk": full_disk,
-    "a file may have 20 kB": lambda work, kind: fails(work, kind, "CheckpointNotWritten", file_limit=20_000),
     "unreadable disk": unreadable,
     "NaN loss": nan("loss", nan_step=6),
     "NaN gradient": nan("a weight", nan_gradient_step=8),
@@ -433,32 +432,25 @@ def run(cell: Cell) -> dict:
         try:
             return outcome(cell, Path(folder))
         except Exception as error:
-            with contextlib.suppress(OSError):
-                shutil.copy(Path(folder) / "log.txt", Path(tempfile.gettempdir()) / "fault-last-bad.log")
             return {"outcome": "failed", "said": str(error) if isinstance(error, Bad) else repr(error), "saved": None}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="of where/when/how/kind")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="also the cells that are there with a good outcome")
-    parser.add_argument("--list", action="store_true", help="name the cells and run none")
     options = parser.parse_args()
     every = {cell.name: cell for cell in cells()}
     chosen = [name for name in every if any(fnmatch.fnmatch(name, pattern) for pattern in options.only)]
-    if options.list:
-        print(*chosen, sep="\n")
-        return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or a run would inherit that nohup ignores it
-    found = json.loads(options.out.read_text())["cells"] if options.out.exists() else {}
+    found = json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
     code = provenance.code()
     for name in chosen:
         if options.again or found.get(name, {}).get("outcome") != "identical":
             found[name] = every[name]._asdict() | run(every[name]) | {"payload": code["payload_sha256"][:12]}
             kept = {each: found[each] for each in every if each in found}
             written = {"schema": 2, "code": code, "versions": provenance.versions(), "cells": kept}
-            options.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+            RESULTS.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
             print(f"{found[name]['outcome']:<10}{name}  {found[name]['said'][:100]}", flush=True)
     bad = [name for name in chosen if found[name]["outcome"] != "identical"]
     print(f"{len(chosen) - len(bad)} of {len(chosen)} are good")

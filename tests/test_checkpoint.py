@@ -69,14 +69,6 @@ def test_the_manifest_holds_sizes_and_hashes_of_what_was_written(tmp_path):
     }
 
 
-def test_checkpoints_are_listed_by_number_and_not_by_name(tmp_path):
-    for step in (5, 100, 20):
-        write(tmp_path, step)
-    (tmp_path / "checkpoint-best").mkdir()
-    (tmp_path / "checkpoint-7").write_text("a file")
-    assert [checkpoint.step_of(path) for path in checkpoint.listed(tmp_path)] == [100, 20, 5]
-
-
 # -- damage --
 
 
@@ -148,12 +140,6 @@ def test_a_failure_in_the_block_leaves_the_older_checkpoint_and_nothing_else(tmp
     message = str(raised.value)
     assert f"output_dir={str(tmp_path)!r}" in message and "No space left on device" in message
     assert "newest whole checkpoint is checkpoint-1" in message and "step 2" in message
-
-
-def test_an_output_dir_that_is_a_file_is_named(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(checkpoint.CheckpointNotWritten, match="output_dir="), checkpoint.staged(tmp_path / "run", 2):
-        pass
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])

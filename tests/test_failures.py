@@ -19,7 +19,6 @@ SLOW_XLA = [ON_XLA, pytest.mark.slow]
         pytest.param("cpu", "nan_gradient_step", 8, "a weight is nan", marks=ONCE),
         pytest.param("cpu", "nan_moment_step", 8, "an optimizer state is nan", marks=ONCE),
         pytest.param("xla", "nan_step", 6, "loss is nan (first at step 6, noticed at step 8)", marks=SLOW_XLA),
-        pytest.param("xla", "nan_moment_step", 8, "an optimizer state is nan", marks=SLOW_XLA),
     ],
 )
 def test_what_is_no_number_stops_the_run_and_is_in_no_checkpoint(kind, fault, step, said, tmp_path):

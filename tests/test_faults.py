@@ -13,10 +13,8 @@ pytestmark = pytest.mark.once
 # What no other test does: a kernel of which Jupyter, papermill or a person makes an end.
 CELLS = (
     faults.Cell("papermill", "step", "SIGTERM"),
-    pytest.param(faults.Cell("papermill", "saving", "SIGKILL"), marks=pytest.mark.slow),
-    pytest.param(faults.Cell("notebook kernel", "step", "SIGTERM"), marks=pytest.mark.slow),
     faults.Cell("notebook kernel", "evaluation", "SIGINT"),
-    faults.Cell("single fault", "", "two owners"),
+    pytest.param(faults.Cell("single fault", "", "two owners"), marks=pytest.mark.slow),
 )
 
 

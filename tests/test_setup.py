@@ -163,7 +163,7 @@ def test_moving_a_loaded_package_asks_for_a_restart_and_the_next_run_is_satisfie
     environment.offer("loaded", "2.0")
     environment.offer("dragger", "1.0", requires=("loaded>=2",))
     outcome = environment.install("dragger", loaded=("loaded",))
-    assert "loaded 1.0 to 2.0" in outcome["error"]
+    assert "Loaded 1.0 to 2.0" in outcome["error"]
     assert "restart the runtime" in outcome["error"]
     assert environment.install("dragger")["returned"] == []
 

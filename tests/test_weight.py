@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
-    "shared": 16931,
+    "shared": 16797,
     "plan": 6578,
     "reservoir": 6467,
     "lejepa": 6636,
@@ -29,7 +29,7 @@ CEILINGS = {
     "graphmer": 23950,
     "helpers": 77795,
     "notebooks": 9000,
-    "tests": 87861,
+    "tests": 86818,
     "benchmarks and docs": 22070,
 }
 SLACK = 1.05

@@ -292,5 +292,4 @@ if __name__ == "__main__":
     unknown = set(json.loads(sys.argv[2])) - set(DEFAULTS)
     assert not unknown, unknown
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
     print("RESULT " + json.dumps(main(sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])})))

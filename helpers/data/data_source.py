@@ -10,8 +10,6 @@ from pydantic import AfterValidator
 
 from helpers.parameters import SAMPLE, UPLOAD, expanded, local_or_hub
 
-LARGEST = 4 * 2**30  # bytes that an archive may unpack to
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
@@ -53,7 +51,7 @@ def uploaded(name: str) -> str:
     """Asks for one file in Colab and returns its path in the working directory; a .zip is unpacked into a folder.
 
     The same file chosen again is the one that is there already, so that its run goes on. Raises ValueError outside of
-    Colab, unless one file was chosen, and for an archive that is damaged or too large.
+    Colab, unless one file was chosen, and for an archive that is damaged.
     """
     try:
         from google.colab import files
@@ -78,9 +76,6 @@ def uploaded(name: str) -> str:
 def _unpacked(name: str, path: Path) -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
-            size = sum(each.file_size for each in archive.infolist())
-            if size > LARGEST:
-                raise ValueError(f"{name}={str(path)!r} unpacks to {size / 2**30:.0f} GiB, more than {LARGEST >> 30}")
             archive.extractall(path.with_suffix(""))  # it leaves out `..` and roots
     except zipfile.BadZipFile as error:
         raise ValueError(f"{name}={str(path)!r} is no whole archive ({error}): upload it again") from None

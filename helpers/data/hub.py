@@ -6,7 +6,6 @@ import contextlib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from helpers.parameters import source_path
@@ -36,15 +35,11 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
     ConnectionError, a FileNotFoundError or a ValueError.
     """
     import datasets.config
-    from datasets.utils.extract import Extractor
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     # huggingface_hub tries for 23 s each time, so the 20 times of datasets would take ten minutes.
     datasets.config.STREAMING_READ_MAX_RETRIES = 1
     said = f"{name}={source!r}"
-    files = Path(source).rglob("*") if name == "data_source" else ()
-    if packed := next((file for file in files if file.is_file() and Extractor.infer_extractor_format(file)), None):
-        raise ValueError(f"{said}: {packed.name} is compressed; unpack it first")
     token = f"Accept its licence on https://huggingface.co/{source}, and put a token that may read it into the secret HF_TOKEN"
     # What caused an error, the error that is raised for it, and what it says. datasets says FileNotFoundError for an unknown id.
     known = (

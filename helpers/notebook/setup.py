@@ -14,7 +14,7 @@ import sys
 import tempfile
 import warnings
 from importlib import metadata
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,16 +43,12 @@ def install(requirements: str) -> list[str]:
     if not missing:
         return []
     print(f"installing {', '.join(map(str, missing))}")
-    before = _installed_versions()
+    loaded = _loaded()
     _run_pip([*map(str, missing)], _constraints())
     importlib.invalidate_caches()
-    after = _installed_versions()
-
-    moved = [name for name in before if after.get(name, before[name]) != before[name] and _is_loaded(name)]
-    if moved:
-        changes = ", ".join(f"{name} {before[name]} to {after[name]}" for name in moved)
+    if moved := [f"{name} {before} to {version(name)}" for name, before in loaded.items() if version(name) != before]:
         raise RuntimeError(
-            f"pip changed {changes}, loaded in this kernel: restart the runtime and run all cells again."
+            f"pip changed {', '.join(moved)}, loaded in this kernel: restart the runtime and run all cells again."
         )
     installed = [f"{each.name}=={metadata.version(each.name)}" for each in missing]
     print(f"installed {', '.join(installed)}")
@@ -123,24 +119,8 @@ def _run_pip(specifiers: list[str], constraints: list[str]) -> None:
         )
 
 
-def _installed_versions() -> dict[str, str]:
-    """Version of every distribution; as for `import`, the first on sys.path counts."""
-    from packaging.utils import canonicalize_name
-
-    versions: dict[str, str] = {}
-    for distribution in metadata.distributions():
-        described = distribution.metadata
-        if described["Name"]:  # an interrupted pip leaves folders without one
-            versions.setdefault(canonicalize_name(described["Name"]), described["Version"])
-    return versions
-
-
-def _is_loaded(name: str) -> bool:
-    """Whether a module of this distribution is imported, by its files: many share a top-level name such as `google`."""
-    for file in metadata.files(name) or []:
-        if file.suffix in {".py", ".so", ".pyd"}:
-            stem = PurePosixPath(file).with_name(file.name.partition(".")[0])
-            parts = stem.parts[:-1] if stem.name == "__init__" else stem.parts
-            if ".".join(parts) in sys.modules:
-                return True
-    return False
+def _loaded() -> dict[str, str]:
+    """Version of each distribution that is imported; not of those that share a top-level name, such as `google`."""
+    modules = metadata.packages_distributions()
+    names = {names[0] for module, names in modules.items() if module in sys.modules and len({*names}) == 1}
+    return {name: metadata.version(name) for name in names if name}  # an interrupted pip leaves folders without a name

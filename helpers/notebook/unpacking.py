@@ -12,8 +12,6 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
     """Makes `import helpers` find these files (path to text): in a checkout that has them, else unpacked.
 
     sha256: of the payload; it names the folder. shown: digest of the method's file, which has a cell of its own.
-
-    Raises RuntimeError if another `helpers` is found first.
     """
     root = _checkout(files) or _unpacked(files, sha256)
     loaded = getattr(sys.modules.get("helpers"), "__file__", None)
@@ -23,11 +21,7 @@ def use(files: Mapping[str, str], sha256: str, shown: Mapping[str, str] | None =
         importlib.invalidate_caches()
     sys.path[:] = [str(root), *(entry for entry in sys.path if entry != str(root))]
     helpers = importlib.import_module("helpers")
-    if not Path(helpers.__file__ or "/").resolve().is_relative_to(root):
-        raise RuntimeError(
-            f"`import helpers` found {helpers.__file__}, not {root}. Do not pip install helpers (another package): "
-            "uninstall it, restart the runtime and run this cell first."
-        )
+    assert Path(helpers.__file__).resolve().is_relative_to(root), f"`import helpers` found {helpers.__file__}"
     helpers.payload_sha256, helpers.shown = sha256, dict(shown or {})
     print(f"helpers {helpers.__version__}, payload {sha256[:12]}: the code of the cells is in {root / 'helpers'}")
 

@@ -18,7 +18,6 @@ from typing import Any
 import pydantic_core
 
 import helpers
-from helpers.machine import ranks
 from helpers.machine.runtime import Runtime
 from helpers.notebook import method
 from helpers.parameters import Parameters, expanded, identity
@@ -100,12 +99,8 @@ class RunFolder:
 
         The same parameters can mean other data: a file that was edited, a data set without a pinned revision.
 
-        Raises ValueError: the folder holds checkpoints of a run on other data, or the processes see different data.
+        Raises ValueError: the folder holds checkpoints of a run on other data.
         """
-        if len(seen := set(ranks.gather(source))) > 1:
-            raise ValueError(
-                f"data_source: the processes of this run do not see the same data ({', '.join(sorted(seen))})"
-            )
         self.source = source
         run = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
         before = run.get("data")

@@ -22,24 +22,20 @@ def show(rows: Sequence[Row], caption: str = "") -> None:
 
 def text(rows: Sequence[Row], caption: str = "") -> str:
     """Rows as text in aligned columns, numbers to the right."""
-    columns = _columns(rows)
-    cells = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
-    widths = [max(map(len, each)) for each in zip(*cells, strict=True)]
-    right = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
-    lines = [
-        "  ".join(
-            each.rjust(width) if numeric else each.ljust(width)
-            for each, width, numeric in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in cells
-    ]
+    frame = _frame(rows)
+    for name in frame.columns:
+        if not all(isinstance(row.get(name), int | float | None) for row in rows):
+            width = 1 + max(len(name), frame[name].str.len().max())
+            frame[name] = frame[name].str.ljust(width)
+            frame = frame.rename(columns={name: name.ljust(width)})
+    lines = [line.rstrip() for line in frame.to_string(index=False).splitlines()]
     return "\n".join([caption, *lines] if caption else lines)
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table, for docs."""
-    columns = _columns(rows)
-    lines = [columns, ["---"] * len(columns), *([cell(row.get(column)) for column in columns] for row in rows)]
+    frame = _frame(rows)
+    lines = [frame.columns, ["---"] * len(frame.columns), *frame.itertuples(index=False)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -83,14 +79,15 @@ class Table:
         return text(self.rows, self.caption)
 
     def _repr_html_(self) -> str:
-        import pandas
-
-        frame = pandas.DataFrame([{name: cell(row.get(name)) for name in _columns(self.rows)} for row in self.rows])
         caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
-        return caption + frame.to_html(index=False, border=0, justify="left").replace(
+        return caption + _frame(self.rows).to_html(index=False, border=0, justify="left").replace(
             "<td>", '<td style="text-align:left">'
         )
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+def _frame(rows: Sequence[Row]):
+    """The cells as a `pandas.DataFrame`, with the columns of all rows."""
+    import pandas
+
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return pandas.DataFrame([[cell(row.get(name)) for name in columns] for row in rows], columns=columns)

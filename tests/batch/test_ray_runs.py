@@ -73,7 +73,8 @@ def test_a_run_whose_node_dies_goes_on_elsewhere_and_the_table_is_the_local_one(
 
 
 @pytest.mark.parametrize(
-    ("ending", "grace", "error"), [("train", "600", "Stopped: SIGTERM at step 6"), ("deaf", "1", "")]
+    ("ending", "grace", "error"),
+    [("train", "600", "Stopped: SIGTERM at step 6"), pytest.param("deaf", "1", "", marks=pytest.mark.slow)],
 )
 def test_sigterm_reaches_the_kernels_on_the_nodes_and_what_waits_is_not_run(
     notebook, tmp_path, cluster, ending, grace, error

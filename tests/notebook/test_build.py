@@ -180,13 +180,6 @@ def carried(notebook: nbformat.NotebookNode) -> dict[str, bytes]:
     return {name.decode(): content for name, content in files}
 
 
-def test_payload_holds_files_of_the_package_as_they_are_and_their_hash(tiny):
-    files = carried(build.notebook(tiny, "gpu"))
-    needed = ("__init__", "notebook/__init__", "notebook/unpacking", "notebook/setup", "parameters")
-    assert {f"helpers/{name}.py" for name in needed} == set(files)
-    assert all((ROOT / name).read_bytes() == content for name, content in files.items())
-
-
 def without_what_never_runs(source: bytes) -> str:
     """A module without the blocks that a notebook does not run: for type checkers, and its own command line."""
 

@@ -71,11 +71,6 @@ def test_what_frontends_and_file_systems_leave_does_not_count_as_content(tmp_pat
     assert left < {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_home_directory_is_expanded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert claim("~/run") == tmp_path / "run"
-
-
 def test_where_no_home_is_known_the_parameter_is_named(without_home):
     with pytest.raises(ValueError, match=r"output_dir='~/run' is no path \(.*home directory.*\); write the path out"):
         claim("~/run")
@@ -128,22 +123,6 @@ def test_a_parameter_that_is_new_since_the_run_began_had_its_default_there(tmp_p
     assert "lora_rank=8 there, 16 here" in refused(tmp_path, cls=More, lora_rank=16)
 
 
-def test_a_parameter_that_is_gone_since_the_run_began_is_named(tmp_path):
-    claim(tmp_path, cls=More)
-    add_checkpoint(tmp_path)
-    assert "lora_rank=8 there, None here" in refused(tmp_path)
-
-
-def test_the_folder_stays_where_it_was_when_a_cell_changes_the_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = owned("run")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    run.same_data("mine")
-    assert run.results(runtime.detect(False)) == tmp_path / "run/results.json"
-    assert [*(tmp_path / "elsewhere").iterdir()] == []
-
-
 def test_a_checkpoint_or_results_without_resume_are_refused_and_nothing_of_both_is_not(tmp_path):
     for name in ("trained", "finished"):
         claim(tmp_path / name)
@@ -165,12 +144,6 @@ def test_files_that_are_no_run_are_refused_and_some_are_named(tmp_path):
 def test_a_run_file_that_cannot_be_read_is_refused_naming_the_folder(tmp_path, content):
     (tmp_path / "run.json").write_text(content)
     refused(tmp_path)
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused_naming_it(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises((ValueError, OSError), match="output_dir="):
-        claim(tmp_path / "run")
 
 
 @pytest.mark.parametrize("path", ["/proc/nowhere/run", "/proc/self"])  # even root cannot write there
@@ -297,15 +270,6 @@ def test_a_kill_at_any_file_operation_leaves_the_old_file_or_the_new_and_can_be_
 # -- the data of a run --
 
 
-def test_the_data_are_noted_and_the_same_come_back(tmp_path):
-    claim(tmp_path)
-    owned(tmp_path).same_data("mine.csv, sha256 1")
-    add_checkpoint(tmp_path)
-    before = tree(tmp_path)
-    owned(tmp_path).same_data("mine.csv, sha256 1")
-    assert tree(tmp_path) == before
-
-
 def test_checkpoints_of_other_data_are_not_gone_on_with(tmp_path):
     claim(tmp_path)
     owned(tmp_path).same_data("mine.csv, sha256 1")
@@ -316,10 +280,3 @@ def test_checkpoints_of_other_data_are_not_gone_on_with(tmp_path):
     ):
         owned(tmp_path).same_data("mine.csv, sha256 2")
     assert tree(tmp_path) == before
-
-
-def test_a_run_from_before_data_were_noted_goes_on(tmp_path):
-    claim(tmp_path)
-    add_checkpoint(tmp_path)
-    owned(tmp_path).same_data("mine.csv, sha256 1")
-    assert json.loads((tmp_path / "run.json").read_text())["data"] == "mine.csv, sha256 1"
