@@ -78,7 +78,7 @@ from helpers.show import tables
 
 texts = load_texts(params.data_source, num_texts=params.texts_wanted, seed=params.seed)
 run.same_data(texts.source)
-print(texts.how)
+print(f"texts: {texts.how}")
 tokenizer, reason = train_tokenizer(texts.train, params.vocab_size)
 end = tokenizer.eos_token_id
 train, dev, test = (tokens_of(part, tokenizer) for part in (texts.train, texts.dev, texts.test))
