@@ -24,13 +24,13 @@ def cases(count: int) -> settings:
 
 
 @contextlib.contextmanager
-def guarded(around: Path, *names: str, writes: Path | None = None) -> Iterator[list[str]]:
+def guarded(around: Path, *names: str) -> Iterator[list[str]]:
     """Runs what reads a hostile input; the list holds the refusal's message afterwards, or nothing.
 
-    around: the folder whose files must be what they were, but for what is below `writes`.
+    around: the folder whose files must be what they were.
     names: one of them must be in the message.
     """
-    before, most, refusal = _files(around, writes), _peak(), []
+    before, most, refusal = _files(around), _peak(), []
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_mapped() + 4 * 2**30, limits[1]))  # a bomb ends the test, not the machine
     signal.signal(signal.SIGALRM, _hang)
@@ -46,7 +46,7 @@ def guarded(around: Path, *names: str, writes: Path | None = None) -> Iterator[l
     finally:
         signal.alarm(0)
         resource.setrlimit(resource.RLIMIT_AS, limits)
-    assert _files(around, writes) == before
+    assert _files(around) == before
     assert _peak() - most < MEMORY
 
 
@@ -72,8 +72,7 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _files(around: Path, writes: Path | None) -> dict[str, tuple[int, int]]:
-    """Size and time of change of everything below a folder, but for one that may be written."""
-    found = (Path(folder, name) for folder, inner, files in os.walk(around) for name in (*inner, *files))
-    kept = (path for path in found if writes is None or not path.is_relative_to(writes))
-    return {str(path): ((stat := path.lstat()).st_size, stat.st_mtime_ns) for path in kept if not path.is_dir()}
+def _files(around: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file below a folder."""
+    found = (Path(folder, name) for folder, _, files in os.walk(around) for name in files)
+    return {str(path): ((stat := path.lstat()).st_size, stat.st_mtime_ns) for path in found}

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+import helpers
 from helpers.machine import runtime
+from helpers.notebook import method
 from helpers.parameters import Parameters, parameter
 from helpers.run import checkpoint, run_folder
 from helpers.run.run_folder import RunFolder
@@ -121,6 +123,19 @@ def test_a_parameter_that_is_new_since_the_run_began_had_its_default_there(tmp_p
     assert claim(tmp_path, cls=More) == tmp_path
     claim(tmp_path, cls=More)
     assert "lora_rank=8 there, 16 here" in refused(tmp_path, cls=More, lora_rank=16)
+
+
+def test_weights_of_another_text_of_the_method_are_never_gone_on_with(tmp_path, monkeypatch):
+    text = "mine = 1\n"
+    monkeypatch.setattr(helpers, "shown", {"helpers/reservoir/model.py": method.digest(text)}, raising=False)
+    run = owned(tmp_path)
+    add_checkpoint(tmp_path)
+    known = json.loads((tmp_path / "run.json").read_text())
+    known["method"] = {"helpers.reservoir.model": "0" * 64}  # as a notebook of another version would have left it
+    (tmp_path / "run.json").write_text(json.dumps(known))
+    run.method.write_text(text)
+    with pytest.raises(ValueError, match=r"belongs to another run .another text of the method's file"):
+        run.use_method()
 
 
 def test_a_checkpoint_or_results_without_resume_are_refused_and_nothing_of_both_is_not(tmp_path):
