@@ -104,9 +104,6 @@ def test_the_tpu_notebook_trains_on_eight_virtual_devices_and_resumes(alone, mon
 
 @pytest.mark.slow
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-@pytest.mark.skip(
-    reason="the Llama beside the reservoir was mended for bf16 on XLA, and the whole notebook not run there since"
-)
 def test_use_tpu_alone_moves_the_gpu_notebook_to_xla(alone, monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "8")
