@@ -46,7 +46,7 @@ test-gpu: $(GPU)/.installed ## the tests with requirements-gpu.txt
 test-tpu: $(TPU)/.installed ## what torch_xla has a part in, on 8 virtual XLA devices, and what Google's TPU compiler makes of it
 	OMP_NUM_THREADS=1 $(TPU)/bin/python $(PYTEST) --numprocesses 2 -m 'not once and $(SELECT)'
 
-test-torchtpu: $(TORCHTPU)/.installed ## training on the device of TorchTPU, the successor of torch_xla, without a TPU (minutes)
+test-torchtpu: $(TORCHTPU)/.installed ## all trainers on the device of TorchTPU, the successor of torch_xla, without a TPU (by hand)
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 OMP_NUM_THREADS=1 $(TORCHTPU)/bin/python -m pytest tests/machine/test_torch_tpu.py
 
 cuda: $(CUDA)/.installed ## what is left on the CPU where a GPU trains, by fake tensors of a card, without a GPU (6 GB to install)
@@ -75,7 +75,7 @@ versions: $(GPU)/.installed ## the core tests at the ends of our version ranges 
 faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, against an undisturbed one (ONLY='papermill/*'; slow)
 	$(GPU)/bin/python tests/faults.py --only $(ONLY)
 
-tpu: $(TPU)/.installed ## the TPU notebooks' steps at real size, by Google's TPU compiler, without a TPU (ONLY="'legal*/v5e-1'"; slow)
+tpu: $(TPU)/.installed test-torchtpu ## test-torchtpu, and the TPU notebooks' steps by Google's TPU compiler, without a TPU (ONLY="'legal*/v5e-1'"; slow)
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
 
 clean: ## remove all environments (outputs stay)

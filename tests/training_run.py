@@ -74,7 +74,6 @@ def build_model(options):
                 num_hidden_layers=2,
                 num_attention_heads=4,
                 num_key_value_heads=2,
-                attn_implementation="eager" if options["kind"] == "tpu" else "sdpa",  # the stand-in has no fused kernel
                 max_position_embeddings=64,
                 attention_dropout=options["dropout"],
                 bos_token_id=0,
@@ -124,13 +123,9 @@ def main(output_dir: str, options: dict) -> dict:
         from tests.machine.cuda_stand_in import pretend
 
         pretend(options["card"])
-    if options["kind"] == "tpu":
-        from tests.machine import tpu_stand_in
-
-        tpu_stand_in.start()
     from helpers.machine import runtime
 
-    machine = runtime.detect(options["kind"] in ("xla", "tpu"), precision=options["precision"])
+    machine = runtime.detect(options["kind"] == "xla", precision=options["precision"])
     import torch
     import transformers
 
@@ -145,8 +140,6 @@ def main(output_dir: str, options: dict) -> dict:
     blocks = torch.randint(1, 200, (options["blocks"] + 16, options["length"]), generator=generator)
     blocks[:, 1::2] = blocks[:, :1]  # something to learn
     examples = [{"input_ids": block, "labels": block} for block in blocks]
-    if options["kind"] == "tpu":  # without a mask transformers computes one by cumsum, which the stand-in has not
-        examples = [each | {"attention_mask": torch.ones_like(each["input_ids"])} for each in examples]
 
     planned = plan_by_hand(
         machine,

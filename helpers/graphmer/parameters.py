@@ -102,8 +102,8 @@ def in_precision(machine: Runtime, configuration: Configuration) -> Runtime:
 
 def profile(machine: Runtime) -> str:
     """The profile for a machine."""
-    if machine.kind in ("cpu", "xla"):
-        return {"cpu": "cpu", "xla": "tpu_v5e_8"}[machine.kind]
+    if machine.family in ("cpu", "xla"):
+        return {"cpu": "cpu", "xla": "tpu_v5e_8"}[machine.family]
     if machine.memory and machine.memory < SMALL_GPU:
         return "rtx3050"
     return "a100" if machine.compute_capability and machine.compute_capability >= (8, 0) else "t4"

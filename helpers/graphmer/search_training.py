@@ -93,7 +93,7 @@ class SearchTrainer(TrainerMixin, SentenceTransformerTrainer):
         model.model_card_data.local_files_only = True  # a save asks no hub for a licence
         model.model_card_data.generate_widget_examples = False
         super().__init__(model=model, runtime=runtime, **kwargs)
-        if runtime.kind == "xla":  # which compiles anew for every shape
+        if runtime.family == "xla":  # which compiles anew for every shape
             padding = {"text": {"padding": "max_length"}}
             self.data_collator.preprocess_fn = functools.partial(
                 model.preprocess, max_length=CODE_TOKENS, processing_kwargs=padding

@@ -97,8 +97,8 @@ def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpu
     """
     recipe = run_recipe(configuration, len(corpus.train), machine.device_count)
     wanted = configuration.hardware.device
-    kind = {"auto": machine.kind, "tpu": "xla"}.get(wanted, wanted)
-    if kind != machine.kind:
+    kind = {"auto": machine.family, "tpu": "xla"}.get(wanted, wanted)
+    if kind != machine.family:
         remedy = "choose that runtime, or give 'auto'"
         raise ValueError(f"hardware.device={wanted!r}: this run is on {machine.device_name} ({machine.kind}); {remedy}")
     plan = planner.plan(recipe, workload(configuration, model), machine)

@@ -112,7 +112,7 @@ def check_method(method: str, runtime: Runtime) -> None:
     """Raises ValueError for 4 bits on a TPU, and ImportError where bitsandbytes is not installed."""
     if method != "qlora":
         return
-    if runtime.kind == "xla":
+    if runtime.family == "xla":
         raise ValueError(NO_TPU)
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ImportError(

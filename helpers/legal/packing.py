@@ -91,14 +91,14 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
     half = runtime.kind == "cuda" and runtime.precision != "fp32" and runtime.compute_capability >= (8, 0)
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in (getattr(config, "layer_types", None) or ()) and window and window < max_length
-    if slides and runtime.kind == "xla":
+    if slides and runtime.family == "xla":
         raise ValueError(
             f"max_length={max_length}: the model attends over a sliding window of {window} tokens, which the mask of packed "
             f"blocks has not; use max_length={window}, a GPU, or another model"
         )
     if any(hasattr(module, "sinks") for module in model.modules()):
         name, reason = "eager", "the model has attention sinks, which the fused kernels leave out"
-    elif runtime.kind == "xla":
+    elif runtime.family == "xla":
         reason = "a mask from segment ids: no fused kernel for segments on XLA"
     elif half and is_flash_attn_2_available():
         name, reason = FLASH, "flash-attn is installed: one fused kernel over all segments, no mask"

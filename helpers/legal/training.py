@@ -250,7 +250,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         self, model, args: SFTConfig, train_dataset: Dataset, eval_dataset: Dataset, processing_class, **mixin
     ):
         plan, runtime = mixin["plan"], mixin["runtime"]
-        on_xla, devices = runtime.kind == "xla", plan.device_count
+        on_xla, devices = runtime.family == "xla", plan.device_count
         tracking.say("attention {}: {}".format(*choose_attention(model, runtime, args.max_length)))
         eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
         args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
@@ -284,9 +284,9 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         return concatenate_datasets([rows, Dataset.from_dict(empty, features=rows.features)])
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if self.runtime.kind not in ("cpu", "xla"):
+        if self.runtime.family not in ("cpu", "xla"):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        on_xla = self.runtime.kind == "xla"
+        on_xla = self.runtime.family == "xla"
         summed = tiled_loss(model, inputs, self.runtime.device_count) if on_xla else labelled_loss(model, inputs)
         labels = (inputs["labels"] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         loss = summed / torch.as_tensor(labels, device=summed.device).clamp(min=1)

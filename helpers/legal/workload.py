@@ -56,7 +56,7 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     name, method, length = asked.model or default.base_model, asked.method or default.method, asked.length or BLOCK
     if method not in METHODS:
         raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
-    if method == "qlora" and machine.kind == "xla":
+    if method == "qlora" and machine.family == "xla":
         raise DoesNotFit(NO_TPU, "no: 4 bits need a GPU")
     step = (_step if weights else _step_without_weights)(name, method, machine.precision, length)
     blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))

@@ -57,7 +57,7 @@ class LeJEPATrainer(TrainerMixin, SentenceTransformerTrainer):
         model.model_card_data.generate_widget_examples = False
         _embed_in_parts(kwargs["loss"], kwargs["args"])
         super().__init__(model=model, runtime=runtime, **kwargs)
-        self.data_collator.preprocess_fn = padded(model, length, one=runtime.kind == "xla")
+        self.data_collator.preprocess_fn = padded(model, length, one=runtime.family == "xla")
 
     def trained_module(self) -> nn.Module:
         return self.loss

@@ -40,6 +40,8 @@ def start():
 
     if (found := torch.accelerator.device_count()) > 1:
         raise ValueError(f"use_tpu=True: {SEVERAL.format(found=found)}")
+    # Otherwise a module that moves to `tpu` gets new parameters, and weights that were tied come apart.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     teach_accelerate()
     return torch.device("tpu")
 

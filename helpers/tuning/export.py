@@ -22,7 +22,7 @@ def write_stock(task: Task, settings: Settings, folder: Path, *, model: str) -> 
 
     Returns the files; none for a TPU, where the stock trainer would keep the weights themselves in bf16.
     """
-    if task.runtime.kind == "xla":
+    if task.runtime.family == "xla":
         tracking.say("not written for a TPU: with bf16 the stock trainer would keep the weights themselves in it")
         return []
     base = task.params.base_model

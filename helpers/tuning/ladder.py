@@ -50,7 +50,7 @@ class Rung:
 
 def rungs(task: Task) -> list[Rung]:
     """What is tried before the batch, in this order."""
-    gpu, xla, can = task.runtime.kind == "cuda", task.runtime.kind == "xla", task.runtime.abilities
+    gpu, xla, can = task.runtime.kind == "cuda", task.runtime.family == "xla", task.runtime.abilities
     half = "bf16" if can["bf16"][0] else "fp16"
     pad_to = -(-task.lengths()["99 %"] // 8) * 8  # tensor cores and vector units like multiples of 8
     group = Rung("length-grouped batches", {"train_sampling_strategy": "group_by_length"})
@@ -70,7 +70,7 @@ def rungs(task: Task) -> list[Rung]:
 
 
 def no_compiler(task: Task) -> str:
-    if task.runtime.kind == "xla":
+    if task.runtime.family == "xla":
         return "XLA compiles the whole step already"
     return "" if task.params.try_compile else "try_compile=False"
 
@@ -151,7 +151,7 @@ def window(task: Task, settings: Settings, examples: int, patience: float = 0.0)
 
     Raises TooSlow, and what a device without enough memory raises.
     """
-    on_gpu, on_xla = task.runtime.kind == "cuda", task.runtime.kind == "xla"
+    on_gpu, on_xla = task.runtime.kind == "cuda", task.runtime.family == "xla"
     batch, warm_up = settings[BATCH] * task.runtime.device_count, 4 if on_xla else 2
     rows, steps = task.rows("train", settings), max(1, examples // batch)
     drawn = random.Random(task.params.seed).choices(rows, k=steps * batch)

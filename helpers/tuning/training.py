@@ -123,7 +123,7 @@ class Task:
         """
         settings = {BATCH: 8, "optim": "adamw_torch_fused", "dataloader_num_workers": 0}
         settings |= {"train_sampling_strategy": "random", "attn_implementation": self.model.config._attn_implementation}
-        if self.runtime.kind == "xla":
+        if self.runtime.family == "xla":
             batch = -(-8 // self.runtime.device_count)
             settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": self.params.max_length}
         return settings
@@ -268,7 +268,7 @@ def arguments(task: Task, settings: Settings, output_dir: Path, plan: Plan, *, s
         "logging_steps": max(1, min(50, plan.max_steps // 10)),
         "report_to": task.params.report_to,
         "remove_unused_columns": False,
-        "eval_accumulation_steps": 1 if task.runtime.kind == "xla" else None,  # else logits grow on the device
+        "eval_accumulation_steps": 1 if task.runtime.family == "xla" else None,  # else logits grow on the device
     }
     return training_arguments(plan, task.runtime, output_dir, seed=seed, **fields | given | overrides)
 
@@ -296,7 +296,7 @@ class Utilisation(TrainerCallback):
                 return torch.cuda.utilization() / 100
             except Exception:  # NVML's own errors: a slice of a board, or a driver that does not tell
                 return None
-        if self.runtime.kind == "xla":
+        if self.runtime.family == "xla":
             return None  # no chip tells it here
         (wall, used), now = self.before, (time.perf_counter(), time.process_time())
         self.before = now
@@ -343,7 +343,7 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     default = TuningParameters.defaults()
     name, length = asked.model or default.base_model, asked.length or default.max_length
     # What XLA makes of attention is what it makes of products and a softmax that are written out.
-    attention = "eager" if machine.kind == "xla" else "sdpa"
+    attention = "eager" if machine.family == "xla" else "sdpa"
     step = (_step.__wrapped__ if weights else _step)(name, length, attention, weights)  # real weights are not kept
     return recipe(asked.examples or ROWS, 8, length), step
 

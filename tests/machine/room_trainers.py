@@ -96,6 +96,7 @@ def graphmer(machine, folder: Path, options: dict):
     import dataclasses
 
     from helpers.graphmer.configuration import override, read_configuration
+    from helpers.graphmer.encoder import HGAT
     from helpers.graphmer.graph.extraction import load_graph
     from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
     from tests.graph_run import SMALL
@@ -109,6 +110,9 @@ def graphmer(machine, folder: Path, options: dict):
     configuration = override(read_configuration("cpu"), changes)
     corpus = load_corpus(load_graph(str(sources)), str(sources), configuration)
     model = new_model(configuration, corpus)
+    for module in model.modules():
+        if isinstance(module, HGAT) and not options["dropout"]:
+            module.dropout = 0.0  # of relations, which no key switches off
     plan = make_plan(configuration, model, corpus, machine)
     plan = dataclasses.replace(plan, optimizer=planned(machine, options).optimizer)
     return new_trainer(model, corpus, configuration, plan, machine, folder)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from helpers.machine import runtime, torch_tpu
-from tests.test_resume import result, run
+from helpers.run import checkpoint
+from tests import harness
+from tests.test_resume import result
 
 ROOT = Path(__file__).resolve().parents[2]
 here = pytest.mark.skipif(not torch_tpu.installed(), reason="torch_tpu is not installed: run `make test-torchtpu`")
-SMALL = {"model": "llama", "dropout": 0.0, "width": 16, "length": 8, "steps": 4, "save_steps": 2, "accumulation": 1}
+ROOMS = ("reservoir", "lejepa", "legal", "graphmer", "tuning")
+DRIVER = Path(__file__).with_name("room_trainers.py")
 
 
 @pytest.mark.once
@@ -45,12 +51,45 @@ def test_accelerate_does_not_know_the_device_by_itself():
 
 
 @here
-def test_the_losses_are_those_of_the_cpu_and_a_killed_run_ends_with_the_same(tmp_path):
-    cpu = result(run(tmp_path / "cpu", **SMALL))
-    tpu = result(run(tmp_path / "tpu", fresh=True, kind="tpu", **SMALL))
+def test_several_chips_are_refused_with_torch_xla_as_the_way():
+    code = (
+        "from tests.machine import tpu_stand_in; tpu_stand_in.load(chips=4); "
+        "from helpers.machine import runtime; runtime.detect(True)"
+    )
+    refused = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    expected = r"ValueError: use_tpu=True: .*for all chips of a TPU install torch_xla \(4 chips are there\)"
+    assert refused.returncode == 1 and re.match(expected, refused.stderr.splitlines()[-1])
+
+
+def trained(folder: Path, room: str, **options) -> subprocess.CompletedProcess:
+    folder.mkdir()
+    return harness.run(DRIVER, folder / "out", json.dumps({"room": room, **options}))
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """What training would continue from after the last step."""
+    last = checkpoint.folder(folder / "out", 4)
+    assert checkpoint.damage(last) is None
+    files = [*last.rglob("*.safetensors"), last / "optimizer.pt"]
+    return {str(path.relative_to(last)): path.read_bytes() for path in files}
+
+
+@here
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_trainer_has_the_losses_of_the_cpu(room, tmp_path):
+    cpu, tpu = (result(trained(tmp_path / kind, room, kind=kind, dropout=0.0)) for kind in ("cpu", "tpu"))
+    assert tpu["device"].startswith("tpu") and len(tpu["losses"]) == 4
     assert tpu["losses"] == pytest.approx(cpu["losses"], abs=1e-5)
-    run(tmp_path / "killed", fresh=True, kind="tpu", kill_step=4, **SMALL)
-    resumed = result(run(tmp_path / "killed", fresh=True, kind="tpu", **SMALL))
+    assert tpu["eval_losses"] == pytest.approx(cpu["eval_losses"], abs=1e-5)
+
+
+@here
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_killed_trainer_ends_with_identical_weights_with_dropout(room, tmp_path):
+    whole = result(trained(tmp_path / "whole", room, kind="tpu"))
+    killed = trained(tmp_path / "killed", room, kind="tpu", kill_step=4)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    resumed = result(harness.run(DRIVER, tmp_path / "killed/out", json.dumps({"room": room, "kind": "tpu"})))
     assert resumed["train"]["resumed_from_step"] == 2
-    whole, ended = (tmp_path / name / "checkpoint-4/model.safetensors" for name in ("tpu", "killed"))
-    assert whole.read_bytes() == ended.read_bytes()
+    assert resumed["losses"] == whole["losses"]
+    assert written(tmp_path / "killed") == written(tmp_path / "whole")
