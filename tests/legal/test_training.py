@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,9 @@ def test_rows_and_losses_are_those_of_trls_own_trainer(tmp_path):
         losses.append(loss.item())
         gradients.append({name: weight.grad for name, weight in trainer.model.named_parameters()})
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    ours.runtime, heads = replace(cpu_here(), kind="cuda"), []
+    ours.model.register_forward_pre_hook(lambda *told: heads.append(told[2].get("fused_lm_head")), with_kwargs=True)
+    assert ours.compute_loss(ours.model, batch).item() == pytest.approx(losses[1], rel=1e-5) and heads == [True]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-6)
 
