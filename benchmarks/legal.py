@@ -36,7 +36,7 @@ from helpers.legal.data import Records, load_records
 from helpers.legal.model import load_model
 from helpers.legal.packing import count_blocks
 from helpers.legal.parameters import LegalParameters
-from helpers.legal.training import ChatTemplate, LegalTrainer, rows_of, sft_config
+from helpers.legal.training import ChatTemplate, LegalTrainer, encode, sft_config
 from helpers.legal.workload import workload
 from helpers.machine import runtime
 from helpers.plan import settings as planner
@@ -283,7 +283,7 @@ class Study:
         """Trains; answers development and test questions by likelihood, or says the loss of gold texts before and after."""
         asked, records = RECIPES[recipe], self.of(task)
         model, template = self.start(task, asked["method"], seed)
-        rows = {name: rows_of(part, template, max_length=BLOCK)[0] for name, part in records.splits.items()}
+        rows, _, _ = encode(records, template, max_length=BLOCK)
         blocks = count_blocks([*map(len, rows["train"]["input_ids"])], BLOCK)
         settings = Recipe(
             batch_size=1,

@@ -24,7 +24,7 @@ CEILINGS = {
     "plan": 6578,
     "reservoir": 6467,
     "lejepa": 6636,
-    "legal": 9709,
+    "legal": 9180,
     "tuning": 5286,
     "graphmer": 23950,
     "helpers": 77795,

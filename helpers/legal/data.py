@@ -135,7 +135,8 @@ def load_records(data_source: str, *, seed: int) -> Records:
                 seen.add(same)
                 records.append(record)
     official = [name for name, records in splits.items() if records]
-    splits |= _held_out(splits["train"], [name for name in splits if not splits[name]], seed)
+    if (absent := [name for name in splits if not splits[name]]) and splits["train"]:
+        splits |= _held_out(splits["train"], absent, seed)
     choices = choices_of(splits["train"])
     found = Records(
         name=path.name if path else data_source,
@@ -347,18 +348,13 @@ def told_choices(record: Record, choices: Sequence[str]) -> Record:
 
 def _held_out(records: list[Record], names: Sequence[str], seed: int) -> dict[str, list[Record]]:
     """The records without a tenth for each of `names`, and these tenths: whole groups, none of more than a third."""
-    if not names:
-        return {}
     quota, groups = max(1, round(HELD_OUT_SHARE * len(records))), groups_of(records)
     random.Random(seed).shuffle(groups)
     groups.sort(key=lambda group: len(group) > quota)  # large ones only where a split has nothing yet
     parts: dict[str, list[int]] = {name: [] for name in (*names, "train")}
     for group in groups:
-        small = len(group) <= len(records) / 3
-        place = next(
-            (name for name in names if small and (not parts[name] or len(parts[name]) + len(group) <= quota)), "train"
-        )
-        parts[place] += group
+        room = [name for name in names if not parts[name] or len(parts[name]) + len(group) <= quota]
+        parts[room[0] if room and len(group) <= len(records) / 3 else "train"] += group
     return {name: [records[row] for row in sorted(rows)] for name, rows in parts.items()}
 
 
@@ -383,13 +379,12 @@ def near_duplicates(texts: Sequence[str]) -> list[tuple[int, int]]:
     """
     from sklearn.feature_extraction.text import CountVectorizer
 
-    words = [" ".join(re.findall(r"\w+", text.casefold())) for text in texts]
-    shingles = [{text[i : i + SHINGLE] for i in range(max(1, len(text) - SHINGLE + 1))} for text in words]
-    counts, most = Counter(each for own in shingles for each in own), max(3, COMMON * len(texts))
-    kept = [[each for each in own if counts[each] <= most] or sorted(own) for own in shingles]
-    member_RS = CountVectorizer(analyzer=list).fit_transform([*kept, ["a vocabulary is never empty"]])[: len(texts)]
-    sizes_R = member_RS.sum(1).A1
-    shared = (member_RS @ member_RS.T).tocoo()
+    words = [" ".join(re.findall(r"\w+", text.casefold())).ljust(SHINGLE, "_") for text in texts]
+    every_RS = CountVectorizer(analyzer="char", ngram_range=(SHINGLE, SHINGLE), binary=True).fit_transform(words)
+    most, counts_S = max(3, COMMON * len(texts)), every_RS.sum(0).A1
+    rare_RS = every_RS.multiply(counts_S <= most)
+    member_RS = (rare_RS + every_RS.multiply(rare_RS.sum(1).A1[:, None] == 0)).tocsr()  # all, where none is rare
+    sizes_R, shared = member_RS.sum(1).A1, (member_RS @ member_RS.T).tocoo()
     i, j = shared.row, shared.col
     alike = (shared.data >= NEAR_DUPLICATE * (sizes_R[i] + sizes_R[j] - shared.data)) & (i < j)
     return sorted(zip(i[alike].tolist(), j[alike].tolist(), strict=True))

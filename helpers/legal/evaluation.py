@@ -1,25 +1,22 @@
 """How good the answers are, beside what costs nothing: labels by likelihood and as written, gold reasoning, form, stops.
 
-# Q questions · C choices · G groups (documents, or single questions) · R resamples
+# Q questions · T training records · C choices · G groups (documents, or single questions)
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from helpers.run import run_folder
+from .data import Record, Records, heading, section_of
+from .generation import BATCH, continued, generate, log_probabilities
 
-from .data import Record, Records, section_of
-from .generation import autocast, generate, log_probabilities
-
-RESAMPLES = 2_000
+RESAMPLES = 1_000
 EXAMPLES = 3  # solved ones before a question of the base model
 STRENGTHS = (0.3, 3, 30, 300)  # of the linear model (sklearn's C), chosen on the validation records
 MOST_LABELLED, MOST_WRITTEN = 500, 40  # test records that are asked by likelihood, and written in full
@@ -62,17 +59,16 @@ def linear_model(train: Sequence[Record], validation: Sequence[Record], asked: S
     words = TfidfVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), sublinear_tf=True)
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True, min_df=2)
     features = make_union(words, letters).fit([each.question for each in train])
-    known, held, new = (features.transform([each.question for each in part]) for part in (train, validation, asked))
-
-    def fitted(strength: float, weights: str | None):
-        model = LogisticRegression(C=strength, class_weight=weights, max_iter=1000)
-        return model.fit(known, [each.answer for each in train])
-
-    def right(model) -> float:
-        return f1_score([each.answer for each in validation], model.predict(held), average="macro")
-
-    models = [fitted(strength, weights) for strength in STRENGTHS for weights in (None, "balanced")]
-    return max(models, key=right).predict(new).tolist()
+    (known, labels), (held, gold), (new, _) = (
+        (features.transform([each.question for each in part]), [each.answer for each in part])
+        for part in (train, validation, asked)
+    )
+    models = [
+        LogisticRegression(C=strength, class_weight=weights, max_iter=1000).fit(known, labels)
+        for strength in STRENGTHS
+        for weights in (None, "balanced")
+    ]
+    return max(models, key=lambda model: f1_score(gold, model.predict(held), average="macro")).predict(new).tolist()
 
 
 # ---- asking the model
@@ -99,9 +95,13 @@ def with_examples(train: Sequence[Record], asked: Sequence[Record], count: int =
 
 
 def answer_length(template, records: Sequence[Record]) -> int:
-    """Tokens that an answer may have: a half more than the longest of the records, at most LONGEST_ANSWER."""
-    longest = max(len(template.encode(str(each.messages[-1].get("content", "")))) for each in records)
-    return min(LONGEST_ANSWER, 8 + longest * 3 // 2)
+    """Tokens that an answer to one of these records may have."""
+    return most_tokens(len(template.encode(str(each.messages[-1].get("content", "")))) for each in records)
+
+
+def most_tokens(lengths: Iterable[int]) -> int:
+    """A half more than the longest, at most LONGEST_ANSWER."""
+    return min(LONGEST_ANSWER, 8 + max(lengths) * 3 // 2)
 
 
 def written(model, template, asked: Sequence[Record], **options) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def written(model, template, asked: Sequence[Record], **options) -> list[dict[st
     found = []
     for record, each in zip(asked, generate(model, template, asked, **options), strict=True):
         answer = section_of(each.text) if record.sections else each.text.strip()
-        places = [each.text.find(f"### {name.replace('_', ' ').title()}:") for name in record.sections]
+        places = [each.text.find(f"### {heading(name)}:") for name in record.sections]
         in_order = -1 not in places and places == sorted(places)
         found.append({"id": record.id, "text": each.text, "answer": answer, "stops": each.stopped, "format": in_order})
     return found
@@ -118,39 +118,20 @@ def written(model, template, asked: Sequence[Record], **options) -> list[dict[st
 # ---- scores
 
 
-def confusion(gold: Sequence[str], answers: Sequence[str], choices: Sequence[str], groups: Sequence[str]):
-    """Counts [G, C, C + 1] of gold label and answer, which is last where it is none of the choices."""
-    place = {choice.casefold(): at for at, choice in enumerate(choices)}
-    rows = {group: at for at, group in enumerate(dict.fromkeys(groups))}
-    counts_GCC = np.zeros((len(rows), len(choices), len(choices) + 1))
-    for right, answer, group in zip(gold, answers, groups, strict=True):
-        said = place.get(answer.strip().rstrip(".").casefold(), len(choices))
-        counts_GCC[rows[group], place[right.casefold()], said] += 1
-    return counts_GCC
+def accuracy(gold_Q, said_Q) -> float:
+    return float((gold_Q == said_Q).mean())
 
 
-def accuracy(counts_RCC):
-    return np.trace(counts_RCC[..., :-1], axis1=-2, axis2=-1) / counts_RCC.sum((-2, -1))
-
-
-def macro_f1(counts_RCC):
+def macro_f1(gold_Q, said_Q) -> float:
     """The mean of F1 over the labels that occur among the questions."""
-    hits = np.diagonal(counts_RCC[..., :-1], axis1=-2, axis2=-1)
-    gold, said = counts_RCC.sum(-1), counts_RCC[..., :-1].sum(-2)
-    f1 = 2 * hits / np.maximum(gold + said, 1)
-    return (f1 * (gold > 0)).sum(-1) / (gold > 0).sum(-1)
-
-
-def resampled(counts_GCC, measure):
-    """A measure of all groups, and of RESAMPLES draws of as many groups; the same draws for every system: 1 + [R]."""
-    G = len(counts_GCC)
-    drawn_RG = np.random.default_rng(0).multinomial(G, np.full(G, 1 / G), RESAMPLES)
-    weights = np.concatenate([np.ones((1, G)), drawn_RG])
-    return measure(np.einsum("rg,gcd->rcd", weights, counts_GCC))
+    labels = np.unique(gold_Q)
+    hits = [((gold_Q == label) & (said_Q == label)).sum() for label in labels]
+    both = [(gold_Q == label).sum() + (said_Q == label).sum() for label in labels]
+    return float(np.mean(2 * np.array(hits) / both))
 
 
 def interval(values) -> dict[str, float]:
-    """Of `resampled` values, or of a difference of two: the first, and the 95 % of the others in the middle."""
+    """Of a value and its resamples, or of a difference of two: the first, and the 95 % of the others in the middle."""
     low, high = np.quantile(values[1:], (0.025, 0.975))
     return {"value": float(values[0]), "low": float(low), "high": float(high)}
 
@@ -159,18 +140,21 @@ def scores(systems: Mapping[str, Sequence[str]], trained: Sequence[Sequence[str]
     """Accuracy and macro F1 of each system's answers to the test questions, with intervals over documents or questions.
 
     trained: the answers of the trained model, one list a seed; its values are means over seeds. `trained less` has the
-    difference to each other system, on the same draws of questions.
+    difference to each other system, on the same draws of questions. "gold" are the records' own answers.
     """
     asked = records.splits["test"][:MOST_LABELLED]
-    gold, groups = (
-        [each.answer for each in asked],
-        [each.group or f"question {number}" for number, each in enumerate(asked)],
-    )
+    gold_Q, groups = np.array([_plain(each.answer) for each in asked]), {}
+    for number, each in enumerate(asked):
+        groups.setdefault(each.group or f"question {number}", []).append(number)
+    rows_GQ, G, generator = [*groups.values()], len(groups), np.random.default_rng(0)
+    draws = [np.concatenate([rows_GQ[group] for group in generator.integers(G, size=G)]) for _ in range(RESAMPLES)]
 
     def drawn(answers: Sequence[str], measure):
-        return resampled(confusion(gold, answers, records.choices, groups), measure)
+        said_Q = np.array([_plain(each) for each in answers])
+        return np.array([measure(gold_Q[rows], said_Q[rows]) for rows in (slice(None), *draws)])
 
-    found: dict[str, Any] = {"questions": len(asked), "groups": len({*groups}), "systems": {}, "trained less": {}}
+    systems = {**systems, "gold": gold_Q}
+    found: dict[str, Any] = {"questions": len(asked), "groups": G, "systems": {}, "trained less": {}}
     for measure in (accuracy, macro_f1):
         values = {name: drawn(answers, measure) for name, answers in systems.items()}
         if trained:
@@ -201,15 +185,38 @@ def _plain(text: str) -> str:
 # ---- one model, asked everything; and what is shown
 
 
+def ask_the_most(model, prompt: int, answer: int, choices: tuple[int, int] = (0, 0)) -> None:
+    """The largest questions of `examine` and of lm-evaluation-harness, on tokens without a meaning, for the planner.
+
+    prompt, answer: tokens of the longest. choices: how many labels, and tokens of the longest.
+    """
+
+    def ids(batch: int, tokens: int) -> torch.Tensor:
+        return torch.zeros(batch, tokens, dtype=torch.long)
+
+    texts = ids(BATCH, prompt)
+    padded = {"attention_mask": torch.ones_like(texts), "position_ids": texts}  # each text begins at a place of its own
+    cache = model(texts, **padded, use_cache=True, logits_to_keep=1).past_key_values
+    for at, layer in enumerate(cache.layers):  # as if all tokens of the answer but one were written
+        if hasattr(layer, "keys"):  # linear attention has a state of one size
+            token = layer.keys[:, :, :1].expand(-1, -1, answer - 1, -1)
+            cache.update(token, token, at)
+    model(ids(BATCH, 1), past_key_values=cache, use_cache=True)
+    del cache, layer
+    if choices[0]:
+        continued(model, ids(1, (1 + EXAMPLES) * prompt), ids(*choices))
+    model(ids(1, prompt + answer), use_cache=False).logits.log_softmax(-1)  # the harness keeps every logit
+
+
 def examine(trainer, template, records: Records, rows, *, examples: bool = False) -> dict[str, Any]:
     """What a model makes of the test records: the loss of their own texts, what it writes, and of labelled records the labels.
 
-    rows: of the test records (`training.rows_of`). examples: ask labelled questions after solved examples, too.
+    rows: of the test records (`training.encode`). examples: ask labelled questions after solved examples, too.
     """
     model, asked = trainer.model, records.splits["test"]
     first, labelled = asked[:MOST_WRITTEN], asked[:MOST_LABELLED]
     found: dict[str, Any] = {"completion": trainer.completion_loss(rows)}
-    with autocast(trainer.runtime):
+    with trainer.compute_loss_context_manager():
         found["samples"] = written(model, template, first, max_new_tokens=answer_length(template, first))
         if records.choices:
             found["labels"] = by_likelihood(model, template, labelled, records.choices)
@@ -217,18 +224,6 @@ def examine(trainer, template, records: Records, rows, *, examples: bool = False
                 solved = with_examples(records.splits["train"], labelled)
                 found["labels after examples"] = by_likelihood(model, template, solved, records.choices)
     return found | {"form": form(found["samples"], first)}
-
-
-def compare(records: Records, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`scores` of the baselines, the base model with and without solved examples, the trained model and gold; None without labels."""
-    if not records.choices:
-        return None
-    asked = records.splits["test"][:MOST_LABELLED]
-    systems = baselines(records) | {
-        "base model": before["labels"],
-        "base model, solved examples": before["labels after examples"],
-    }
-    return scores(systems | {"gold": [each.answer for each in asked]}, [after["labels"]], records)
 
 
 def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -270,20 +265,6 @@ def verdict(
     return lines
 
 
-def plot(found: Mapping[str, Any], path: Path):
-    """The accuracy of each system as a bar with its 95 % interval, written as PNG: the matplotlib figure."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 0.4 * len(found["systems"]) + 1), layout="constrained")
-    for name, values in found["systems"].items():
-        value, low, high = (100 * values["accuracy"][key] for key in ("value", "low", "high"))
-        color = "tab:blue" if name == "trained" else "lightsteelblue"
-        axes.barh(name, value, xerr=[[value - low], [high - value]], color=color, ecolor="0.3", capsize=3)
-    axes.set(title="Labels of the test records", xlabel="accuracy in percent, with 95 % intervals", xlim=(0, 105))
-    axes.invert_yaxis()
-    return run_folder.saved(figure, path)
-
-
 def common_system(records: Records) -> str:
     """The system text of most training records, "" where they have none."""
     return Counter(each.system for each in records.splits["train"]).most_common(1)[0][0]
@@ -294,32 +275,6 @@ def ask(trainer, template, records: Records, question: str) -> str:
     system = common_system(records)
     said = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": question}]
     record = Record("asked", messages=(*said, {"role": "assistant", "content": ""}), answer="")
-    with autocast(trainer.runtime):
+    with trainer.compute_loss_context_manager():
         length = answer_length(template, records.splits["test"])
         return generate(trainer.model, template, [record], max_new_tokens=length)[0].text.strip()
-
-
-def harness(folders: Mapping[str, str], tasks: str, **options: Any) -> list[dict[str, Any]]:
-    """What lm-evaluation-harness measures on its own tasks, a row a task and measure, a column for each model folder or hub id.
-
-    The prompts are the tasks' own, whole, and inside of the model's chat template.
-
-    tasks: names with commas between them, such as "legalbench" or "mmlu_professional_law". options: of
-        `lm_eval.simple_evaluate`, such as limit. Raises ImportError where lm-evaluation-harness is not installed.
-    """
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ImportError(
-            f"tasks={tasks!r} needs lm-evaluation-harness: run `%pip install lm_eval` in a cell of its own, then this"
-        )
-    import lm_eval
-
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for name, folder in folders.items():
-        asked = {"model": "hf", "model_args": {"pretrained": folder}, "tasks": tasks.split(",")}
-        found = lm_eval.simple_evaluate(**asked, apply_chat_template=True, **options)
-        for task, values in found["results"].items():
-            for measure, value in values.items():
-                if isinstance(value, int | float) and "stderr" not in measure:
-                    row = rows.setdefault((task, measure), {"task": task, "measure": measure.removesuffix(",none")})
-                    row[name] = round(value, 4)
-    return list(rows.values())

@@ -13,12 +13,12 @@ import torch
 from helpers.machine.engine import cpu_copy
 from helpers.show import tables, tracking
 
-from .model import pinned_revision, set_stop_tokens
+from .model import QWEN, pinned_revision, set_stop_tokens
 
 MANIFEST = "export.json"  # names of all files of an export
 MERGED = "merged"  # with adapters: the adapter in the folder itself, the whole model in here
 FILES, LEAST = 8, 2**26  # of weights, and the bytes of one; one file at a time is copied in memory
-LICENCES = {"Qwen/Qwen2.5-0.5B": "apache-2.0", "Qwen/Qwen2.5-0.5B-Instruct": "apache-2.0"}  # as their cards state
+LICENCES = {QWEN: "apache-2.0"}  # as its card states
 GGUF = "model.gguf"
 USE = """\
 The model was trained with its own chat template{system}.
@@ -81,14 +81,11 @@ def merges(model, folder: Path) -> tuple[bool, str]:
     if getattr(model, "is_loaded_in_4bit", False):
         return False, "adapter alone: its base has 4 bits"
     size = sum(weight.nbytes for weight in model.parameters())
-    parent = next(parent for parent in folder.absolute().parents if parent.exists())
-    disk, memory = shutil.disk_usage(parent).free, psutil.virtual_memory().available
-    for name, free, needed in (("disk", disk, 1.2 * size), ("memory", memory, 0.6 * size)):
+    disk = shutil.disk_usage(next(parent for parent in folder.absolute().parents if parent.exists())).free
+    for name, free, needed in (("disk", disk, 1.2 * size), ("memory", psutil.virtual_memory().available, 0.6 * size)):
         if free < needed:
-            return (
-                False,
-                f"adapter alone: a merged model needs {tables.size(needed)} of {name}, and {tables.size(free)} are free",
-            )
+            needed, free = tables.size(needed), tables.size(free)
+            return False, f"adapter alone: a merged model needs {needed} of {name}, and {free} are free"
     return True, f"adapter, and the whole model of {tables.size(size)} beside it"
 
 

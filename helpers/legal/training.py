@@ -130,9 +130,7 @@ def row_of(record, template: ChatTemplate, learn: str = "all turns") -> dict[str
     """
     messages, tools = record.messages, record.tools
     whole = template.text(messages, tools)
-    places = [
-        place for place, each in enumerate(messages) if each["role"] == "assistant" and place >= record.first_learned
-    ]
+    places = [n for n, each in enumerate(messages) if each["role"] == "assistant" and n >= record.first_learned]
     spans = []
     for place in places if learn == "all turns" else places[-1:]:
         prompt = template.text(messages[:place], tools, ask=True)
@@ -174,45 +172,32 @@ def _check_keys(record, place: int, whole: str, template: ChatTemplate) -> None:
             )
 
 
-def rows_of(
-    records: Sequence, template: ChatTemplate, *, max_length: int, learn: str = "all turns"
-) -> tuple[Dataset, list, list[dict[str, str]]]:
-    """The rows of the records that can be learned, these records, and the others with the reason.
-
-    A record longer than `max_length` tokens is set aside: cut, it would teach an answer without its reasoning. So is one
-    that spells out a special token of the tokenizer, which would end a turn in its middle. Raises as `row_of`.
-    """
-    special = {token.content for token in template.tokenizer.added_tokens_decoder.values() if token.special}
-    rows, kept, set_aside = [], [], []
-    for record in records:
-        row = row_of(record, template, learn)
-        spelled = next((token for token in special for each in record.messages if token in str(each)), None)
-        reason = f"spells out {spelled}" if spelled else f"longer than {max_length:,} tokens"
-        if spelled or len(row["input_ids"]) > max_length:
-            set_aside.append({"row": record.id, "reason": reason, "detail": f"{len(row['input_ids']):,} tokens"})
-        else:
-            rows.append(row)
-            kept.append(record)
-    return Dataset.from_list(rows), kept, set_aside
-
-
 def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str = "all turns", reads: int = MOST_LENGTH):
     """The rows of every split as data sets, the records that they are of, and the longest that a record may be.
+
+    A record longer than that is set aside: cut, it would teach an answer without its reasoning. So is one that spells out a
+    special token of the tokenizer, which would end a turn in its middle.
 
     max_length: tokens, rounded up to a multiple of 128; 0 takes the longest training record, at most MOST_LENGTH and what
         the model `reads`. Raises as `row_of`, and ValueError where no record of a split is left.
     """
-    if not max_length:
-        longest = max(len(row_of(record, template, learn)["input_ids"]) for record in records.splits["train"])
-        max_length = min(longest, MOST_LENGTH, reads // MULTIPLE * MULTIPLE)
-    length = round_up(max_length)
-    found = {name: rows_of(part, template, max_length=length, learn=learn) for name, part in records.splits.items()}
-    out = [each for _, _, set_aside in found.values() for each in set_aside]
-    return (
-        {name: rows for name, (rows, *_) in found.items()},
-        records.keeping({n: kept for n, (_, kept, _) in found.items()}, out),
-        length,
-    )
+    rows = {name: [row_of(each, template, learn) for each in part] for name, part in records.splits.items()}
+    longest = max(len(row["input_ids"]) for row in rows["train"])
+    length = round_up(max_length or min(longest, MOST_LENGTH, reads // MULTIPLE * MULTIPLE))
+    special = {token.content for token in template.tokenizer.added_tokens_decoder.values() if token.special}
+    kept, set_aside = {}, []
+    for name, part in records.splits.items():
+        kept[name] = []
+        for record, row in zip(part, rows[name], strict=True):
+            tokens = len(row["input_ids"])
+            spelled = next((token for token in special for each in record.messages if token in str(each)), None)
+            if spelled or tokens > length:
+                reason = f"spells out {spelled}" if spelled else f"longer than {length:,} tokens"
+                set_aside.append({"row": record.id, "reason": reason, "detail": f"{tokens:,} tokens"})
+            else:
+                kept[name].append((record, row))
+    records = records.keeping({name: [record for record, _ in pairs] for name, pairs in kept.items()}, set_aside)
+    return {name: Dataset.from_list([row for _, row in pairs]) for name, pairs in kept.items()}, records, length
 
 
 # ---- labels -> trainer
@@ -246,31 +231,21 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
     args: `sft_config`. train_dataset, eval_dataset: rows of `row_of`, or of any form that TRL takes.
     """
 
-    def __init__(
-        self, model, args: SFTConfig, train_dataset: Dataset, eval_dataset: Dataset, processing_class, **mixin
-    ):
+    def __init__(self, model, args: SFTConfig, train_dataset, eval_dataset, processing_class, **mixin):
         plan, runtime = mixin["plan"], mixin["runtime"]
         on_xla, devices = runtime.family == "xla", plan.device_count
         tracking.say("attention {}: {}".format(*choose_attention(model, runtime, args.max_length)))
         eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
         args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
         self._whole = {"train": plan.batch_size, "eval": eval_batch}
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            **mixin,
-        )
+        super().__init__(model, args, None, train_dataset, eval_dataset, processing_class, **mixin)
         for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
             if weight.requires_grad and weight.dtype == torch.bfloat16:
                 weight.data = weight.data.float()
         if on_xla:
             self.data_collator = FixedBlocks(args.max_length, processing_class.pad_token_id)
-            vars(base_of(self.model)).pop(
-                "forward", None
-            )  # TRL's: that of a copy would compute with this model's weights
+            # TRL's forward: that of a copy would compute with this model's weights.
+            vars(base_of(self.model)).pop("forward", None)
             self.model_accepts_loss_kwargs = True  # asks transformers to count the labels of a whole step
         self._labels_a_batch = 1.0
 
@@ -302,8 +277,9 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
 
     def get_eval_dataloader(self, eval_dataset=None):
         loader = super().get_eval_dataloader(eval_dataset)
-        labels = labels_in(self.eval_dataset if eval_dataset is None else eval_dataset)
-        self._labels_a_batch = max(1, labels) / len(loader)
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        self._labels = sum(label != IGNORED for labels in rows["labels"] for label in labels)
+        self._labels_a_batch = max(1, self._labels) / len(loader)
         return loader
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -315,19 +291,14 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
     def completion_loss(self, rows: Dataset) -> dict[str, float | int]:
         """Mean nats a label over rows, its exponential (perplexity), and how many labels and rows."""
         blocks = self._prepare_dataset(rows, self.processing_class, self.args, self.args.packing, None, "eval")
-        loss = self.evaluation_loop(self.get_eval_dataloader(blocks), "", prediction_loss_only=True).metrics[
-            "eval_loss"
-        ]
+        loader = self.get_eval_dataloader(blocks)
+        loss = self.evaluation_loop(loader, "", prediction_loss_only=True).metrics["eval_loss"]
         self._metrics["eval"].clear()  # TRL's, which go into the next log
-        found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-        return found | {"tokens": labels_in(blocks), "rows": len(rows)}
+        perplexity = math.exp(min(loss, 700.0))
+        return {"loss": loss, "perplexity": perplexity, "tokens": self._labels, "rows": len(rows)}
 
     def create_model_card(self, *args, **kwargs) -> None:
         """TRL writes one at every checkpoint, of what it knows; the export writes one with data and results."""
-
-
-def labels_in(rows: Dataset) -> int:
-    return sum(label != IGNORED for labels in rows["labels"] for label in labels)
 
 
 # ---- the loss where TRL's fused kernel is not
@@ -350,13 +321,12 @@ def labelled_loss(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 def tiled_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1) -> torch.Tensor:
     """The same for `FixedBlocks`, in tiles of tokens of all blocks, whose logits are made anew in the backward pass.
 
-    devices: that a batch is split over along its first axis, in this process (SPMD).
+    devices: that a batch is split over along its first axis, in this process (SPMD). A position's label is the next token.
     """
     base, attention = base_of(model), model.config._attn_implementation
     given = {name: blocks[name] for name in ("input_ids", "position_ids")}
     if attention not in (SEGMENTWISE, FLASH):  # which know segments by themselves
         given["attention_mask"] = mask_of(blocks["segment_ids"], attention)
-    # The label of a position is the token after it.
     target_BT = torch.cat([blocks["labels"][:, 1:], torch.full_like(blocks["labels"][:, :1], IGNORED)], dim=1)
     config = base.config.get_text_config()
     head = base.get_output_embeddings()

@@ -20,11 +20,12 @@ from helpers.plan.settings import DoesNotFit, Plan, Recipe
 from helpers.plan.workloads import Asked, Workload
 from helpers.run import run_folder
 
-from .data import load_records
+from .data import Records, load_records
+from .evaluation import ask_the_most, most_tokens
 from .model import NO_TPU, QWEN, apply_lora, frozen_dtype, load_model
 from .packing import BLOCK, FixedBlocks, count_blocks
 from .parameters import NOTEBOOK, LegalParameters, recipe
-from .training import ChatTemplate, LegalTrainer, encode, sft_config, tiled_loss
+from .training import IGNORED, ChatTemplate, LegalTrainer, encode, sft_config, tiled_loss
 
 __all__ = ["NOTEBOOK", "planned"]
 
@@ -58,12 +59,13 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
         raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
     if method == "qlora" and machine.family == "xla":
         raise DoesNotFit(NO_TPU, "no: 4 bits need a GPU")
-    step = (_step if weights else _step_without_weights)(name, method, machine.precision, length)
+    step = (_step.__wrapped__ if weights else _step)(name, method, machine.precision, length, weights)
     blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
     return recipe(blocks, length, method, machine.device_count), step
 
 
-def _step(name: str, method: str, precision: str, length: int, weights: bool = True) -> Workload:
+@functools.lru_cache(maxsize=4)
+def _step(name: str, method: str, precision: str, length: int, weights: bool) -> Workload:
     default = LegalParameters.defaults()
     config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name, trust_remote_code=False)
     with torch.device("cpu" if weights else "meta"):
@@ -73,15 +75,15 @@ def _step(name: str, method: str, precision: str, length: int, weights: bool = T
     return workload(model, name, length, method)
 
 
-@functools.lru_cache(maxsize=4)
-def _step_without_weights(name: str, method: str, precision: str, length: int) -> Workload:
-    return _step(name, method, precision, length, weights=False)
-
-
-def plan_of(model, rows, length: int, params: LegalParameters, machine: Runtime) -> tuple[Plan, Workload, int]:
+def plan_of(
+    model, rows, records: Records, length: int, params: LegalParameters, machine: Runtime
+) -> tuple[Plan, Workload, int]:
     """What will run and why, the step that it was counted on, and the tokens of a block, which short records share."""
     block = length if params.max_length else max(length, BLOCK)  # into short blocks little fits beside another
-    step = workload(model, params.base_model, block, params.method)
+    answer = most_tokens(sum(label != IGNORED for label in labels) for labels in rows["test"]["labels"])
+    prompt = max(len(ids) for name in ("train", "test") for ids in rows[name]["input_ids"])
+    choices = len(records.choices), 1 + max(map(len, records.choices), default=0)  # a token has a letter at least
+    step = workload(model, params.base_model, block, params.method, prompt=prompt, answer=answer, choices=choices)
     blocks = count_blocks([*map(len, rows["train"]["input_ids"])], block)
     planned = planner.plan(
         recipe(blocks, block, params.method, machine.device_count),
@@ -119,8 +121,8 @@ def train_together(parameters: str) -> None:
     model, tokenizer = load_model(params, machine)
     template, records = ChatTemplate(tokenizer), load_records(params.data_source, seed=params.seed)
     reads = model.config.get_text_config().max_position_embeddings
-    rows, _, length = encode(records, template, max_length=params.max_length, learn=params.learn, reads=reads)
-    planned, _, block = plan_of(model, rows, length, params, machine)
+    rows, records, length = encode(records, template, max_length=params.max_length, learn=params.learn, reads=reads)
+    planned, _, block = plan_of(model, rows, records, length, params, machine)
     arguments = sft_config(planned, machine, folder, length=block, **params.logged())
     mixin = {"plan": planned, "runtime": machine, "max_hours": params.max_hours}
     trainer = LegalTrainer(model, arguments, rows["train"], rows["validation"], tokenizer, **mixin)
@@ -129,8 +131,11 @@ def train_together(parameters: str) -> None:
         run_folder.write_json(folder / MEASURED_FILE, trainer.results())
 
 
-def workload(model, name: str, length: int, method: str) -> Workload:
-    """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss."""
+def workload(model, name: str, length: int, method: str, **asked: Any) -> Workload:
+    """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss.
+
+    asked: as of `ask_the_most`, what the run asks of its model; without it texts of a block's length.
+    """
 
     def batch(examples: int, length: int) -> dict[str, torch.Tensor]:
         ids = random.Random(0).choices(range(5, 1_000), k=length)
@@ -142,6 +147,7 @@ def workload(model, name: str, length: int, method: str) -> Workload:
         model=_counted_in_four_bits(model) if method == "qlora" else model,
         batch=batch,
         loss=lambda model, blocks: tiled_loss(model, blocks) / blocks["labels"].numel(),
+        evaluation=functools.partial(ask_the_most, **{"prompt": length, "answer": most_tokens([length])} | asked),
         length=length,
         parameters=model.num_parameters(),  # transformers counts both of two that one number holds
         optimizer="paged_adamw_8bit" if method == "qlora" else "adamw",

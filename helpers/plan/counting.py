@@ -155,6 +155,20 @@ def _step(workload, examples, layers, device, length, checkpointing, accumulatin
     )
 
 
+@functools.lru_cache(maxsize=64)
+def evaluation_peak(workload: Workload, *, kind: str, precision: str, shares_keys: bool = True) -> int:
+    """Bytes at the fullest moment of a workload's evaluation, weights included; 0 where it has none, or on XLA, whose host does it."""
+    if workload.evaluation is None or kind == "xla":
+        return 0
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    model = copy_with(workload.model, functools.partial(_without_numbers, fake)).eval()
+    autocast = torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF)
+    live = LiveBytes([*model.parameters(), *model.buffers()])
+    with fake, _kernels_of(kind, precision, shares_keys), torch.no_grad(), autocast, live:
+        workload.evaluation(model)
+    return live.peak
+
+
 def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor], without: Sequence[nn.Module] = ()):
     """The model with what `make` makes of each weight and buffer, and without some layers at the end of a stack."""
     memo: dict[int, object] = {id(layer): _LeftOut() for layer in without}

@@ -78,7 +78,7 @@ class Memory:
     """Bytes of one device in a training step."""
 
     count: Count
-    peak: Range
+    peak: Range  # of a step or of the evaluation, whichever takes more
     capacity: int | None  # bytes of a device that a run may take; None where it is not known
 
     @property
@@ -92,15 +92,18 @@ class Memory:
         return {"fits": self.fits, "capacity": self.capacity, "peak": asdict(self.peak), **asdict(self.count)}
 
 
-def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1) -> Memory:
-    """Memory of the counted step.
+def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1, evaluation: int = 0) -> Memory:
+    """Memory of the counted step, or of the evaluation where it takes more beside the optimizer's state.
 
-    capacity: bytes of a device (of a CPU: of the computer), or None. processes: reduce gradients among each other, in buckets
+    evaluation: bytes, of `counting.evaluation_peak`. capacity: bytes of a device (of a CPU: of the computer), or None. processes: reduce gradients among each other, in buckets
     as large as all of them.
     """
     (least, most), (low, high) = BESIDE[kind]
     counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
-    span = Range(low=counted * least + low, high=counted * most + high, value=counted + low, basis="counted")
+    evaluation += count.optimizer if evaluation else 0
+    basis = "counted" if counted >= evaluation else "counted: evaluation takes more than training"
+    counted = max(counted, evaluation)
+    span = Range(low=counted * least + low, high=counted * most + high, value=counted + low, basis=basis)
     return Memory(count=count, peak=span, capacity=capacity and int(capacity * (CPU_SHARE if kind == "cpu" else 1)))
 
 

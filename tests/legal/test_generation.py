@@ -5,10 +5,14 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from helpers.legal.generation import Generated, generate, log_probabilities
+from helpers.legal.evaluation import EXAMPLES, ask_the_most
+from helpers.legal.generation import BATCH, Generated, generate, log_probabilities
 from helpers.legal.packing import choose_attention
 from helpers.machine.engine import cpu_copy
+from helpers.plan.counting import evaluation_peak
+from helpers.plan.workloads import Workload
 from tests.harness import answers_on_xla
+from tests.plan.test_counting import allocated
 
 from .test_model import runtime
 
@@ -84,20 +88,6 @@ def test_a_batch_of_different_lengths_equals_each_prompt_decoded_alone_without_a
     assert {one.stopped for one in found} == {True, False}
 
 
-def test_greedy_equals_transformers_generate_token_by_token(model):
-    for prompt, one in zip(prompts(), written(model, prompts(), batch_size=3), strict=True):
-        theirs = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=24,
-            do_sample=False,
-            eos_token_id=[STOP, OTHER_STOP],
-            pad_token_id=PAD,
-        )[0, len(prompt) :].tolist()
-        assert theirs[: len(one.tokens)] == list(one.tokens)
-        assert theirs[len(one.tokens) :] in ([], [STOP], [OTHER_STOP])
-
-
 def test_the_stop_token_is_left_out_and_a_text_that_is_cut_off_says_so(model):
     prompt = prompts()[LENGTHS.index(90)]
     free = written(model, [prompt], stop_token_ids=(200,), max_new_tokens=10)[0]
@@ -131,14 +121,6 @@ def test_no_prompt_gives_no_text(model):
     assert written(model, []) == []
 
 
-def test_a_copy_on_the_cpu_keeps_tied_weights_tied_and_shares_none():
-    model = tiny_model(tie_word_embeddings=True)
-    copied = cpu_copy(model)
-    assert copied.lm_head.weight is copied.model.embed_tokens.weight
-    assert copied.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
-    assert torch.equal(copied.lm_head.weight, model.lm_head.weight)
-
-
 # ---- log-probabilities
 
 
@@ -170,6 +152,37 @@ def test_a_model_with_adapters_and_the_attention_of_training_gives_the_same_log_
         log_probabilities(merged, Numbers(), asked, choices),
         atol=1e-4,
     )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("largest", ["texts", "labels", "logits"])
+def test_the_planner_counts_what_the_allocator_gives_for_the_largest_questions(largest):
+    """Of long texts, of many labels after solved examples, and of the harness's logits over a large vocabulary."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 20_000 if largest == "logits" else 64}
+    model = tiny_model(**sizes, num_key_value_heads=2, max_position_embeddings=4096).eval()
+    prompt, answer, choices = {"texts": (90, 40, 0), "labels": (90, 2, 20), "logits": (90, 8, 0)}[largest]
+    asked = prompts([prompt - n for n in range(BATCH)])
+    examples = prompts([(1 + EXAMPLES) * prompt])
+    calls = {
+        "texts": lambda: written(model, asked, stop_token_ids=(63,), max_new_tokens=answer),
+        "labels": lambda: log_probabilities(model, Numbers(), examples, [[8 + n] for n in range(choices)]),
+        "logits": lambda: model(torch.tensor(prompts([prompt + answer]))).logits.log_softmax(-1),
+    }
+    step = Workload(
+        notebook="test",
+        name="tiny",
+        model=model,
+        batch=None,
+        loss=None,
+        evaluation=lambda model: ask_the_most(model, prompt, answer, (choices, 2)),
+        length=prompt,
+    )
+    counted = evaluation_peak(step, kind="cpu", precision="fp32")
+    with torch.no_grad():
+        measured = {name: allocated(model, call) for name, call in calls.items() if choices or name != "labels"}
+    assert max(measured, key=measured.get) == largest
+    assert counted == pytest.approx(measured[largest], rel=0.05)
+    assert evaluation_peak(step, kind="xla", precision="bf16") == 0  # the host does it
 
 
 # ---- XLA

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from helpers.legal.data import load_records
 from helpers.legal.model import (
-    CHATML,
     END_OF_TEXT,
     SAMPLE_VOCABULARY,
     apply_lora,
@@ -52,13 +51,6 @@ def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
     texts = [text for record in sample_records(40) for text in record.values()]
     # A text of 1,500 characters is a few hundred tokens, as with a real tokeniser.
     assert sum(map(len, texts)) / sum(len(tokenizer(text)["input_ids"]) for text in texts) > 3
-
-
-def test_the_same_seed_gives_the_same_sample_model_and_another_seed_another():
-    first, again, other = (sample_model(100, 2, seed).model.norm.weight for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    first, again, other = (sample_model(100, 2, seed).lm_head.weight for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_generation_stops_at_the_token_that_a_record_ends_with():
@@ -225,12 +217,3 @@ def test_a_hub_that_cannot_be_reached_is_named_with_what_works_offline(tmp_path)
     said = load_from("http://127.0.0.1:9", tmp_path, offline=True)
     assert said.startswith("ConnectionError base_model='owner/model': the Hugging Face hub cannot be reached"), said
     assert 'base_model="sample" or a local path' in said
-
-
-def test_the_template_is_the_one_that_qwen_renders_with_a_system_message():
-    tokenizer = sample_tokenizer()
-    assert tokenizer.chat_template == CHATML
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

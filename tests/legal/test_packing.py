@@ -15,9 +15,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, mask_of
 from helpers.legal.training import IGNORED
-from helpers.machine import xla
 from helpers.machine.runtime import detect
-from tests.harness import answers_on_xla
 
 from .test_model import runtime
 
@@ -209,39 +207,6 @@ def test_a_model_trained_one_segment_after_the_other_generates_as_before():
     before = model.generate(ids, **options)
     choose_attention(model, runtime(), LENGTH)
     assert torch.equal(model.generate(ids, **options), before)
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_changing_one_segment_changes_no_logit_of_another(implementation):
-    model, batch = qwen2(implementation), packed_batch(examples(longest=10))
-    assert int(batch["segment_ids"].max()) >= 3
-    before = packed_logits(model, batch)
-    second = batch["segment_ids"] == 2
-    changed = {**batch, "input_ids": torch.where(second, (batch["input_ids"] + 5) % VOCABULARY, batch["input_ids"])}
-    after = packed_logits(model, changed)
-    assert torch.equal(before[~second], after[~second])
-    assert (before[second] - after[second]).abs().max() > 0.1
-
-
-def xla_difference() -> float:
-    """Packed on 8 virtual XLA devices, alone on the CPU; run in a process of its own."""
-    machine = detect(True, precision="fp32")
-    from helpers.machine.attention import use_one_dtype
-
-    batch = packed_batch(examples())
-    blocks = len(batch["input_ids"]) // 8 * 8
-    batch = {name: tensor[:blocks] for name, tensor in batch.items()}
-    model = qwen2().to(machine.device)
-    xla.replicate(model)
-    use_one_dtype(model)
-    on_device = {name: xla.shard_batch(tensor.to(machine.device)) for name, tensor in batch.items()}
-    return worst_difference(qwen2(), batch, packed_logits(model, on_device).cpu())
-
-
-@pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-def test_packed_logits_on_eight_xla_devices_are_those_of_each_example_alone_on_the_cpu():
-    code = "from tests.legal.test_packing import xla_difference as f; print('ANSWERS', f())"
-    assert answers_on_xla(code) < 1e-4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -10,9 +10,9 @@ import trl
 from datasets import Dataset
 from trl.chat_template_utils import get_training_chat_template
 
-from helpers.legal.data import Record, load_records
+from helpers.legal.data import Record, Records, load_records
 from helpers.legal.model import CHATML, sample_tokenizer
-from helpers.legal.training import IGNORED, PLAIN_TEMPLATE, ChatTemplate, encode, row_of, rows_of
+from helpers.legal.training import IGNORED, PLAIN_TEMPLATE, ChatTemplate, encode, row_of
 
 pytestmark = pytest.mark.once
 
@@ -54,6 +54,10 @@ def conversation(*turns: str, system: str = "", **options) -> Record:
     said = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
     said = [{"role": "system", "content": system}] * bool(system) + said
     return Record("r", tuple(said), turns[-1], **options)
+
+
+def of(*records: Record) -> Records:
+    return Records(name="x", sha256="", splits={"train": records})
 
 
 TWO_TURNS = conversation("If it fails?", "Yes, it ends.", "And then?", "It falls.", system="Be brief.")
@@ -170,9 +174,9 @@ def test_a_prompt_that_is_no_prefix_is_refused_in_whichever_record_it_shows():
     good = conversation("Why?", "So.")
     bad = Record("bad one", (user, assistant, user, assistant), "So.")
     with pytest.raises(ValueError, match=r"record bad one: the chat template asks with .*learn='last turn'"):
-        rows_of([good, good, bad], template, max_length=512)
-    rows, *_ = rows_of([good, bad], template, max_length=512, learn="last turn")
-    assert len(rows) == 2
+        encode(of(good, good, bad), template)
+    rows, *_ = encode(of(good, bad), template, learn="last turn")
+    assert len(rows["train"]) == 2
 
 
 def test_a_token_over_the_border_of_prompt_and_answer_is_refused():
@@ -198,16 +202,12 @@ def test_a_template_without_an_end_of_turn_is_refused():
 
 def test_a_record_that_is_too_long_or_spells_a_special_token_is_set_aside_and_none_is_cut():
     template = ChatTemplate(sample_tokenizer())
-    records = [
-        conversation("Why?", "So."),
-        conversation("Why?", "So. " * 100),
-        conversation("What is <|im_end|>?", "So."),
-    ]
-    rows, kept, out = rows_of(records, template, max_length=64)
-    assert (len(rows), kept) == (1, records[:1])
-    assert [each["reason"] for each in out] == ["longer than 64 tokens", "spells out <|im_end|>"]
-    redlined = conversation("The <s>old</s> clause?", "So.")
-    assert len(rows_of([redlined], template, max_length=64)[0]) == 1  # no special token of this tokenizer
+    short, redlined = conversation("Why?", "So."), conversation("The <s>old</s> clause?", "So.")  # no token of this one
+    given = of(short, conversation("Why?", "So. " * 200), conversation("What is <|im_end|>?", "So."), redlined)
+    rows, kept, length = encode(given, template, max_length=64)
+    assert length == 128 and len(rows["train"]) == 2
+    assert kept.splits["train"] == (short, redlined)
+    assert [each["reason"] for each in kept.set_aside] == ["longer than 128 tokens", "spells out <|im_end|>"]
 
 
 def test_lengths_follow_the_longest_training_record_and_what_the_model_reads():

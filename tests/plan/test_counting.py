@@ -20,15 +20,25 @@ pytestmark = pytest.mark.once
 
 
 def real_peak(workload, examples: int, length: int, precision: str) -> int:
-    """Bytes of tensors at the fullest moment of a real forward and backward on the CPU, by the allocator's own totals."""
+    """Bytes of tensors at the fullest moment of a real forward and backward on the CPU."""
     model, batch = workload.model.train(), workload.batch(examples, length)
-    there = sum(tensor.untyped_storage().nbytes() for tensor in (*model.parameters(), *model.buffers()))
-    half = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+
+    def step():
+        half = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
         with half:
             loss = workload.loss(model, batch)
         loss.backward()
+
+    peak = allocated(model, step)
     model.zero_grad(set_to_none=True)
+    return peak
+
+
+def allocated(model, call) -> int:
+    """Bytes of the model and of what is allocated at the fullest moment of a call, by the allocator's own totals."""
+    there = sum(tensor.untyped_storage().nbytes() for tensor in (*model.parameters(), *model.buffers()))
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
     now = peak = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":

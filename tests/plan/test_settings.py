@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.machine.runtime import Runtime, choose_precision
 from helpers.plan.settings import DoesNotFit, Plan, Recipe, memory_of, plan
@@ -75,6 +76,17 @@ def test_the_effective_batch_survives_every_machine():
 def test_the_micro_batch_is_the_largest_that_divides_the_batch_and_fits(fitting):
     chosen = plan(RECIPE, SMALL, machine(memory=needed(SMALL, fitting, 12)), batch_size=12)
     assert (chosen.per_device_batch_size, chosen.gradient_accumulation_steps) == (fitting, 12 // fitting)
+
+
+def test_the_plan_has_the_memory_of_an_evaluation_that_takes_more_than_training():
+    def large(model):
+        return torch.zeros(3 * 10**9 // 4)
+
+    chosen, plain = (plan(RECIPE, replace(SMALL, evaluation=each), machine()) for each in (large, None))
+    weights, moments = chosen.memory.count.weights, chosen.memory.count.optimizer
+    assert chosen.memory.peak.value == weights + moments + 3 * 10**9 > plain.memory.peak.value
+    assert "evaluation takes more than training" in chosen.reasons["memory"]
+    assert chosen.per_device_batch_size == plain.per_device_batch_size and plain.memory.peak.basis == "counted"
 
 
 def test_a_prime_batch_goes_down_to_single_examples():
