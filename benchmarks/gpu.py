@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
@@ -74,16 +76,21 @@ def execute(part: Part, folder: Path, small: bool, models: Path | None, **more) 
     given["output_dir"] = str(folder / "out")
     parameters = [text for name, value in given.items() for text in ("-y", f"{name}: {json.dumps(value)}")]
     command = [sys.executable, "-m", "papermill", str(ROOT / f"notebooks/{part.notebook}.ipynb"), "executed.ipynb"]
-    done = subprocess.run(
-        [*command, *parameters, "--no-progress-bar"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60 * PART_MINUTES,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-1500:])
+    command += [*parameters, "--no-progress-bar"]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as papermill:
+        try:
+            _, errors = papermill.communicate(timeout=60 * PART_MINUTES)
+        except subprocess.TimeoutExpired:
+            # A kernel that trains would save its step first, and hold the memory of the card during the next part.
+            ended = [*psutil.Process(papermill.pid).children(recursive=True), papermill]
+            for process in ended:
+                process.kill()
+            psutil.wait_procs(ended[:-1])
+            raise
+    if papermill.returncode:
+        raise RuntimeError(errors.strip()[-1500:])
     return json.loads((folder / "out/results.json").read_text(encoding="utf-8"))
 
 

@@ -1,10 +1,12 @@
 """benchmarks/gpu.py on the CPU, by the code that runs on a GPU: a notebook, the kernels, and the file that it leaves."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
@@ -32,6 +34,15 @@ def test_a_part_is_a_notebook_run_to_its_end_beside_its_forecast(tmp_path):
     assert two == two | {"status": "not here", "reason": "needs 2 GPU(s), and torch sees 0"}
     done, again = measured(output, "--missing", "--only", "tinystories_reservoir")
     assert done.returncode == 0 and again["parts"] == found["parts"]
+
+
+def test_a_part_that_runs_out_of_time_leaves_no_kernel_with_the_memory_of_the_card(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    gpu = importlib.import_module("gpu")
+    monkeypatch.setattr(gpu, "PART_MINUTES", 0.3)
+    with pytest.raises(subprocess.TimeoutExpired):
+        gpu.execute(gpu.PARTS["tinystories_reservoir"], tmp_path, small=True, models=None)
+    assert not [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(tmp_path)]
 
 
 def test_no_time_left_is_said_for_each_part(tmp_path):
