@@ -77,6 +77,7 @@ faults: $(GPU)/.installed $(TPU)/.installed ## every way to disturb a run, again
 
 tpu: $(TPU)/.installed test-torchtpu ## test-torchtpu, and the TPU notebooks' steps by Google's TPU compiler, without a TPU (ONLY="'legal*/v5e-1'"; slow)
 	$(TPU)/bin/python benchmarks/tpu_compiler.py $(ONLY)
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(TORCHTPU)/bin/python benchmarks/tpu_compiler.py --torch-tpu $(ONLY)
 
 clean: ## remove all environments (outputs stay)
 	rm -rf $(GPU) $(TPU) $(TORCHTPU) $(CUDA) .versions

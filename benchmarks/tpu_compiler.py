@@ -2,9 +2,7 @@
 
     python benchmarks/tpu_compiler.py                     # every step for v5e-1 and v5e-8; two hours on two cores, no TPU
     python benchmarks/tpu_compiler.py 'legal*/v5e-1'      # the named ones; the rest of the file stays
-    python benchmarks/tpu_compiler.py --programs DIR      # keeps the compiled programs, to be read
-    python benchmarks/tpu_compiler.py --recount           # compiles nothing: the planner's figures anew, beside the compiler's;
-                                                          # with --programs also what the kept programs move
+    .venv-torchtpu/bin/python benchmarks/tpu_compiler.py --torch-tpu    # lowered through TorchTPU, for v5e-1
 
 The model, the length and the micro-batch are those that the notebook would take on that slice. Nothing is executed.
 """
@@ -17,7 +15,7 @@ import json
 import re
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +33,6 @@ from helpers.plan.settings import plan  # noqa: E402
 from helpers.plan.tpu import begin, trace  # noqa: E402
 from helpers.plan.workloads import Asked, room  # noqa: E402
 
-OUTPUT = ROOT / "docs/results/tpu_compiler_steps.json"
 HARDWARE = ("v5e-1", "v5e-8")
 MINILM = {  # sentence-transformers/all-MiniLM-L6-v2 config.json
     "vocab_size": 30_522,
@@ -57,7 +54,6 @@ class Case:
     notebook: str
     asked: Asked = field(default_factory=Asked)
     length: int = 0  # 0: the notebook's
-    checkpointing: bool | None = None  # None: the plan's
     config: dict[str, int] | None = None  # of a BERT that is not the notebook's default
 
 
@@ -98,40 +94,32 @@ def by_planner(workload, step: dict) -> dict:
     weights = (3 if step["checkpointing"] else 2) * sent.weights
     update = ADAMW_BYTES * sent.trained + sent.gradients + sent.accumulated
     least = weights + update + 2 * sent.activations
-    return {"planned_peak": counted.peak, "least_moved": round(least), "counted": asdict(counted)}
+    return {"planned_peak": counted.peak, "least_moved": round(least)}
 
 
-def compiled(case: Case, hardware: str, programs: Path | None) -> dict:
-    """What the compiler and what the planner say of the step."""
+def compiled(case: Case, hardware: str, other) -> dict:
+    """What the compiler says of the step, and the planner of torch_xla's way. other: `torch_tpu_step`, or None."""
     chips = machine(hardware)
     runtime = runtime_of(chips)
     recipe, workload = asked_for(case, runtime)
-    planned = plan(recipe, workload, runtime, gradient_checkpointing=case.checkpointing)
+    planned = plan(recipe, workload, runtime)
     step = {
         "precision": planned.precision,
         "length": case.length or workload.length,
         "checkpointing": planned.gradient_checkpointing,
         "accumulating": planned.gradient_accumulation_steps > 1,
     }
-    about = {"case": case.name, "notebook": case.notebook, "examples_a_chip": planned.per_device_batch_size, **step}
+    about = {"case": case.name, "examples_a_chip": planned.per_device_batch_size, **step}
+    if other:
+        return about | other.compiled(workload, planned.per_device_batch_size, **step)
     about |= by_planner(workload, about)
     traced = trace(workload, planned.per_device_batch_size * chips.count, chips=chips.count, **step)
     try:
         made = tpu.compile_step(traced, hardware)
     except tpu.DoesNotFitChip as error:
         return about | {"problem": str(error)}
-    if programs:
-        programs.mkdir(parents=True, exist_ok=True)
-        program_file(programs, case, hardware).write_text(made.program, encoding="utf-8")
-    return (
-        about
-        | made.results()
-        | {
-            "collectives": collectives(made.program),
-            "products": traced.products,
-            "name": f"{case.notebook} {case.name}",
-        }
-    )  # not the folder of a local model
+    # Its own name may be the folder of a local model.
+    return about | made.results() | {"collectives": collectives(made.program), "name": case.name}
 
 
 def collectives(program: str) -> dict[str, dict[str, int]]:
@@ -144,38 +132,27 @@ def collectives(program: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def program_file(folder: Path, case: Case, hardware: str) -> Path:
-    return folder / f"{case.name}-{hardware}.hlo".replace(" ", "_")
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", default=["*"], help="patterns of NAME/HARDWARE; all by default")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--recount", action="store_true", help="only the planner's figures")
-    parser.add_argument("--programs", type=Path, help="folder for the compiled programs as HLO text")
+    parser.add_argument("--torch-tpu", action="store_true", help="through TorchTPU, for one chip")
     given = parser.parse_args()
-    if problem := "" if given.recount else tpu.available():
-        parser.error(problem)
-    if not given.recount:
-        begin()
-    about = this_machine("cpu", ("torch_xla", "libtpu", "jax"))
-    steps = json.loads(given.output.read_text(encoding="utf-8"))["steps"] if given.output.exists() else {}
-    for hardware in HARDWARE:
+    if given.torch_tpu:
+        import torch_tpu_step as other  # makes its device before the first backward pass, as `begin` does
+    else:
+        other = begin()
+    file, slices = ("torch_tpu", HARDWARE[:1]) if other else ("tpu_compiler", HARDWARE)
+    about = this_machine("cpu", ("torch_xla", "torch_tpu", "libtpu", "jax"))
+    output = ROOT / f"docs/results/{file}_steps.json"
+    steps = json.loads(output.read_text(encoding="utf-8"))["steps"] if output.exists() else {}
+    for hardware in slices:
         for case in CASES:
             name = f"{case.name}/{hardware}"
-            if any(fnmatch.fnmatch(name, pattern) for pattern in given.only) and (name in steps or not given.recount):
-                if given.recount:
-                    runtime = runtime_of(machine(hardware))
-                    steps[name] |= by_planner(asked_for(case, runtime)[1], steps[name])
-                    if given.programs and (kept := program_file(given.programs, case, hardware)).exists():
-                        steps[name] |= {"moved": tpu.moved(kept.read_text(encoding="utf-8"))}
-                else:
-                    steps[name] = compiled(case, hardware, given.programs)
-                write(given.output, about, steps=steps)
+            if any(fnmatch.fnmatch(name, pattern) for pattern in given.only):
+                steps[name] = compiled(case, hardware, other)
+                write(output, about, steps=steps)
                 print(name, json.dumps(steps[name]), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -47,3 +47,16 @@ def refused() -> str:
         f"its end takes the place of what it read. They need {min(shares):.0%} to {max(shares):.0%} of the memory that the planner counts "
         "for the same step without fusion."
     )
+
+
+def torch_tpu() -> str:
+    """The same steps through TorchTPU, beside what torch_xla's way needs on one chip."""
+    before, rows = result("tpu_compiler_steps.json")["steps"], []
+    for name, step in result("torch_tpu_steps.json")["steps"].items():
+        row = {"step": step["case"]}
+        for engine, found in (("TorchTPU", step), ("torch_xla", before.get(name, {}))):
+            row["memory, " + engine] = tables.size(found.get("peak")) or found.get("problem")
+            row["TFLOP, " + engine] = found.get("flops", 0) / 1e12 or None
+            row["moved, " + engine] = tables.size(found.get("moved"))
+        rows.append(row)
+    return tables.markdown(rows)
