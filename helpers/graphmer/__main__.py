@@ -6,12 +6,11 @@ To train from the shell, run the notebook: `python -m helpers.batch notebooks/gr
 config=mine.yaml max_steps=1000 data_source=my/repository`.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 from helpers.show import tables
 
@@ -52,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(asked: argparse.Namespace) -> None:
-    from helpers.graphmer.configuration import PROFILES, override, read_configuration, to_yaml
-    from helpers.graphmer.parameters import changed
+    from .configuration import PROFILES, override, read_configuration, to_yaml
+    from .parameters import changed
 
     if not asked.config:
         profiles = ", ".join(PROFILES)
@@ -62,24 +61,21 @@ def _config(asked: argparse.Namespace) -> None:
 
 
 def _search(asked: argparse.Namespace) -> None:
-    from helpers.graphmer.search import search
+    from .search import search
 
     found = search(asked.repository, asked.question, model=asked.model, most=asked.most, cache=asked.cache)
     tables.show([each._asdict() for each in found], asked.question)
 
 
 def _ask(asked: argparse.Namespace) -> None:
-    from helpers.graphmer.ask import Asked
+    from .ask import Asked
 
-    questions = Asked.read(asked.repository, asked.cache)
+    questions = Asked(asked.repository, asked.cache)
     entity = questions.entity(asked.name)
     answers = questions.answers(entity.id, asked.relation)
-    count, shown = Counter(each.status for each in answers), Counter[str]()
-    rows = []
-    for each in answers:
-        shown[each.status] += 1
-        if shown[each.status] <= asked.most:
-            rows.append(each._asdict())
+    count = Counter(each.status for each in answers)
+    of_each = [[each._asdict() for each in answers if each.status == status][: asked.most] for status in count]
+    rows = [*chain.from_iterable(of_each)]
     found = ", ".join(f"{number:,} {status}" for status, number in count.items()) or "nothing that the sources say"
     tables.show(rows, f"{entity.id} {asked.relation}: {found}")
     if failed := questions.graph.manifest["failed"]:

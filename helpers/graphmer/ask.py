@@ -5,17 +5,15 @@ ask("my/repository", "package.Class.method", "called_by")
 What only running would tell is never called known. No model guesses here: in no study did one add to what names and sources say.
 """
 
-from __future__ import annotations
-
-import contextlib
 import difflib
+import linecache
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers.graphmer.graph.extraction import cached_graph, folder_of
-from helpers.graphmer.graph.knowledge_graph import DEFINED, UNRESOLVED, Entity, KnowledgeGraph, Triple, unresolved
+from .graph.extraction import cached_graph, folder_of
+from .graph.knowledge_graph import DEFINED, UNRESOLVED, Entity, Triple, unresolved
 
 KNOWN = "known"
 OVERRIDDEN = "overridden"
@@ -50,24 +48,20 @@ def ask(repository: str | Path, name: str, relation: str, *, cache: str | Path |
 
     Raises ValueError: an unknown name (with near ones) or relation; and what `load_graph` does.
     """
-    return Asked.read(repository, cache).answers(name, relation)
+    return Asked(repository, cache).answers(name, relation)
 
 
 class Asked:
     """A graph that is asked, with the folder of its sources."""
 
-    def __init__(self, graph: KnowledgeGraph, folder: Path):
-        self.graph, self.folder = graph, folder
-        self._texts: dict[str, list[str]] = {}
+    def __init__(self, repository: str | Path, cache: str | Path | None = None):
+        self.graph, self.folder = cached_graph(repository, cache), folder_of(repository)
+        linecache.checkcache()
         self.tails: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by head and relation
         self.heads: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by tail and relation
-        for triple in graph.triples:
+        for triple in self.graph.triples:
             self.tails[triple.head, triple.relation].append(triple)
             self.heads[triple.tail, triple.relation].append(triple)
-
-    @classmethod
-    def read(cls, repository: str | Path, cache: str | Path | None = None) -> Asked:
-        return cls(cached_graph(repository, cache), folder_of(repository))
 
     def answers(self, name: str, relation: str) -> list[Answer]:
         """As `ask`."""
@@ -133,13 +127,7 @@ class Asked:
         """Calls of this name that are not proved, those of its module and of modules that import it first."""
         if entity.type in ("module", "package"):
             return []
-        owner = entity.id.partition("(")[0].rpartition(".")[0]
-        near = {
-            triple.head
-            for end in (entity.module, entity.id, owner)
-            for each in ("imports", "imports_name")
-            for triple in self.heads[end, each]
-        }
+        near = {triple.head for triple in self.heads[entity.module, "imports"]}
 
         def distance(triple: Triple) -> int:
             module = self.graph.entities[triple.head].module
@@ -181,17 +169,8 @@ class Asked:
             return "", ""
         place = self.graph.place(self.graph.entities[triple.head], lines[0])
         more = "".join(f", {line}" for line in lines[1:4]) + (", ..." if len(lines) > 4 else "")
-        return place + more, self._line(place)
-
-    def _line(self, place: str) -> str:
-        """The text of `file:line`; "" where it cannot be read any more."""
         file, _, line = place.rpartition(":")
-        if file not in self._texts:
-            self._texts[file] = []
-            with contextlib.suppress(OSError):
-                text = (self.folder / file).read_text(encoding="utf-8", errors="replace")
-                self._texts[file] = text.splitlines()
-        return "".join(self._texts[file][int(line) - 1 : int(line)]).strip()
+        return place + more, linecache.getline(str(self.folder / file), int(line)).strip()
 
 
 def _near(name: str, names: dict[str, str]) -> str:

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
-from helpers.graphmer.graph.ontology import Relation
-from helpers.graphmer.text import (
+from .graph.knowledge_graph import UNRESOLVED, Relation
+from .text import (
     LONGEST_TOKEN,
     MASK,
     PAD,
@@ -37,7 +36,7 @@ from helpers.graphmer.text import (
 )
 
 if TYPE_CHECKING:
-    from helpers.graphmer.configuration import Configuration
+    from .configuration import Configuration
 
 IGNORED = -100  # label where nothing is asked for
 MASKED, REPLACED = 0.8, 0.1  # of what is chosen; the rest stays as it is (BERT)

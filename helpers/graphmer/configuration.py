@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 from helpers.parameters import LARGEST, did_you_mean, expanded
 
 if TYPE_CHECKING:
-    from helpers.graphmer.encoder import GraphMERConfig
+    from .encoder import GraphMERConfig
 
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
 MOST_BYTES = 100_000  # of a document; a whole one has 3,000
@@ -225,7 +225,7 @@ class Configuration(Section):
 
     def graphmer_config(self, vocab_size: int, num_relations: int, **found: Any) -> GraphMERConfig:
         """The model's own configuration; found: what only graph and ontology can say, such as acyclic_relations."""
-        from helpers.graphmer.encoder import GraphMERConfig
+        from .encoder import GraphMERConfig
 
         model, ontology = self.model, self.regularizers.ontology_constraints
         return GraphMERConfig(

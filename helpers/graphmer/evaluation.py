@@ -5,8 +5,6 @@ Filtered ranking as PyKEEN's RankBasedEvaluator has it: other true tails are lef
 # Q triples · X candidates
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,13 +14,13 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from helpers.graphmer.encoder import GraphMERForPreTraining
-from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, Triple
-from helpers.graphmer.graph.ontology import UNKNOWN
-from helpers.graphmer.search import DENSE_WEIGHT, Bm25, CodeSearch, embedded, standardised
-from helpers.graphmer.text import shown_name
-from helpers.graphmer.training import Corpus
 from helpers.machine.engine import cpu_copy
+
+from .encoder import GraphMERForPreTraining
+from .graph.knowledge_graph import UNKNOWN, UNRESOLVED, Triple
+from .search import DENSE_WEIGHT, Bm25, CodeSearch, embedded, standardised
+from .text import shown_name
+from .training import Corpus
 
 BATCH = 256  # texts of a forward pass
 RESAMPLES = 1000
@@ -126,11 +124,13 @@ def search_rows(model: SentenceTransformer, held_out: Dataset) -> dict[str, np.n
     for package in dict.fromkeys(held_out["package"]):
         rows = held_out.select(np.flatnonzero(packages == package))
         names, texts = [code.partition("\n")[0] for code in rows["code"]], list(rows["code"])
-        words, both = CodeSearch(names, texts), CodeSearch(names, texts, model)
-        questions_QD = embedded(model, rows["question"])
+        lexical, codes_ND, questions_QD = (
+            CodeSearch(names, texts),
+            embedded(model, texts),
+            embedded(model, rows["question"]),
+        )
         for place, question in enumerate(rows["question"]):
-            alone_N = both.vectors_ND @ questions_QD[place]
-            lexical_N = words.scores(question)
+            alone_N, lexical_N = codes_ND @ questions_QD[place], lexical.scores(question)
             fused_N = lexical_N + DENSE_WEIGHT * standardised(alone_N)
             for name, scores_N in {"BM25": lexical_N, "start": alone_N, "start, fused": fused_N}.items():
                 found[name].append(reciprocal_rank(scores_N, place))

@@ -5,8 +5,6 @@ pairs(folders)                 a datasets.Dataset of question, code and package
 in_batches(rows, ...)          the rows of a run in the order in which they are trained on
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re

@@ -1,15 +1,14 @@
 """Parameters of the GraphMER notebooks: what is asked, how the search is tuned, and which configuration the encoder has."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
 from pydantic import model_validator
 
-from helpers.graphmer.configuration import Configuration, override, read_configuration
 from helpers.machine.runtime import Runtime, choose_precision
 from helpers.parameters import SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
+
+from .configuration import Configuration, override, read_configuration
 
 AUTO = "auto"
 SMALL_GPU = 10 * 2**30  # bytes; below it the profile for 8 GB

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from helpers.graphmer.graph.extraction import cached_graph
-from helpers.graphmer.graph.knowledge_graph import DEFINED, cache_folder, keep
-from helpers.graphmer.text import Documents
+from .graph.extraction import cached_graph
+from .graph.knowledge_graph import DEFINED, cache_folder, keep
+from .text import Documents
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -80,7 +80,7 @@ class CodeSearch:
     """Definitions to be found, by name and by text.
 
     texts: of each definition, its source.
-    model: without one the ranking is by BM25 alone.
+    model, vectors_ND: a sentence encoder, and what it makes of the texts; without them the ranking is by BM25 alone.
     """
 
     def __init__(
@@ -91,8 +91,7 @@ class CodeSearch:
         vectors_ND: np.ndarray | None = None,
     ):
         self.by_name, self.by_text = Bm25(names), Bm25(texts)
-        self.model = model
-        self.vectors_ND = embedded(model, texts) if vectors_ND is None and model is not None else vectors_ND
+        self.model, self.vectors_ND = model, vectors_ND
 
     def scores(self, question: str) -> np.ndarray:
         """[N]: the z-scores of both BM25 and of the cosine, weighed and added up."""
@@ -121,7 +120,7 @@ def search(
     if not words(question):
         raise ValueError(f"question={question!r}: has no word to search for; ask in words")
     graph = cached_graph(repository, cache)
-    documents = Documents.read(graph, repository)
+    documents = Documents(graph, repository)
     found = [one for one in graph.entities.values() if one.type in KINDS and one.status == DEFINED and one.line]
     if not found:
         raise ValueError(f"repository={str(repository)!r}: defines no function and no class")

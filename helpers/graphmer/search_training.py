@@ -6,8 +6,6 @@ trainer = new_search_trainer(model, in_batches(rows, ...), held_out, MultipleNeg
 trainer.train()
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Iterable
@@ -25,9 +23,6 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.utils.data import SequentialSampler
 
 from helpers.data import hub
-from helpers.graphmer.parameters import MINILM
-from helpers.graphmer.search import CODE_TOKENS
-from helpers.graphmer.text import train_tokenizer
 from helpers.machine import xla
 from helpers.machine.engine import cpu_copy
 from helpers.machine.runtime import Runtime
@@ -36,6 +31,10 @@ from helpers.plan.settings import Plan, Recipe
 from helpers.plan.workloads import Workload
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
+
+from .parameters import MINILM
+from .search import CODE_TOKENS
+from .text import train_tokenizer
 
 REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 BATCH, STEPS, LEARNING_RATE = 32, 120, 1e-4

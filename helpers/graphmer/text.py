@@ -10,14 +10,14 @@ import hashlib
 import importlib.util
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
-from helpers.graphmer.graph.sources import standard_library
+from .graph.extraction import folder_of
+from .graph.knowledge_graph import DEFINED, Entity, KnowledgeGraph
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -56,44 +56,28 @@ def leaf_text(entity: Entity) -> str:
 class Documents:
     """The text of every entity of a graph: its name, and the source lines that define it where there are some."""
 
-    def __init__(self, graph: KnowledgeGraph, sources: dict[str, str]):
-        """sources: text of each module; lines end in \\n."""
-        self.graph, self._sources = graph, sources
-        self._split: dict[str, list[str]] = {}  # of a module: its lines
+    def __init__(self, graph: KnowledgeGraph, data_source: str | Path):
+        """data_source: what `load_graph` was given. Raises FileNotFoundError (a source is not there), ValueError (one has changed)."""
+        folder = folder_of(data_source)
+        self.graph = graph
+        self.sources = {file["module"]: _text(folder / file["path"], file) for file in graph.manifest["files"]}
+        self._lines = {module: text.split("\n") for module, text in self.sources.items()}
         self._inside: dict[str, list[tuple[int, int, str]]] = defaultdict(list)  # of a module: line, end_line, entity
+        self._defined: set[str] = set()  # whose documents are more than a name
         for entity in graph.entities.values():
-            if entity.line and entity.status == DEFINED and entity.module in sources:
+            if entity.line and entity.status == DEFINED and entity.module in self.sources:
                 self._inside[entity.module].append((entity.line, entity.end_line, entity.id))
+                if entity.type not in NAMES_ONLY:
+                    self._defined.add(entity.id)
         for found in self._inside.values():
             found.sort()
 
-    @classmethod
-    def read(cls, graph: KnowledgeGraph, data_source: str | Path) -> Documents:
-        """Documents of the sources that the graph was built from.
-
-        data_source: what `load_graph` was given. Raises FileNotFoundError (a source is not there), ValueError (one has changed).
-        """
-        folder = standard_library() if data_source == "sample" else Path(data_source).expanduser().resolve()
-        files = graph.manifest.get("files", ())
-        return cls(graph, {file["module"]: _text(folder / file["path"], file) for file in files})
-
-    def sources(self, modules: Collection[str] | None = None) -> Iterator[str]:
-        """Whole texts of all modules, or of these."""
-        return (text for module, text in self._sources.items() if modules is None or module in modules)
-
-    def has_source(self, entity_id: str) -> bool:
-        """Whether the document is more than a name."""
-        entity = self.graph.entities[entity_id]
-        there = entity.line and entity.status == DEFINED and entity.module in self._sources
-        return bool(there) and entity.type not in NAMES_ONLY
-
     def text(self, entity_id: str) -> str:
         """The qualified name, a newline and the source lines, dedented; only the name where there are none."""
-        if not self.has_source(entity_id):
+        if entity_id not in self._defined:
             return shown_name(entity_id)
         entity = self.graph.entities[entity_id]
-        lines = self._split.setdefault(entity.module, self._sources[entity.module].split("\n"))
-        source = "\n".join(lines[entity.line - 1 : max(entity.line, entity.end_line)])
+        source = "\n".join(self._lines[entity.module][entity.line - 1 : max(entity.line, entity.end_line)])
         if indentation := len(source) - len(source.lstrip(" \t")):
             source = re.sub(rf"(?m)^[ \t]{{1,{indentation}}}", "", source)
         return f"{shown_name(entity_id)}\n{source}"
@@ -101,7 +85,7 @@ class Documents:
     def anchors(self, entity_id: str, text: str) -> list[tuple[str, int, int]]:
         """(entity, first character, end) where `text`, the document or its beginning, names a definition that it shows."""
         own, found = self.graph.entities[entity_id], []
-        if not self.has_source(entity_id):
+        if entity_id not in self._defined:
             return found
         starts = [match.end() for match in re.finditer("\n", text)]
         inside, taken = self._inside[own.module], set()

@@ -6,8 +6,6 @@ trainer = new_trainer(model, corpus, configuration, make_plan(configuration, mod
 trainer.train()
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os
@@ -18,20 +16,6 @@ from torch.utils.data import SequentialSampler, Subset
 from transformers import PreTrainedTokenizerFast, Trainer, set_seed
 
 from helpers.data.data_source import DataSource
-from helpers.graphmer.chains import (
-    HEAD_TOKENS,
-    EncodedDocuments,
-    LeafyChains,
-    Relations,
-    curriculum,
-)
-from helpers.graphmer.configuration import Configuration
-from helpers.graphmer.encoder import GraphMERForPreTraining
-from helpers.graphmer.graph.knowledge_graph import KnowledgeGraph
-from helpers.graphmer.graph.ontology import read_ontology
-from helpers.graphmer.graph.splits import Splits, split_by_module
-from helpers.graphmer.text import Documents, train_tokenizer
-from helpers.graphmer.workload import run_recipe, workload
 from helpers.machine import ranks, xla
 from helpers.machine.runtime import Runtime
 from helpers.parameters import SAMPLE
@@ -39,6 +23,20 @@ from helpers.plan import settings as planner
 from helpers.plan.settings import Plan
 from helpers.train.arguments import training_arguments
 from helpers.train.trainer import TrainerMixin
+
+from .chains import (
+    HEAD_TOKENS,
+    EncodedDocuments,
+    LeafyChains,
+    Relations,
+    curriculum,
+)
+from .configuration import Configuration
+from .encoder import GraphMERForPreTraining
+from .graph.knowledge_graph import KnowledgeGraph, read_ontology
+from .graph.splits import Splits, split_by_module
+from .text import Documents, train_tokenizer
+from .workload import run_recipe, workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +58,17 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
     """
     folder, encoding, seed = Path(data_source).expanduser(), configuration.encoding, configuration.run.seed
     splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
-    documents = Documents.read(graph, data_source)
+    documents = Documents(graph, data_source)
     heads = {triple.head for triple in splits.train}
-    texts = (*documents.sources({graph.entities[head].module for head in heads}), *sorted(heads))
+    modules = {graph.entities[head].module for head in heads}
+    texts = (*(text for module, text in documents.sources.items() if module in modules), *sorted(heads))
     tokenizer = train_tokenizer(texts, encoding.vocab_size)
     longest = configuration.roots(configuration.training_data.max_seq_len)
     sizes = {"leaf_tokens": encoding.leaf_tokens, "entity_tokens": encoding.entity_tokens}
     encoded, relations = EncodedDocuments(documents, tokenizer, roots=longest, **sizes), Relations(read_ontology())
     known = (*splits.train, *splits.validation, *splits.test)  # as wrong tails, true ones would be taught to be false
     train, validation = (LeafyChains(part, encoded, relations, configuration, known=known) for part in splits[:2])
-    sources = "".join(hashlib.sha256(text.encode()).hexdigest() for text in documents.sources())
+    sources = "".join(hashlib.sha256(text.encode()).hexdigest() for text in documents.sources.values())
     return Corpus(
         name=data_source if data_source == SAMPLE else folder.resolve().name,
         sha256=hashlib.sha256((graph.digest() + sources).encode()).hexdigest(),

@@ -1,7 +1,5 @@
 """The encoder's training step, for the planner."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -99,7 +99,7 @@ from collections import Counter
 
 from helpers.graphmer.ask import Asked
 
-asked = Asked.read(data_source)
+asked = Asked(data_source)
 called = Counter(each.tail for each in asked.graph.triples if each.relation == "calls")
 most_called = next(name for name, _ in called.most_common() if asked.graph.entities[name].status == "defined")
 for relation in ("called_by", "calls", "impact"):

@@ -19,8 +19,7 @@ from helpers.graphmer.chains import (
 )
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
-from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
 from helpers.graphmer.graph.splits import split_by_module
 from helpers.graphmer.text import MASK, PAD, SEP, Documents, shown_name, train_tokenizer
 
@@ -44,8 +43,8 @@ class World:
 
     def __init__(self, folder):
         self.graph = load_graph(library(folder))
-        self.documents = Documents.read(self.graph, folder)
-        self.tokenizer = train_tokenizer(self.documents.sources(), 2000)
+        self.documents = Documents(self.graph, folder)
+        self.tokenizer = train_tokenizer(self.documents.sources.values(), 2000)
         self.encoded = EncodedDocuments(self.documents, self.tokenizer, roots=ROOTS, leaf_tokens=7, entity_tokens=32)
         self.splits = split_by_module(self.graph, seed=0, unit="module")
         self.held_out = (*self.splits.validation, *self.splits.test)

@@ -13,7 +13,7 @@ from helpers.graphmer.configuration import (
     to_yaml,
 )
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.knowledge_graph import read_ontology
 from helpers.graphmer.graph.splits import split_by_module
 from helpers.graphmer.parameters import FOR_ANY_MACHINE, GraphParameters, profile
 from helpers.graphmer.text import Documents, train_tokenizer
@@ -122,8 +122,8 @@ def sequence(tmp_path_factory):
     """The first sequence that a configuration makes of a small library, as bytes."""
     folder = library(tmp_path_factory.mktemp("library"))
     graph = load_graph(folder)
-    documents = Documents.read(graph, folder)
-    tokenizer = train_tokenizer(documents.sources(), 1000)
+    documents = Documents(graph, folder)
+    tokenizer = train_tokenizer(documents.sources.values(), 1000)
     encoded = EncodedDocuments(documents, tokenizer, roots=768, leaf_tokens=4, entity_tokens=20)
     triples, relations = split_by_module(graph, seed=0).train, Relations(read_ontology())
     return lambda of: {k: v.tobytes() for k, v in LeafyChains(triples, encoded, relations, of)[0].items()}

@@ -6,8 +6,7 @@ import pytest
 from helpers.graphmer import evaluation
 from helpers.graphmer.configuration import override, read_configuration
 from helpers.graphmer.graph.extraction import load_graph
-from helpers.graphmer.graph.knowledge_graph import UNRESOLVED
-from helpers.graphmer.graph.ontology import read_ontology
+from helpers.graphmer.graph.knowledge_graph import UNRESOLVED, read_ontology
 from helpers.graphmer.training import load_corpus, make_plan, new_model, new_trainer
 from helpers.machine import runtime
 from tests.graph_run import SMALL

@@ -2,8 +2,7 @@
 
 import pytest
 
-from helpers.graphmer.graph.knowledge_graph import Triple
-from helpers.graphmer.graph.ontology import UNKNOWN, read_ontology
+from helpers.graphmer.graph.knowledge_graph import UNKNOWN, Triple, read_ontology
 
 pytestmark = pytest.mark.once
 

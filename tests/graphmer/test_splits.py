@@ -34,7 +34,7 @@ def random_graph(modules=40, functions=5, triples=900, seed=0, prefix="", files=
     targets = names + [entity.id for entity in outside] * 10 + ["?.x"] * 5
     made += [Triple(draw.choice(names), draw.choice(RELATIONS), draw.choice(targets)) for _ in range(triples)]
     mirrored = [Triple(tail, "called_by", head) for head, _, tail in made[modules : modules + 60] if tail in names]
-    return build_graph(entities, [*made, *mirrored], {"files": list(files), "failed": []}, {})
+    return build_graph(entities, dict.fromkeys([*made, *mirrored], ()), {"files": list(files), "failed": []})
 
 
 def parts(splits):

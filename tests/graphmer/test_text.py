@@ -19,12 +19,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def documents(folder):
-    return Documents.read(load_graph(folder), folder)
+    return Documents(load_graph(folder), folder)
 
 
 @pytest.fixture(scope="module")
 def tokenizer(documents):
-    return train_tokenizer(documents.sources(), 2000)
+    return train_tokenizer(documents.sources.values(), 2000)
 
 
 def test_the_text_of_a_definition_is_its_name_and_what_ast_says_of_its_lines(documents, folder):
@@ -59,10 +59,10 @@ def test_a_source_that_is_gone_or_changed_is_refused(folder, tmp_path):
     graph = load_graph(library(tmp_path))
     (tmp_path / "json/tool.py").write_text("# changed\n")
     with pytest.raises(ValueError, match=r"json/tool\.py: changed since the graph was built"):
-        Documents.read(graph, tmp_path)
+        Documents(graph, tmp_path)
     (tmp_path / "json/tool.py").unlink()
     with pytest.raises(FileNotFoundError, match=r"tool\.py.*no such file"):
-        Documents.read(graph, tmp_path)
+        Documents(graph, tmp_path)
 
 
 def test_decoding_gives_the_text_back_and_special_tokens_in_it_are_text(tokenizer):
@@ -90,4 +90,4 @@ def test_identifier_tokens_are_those_of_letters_digits_and_underscores(tokenizer
 
 
 def test_the_same_texts_make_the_same_tokenizer(documents, tokenizer):
-    assert train_tokenizer(documents.sources(), 2000).get_vocab() == tokenizer.get_vocab()
+    assert train_tokenizer(documents.sources.values(), 2000).get_vocab() == tokenizer.get_vocab()

@@ -1,15 +1,12 @@
 """Entities and triples of files that were read: what they mention, resolved in all of them."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from helpers.graphmer.graph.knowledge_graph import Triple, unresolved
-from helpers.graphmer.graph.ontology import UNKNOWN
-from helpers.graphmer.graph.resolution import CLASSES, Resolver, Value
-from helpers.graphmer.graph.scopes import Module, Scope
+from .knowledge_graph import UNKNOWN, unresolved
+from .resolution import CLASSES, Resolver, Value
+from .scopes import Module, Scope
 
 _CALLABLE = ("function", "method", "constructor", "test", UNKNOWN)
 _METHODS = ("method", "constructor")
@@ -19,13 +16,12 @@ _TEST_CASE = ("unittest.case.TestCase", "unittest.TestCase")
 class Build:
     """The part of a graph that the files of one language say.
 
-    entities, triples: as `build_graph` takes them. sites: a call or an instantiation -> the lines that say it.
+    entities, triples: as `build_graph` takes them.
     """
 
     def __init__(self, names: Resolver):
         self.names, self.modules = names, names.modules
-        self.triples: list[tuple[str, str, str]] = []
-        self.sites: dict[Triple, list[int]] = defaultdict(list)
+        self.triples: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         self.thrown: set[str] = set()
         for module in self.modules.values():
             self._module(module)
@@ -42,10 +38,9 @@ class Build:
         self.defined = {each.id for each in entities if each.type != "package"}
 
     def _module(self, module: Module) -> None:
-        self.triples += module.triples
-        package = self.names.files.get(module.path.rpartition("/")[0])
-        if package:
-            self.triples.append((package.id, "contains", module.id))
+        self.triples |= {triple: [] for triple in module.triples}
+        if package := self.names.files.get(module.path.rpartition("/")[0]):
+            self.triples[package.id, "contains", module.id] = []
         for origin, name in module.imports:
             self._import(module, origin, name)
         for scope in module.scopes:
@@ -57,18 +52,12 @@ class Build:
     def _add(self, head: str, relation: str, tail: Value | None, mention: str, lines: Sequence[int] = ()) -> None:
         """A new triple, and the lines that say it; none where its other end has no name, as the result of a call."""
         external = self.names.external
-        if tail is None:
-            name = mention.rpartition(".")[2].partition("/")[0]
-            if not name.isidentifier():
-                return
-            other = unresolved(name)
-        else:
-            other = tail.entity
-            if relation == "implements" and other in external:
-                external[other] = external[other]._replace(type="interface")
-        self.triples.append((head, relation, other))
-        if lines:
-            self.sites[Triple(head, relation, other)] += lines
+        if tail:
+            if relation == "implements" and tail.entity in external:
+                external[tail.entity] = external[tail.entity]._replace(type="interface")
+            self.triples[head, relation, tail.entity] += lines
+        elif (name := mention.rpartition(".")[2].partition("/")[0]).isidentifier():
+            self.triples[head, relation, unresolved(name)] += lines
 
     def _import(self, module: Module, origin: str, name: str | None) -> None:
         source = self.names.module(origin, module)
@@ -77,9 +66,9 @@ class Build:
             return
         member = self.names.imported(origin, name, module)
         if member and self.names.type_of(member.entity) in ("module", "package"):
-            self.triples.append((module.id, "imports", member.entity))
+            self._add(module.id, "imports", member, name)
             return
-        self.triples.append((module.id, "imports", source.entity))
+        self._add(module.id, "imports", source, origin)
         variable = f"{source.entity}.{name}"  # its value may be unknown, its name is not
         if (member is None or member.is_instance) and variable in self.names.defined:
             member = Value(variable, False)
@@ -105,7 +94,7 @@ class Build:
         value = self._value(scope, chain)
         if relation == "returns a value":
             if value and value.is_instance:
-                self.triples.append((head, "returns", value.entity))
+                self._add(head, "returns", value, chain)
             return
         if value and value.is_instance and relation != "raises":  # `raise error` of an instance
             value = None
@@ -125,7 +114,7 @@ class Build:
             if meaning[0] == "known" and self.names.type_of(meaning[1]) in _METHODS:
                 overridden = self.names.found(above, name)
                 if overridden and self.names.type_of(overridden.entity) in _METHODS:
-                    self.triples.append((meaning[1], "overrides", overridden.entity))
+                    self._add(meaning[1], "overrides", overridden, name)
 
     def _exceptions(self) -> dict[str, str]:
         """Classes below a known exception; one with a base outside of the sources is one if it is raised or caught."""
@@ -147,12 +136,10 @@ class Build:
             if self._is_test(scope, module.id in files)
         }
         files |= {*found.values()}
-        self.triples += [
-            (head, "tests", tail)
-            for head, relation, tail in self.triples
-            if head in found and relation in ("calls", "instantiates")
-            if (called := self.names.defined.get(tail)) and called.module not in files
-        ]
+        for head, relation, tail in [*self.triples]:
+            called = self.names.defined.get(tail) if head in found and relation in ("calls", "instantiates") else None
+            if called and called.module not in files:
+                self.triples[head, "tests", tail] = []
         return dict.fromkeys(found, "test")
 
     def _is_test(self, scope: Scope, in_file: bool) -> bool:

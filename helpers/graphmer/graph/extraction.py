@@ -1,7 +1,5 @@
 """The knowledge graph of a folder of sources in Python and Java, and its cache."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import hashlib
@@ -12,23 +10,22 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from helpers.graphmer.graph.build import Build
-from helpers.graphmer.graph.imports import Imports
-from helpers.graphmer.graph.java import NO_PARSER, JavaResolver, read_java
-from helpers.graphmer.graph.knowledge_graph import (
+from .build import Build
+from .imports import Imports
+from .java import NO_PARSER, JavaResolver, read_java
+from .knowledge_graph import (
     DEFINED,
     Entity,
     KnowledgeGraph,
-    Triple,
     build_graph,
     cache_folder,
     keep_graph,
     kept_graph,
 )
-from helpers.graphmer.graph.python import read_python
-from helpers.graphmer.graph.resolution import Resolver
-from helpers.graphmer.graph.scopes import Module
-from helpers.graphmer.graph.sources import Sources, find_sources, standard_library
+from .python import read_python
+from .resolution import Resolver
+from .scopes import Module
+from .sources import Sources, find_sources, standard_library
 
 SAMPLE = "sample"
 
@@ -74,9 +71,9 @@ def _graph(data_source: str | Path, sources: Sources) -> KnowledgeGraph:
     if not sources.files:
         raise ValueError(f'data_source={str(data_source)!r}: no .py and no .java file; use "sample" or another folder')
     with _quiet():
-        entities, triples, sites = _merged({"": _python(sources)} | _java(sources))
+        entities, triples = _merged({"": _python(sources)} | _java(sources))
         manifest = {"files": sources.read, "failed": sources.failed}
-        graph = build_graph(entities, triples, manifest, sites)
+        graph = build_graph(entities, triples, manifest)
     unparsed = f"data_source={str(data_source)!r}: its Java files ({_unparsed(manifest)}) cannot be read. {NO_PARSER}"
     if not sources.read:
         if _unparsed(manifest):
@@ -145,16 +142,15 @@ class _Names(dict):
         return name
 
 
-def _merged(builds: dict[str, Build]) -> tuple[list[Entity], list[tuple[str, str, str]], dict[Triple, list[int]]]:
+def _merged(builds: dict[str, Build]) -> tuple[list[Entity], dict[tuple[str, str, str], list[int]]]:
     """All parts; what two of them define under one name is two things, and says which part it is of."""
     count = Counter(name for build in builds.values() for name in build.defined)
-    entities, triples, sites = [], [], {}
+    entities, triples = [], {}
     for label, build in builds.items():
         new = _Names({name: f"{label}:{name}" for name in build.defined if label and count[name] > 1})
         for module in build.modules.values():
             module.record["module"] = new[module.id]
         entities += [each._replace(id=new[each.id], module=new[each.module]) for each in build.entities]
-        triples += [(new[head], relation, new[tail]) for head, relation, tail in build.triples]
-        sites |= {Triple(new[head], relation, new[tail]): at for (head, relation, tail), at in build.sites.items()}
+        triples |= {(new[head], relation, new[tail]): at for (head, relation, tail), at in build.triples.items()}
     entities.sort(key=lambda entity: entity.status != DEFINED)
-    return entities, triples, sites
+    return entities, triples

@@ -3,14 +3,12 @@
 Paths are those below the folder of all sources, without suffix, with forward slashes; a package's is its folder.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 
-from helpers.graphmer.graph.sources import TEST_FOLDERS
+from .sources import TEST_FOLDERS
 
 _SOURCES = ("src", "lib")  # folders that a project keeps its packages in
 

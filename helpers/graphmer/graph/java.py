@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from helpers.graphmer.graph.imports import Imports
-from helpers.graphmer.graph.knowledge_graph import Entity
-from helpers.graphmer.graph.resolution import CLASSES, Resolver, Value
-from helpers.graphmer.graph.scopes import OPAQUE, Module, Scope
+from .imports import Imports
+from .knowledge_graph import Entity
+from .resolution import CLASSES, Resolver, Value
+from .scopes import OPAQUE, Module, Scope
 
 if TYPE_CHECKING:
     from tree_sitter import Node

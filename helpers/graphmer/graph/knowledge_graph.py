@@ -1,23 +1,22 @@
 """Entities of source code and the triples between them; and how a graph is kept between two questions."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
 import os
 import tempfile
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers.graphmer.graph.ontology import UNKNOWN
-
 DEFINED = "defined"  # in the sources
 EXTERNAL = "external"  # outside of them, known by its full name through an import or as a builtin
 UNRESOLVED = "unresolved"  # mentioned, but nothing in the sources says for certain what it is
+UNKNOWN = "unknown"  # type of an entity that the sources mention and do not define
 _NOT_RESOLVED = "?."  # before the name of what is
 
 
@@ -80,23 +79,55 @@ class KnowledgeGraph:
 
 
 def build_graph(
-    entities: Iterable[Entity],
-    triples: Iterable[tuple[str, str, str]],
-    manifest: dict[str, Any],
-    sites: Mapping[Triple, Iterable[int]],
+    entities: Iterable[Entity], triples: Mapping[tuple[str, str, str], Iterable[int]], manifest: dict[str, Any]
 ) -> KnowledgeGraph:
-    """Sorts both and drops repeated triples; of two entities with one id the first stays, `unresolved` ones are added."""
+    """Sorts both; of two entities with one id the first stays, `unresolved` ones are added.
+
+    triples: each with the lines of the head's file that say it, where these are known.
+    """
     by_id: dict[str, Entity] = {}
     for entity in entities:
         by_id.setdefault(entity.id, entity)
-    # not a set: sources come almost in order, which sorts in a third of the time
-    ordered = sorted(dict.fromkeys(triples))
+    ordered = sorted(map(Triple._make, triples))
     for _, _, tail in ordered:
         if tail.startswith(_NOT_RESOLVED):
             by_id[tail] = Entity(tail, UNKNOWN, tail.removeprefix(_NOT_RESOLVED), UNRESOLVED)
-    lines = {triple: tuple(sorted(set(at))) for triple, at in sites.items()}
-    by_name = {name: by_id[name] for name in sorted(by_id)}
-    return KnowledgeGraph(by_name, tuple(map(Triple._make, ordered)), manifest, lines)
+    sites = {triple: tuple(sorted({*triples[triple]})) for triple in ordered if triples[triple]}
+    return KnowledgeGraph({name: by_id[name] for name in sorted(by_id)}, tuple(ordered), manifest, sites)
+
+
+# ---- the ontology: types of entities, relations between them, and what each relation forbids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """One relation; `domain` and `range` hold the subtypes of what the file names, too."""
+
+    name: str
+    domain: frozenset[str]
+    range: frozenset[str]
+    antisymmetric: bool = False
+    acyclic: bool = False
+    inverse: str = ""  # its name in the other direction; extraction never says it
+
+
+def read_ontology() -> dict[str, Relation]:
+    """The relations of software, by name."""
+    tables = tomllib.loads(Path(__file__).with_name("ontology.toml").read_text(encoding="utf-8"))
+    below = defaultdict(set)  # of each type itself and all kinds of it
+    for kind, above in tables["types"].items():
+        below[kind].add(kind)
+        while above:
+            below[above].add(kind)
+            above = tables["types"][above]
+
+    def of(types: list[str]) -> frozenset[str]:
+        return frozenset().union(*(below[one] for one in types))
+
+    return {
+        name: Relation(**table | {"name": name, "domain": of(table["domain"]), "range": of(table["range"])})
+        for name, table in tables["relations"].items()
+    }
 
 
 # ---- kept between two questions: one file a repository, whole or absent

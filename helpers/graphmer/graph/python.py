@@ -3,13 +3,11 @@
 A handler of one kind of node gets the node, the `Scope` that it stands in, and the stack of what is still to be read there.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity
-from helpers.graphmer.graph.scopes import NOTHING, OPAQUE, Module, Scope, bind
+from .knowledge_graph import DEFINED, Entity
+from .scopes import NOTHING, OPAQUE, Module, Scope, bind
 
 _CLASS_METHODS = {"__new__", "__init_subclass__", "__class_getitem__"}
 

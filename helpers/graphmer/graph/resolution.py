@@ -4,8 +4,6 @@ Nothing is guessed: a name with two different meanings, an attribute of a value 
 outside of the sources may define is unresolved.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import sys
@@ -13,10 +11,9 @@ from collections.abc import Iterable
 from types import BuiltinFunctionType
 from typing import NamedTuple
 
-from helpers.graphmer.graph.imports import Imports
-from helpers.graphmer.graph.knowledge_graph import EXTERNAL, Entity
-from helpers.graphmer.graph.ontology import UNKNOWN
-from helpers.graphmer.graph.scopes import NOTHING, Module, Scope, bind
+from .imports import Imports
+from .knowledge_graph import EXTERNAL, UNKNOWN, Entity
+from .scopes import NOTHING, Module, Scope, bind
 
 _BUILTINS = {  # not all of vars(builtins): a notebook adds to them and replaces `input`
     name: value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED, Entity
+from .knowledge_graph import DEFINED, Entity
 
 # What a name is bound to: ("known", entity, is_instance) · ("chain", chain, scope): the value of an expression ·
 # ("module", name) · ("member", module, name): from module import name · ("any", [...]): more than one of these.

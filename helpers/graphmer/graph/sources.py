@@ -21,7 +21,7 @@ _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__", "node_mod
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OSError, ImportError)
 
 if TYPE_CHECKING:
-    from helpers.graphmer.graph.scopes import Module
+    from .scopes import Module
 
 
 def standard_library() -> Path:

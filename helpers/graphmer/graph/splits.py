@@ -4,15 +4,13 @@ Held out are whole units of source: a triple belongs to the unit of its head. Ta
 `json.dumps` in a new module.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-from helpers.graphmer.graph.knowledge_graph import DEFINED, KnowledgeGraph, Triple
+from .knowledge_graph import DEFINED, KnowledgeGraph, Triple
 
 UNITS = ("package", "module", "definition")  # from large to small; a definition is one of a module's outermost level
 _EMPTY = hashlib.sha256(b"").hexdigest()  # of every empty __init__.py
