@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from helpers.show import tables
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints answers or a configuration; what cannot be asked, and a configuration that cannot be, exit with 2."""
@@ -64,7 +62,7 @@ def _search(asked: argparse.Namespace) -> None:
     from .search import search
 
     found = search(asked.repository, asked.question, model=asked.model, most=asked.most, cache=asked.cache)
-    tables.show([each._asdict() for each in found], asked.question)
+    _show([each._asdict() for each in found], asked.question)
 
 
 def _ask(asked: argparse.Namespace) -> None:
@@ -77,9 +75,18 @@ def _ask(asked: argparse.Namespace) -> None:
     of_each = [[each._asdict() for each in answers if each.status == status][: asked.most] for status in count]
     rows = [*chain.from_iterable(of_each)]
     found = ", ".join(f"{number:,} {status}" for status, number in count.items()) or "nothing that the sources say"
-    tables.show(rows, f"{entity.id} {asked.relation}: {found}")
+    _show(rows, f"{entity.id} {asked.relation}: {found}")
     if failed := questions.graph.manifest["failed"]:
-        tables.show(failed[: asked.most], f"{len(failed):,} files could not be read, and what they call is not here")
+        _show(failed[: asked.most], f"{len(failed):,} files could not be read, and what they call is not here")
+
+
+def _show(rows: Sequence[dict], caption: str) -> None:
+    """A table in columns; `helpers.show` loads pandas, which takes longer than an answer that was kept."""
+    lines = [list(map(str, row)) for row in (rows[0], *(row.values() for row in rows))] if rows else []
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print(caption)
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 if __name__ == "__main__":
