@@ -73,7 +73,7 @@ def compiled(workload, examples: int, **step) -> dict:
     try:
         return by_libtpu(lowered(workload, examples, **step))
     except Exception as error:  # the row says which operator, and why
-        return {"problem": f"{type(error).__name__}: {error}"[:600]}
+        return {"problem": f"{type(error).__name__}: {error}"}
 
 
 def by_libtpu(text: str) -> dict:
