@@ -24,6 +24,7 @@ from report import argument_parser, machine, parsed, write  # noqa: E402
 
 from helpers.machine import runtime  # noqa: E402
 from helpers.plan.__main__ import forecasts, verdict  # noqa: E402
+from helpers.plan.machines import FREE  # noqa: E402
 from helpers.plan.workloads import ROOMS, Asked, room  # noqa: E402
 
 MEMORY_TARGET = 0.05
@@ -45,7 +46,7 @@ def memory_of(notebook: str, here: runtime.Runtime) -> dict:
     _, step = room(notebook).planned(Asked(), here, weights=True)
     examples = max(EXAMPLES, step.least)
     found = count(step, examples, kind=here.kind, precision=here.precision)
-    counted = max(found.begin_peak, found.end_peak) - found.optimizer
+    counted = found.step_peak - found.optimizer
     measured = allocated(step, here, examples)
     return {
         "notebook": notebook,
@@ -113,7 +114,7 @@ def short(found) -> dict:
         "batch": plan.batch_size,
         "micro_batch": plan.per_device_batch_size,
         "steps": plan.max_steps,
-        "free": found.price.free,
+        "free": FREE.get(found.machine.name, ""),
         **spans,
     }
 

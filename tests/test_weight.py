@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
     "shared": 16797,
-    "plan": 6578,
+    "plan": 5836,
     "reservoir": 6467,
     "lejepa": 6636,
     "legal": 9180,

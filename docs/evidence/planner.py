@@ -38,7 +38,8 @@ def _short(run: dict) -> str:
 
 
 def _time(run: dict) -> str:
-    return " to ".join(map(tables.seconds, run["run_seconds"])) if run["run_seconds"] else "time not known"
+    """Of a reservoir alone nothing is known: see the page."""
+    return " to ".join(map(tables.seconds, run["run_seconds"])) if run["run_seconds"] else "time: no such run published"
 
 
 def _money(run: dict) -> str:

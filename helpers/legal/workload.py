@@ -58,7 +58,7 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
     if method not in METHODS:
         raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
     if method == "qlora" and machine.family == "xla":
-        raise DoesNotFit(NO_TPU, "no: 4 bits need a GPU")
+        raise DoesNotFit(NO_TPU)
     step = (_step.__wrapped__ if weights else _step)(name, method, machine.precision, length, weights)
     blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
     return recipe(blocks, length, method, machine.device_count), step

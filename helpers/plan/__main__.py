@@ -13,12 +13,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from helpers.machine.hardware import Machine
 from helpers.show import tables
 
 from . import tpu
-from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, Range, between, forecast, least
-from .machines import NAMES, machine, price_of, runtime_of
+from .forecast import LEFT_OUT, NOT_KNOWN, Forecast, Measured, around, between, forecast, least
+from .machines import FREE, NAMES, machine, runtime_of, usd_per_hour
 from .settings import DoesNotFit, plan
 from .workloads import ROOMS, Asked, Workload, room
 
@@ -44,7 +43,7 @@ def forecasts(
     by_compiler: bool = False,
     fused: bool = False,
     measured: Sequence[Measured] = (),
-    **settings,
+    max_steps: int = 0,
 ) -> list[Forecast]:
     """The plan of a notebook's default run on each named machine, with time and cost.
 
@@ -52,7 +51,7 @@ def forecasts(
         asked: what differs from the notebook's defaults.
         by_compiler: memory on a TPU comes from the TPU compiler, which takes minutes.
         fused, measured: as of `forecast.step_seconds`.
-        **settings: `max_steps` and `gradient_checkpointing` of `plan`.
+        max_steps: as of `plan`.
 
     Raises:
         ValueError: an unknown name. (If nothing fits, the forecast has no plan and says why.)
@@ -62,48 +61,52 @@ def forecasts(
         tpu.begin()
     found = []
     for each in map(machine, hardware):
-        runtime, price, name = runtime_of(each, precision), price_of(each), asked.model
+        runtime, hourly = runtime_of(each, precision), usd_per_hour(each)
         try:
             recipe, workload = room(notebook).planned(asked, runtime)
-            name = workload.name
-            planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, **settings)
-            expected = forecast(workload, planned, each, price=price, fused=fused, measured=measured)
-            if by_compiler and each.kind == "xla":
-                expected = compiled(expected, workload, each)
-            found.append(expected)
+            planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=max_steps)
+            expected = forecast(workload, planned, each, usd_per_hour=hourly, fused=fused, measured=measured)
+            found.append(compiled(expected, workload) if by_compiler and each.kind == "xla" else expected)
         except DoesNotFit as error:
-            names = {"notebook": notebook, "model": name, "precision": runtime.precision}
-            found.append(Forecast(**names, machine=each, price=price, problem=error.short))
+            names = {"notebook": notebook, "model": asked.model or "its model", "precision": runtime.precision}
+            found.append(Forecast(**names, machine=each, problem=str(error)))
     return found
 
 
-def compiled(expected: Forecast, workload: Workload, chips: Machine) -> Forecast:
+def compiled(expected: Forecast, workload: Workload) -> Forecast:
     """The forecast with the TPU compiler's memory, and a step's least time from its products and the bytes that it moves."""
-    planned, chip = expected.plan, chips.accelerator
-    accumulation = planned.gradient_accumulation_steps
-    how = {"precision": planned.precision, "checkpointing": planned.gradient_checkpointing}
-    traced = tpu.trace(workload, planned.micro_batch_size, accumulating=accumulation > 1, chips=chips.count, **how)
+    planned, chips = expected.plan, expected.machine
+    accumulation, precision = planned.gradient_accumulation_steps, planned.precision
+    traced = tpu.trace(
+        workload,
+        planned.micro_batch_size,
+        precision=precision,
+        checkpointing=planned.gradient_checkpointing,
+        accumulating=accumulation > 1,
+        chips=chips.count,
+    )
     try:
         program = tpu.compile_step(traced, chips.name)
     except tpu.DoesNotFitChip as error:
         return replace(expected, plan=None, problem=f"{error}; or a smaller --batch-size")
-    held = Range(low=program.peak, high=program.peak, value=program.peak, basis="TPU compiler")
-    bound = accumulation * max(program.flops / chip.peak_for(planned.precision), program.moved / chip.bandwidth)
-    step = expected.step and replace(
-        expected.step, low=max(expected.step.low, bound), high=max(expected.step.high, bound)
-    )
-    planned = replace(planned, memory=replace(planned.memory, peak=held))
+    held = around(program.peak, 1.0, "TPU compiler")
+    chip, step = chips.accelerator, expected.step
+    bound = accumulation * max(program.flops / chip.peak_for(precision), program.moved / chip.bandwidth)
     return replace(
-        expected, plan=planned, memory=held, step=step, problem=tpu.said_of(traced.products, planned.precision)
+        expected,
+        plan=replace(planned, memory=replace(planned.memory, peak=held)),
+        memory=held,
+        step=step and replace(step, low=max(step.low, bound), high=max(step.high, bound)),
+        problem=tpu.said_of(traced.products, precision),
     )
 
 
 def row(found: Forecast) -> dict[str, str]:
     """One machine as a row of a table."""
-    shown = {"hardware": found.machine.name, "precision": found.precision, "fits": found.problem}
-    if found.plan is None:
-        return shown
     plan, run = found.plan, found.seconds
+    shown = {"hardware": found.machine.name, "precision": found.precision, "fits": "no"}
+    if plan is None:
+        return shown
     return shown | {
         "fits": plan.memory.fits + (" with checkpointing" if plan.gradient_checkpointing else ""),
         "batch": f"{plan.per_device_batch_size} x {plan.device_count} x {plan.gradient_accumulation_steps} = {plan.batch_size}",
@@ -116,31 +119,32 @@ def row(found: Forecast) -> dict[str, str]:
 
 def money(found: Forecast) -> str:
     """`$0 (Colab) or $0.02 to $0.08`."""
-    said = [f"$0 ({found.price.free})"] if found.price.free else []
-    return " or ".join([*said, between(found.usd, "${:.2g}".format)] if found.usd else said) or "no price"
+    free = FREE.get(found.machine.name)
+    paid = found.usd and between(found.usd, "${:.2g}".format)
+    return " or ".join(filter(None, (free and f"$0 ({free})", paid))) or "no price"
 
 
 def report(found: Sequence[Forecast]) -> str:
-    """Machines side by side as text: the table, the prices, and which to take."""
+    """Machines side by side as text: the table, what there is to know of a machine or its step, and which to take."""
     first = next((each for each in found if each.plan), found[0])
     head = f"{first.notebook}, {first.model}"
     if first.plan:
         count = first.plan.memory.count
         head += f": {count.parameters:,} weights, {count.trained:,} trained, {first.plan.max_steps:,} steps of {first.plan.batch_size}"
-    notes = []
-    for each in found:
-        known = each.machine.accelerator
-        warned = each.problem if each.plan else ""  # without a plan the table says it
-        notes.append("; ".join(filter(None, (f"{each.machine.name}: {each.price}", known and known.note, warned))))
-    return "\n".join([head, "", tables.text([row(each) for each in found]), LEFT_OUT, "", *notes, "", *verdict(found)])
+    notes = [
+        f"{each.machine.name}: {said}"
+        for each in found
+        for said in (each.problem, each.machine.accelerator and each.machine.accelerator.note)
+        if said
+    ]
+    return "\n".join([head, "", tables.text([row(each) for each in found]), LEFT_OUT, *notes, *verdict(found)])
 
 
 def verdict(found: Sequence[Forecast]) -> list[str]:
     """Which machine is fastest and which is cheapest, and which of the others are not told apart from it."""
-    planned = [each for each in found if each.plan]
     said = []
     for word, of in (("fastest", "seconds"), ("cheapest of those with a price", "usd")):
-        first, near = least(planned, of)
+        first, near = least([each for each in found if each.plan], of)
         if first:
             others = f"; not told apart: {', '.join(each.machine.name for each in near)}" if near else ""
             said.append(f"{word}: {first.machine.name}{others}")
@@ -154,7 +158,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("notebook", help=", ".join(ROOMS))
     for name, (default, what) in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
-    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing even where it fits")
     parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
     parser.add_argument("--measured", action="append", default=[], help="results.json of a run on the same machine")
     parser.add_argument("--compile", action="store_true", help="TPUs: ask the TPU compiler; minutes, no TPU needed")
@@ -163,10 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = forecasts(
             given.notebook,
-            [name.strip() for name in given.hardware.split(",")],
+            given.hardware.split(","),
             Asked(**{each.name: getattr(given, each.name) for each in fields(Asked)}),
             max_steps=given.steps,
-            gradient_checkpointing=given.checkpointing or None,
             precision=given.precision,
             by_compiler=given.compile,
             fused=given.fused,

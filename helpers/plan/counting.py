@@ -1,6 +1,6 @@
 """What one training step needs: the step itself on fake tensors, every operation counted.
 
-    count(workload, 8, kind="cuda", precision="bf16").peak      # bytes, in about a second and without the memory
+    count(workload, 8, kind="cuda", precision="bf16").peak      # bytes, in some seconds and without the memory
 
 torch's FakeTensorMode runs the real model on shapes and dtypes without numbers, so that nothing is modelled here: what
 autograd keeps is what autograd keeps. What differs on the device is put in its place: CUDA's kernels for attention and
@@ -12,11 +12,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -46,7 +45,6 @@ FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula
         torch.ops.aten._scaled_dot_product_flash_attention_backward
     ],
 }
-FEW_LAYERS = 4  # a stack of no more is counted as it is
 # fp32 numbers of state a trained weight; Adafactor's rows and columns are too few to count.
 # bitsandbytes keeps two bytes, and two fp32 scales a block of 256.
 MOMENTS = {"adamw": 2, "paged_adamw_8bit": 2 * (1 / 4 + 1 / 256), "adafactor": 0}
@@ -54,7 +52,7 @@ MOMENTS = {"adamw": 2, "paged_adamw_8bit": 2 * (1 / 4 + 1 / 256), "adafactor": 0
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """One training step of one device. Numbers and bytes; every field grows linearly with the layers of a uniform stack."""
+    """One training step of one device, in numbers and bytes."""
 
     parameters: int
     trained: int
@@ -63,18 +61,14 @@ class Count:
     gradients: int  # bytes, of all trained weights
     optimizer: int  # bytes of its state
     activations: int  # bytes that are there at the end of the forward pass beside these
-    begin_peak: int  # bytes at the fullest moment until backward has left the last layer, all of the above included
-    end_peak: int  # the same from the first layer's backward on
+    step_peak: int  # bytes of all tensors at the fullest moment of forward and backward
     update_peak: int  # the same of the optimizer's update
-    accumulated: int  # bytes of gradients of earlier micro-batches, in all of these
+    accumulated: int  # bytes of gradients of earlier micro-batches, in the peaks
 
     @property
     def peak(self) -> int:
-        """Bytes of all tensors at the fullest moment of the step.
-
-        Between its ends backward frees a layer's activations and makes its gradients, so that one of the ends is the fullest.
-        """
-        return max(self.begin_peak, self.end_peak, self.update_peak)
+        """Bytes of all tensors at the fullest moment of the step."""
+        return max(self.step_peak, self.update_peak)
 
 
 @functools.lru_cache(maxsize=256)
@@ -91,8 +85,6 @@ def count(
 ) -> Count:
     """The step of a micro-batch of so many examples on one device.
 
-    A deep stack of equal layers is counted with two and with three of them, and extrapolated.
-
     Args:
         workload: model, batch and loss.
         kind: "cpu", "cuda" or "xla": whose kernels and autocast rules.
@@ -102,56 +94,40 @@ def count(
         checkpointing: activations are computed again in backward.
         accumulating: the gradients of an earlier micro-batch are there already.
     """
-
-    how = (kind, precision, shares_keys), length or workload.length, checkpointing, accumulating
-    layers = len(_equal_layers(workload.model))
-    if layers <= FEW_LAYERS:
-        found = _step(workload, examples, None, *how)
-    else:
-        two, three = (_step(workload, examples, kept, *how) for kept in (2, 3))
-        slope = {name: getattr(three, name) - getattr(two, name) for name in vars(two)}
-        found = Count(**{name: getattr(two, name) + (layers - 2) * each for name, each in slope.items()})
-    return replace(found, parameters=workload.parameters) if workload.parameters else found
-
-
-def _step(workload, examples, layers, device, length, checkpointing, accumulating) -> Count:
-    kind, precision, _ = device
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    left_out = [] if layers is None else _equal_layers(workload.model)[layers:]
-    model = copy_with(workload.model, functools.partial(_without_numbers, fake), left_out)
+    model = copy_with(workload.model, functools.partial(_without_numbers, fake))
     model.train()
     if checkpointing:
         checkpoint_activations(transformer_of(model), "cpu")
-    equal = _equal_layers(model)[-layers:] if layers else ()
-    batch = tree_map_only(torch.Tensor, fake.from_tensor, workload.batch(examples, length))
+    batch = tree_map_only(torch.Tensor, fake.from_tensor, workload.batch(examples, length or workload.length))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    with fake, _kernels_of(*device), torch.random.fork_rng(devices=[]):
-        for weight in trained if accumulating else ():
-            weight.grad = torch.zeros_like(weight)
-        weights = _bytes([*model.parameters(), *model.buffers()])
-        there = [*model.parameters(), *model.buffers(), *(weight.grad for weight in trained if accumulating)]
+    with fake, _kernels_of(kind, precision, shares_keys), torch.random.fork_rng(devices=[]):
+        there = [*model.parameters(), *model.buffers()]
+        weights, gradients, accumulated = _bytes(there), _bytes(trained), 0
+        if accumulating:
+            accumulated = gradients
+            for weight in trained:
+                weight.grad = torch.zeros_like(weight)
+                there.append(weight.grad)
         with LiveBytes(there) as live:
-            ends = _Ends(live, equal)
             with torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF):
                 loss = workload.loss(model, batch)
             after_forward = live.now
             loss.backward()
-    sizes, gradients = [weight.numel() for weight in trained], _bytes(trained)
-    updated = sum(sizes)
-    optimizer = round(4 * MOMENTS[workload.optimizer] * updated)
+    sizes = [weight.numel() for weight in trained]
+    optimizer = round(4 * MOMENTS[workload.optimizer] * sum(sizes))
     return Count(
-        parameters=_numbers(model),
-        trained=updated,
+        parameters=workload.parameters or sum(weight.numel() for weight in model.parameters()),
+        trained=sum(sizes),
         flops=float(live.flops),
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=after_forward - weights - gradients * accumulating,
-        begin_peak=(ends.begin or live.peak) + optimizer,
-        end_peak=live.peak + optimizer,
+        activations=after_forward - weights - accumulated,
+        step_peak=live.peak + optimizer,
         # AdamW on a CPU makes the denominator of the largest weight, twice; in one kernel nothing.
         update_peak=weights + gradients + optimizer + 8 * max(sizes, default=0) * (kind == "cpu"),
-        accumulated=gradients * accumulating,
+        accumulated=accumulated,
     )
 
 
@@ -169,71 +145,22 @@ def evaluation_peak(workload: Workload, *, kind: str, precision: str, shares_key
     return live.peak
 
 
-def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor], without: Sequence[nn.Module] = ()):
-    """The model with what `make` makes of each weight and buffer, and without some layers at the end of a stack."""
-    memo: dict[int, object] = {id(layer): _LeftOut() for layer in without}
-    for tensor in (*model.parameters(), *model.buffers()):
-        made, is_weight = make(tensor), isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if is_weight else made
-    copied = copy.deepcopy(model, memo)
-    for stack in [module for module in copied.modules() if isinstance(module, nn.ModuleList)]:
-        del stack[sum(not isinstance(layer, _LeftOut) for layer in stack) :]
-    return copied
-
-
 def _without_numbers(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     with fake:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
-class _LeftOut(nn.Identity):
-    """In the place of a layer that is not copied."""
-
-
-class _Ends:
-    """Splits the peak of a step in that of the beginning of backward and that of its end, at the gradients of `layers`."""
-
-    def __init__(self, live: LiveBytes, layers):
-        self.live, self.begin = live, 0
-        if layers:
-            layers[-1].register_forward_pre_hook(lambda layer, args: self._at_gradient(args[0], self._last_done))
-            layers[0].register_forward_hook(lambda layer, args, out: self._at_gradient(out, self._first_next))
-
-    def _at_gradient(self, value, call) -> None:
-        tensor = value[0] if isinstance(value, tuple) else value
-        if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: call())
-
-    def _last_done(self) -> None:
-        self.begin = self.begin or self.live.peak
-
-    def _first_next(self) -> None:
-        self._last_done()  # of two layers the same tensor tells both
-        self.live.peak = self.live.now
-
-
-def _equal_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers at the end of the longest stack that train as many weights as its last one."""
-    stacks = (each for each in model.modules() if isinstance(each, nn.ModuleList) and len({*map(type, each)}) == 1)
-    stack = max(stacks, key=len, default=[])
-    sizes = [(_numbers(layer), _numbers(layer, trained=True)) for layer in stack]
-    equal = list(itertools.takewhile(lambda size: size == sizes[-1], reversed(sizes)))
-    return list(stack)[len(sizes) - len(equal) :]
-
-
-def _numbers(module: nn.Module, trained: bool = False) -> int:
-    return sum(weight.numel() for weight in module.parameters() if weight.requires_grad or not trained)
+def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """The model with what `make` makes of each weight and buffer."""
+    memo: dict[int, object] = {id(buffer): make(buffer) for buffer in model.buffers()}
+    for weight in model.parameters():
+        memo[id(weight)] = nn.Parameter(make(weight), requires_grad=weight.requires_grad)
+    return copy.deepcopy(model, memo)
 
 
 def _bytes(tensors) -> int:
     """Of different storages."""
     return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
-
-
-def can_checkpoint(model: nn.Module) -> bool:
-    """Whether activations of this model can be recomputed."""
-    transformer = transformer_of(model)
-    return transformer is not None and transformer.supports_gradient_checkpointing
 
 
 def transformer_of(model: nn.Module) -> nn.Module | None:

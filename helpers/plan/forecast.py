@@ -23,7 +23,7 @@ from .workloads import Workload
 if TYPE_CHECKING:
     from .counting import Count
 
-NOT_KNOWN = "not known: no run like it was published"
+NOT_KNOWN = "no run like it was published; --measured takes one of this machine"
 LEFT_OUT = "Time is training alone: download, compilation, evaluation and saving come on top."
 
 # kind: (least, most) of the counted bytes that are taken, and bytes that the driver takes beside them.
@@ -110,6 +110,11 @@ def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1,
 # ---- time
 
 
+def training_seconds(train: Mapping[str, Any]) -> float:
+    """Of training alone, from the `train` part of a results.json."""
+    return train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """A step that a results.json holds, of any notebook."""
@@ -127,16 +132,15 @@ class Measured:
         """Raises ValueError for a file that is no results.json of a run that trained."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
-            train, plan, about, here = (found[name] for name in ("train", "plan", "forecast", "runtime"))
-            seconds = train["seconds"] - train["compile_seconds"] - train["evaluate_and_save_seconds"]
+            train, plan, about, runtime = (found[name] for name in ("train", "plan", "forecast", "runtime"))
             return cls(
                 notebook=about["notebook"],
                 model=about["model"],
-                device=here["device_name"],
-                devices=here["device_count"],
+                device=runtime["device_name"],
+                devices=runtime["device_count"],
                 precision=plan["precision"],
                 flops=plan["memory"]["flops"] * plan["gradient_accumulation_steps"],
-                seconds=seconds / train["steps"],
+                seconds=training_seconds(train) / train["steps"],
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"measured={str(path)!r}: no results.json of a run that trained ({error!r})") from error
@@ -200,7 +204,7 @@ class Forecast:
     plan: Any = None  # helpers.plan.settings.Plan; None where nothing fits
     step: Range | None = None  # seconds of an optimizer step; None: not known
     memory: Range | None = None  # bytes of a device; in a notebook on a CPU of the whole process
-    price: Any = None  # machines.Price, where machines are compared
+    usd_per_hour: float | None = None  # of the machine, where one is known
     problem: str = ""  # why there is no plan, or what the compiler warns of
 
     @property
@@ -211,8 +215,7 @@ class Forecast:
     @property
     def usd(self) -> Range | None:
         """Dollars of the run."""
-        hourly = self.price and self.price.usd_per_hour
-        return self.seconds * (hourly / 3600) if self.seconds and hourly else None
+        return self.seconds and self.usd_per_hour and self.seconds * (self.usd_per_hour / 3600)
 
     def results(self) -> dict[str, Any]:
         """The `forecast` part of results.json."""
@@ -246,15 +249,9 @@ class Forecast:
         Seconds and steps are of all sessions of a run; memory is of this session, so that one which only found the run
         finished has none.
         """
-        steps, resumed = measured["steps"], measured.get("resumed_from_step")
-        training = measured["seconds"] - measured["compile_seconds"] - measured["evaluate_and_save_seconds"]
-        peak = measured["peak_memory_bytes"] if resumed is None or resumed < steps else None
-        time = (
-            f"time of {steps:,} steps",
-            self.step and self.step * steps,
-            training if steps else None,
-            tables.seconds,
-        )
+        steps, trained = measured["steps"], measured.get("resumed_from_step") != measured["steps"]
+        taken, peak = training_seconds(measured), measured["peak_memory_bytes"] if trained else None
+        time = (f"time of {steps:,} steps", self.step and self.step * steps, taken, tables.seconds)
         return [
             {
                 "forecast and measured": name,
@@ -266,21 +263,22 @@ class Forecast:
         ]
 
 
-def forecast(workload: Workload, plan: Any, machine: Machine, *, price: Any = None, **how) -> Forecast:
+def forecast(workload: Workload, plan: Any, machine: Machine, *, usd_per_hour: float | None = None, **how) -> Forecast:
     """What a plan (`helpers.plan.settings.Plan`) of a workload takes on a machine.
 
-    price: `machines.Price` of an hour. **how: `fused` and `measured` of `step_seconds`.
+    usd_per_hour: of the machine. **how: `fused` and `measured` of `step_seconds`.
     """
-    accumulation = plan.gradient_accumulation_steps
     return Forecast(
         notebook=workload.notebook,
         model=workload.name,
         machine=machine,
         precision=plan.precision,
         plan=plan,
-        step=step_seconds(workload, plan.memory.count, machine, plan.precision, accumulation, **how),
+        step=step_seconds(
+            workload, plan.memory.count, machine, plan.precision, plan.gradient_accumulation_steps, **how
+        ),
         memory=plan.memory.peak,
-        price=price,
+        usd_per_hour=usd_per_hour,
     )
 
 
@@ -288,20 +286,19 @@ def here(workload: Workload, plan: Any, runtime: Runtime) -> Forecast:
     """The forecast of this run."""
     known = runtime.accelerator
     name = known.name if known else runtime.device_name
-    machine = Machine(name=name, kind=runtime.family, accelerator=known, count=runtime.device_count)
-    found = forecast(workload, plan, machine)
-    if runtime.kind != "cpu":
-        return found
-    return replace(found, memory=_of_process(found.memory, plan.memory.count.weights))
+    found = forecast(
+        workload, plan, Machine(name=name, kind=runtime.family, accelerator=known, count=runtime.device_count)
+    )
+    return replace(found, memory=_of_process(found.memory, plan)) if runtime.kind == "cpu" else found
 
 
-def _of_process(span: Range, weights: int) -> Range:
+def _of_process(span: Range, plan: Any) -> Range:
     """What the process takes already, with the weights loaded, and what training adds; at least what it takes now."""
     import psutil
 
     now = psutil.Process().memory_info().rss
     ends = (span.low - LIBRARIES, span.high + LIBRARIES, span.value)
-    low, high, value = (max(now, now - weights + each) for each in ends)
+    low, high, value = (max(now, now - plan.memory.count.weights + end) for end in ends)
     return Range(low=low, high=high, value=value, basis=f"counted, and {tables.size(now)} that the process has now")
 
 

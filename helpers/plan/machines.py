@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.machine.hardware import CATALOGUE, Machine, find
@@ -31,29 +30,26 @@ def machine(name: str) -> Machine:
 
     Raises ValueError for an unknown name, with the known ones, and for a count out of range.
     """
-    plain = _plain(name)
-    repeated = re.fullmatch(r"(-?\d+)[x×](.+)", plain)
-    count, plain = (int(repeated[1]), repeated[2]) if repeated else (1, plain)
+    times, plain = re.fullmatch(r"(?:(-?\d+)[x×])?(.*)", _plain(name)).groups()
+    known = {_plain(each): each for each in NAMES} | {"a100": "A100 40GB"}
+    count, found = int(times or 1), known.get(plain, "")
     if not 1 <= count <= MOST_GPUS:
         raise ValueError(f"hardware={name!r}: {count} devices; give 1 to {MOST_GPUS}")
-    known = {_plain(each): each for each in NAMES} | {"a100": "A100 40GB", "a10040": "A100 40GB", "a10080": "A100 80GB"}
-    known |= {f"tpu{_plain(each)}": each for each in SLICES}
-    if plain not in known or (count > 1 and known[plain] not in GPUS):
+    if found in GPUS:
+        label = found if count == 1 else f"{count}x{found}"
+        return Machine(name=label, kind="cuda", accelerator=find(found), count=count)
+    if not found or count > 1:
         raise ValueError(
             f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and N x a GPU such as 2xT4"
         )
-    found = known[plain]
     if found == "CPU":
-        return Machine(name="CPU", kind="cpu", accelerator=None, count=1)
-    if found in SLICES:
-        generation, devices = found.split("-")
-        return Machine(name=found, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
-    label = found if count == 1 else f"{count}x{found}"
-    return Machine(name=label, kind="cuda", accelerator=find(found), count=count)
+        return Machine(name=found, kind="cpu", accelerator=None, count=1)
+    generation, devices = found.split("-")
+    return Machine(name=found, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_]|(?<=\w)-", "", name.lower())
+    return re.sub(r"[\s_]|(?<=\w)-|gb$", "", name.lower().strip()).removeprefix("tpu")
 
 
 def runtime_of(machine: Machine, precision: str = "auto") -> Runtime:
@@ -77,25 +73,9 @@ def runtime_of(machine: Machine, precision: str = "auto") -> Runtime:
     )
 
 
-@dataclass(frozen=True)
-class Price:
-    """Of a whole machine."""
-
-    usd_per_hour: float | None = None
-    source: str = ""
-    as_of: str = ""  # month the price was read
-    free: str = ""  # where it is to be had for nothing, within a quota
-
-    def __str__(self) -> str:
-        free = f"$0 on {self.free}'s free tier" if self.free else ""
-        paid = f"${self.usd_per_hour:.2f} an hour ({self.source}, {self.as_of})" if self.usd_per_hour else ""
-        return " or ".join(filter(None, (free, paid))) or "no public price"
-
-
-def price_of(machine: Machine) -> Price:
-    """Of the whole machine. Colab sells single GPUs alone."""
-    about = PRICES.get(machine.accelerator.name if machine.accelerator else "", {})
-    free = FREE.get(machine.name, "")
+def usd_per_hour(machine: Machine) -> float | None:
+    """Of the whole machine; None where no source gives it for a month. Colab sells single GPUs alone."""
+    about = PRICES.get(machine.accelerator.name) if machine.accelerator else None
     if not about or (machine.count > 1 and about["source"].startswith("Colab")):
-        return Price(free=free)
-    return Price(**about | {"usd_per_hour": about["usd_per_hour"] * machine.count}, free=free)
+        return None
+    return about["usd_per_hour"] * machine.count

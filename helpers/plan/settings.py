@@ -23,11 +23,6 @@ OPTIMIZER = {
     "cuda": ("adamw_torch_fused", "one kernel for the whole update"),
     "xla": ("adamw_torch", "the fused kernel crashes on XLA"),
 }
-WORKERS = {
-    "cpu": "the training itself needs the cores",
-    "cuda": "an example is one slice of what is in memory",
-    "xla": "torch_xla's loader threads feed the device; forked workers hang",
-}
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,11 +97,7 @@ class Plan:
 
 
 class DoesNotFit(ValueError):
-    """Not even the smallest micro-batch fits into the memory of a device; `short` says in a few words what it needs."""
-
-    def __init__(self, message: str, short: str):
-        super().__init__(message)
-        self.short = short
+    """Not even the smallest micro-batch fits into the memory of a device."""
 
 
 def plan(
@@ -139,52 +130,42 @@ def plan(
     if runtime.precision == "fp16" and workload.overflows_fp16:
         why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better"
         runtime = replace(runtime, precision="fp32", precision_reason=why)
-    reasons = {"precision": runtime.precision_reason}
-    effective, reasons["batch_size"] = _chosen(batch_size, recipe.batch_size, recipe.tpu_batch_factor, on_xla)
-    rate, reasons["learning_rate"] = _chosen(
-        learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla
-    )
-    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
-    as_many = f"as many examples as the recipe's {recipe.max_steps} steps of {recipe.batch_size}"
-    reasons["max_steps"] = "asked for" if max_steps else "the recipe's" if steps == recipe.max_steps else as_many
+    effective, why_batch = _chosen(batch_size, recipe.batch_size, recipe.tpu_batch_factor, on_xla)
     devices = runtime.device_count
     if effective % devices:
         raise ValueError(
             f"batch_size={effective}: {devices} devices share it, so it must be a multiple of {devices}; "
             f"try {max(devices, effective // devices * devices)}"
         )
-    asked = recipe.gradient_checkpointing if gradient_checkpointing is None else gradient_checkpointing
-    micro, checkpointing, held = _micro_batch(workload, runtime, effective // devices, asked, recipe.micro_batch_size)
-    held = _with_evaluation(held, workload, runtime)  # which no micro-batch makes smaller
-    reasons["per_device_batch_size"] = "the recipe's" if recipe.micro_batch_size else "the largest that fits"
-    if runtime.memory is None:
-        reasons["per_device_batch_size"] = "memory unknown: the whole batch at once"
-    reasons["gradient_accumulation_steps"] = f"keeps {effective} examples a step"
-    reasons["gradient_checkpointing"] = (
-        "asked for" if asked is not None else "does not fit without it" if checkpointing else "fits without it"
+    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
+    recompute = recipe.gradient_checkpointing if gradient_checkpointing is None else gradient_checkpointing
+    micro, checkpointing, held = _micro_batch(
+        workload, runtime, effective // devices, recompute, recipe.micro_batch_size
     )
-    there = tables.size(runtime.memory) or "memory unknown"
-    reasons["memory"] = f"{held.peak.basis}; {runtime.device_name} has {there}"
-    reasons |= dict.fromkeys(("sequence_length", "warmup_steps", "weight_decay", "max_grad_norm"), "the recipe's")
-    optimizer, reasons["optimizer"] = OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.family]
-    reasons["dataloader_workers"] = WORKERS[runtime.family]
+    held = _with_evaluation(held, workload, runtime)  # which no micro-batch makes smaller
+    recipes, there = "the recipe's", tables.size(runtime.memory) or "unknown memory"
+    largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {there}"
+    why_checkpointing = "does not fit without it" if checkpointing else "fits without it"
+    chosen = {
+        "precision": (runtime.precision, runtime.precision_reason),
+        "learning_rate": _chosen(learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla),
+        "max_steps": (steps, "asked for" if max_steps else "as many examples as the recipe's"),
+        "per_device_batch_size": (micro, recipes if recipe.micro_batch_size else largest),
+        "gradient_accumulation_steps": (effective // devices // micro, f"keeps {effective} examples a step"),
+        "gradient_checkpointing": (checkpointing, why_checkpointing if recompute is None else "asked for"),
+        "memory": (held, f"{held.peak.basis}; {runtime.device_name} has {there}"),
+        "sequence_length": (recipe.sequence_length, recipes),
+        "warmup_steps": (round(steps * recipe.warmup_fraction), recipes),
+        "weight_decay": (recipe.weight_decay, recipes),
+        "max_grad_norm": (recipe.max_grad_norm, recipes),
+        "optimizer": OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.family],
+        "dataloader_workers": (0, "batches are made from what is in memory; on a TPU forked workers hang"),
+    }
     return Plan(
-        precision=runtime.precision,
-        per_device_batch_size=micro,
-        gradient_accumulation_steps=effective // devices // micro,
+        **{name: value for name, (value, _) in chosen.items()},
         device_count=devices,
-        learning_rate=rate,
-        max_steps=steps,
-        sequence_length=recipe.sequence_length,
-        warmup_steps=round(steps * recipe.warmup_fraction),
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.max_grad_norm,
-        optimizer=optimizer,
-        gradient_checkpointing=checkpointing,
-        dataloader_workers=0,
         pin_memory=runtime.kind == "cuda",
-        memory=held,
-        reasons=reasons,
+        reasons={"batch_size": why_batch} | {name: why for name, (_, why) in chosen.items()},
     )
 
 
@@ -225,7 +206,7 @@ def _micro_batch(
     workload: Workload, runtime: Runtime, share: int, checkpointing: bool | None, wanted: int
 ) -> tuple[int, bool, Memory]:
     """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this."""
-    from .counting import can_checkpoint
+    from .counting import transformer_of
 
     def held(examples: int, recompute: bool) -> Memory:
         return memory_of(workload, runtime, examples, share, recompute)
@@ -236,7 +217,8 @@ def _micro_batch(
             f"micro_batch_size={wanted}: a device has {share} examples, which is no multiple of it; give one of {divisors}"
         )
     candidates = [wanted] if wanted else [each for each in divisors if each >= workload.least] or [share]
-    both = [False, True] if can_checkpoint(workload.model) else [False]
+    able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
+    both = [False, True] if able else [False]
     for recompute in both if checkpointing is None else [checkpointing]:
         # More examples never need less memory: the first number that does not fit ends the search.
         fitting = bisect.bisect(candidates, False, key=lambda each, on=recompute: held(each, on).fits not in FITS)
@@ -245,10 +227,9 @@ def _micro_batch(
     examples = candidates[max(fitting, 1) - 1]
     needed = held(examples, recompute)
     if needed.fits == "no" and not wanted:
-        least, there = tables.size(needed.peak.low), tables.size(runtime.memory)
         raise DoesNotFit(
-            f"{examples} example(s) of {workload.tokens} tokens need at least {least} and {runtime.device_name} has {there}: "
-            "use a smaller model or a shorter sequence" + ("" if recompute else ", or gradient_checkpointing=True"),
-            f"no: needs {least} of {there}",
+            f"{examples} example(s) of {workload.tokens} tokens need at least {tables.size(needed.peak.low)} and "
+            f"{runtime.device_name} has {tables.size(runtime.memory)}: use a smaller model or a shorter sequence"
+            + ("" if recompute else ", or gradient_checkpointing=True")
         )
     return examples, recompute, needed

@@ -31,15 +31,11 @@ from .workloads import Workload
 NEEDED = "'torch_xla[tpu,pallas]~=2.9.0'"  # names the libtpu and the jax that it was built with
 # libtpu's name of a slice, and its chips on a host along each axis.
 TOPOLOGIES = {
-    "v5e-1": ("v5e:1x1", (1, 1, 1)),
-    "v5e-4": ("v5e:2x2", (2, 2, 1)),
-    "v5e-8": ("v5e:2x4", (2, 4, 1)),
-    "v6e-1": ("v6e:1x1", (1, 1, 1)),
-    "v6e-4": ("v6e:2x2", (2, 2, 1)),
-    "v6e-8": ("v6e:2x4", (2, 4, 1)),
+    f"{generation}-{x * y}": (f"{generation}:{x}x{y}", (x, y, 1))
+    for generation in ("v5e", "v6e")
+    for x, y in ((1, 1), (2, 2), (2, 4))
 }
 PRODUCT = re.compile(r"= ([a-z]+\d+)\[[^ ]* (?:dot|convolution)\(")
-WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}  # else 4
 INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (.+?) ([a-z-]+)\((.*)")
 ARRAY = r"\b[a-z]+\d*\[[\d,]*\](?:\{[^}]*\})?"
 # Names for what is there, the second half of a copy, and loops, whose state stays where it is.
@@ -53,7 +49,6 @@ MOVES_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast
 class Traced:
     """A step as an HLO module of one device that sees the whole batch."""
 
-    name: str
     module: bytes
     batch: frozenset[int]  # arguments that are split over the chips, along their first axis
     state: frozenset[int]  # arguments that the step overwrites: weights, moments, gradients
@@ -147,7 +142,6 @@ def trace(
     outputs = [loss.detach(), *(each.detach() for each in (*trained, *moments))]
     arguments = bindings._get_tensors_xla_device_data_node(outputs)[0]
     return Traced(
-        name=f"{workload.notebook} {workload.name}",
         module=bindings._get_xla_tensors_hlo_proto(outputs),
         batch=frozenset(at for at, each in enumerate(arguments) if each in batches),
         state=frozenset(at for at, each in enumerate(arguments) if each in states),
@@ -162,23 +156,13 @@ def trace(
 
 
 class DoesNotFitChip(RuntimeError):
-    """The program needs more memory than a chip has.
-
-    Attributes:
-        needs, has, held: GiB, in words: of the program, of a chip, and of weights, moments and gradients alone.
-    """
-
-    def __init__(self, needs: str, has: str, held: str):
-        remedy = "a smaller micro-batch, a shorter sequence or gradient checkpointing, or a smaller model"
-        super().__init__(f"no: needs {needs} of {has} GiB, {held} of it for weights and optimizer; try {remedy}")
-        self.needs, self.has, self.held = needs, has, held
+    """The program needs more memory than a chip has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """What the compiler made of a step. Bytes and FLOPs are of one chip."""
 
-    name: str
     hardware: str
     chips: int
     examples: int  # of the step, over all chips
@@ -215,13 +199,10 @@ def compile_step(traced: Traced, hardware: str) -> Compiled:
 
     Raises:
         ValueError: an unknown slice, or a batch that its chips cannot share.
-        RuntimeError: libtpu or jax is not installed.
         DoesNotFitChip: the compiler's own answer where memory does not suffice.
     """
     if hardware not in TOPOLOGIES:
         raise ValueError(f"hardware={hardware!r}: unknown to the TPU compiler; there are {', '.join(TOPOLOGIES)}")
-    if problem := available():
-        raise RuntimeError(problem)
     devices = _devices(hardware)
     if traced.examples % len(devices):
         raise ValueError(f"{traced.examples} examples cannot be split over the {len(devices)} chips of {hardware}")
@@ -231,7 +212,6 @@ def compile_step(traced: Traced, hardware: str) -> Compiled:
     stats = executable.get_compiled_memory_stats()
     program = executable.hlo_modules()[0].to_string()
     return Compiled(
-        name=traced.name,
         hardware=hardware,
         chips=len(devices),
         examples=traced.examples,
@@ -307,7 +287,10 @@ def _in_words(said: str) -> DoesNotFitChip | None:
     found, held = re.search(r"Used ([\d.]+)G of ([\d.]+)G hbm", said), re.search(r"arguments\s+([\d.]+)G", said)
     if "RESOURCE_EXHAUSTED" not in said or not found:
         return None
-    return DoesNotFitChip(found[1], found[2], held[1] if held else "0")
+    return DoesNotFitChip(
+        f"needs {found[1]} of {found[2]} GiB, {held[1] if held else 0} of it for weights and optimizer; try a smaller "
+        "micro-batch, a shorter sequence or gradient checkpointing, or a smaller model"
+    )
 
 
 # ---- the compiled program, read
@@ -344,5 +327,6 @@ def size(shape: str, far: bool = False) -> int:
     for array in re.findall(ARRAY, shape):
         kind, axes = re.match(r"([a-z]+\d*)\[([\d,]*)\]", array).groups()
         if not (far and "S(" in array):
-            total += WIDTHS.get(kind, 4) * math.prod(int(axis) for axis in axes.split(",") if axis)
+            bits = int(re.sub(r"\D", "", kind) or 8)  # `pred` takes a byte
+            total += bits // 8 * math.prod(int(axis) for axis in axes.split(",") if axis)
     return total

@@ -27,7 +27,7 @@ from helpers.plan.forecast import (
     ratio,
     step_seconds,
 )
-from helpers.plan.machines import machine, price_of, runtime_of
+from helpers.plan.machines import machine, runtime_of, usd_per_hour
 from helpers.plan.settings import Recipe, plan
 from tests.harness import cpu_here
 from tests.workloads import bert, stack
@@ -40,7 +40,7 @@ SMALL = stack(3)
 
 def counted(peak: int, gradients: int = 0, **changes) -> Count:
     nothing = dict.fromkeys(Count.__dataclass_fields__, 0)
-    return Count(**nothing | {"begin_peak": peak, "gradients": gradients} | changes)
+    return Count(**nothing | {"step_peak": peak, "gradients": gradients} | changes)
 
 
 # -- memory --
@@ -187,9 +187,10 @@ def forecasted(name="T4", **options):
 
 
 def test_a_run_costs_its_hours():
-    found = forecasted(price=price_of(machine("T4")))
-    assert found.usd.value == pytest.approx(found.seconds.value / 3600 * found.price.usd_per_hour)
-    assert forecasted("2xT4", price=price_of(machine("2xT4"))).usd is None
+    hourly = usd_per_hour(machine("T4"))
+    found = forecasted(usd_per_hour=hourly)
+    assert found.usd.value == pytest.approx(found.seconds.value / 3600 * hourly)
+    assert forecasted("2xT4", usd_per_hour=usd_per_hour(machine("2xT4"))).usd is None
 
 
 def test_measured_stands_beside_the_forecast_and_what_lies_outside_is_said():

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.machine import hardware
-from helpers.plan.machines import FREE, NAMES, PRICES, machine, price_of, runtime_of
+from helpers.plan.machines import FREE, NAMES, PRICES, machine, runtime_of, usd_per_hour
 
 pytestmark = pytest.mark.once
 
@@ -39,9 +39,13 @@ def test_a_tpu_slice_has_the_devices_that_torch_xla_counts(name, devices):
     assert (found.kind, found.count) == ("xla", devices)
 
 
-@pytest.mark.parametrize("written", ["a100-80gb", "A100 80GB", "A100_80gb", " a100 80 "])
+@pytest.mark.parametrize("written", ["a100-80gb", "A100 80GB", "A100_80gb", " a100 80 ", "1xA100 80GB"])
 def test_case_spaces_and_hyphens_do_not_matter(written):
     assert machine(written).accelerator.name == "A100 80GB"
+
+
+def test_a_slice_may_be_called_a_tpu():
+    assert machine("TPU v5e-8") == machine("v5e-8") and machine("A100").accelerator.name == "A100 40GB"
 
 
 @pytest.mark.parametrize("name", ["T5", "", "2xv5e-8", "v5e-3", "2xCPU", "RTX 3050 Ti"])
@@ -111,16 +115,15 @@ def test_a_sibling_of_a_small_geforce_does_not_borrow_its_figures(reported):
 
 
 def test_a_price_says_where_it_is_from_and_in_which_month():
-    for name, price in PRICES.items():
-        assert price["usd_per_hour"] > 0 and price["source"], name
-        assert re.fullmatch(r"20\d\d-\d\d", price["as_of"]), name
+    for name, about in PRICES.items():
+        assert about["usd_per_hour"] > 0 and about["source"], name
+        assert re.fullmatch(r"20\d\d-\d\d", about["as_of"]), name
 
 
 def test_devices_multiply_the_price_and_colab_sells_no_pair():
-    assert price_of(machine("2xH100")).usd_per_hour == pytest.approx(2 * PRICES["H100"]["usd_per_hour"])
-    assert price_of(machine("v6e-8")).usd_per_hour == pytest.approx(8 * PRICES["TPU v6e"]["usd_per_hour"])
-    assert price_of(machine("T4")).usd_per_hour and price_of(machine("2xT4")).usd_per_hour is None
+    assert usd_per_hour(machine("2xH100")) == pytest.approx(2 * PRICES["H100"]["usd_per_hour"])
+    assert usd_per_hour(machine("v6e-8")) == pytest.approx(8 * PRICES["TPU v6e"]["usd_per_hour"])
     assert (
-        str(price_of(machine("2xT4"))) == "$0 on Kaggle's free tier" and price_of(machine("CPU")).usd_per_hour is None
+        usd_per_hour(machine("T4")) and usd_per_hour(machine("2xT4")) is None and usd_per_hour(machine("CPU")) is None
     )
     assert set(FREE) == {"T4", "P100", "2xT4", "v5e-1", "v5e-8"}

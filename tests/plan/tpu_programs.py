@@ -110,7 +110,7 @@ def _say(name: str, step: Workload, hardware: str, **how) -> None:
     try:
         found = compiled(step, hardware, **how)
     except tpu.DoesNotFitChip as error:
-        found = {"problem": str(error), **vars(error)}
+        found = {"problem": str(error)}
     print("STEP " + json.dumps({"step": name, **found}), flush=True)
 
 
