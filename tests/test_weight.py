@@ -25,7 +25,7 @@ CEILINGS = {
     "reservoir": 6467,
     "lejepa": 6636,
     "legal": 9180,
-    "tuning": 5286,
+    "tuning": 5277,
     "graphmer": 23500,
     "helpers": 77795,
     "notebooks": 9000,

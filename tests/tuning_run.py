@@ -20,7 +20,7 @@ DEFAULTS = {
     "steps": 6,
     "stop_after": 0,  # end the process's run after so many steps, with a checkpoint; 0: at the end
     "resume": True,
-    "climb": 0,  # instead of a run: seconds of trials
+    "compare": [],  # instead of a run: changes of the start's settings, each of which is compared with it
     "rows": 64,
 }
 WORDS = {
@@ -70,6 +70,30 @@ def trainer_of(runtime, output_dir, settings: dict, *, steps: int = 6, count: in
     return ClassifierTrainer(task, task.start | settings, Path(output_dir), seed=0, steps=steps)
 
 
+def compared(task, change: dict) -> dict:
+    """A change as the ladder compares it, on real windows without a deadline.
+
+    The speed of a window is the one on a machine where a step's time is what it pads to, so that no other program decides.
+    """
+    import dataclasses
+    import math
+
+    from helpers.tuning import ladder
+
+    real, windows = ladder.window, []
+
+    def window(task, settings, examples, patience=0.0):
+        windows.append(change.items() <= settings.items())
+        return dataclasses.replace(real(task, settings, examples), examples_per_second=1 / settings["pad_to"])
+
+    ladder.window = window
+    try:
+        found = ladder.compare(task, task.start, task.start | change, 16, math.inf)
+    finally:
+        ladder.window = real
+    return found | {"window": dataclasses.asdict(found["window"]), "changed": windows}
+
+
 def digest(model) -> str:
     import hashlib
 
@@ -84,10 +108,9 @@ def main(output_dir: str, options: dict) -> dict:
     import transformers
 
     torch.set_num_threads(1)
-    if options["climb"]:
-        from helpers.tuning import ladder
-
-        return {"tried": [vars(each) | {"window": None} for each in ladder.climb(task_of(runtime), options["climb"])]}
+    if options["compare"]:
+        task = task_of(runtime, max_length=2 * LENGTH)
+        return {"compared": [compared(task, change) for change in options["compare"]]}
     trainer = trainer_of(runtime, output_dir, options["settings"], steps=options["steps"], count=options["rows"])
 
     class Stop(transformers.TrainerCallback):

@@ -67,17 +67,11 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
     given = dict(_splits(params, path))
     splits = _without_repeats(given)
     removed = sum(len(given[name]) - len(splits[name]) for name in given)
-    missing = [name for name in SPLITS if name not in splits]
-    splits |= _held_out(splits["train"], missing, params.seed)
-    for name, limit in (
-        ("train", params.num_rows),
-        ("validation", params.num_rows // 5),
-        ("test", params.num_rows // 5),
-    ):
+    splits |= _held_out(splits["train"], [name for name in SPLITS if name not in splits], params.seed)
+    for name in SPLITS:
         random.Random(params.seed).shuffle(splits[name])
-        splits[name] = splits[name][: limit or None]
+        del splits[name][(params.num_rows if name == "train" else params.num_rows // 5) or len(splits[name]) :]
     labels = _labels(params.data_source, splits)
-    digest = hashlib.sha256(json.dumps(splits).encode()).hexdigest()
     return LabelledTexts(
         **{name: [(text, labels.index(label)) for text, label in splits[name]] for name in SPLITS},
         labels=labels,
@@ -85,7 +79,7 @@ def load_texts(params: TuningParameters) -> LabelledTexts:
         name=path.name if path else params.data_source,
         revision=None if path else REVISIONS.get(params.data_source),
         draw=f"seed {params.seed}",
-        sha256=digest,
+        sha256=hashlib.sha256(json.dumps(splits).encode()).hexdigest(),
     )
 
 
@@ -153,13 +147,13 @@ def _held_out(train: list[Pair], missing: Sequence[str], seed: int) -> dict[str,
     for pair in train:
         by_label[pair[1]].append(pair)
     found = {name: [] for name in ("train", *missing)}
-    for label in sorted(by_label):
-        pairs = by_label[label]
+    for _, pairs in sorted(by_label.items()):
         random.Random(seed).shuffle(pairs)
         count = max(1, round(HELD_OUT * len(pairs))) if len(pairs) >= 3 else 0
-        for number, name in enumerate(missing):
-            found[name] += pairs[number * count : (number + 1) * count]
-        found["train"] += pairs[len(missing) * count :]
+        for name in missing:
+            found[name] += pairs[:count]
+            del pairs[:count]
+        found["train"] += pairs
     return found
 
 

@@ -28,7 +28,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from helpers.machine import ranks
 from helpers.show import tables, tracking
 from helpers.show.progress import Progress
-from helpers.train.interruption import is_out_of_memory
+from helpers.train.interruption import Stopped, is_out_of_memory
 from helpers.tuning.training import BATCH, ClassifierTrainer, Settings, Task, clock
 
 ENOUGH, MOST = 6, 9  # pairs
@@ -57,6 +57,7 @@ def rungs(task: Task) -> list[Rung]:
     if xla:
         as_long = "" if pad_to < task.params.max_length else "the texts are as long"
         group = Rung(f"padding to {pad_to} tokens", {"pad_to": pad_to}, as_long)
+    compiles = "XLA compiles the whole step already" if xla else "" if task.params.try_compile else "try_compile=False"
     workers = {"dataloader_num_workers": min(2, os.cpu_count() or 1), "dataloader_pin_memory": True}
     return [
         Rung("TF32", {"tf32": True}, "" if can["tf32"][0] else can["tf32"][1]),
@@ -65,14 +66,8 @@ def rungs(task: Task) -> list[Rung]:
         group,
         Rung("attention written out", {"attn_implementation": "eager"}),
         Rung("loader workers, pinned memory", workers, "" if gpu else "only a GPU waits for a loader"),
-        Rung("torch.compile", {"torch_compile": True}, no_compiler(task)),
+        Rung("torch.compile", {"torch_compile": True}, compiles),
     ]
-
-
-def no_compiler(task: Task) -> str:
-    if task.runtime.family == "xla":
-        return "XLA compiles the whole step already"
-    return "" if task.params.try_compile else "try_compile=False"
 
 
 def memory_savers(task: Task) -> list[Rung]:
@@ -103,25 +98,31 @@ class Window:
     loss: float
 
 
+def now() -> float:
+    """Seconds of the first process's wall clock, so that several processes end alike."""
+    return ranks.broadcast(time.monotonic())
+
+
 class Watch(TrainerCallback):
-    """Reads the clock after the warm-up and after the last step; stops a warm-up that takes longer than `patience` seconds."""
+    """Reads the clocks (`training_seconds`, wall time) before the first step, after the warm-up and after the last step.
+
+    Stops a warm-up that takes longer than `patience` seconds; 0: never.
+    """
 
     def __init__(self, trainer: ClassifierTrainer, warm_up: int, patience: float):
         self.trainer, self.warm_up, self.patience = trainer, warm_up, patience
 
-    def read(self) -> float:
+    def read(self) -> tuple[float, float]:
         self.trainer.runtime.wait()
-        self.wall = time.perf_counter()
-        return self.trainer.training_seconds()
+        return self.trainer.training_seconds(), time.perf_counter()
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step > self.warm_up:
             return
         self.began = self.read()
-        self.began_wall = self.wall
         if state.global_step == 0:
             self.first = self.began
-        taken = self.began - self.first
+        taken = self.began[0] - self.first[0]
         if self.patience and taken > self.patience:
             raise TooSlow(f"gave up: {state.global_step} steps took {tables.seconds(taken)}")
         if self.trainer.runtime.kind == "cuda":
@@ -178,11 +179,11 @@ def window(task: Task, settings: Settings, examples: int, patience: float = 0.0)
         trainer.remove_callback(Progress)
         trainer.add_callback(watch)
         trainer.train(resume_from_checkpoint=False)
-    seconds = max(watch.ended - watch.began, 1e-9)
+    seconds, wall = (after - before for before, after in zip(watch.began, watch.ended, strict=True))
     peak = task.runtime.engine.peak_memory() if on_gpu else None  # elsewhere the peak of the process cannot be reset
     loss = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-1]
-    a_step = (watch.wall - watch.began_wall) / steps
-    found = Window(steps * batch / seconds, a_step, watch.began - watch.first, peak, loss)
+    speed = steps * batch / max(seconds, 1e-9)
+    found = Window(speed, wall / steps, watch.began[0] - watch.first[0], peak, loss)
     return ranks.broadcast(found)  # several processes judge alike
 
 
@@ -219,12 +220,13 @@ class Tried:
 
 def compare(task: Task, kept: Settings, changed: Settings, examples: int, deadline: float) -> dict:
     """Windows of both settings in turn until a decision or the deadline: fields of `Tried`."""
-    ratios, patience, grace = [], 0.0, min(GRACE, max(1.0, (deadline - time.monotonic()) / 20))
-    while decision(ratios) is None and (time.monotonic() < deadline or not ratios):
+    ratios, patience, grace = [], 0.0, min(GRACE, max(1.0, (deadline - now()) / 20))
+    # One of several processes cannot give up alone, and torch.compile has its own time.
+    patient = ranks.count() > 1 or changed.get("torch_compile")
+    while decision(ratios) is None and (now() < deadline or not ratios):
         pair = [None, None]
         for side in (0, 1) if len(ratios) % 2 == 0 else (1, 0):  # the other way round every second time
-            hurry = patience if side and not changed.get("torch_compile") else 0.0
-            pair[side] = window(task, (kept, changed)[side], examples, hurry)
+            pair[side] = window(task, (kept, changed)[side], examples, patience if side and not patient else 0.0)
             if not side:
                 patience = grace + HOPELESS * pair[0].warm_up_seconds * changed[BATCH] / kept[BATCH]
         ratios.append(pair[1].examples_per_second / pair[0].examples_per_second)
@@ -238,25 +240,24 @@ def compare(task: Task, kept: Settings, changed: Settings, examples: int, deadli
 
 def attempt(task: Task, rung: Rung, kept: Settings, examples: int, deadline: float, pace: float) -> Tried:
     """Tries a rung if it is possible and two pairs, at `pace` seconds a window, would end before the deadline."""
-    changed = kept | rung.change
+    changed, why_not = kept | rung.change, rung.why_not
     needed = 4 * pace + (COMPILE_SECONDS if "torch_compile" in rung.change else 0)
-    why_not = rung.why_not
-    if not why_not and all(kept.get(name) == value for name, value in rung.change.items()):
+    if not why_not and changed == kept:
         why_not = "the stock Trainer does so already"
-    if not why_not and time.monotonic() + needed > deadline:
+    if not why_not and now() + needed > deadline:
         why_not = "no time of tuning_minutes is left"
-    fits = bool(why_not) or not task.too_large(changed)
+    found, fits = {"verdict": f"not tried: {why_not}"}, bool(why_not) or not task.too_large(changed)
     if fits and not why_not:
         try:
             found = compare(task, kept, changed, examples, deadline)
+        except Stopped:  # the user's signal ends the climb, too
+            raise
         except TooSlow as error:
             found = {"verdict": str(error)}
         except (RuntimeError, MemoryError) as error:
             fits = not is_out_of_memory(error)
             found = {"verdict": f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"}
         clear_device_cache(garbage_collection=True)  # after `except`, whose traceback keeps the step's tensors
-    else:
-        found = {"verdict": f"not tried: {why_not}"}
     if not fits:
         found = {"verdict": "does not fit into memory"}
     tracking.say(f"{rung.name}: {found['verdict']}")
@@ -268,12 +269,12 @@ def attempt(task: Task, rung: Rung, kept: Settings, examples: int, deadline: flo
 
 def climb(task: Task, seconds: float) -> list[Tried]:
     """The stock Trainer and every rung, each on top of what was kept, within `seconds`; at the end the kept over the start."""
-    deadline, start = time.monotonic() + seconds, task.start
+    deadline, start = now() + seconds, task.start
     batch, devices = start[BATCH] * task.runtime.device_count, task.runtime.device_count
     for _ in range(2):  # the first one loads libraries
-        began = time.monotonic()
+        began = now()
         first = window(task, start, batch)
-        pace = time.monotonic() - began  # seconds of a window of one step
+        pace = now() - began  # seconds of a window of one step
     candidates = rungs(task)
     windows = ENOUGH * (5 + sum(not rung.why_not for rung in candidates))  # many rungs are decided by their first pairs
     steps = min(MOST_STEPS, max(2, round(1 + (seconds / windows - pace) / first.step_seconds)))
@@ -294,8 +295,10 @@ def climb(task: Task, seconds: float) -> list[Tried]:
 
     for rung in candidates:
         attempted(rung)
-    sizes = [task.params.batch_size] if task.params.batch_size else [batch * 2**power for power in range(1, 9)]
-    for size in (each for each in sizes if batch < each <= max(LARGEST_BATCH, task.params.batch_size)):
+    asked = task.params.batch_size
+    for size in [asked] if asked else [batch * 2**power for power in range(1, 9) if batch * 2**power <= LARGEST_BATCH]:
+        if size <= batch:  # it is the start's
+            break
         larger = {BATCH: size // devices}
         found = attempted(Rung(f"batch {size}", larger))
         if not found.fits:

@@ -34,7 +34,8 @@ class TuningParameters(Parameters):
     max_length: int = parameter(192, "Tokens of a text that the model reads; longer texts are cut.", low=8, high=8192)
     batch_size: int = parameter(
         0,
-        "The only batch size to try; 0 begins with the Trainer's default of 8 and doubles it while that is faster.",
+        "The only batch size to try; below 8 the tuning begins with it. 0 begins with the Trainer's default of 8 and doubles it "
+        "while that is faster.",
         low=0,
     )
     text_column: str = parameter(

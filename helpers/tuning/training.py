@@ -121,10 +121,11 @@ class Task:
 
         On XLA each length would be compiled and the fused kernel crashes: there the start pads to `max_length`.
         """
-        settings = {BATCH: 8, "optim": "adamw_torch_fused", "dataloader_num_workers": 0}
+        batch = min(8, self.params.batch_size or 8)  # a smaller one that is asked for is where it starts
+        settings = {BATCH: batch, "optim": "adamw_torch_fused", "dataloader_num_workers": 0}
         settings |= {"train_sampling_strategy": "random", "attn_implementation": self.model.config._attn_implementation}
         if self.runtime.family == "xla":
-            batch = -(-8 // self.runtime.device_count)
+            batch = -(-batch // self.runtime.device_count)
             settings |= {BATCH: batch, "optim": "adamw_torch", "pad_to": self.params.max_length}
         return settings
 
@@ -139,13 +140,13 @@ class Task:
     @functools.cache  # noqa: B019  one task a notebook
     def _encoded(self, split: str, length: int) -> list[dict]:
         texts, labels = zip(*getattr(self.texts, split), strict=True)
-        found = self.tokenizer([*texts], truncation=True, max_length=length)
-        return [{**{name: ids[i] for name, ids in found.items()}, "labels": each} for i, each in enumerate(labels)]
+        columns = {**self.tokenizer([*texts], truncation=True, max_length=length), "labels": labels}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def lengths(self) -> dict[str, int]:
         """Tokens of the training texts, cut to `max_length`: median, 99th percentile, longest."""
-        found = [len(row["input_ids"]) for row in self.rows("train")]
-        return {name: int(np.percentile(found, at)) for name, at in (("median", 50), ("99 %", 99), ("longest", 100))}
+        found = np.percentile([len(row["input_ids"]) for row in self.rows("train")], (50, 99, 100))
+        return dict(zip(("median", "99 %", "longest"), map(int, found), strict=True))
 
     def untrained(self, seed: int):
         """A copy of the first weights; with another seed than the parameters' a new head, of a sample model all is new."""
@@ -164,20 +165,17 @@ class Task:
         start, size = (each[BATCH] for each in (self.start, settings))
         asked = recipe(len(self.texts.train), start * devices, params.max_length, params.max_steps)
         precision = next((half for half in ("bf16", "fp16") if settings.get(half)), "fp32")
-        wanted = dataclasses.replace(
-            asked, micro_batch_size=size, gradient_checkpointing=settings.get("gradient_checkpointing", False)
-        )
         planned = planner.plan(
-            wanted,
+            dataclasses.replace(asked, micro_batch_size=size),
             self.step,
             dataclasses.replace(self.runtime, precision=precision),
             batch_size=size * devices,
-            learning_rate=(params.learning_rate or wanted.learning_rate) * math.sqrt(size / start),
+            learning_rate=(params.learning_rate or asked.learning_rate) * math.sqrt(size / start),
             max_steps=steps,
+            gradient_checkpointing=settings.get("gradient_checkpointing", False),
         )
-        return dataclasses.replace(
-            planned, precision=precision, sequence_length=settings.get("pad_to", params.max_length)
-        )
+        length = settings.get("pad_to", params.max_length)
+        return dataclasses.replace(planned, precision=precision, sequence_length=length)
 
     def too_large(self, settings: Settings) -> bool:
         """Whether a CPU's memory may not suffice, by counting: the system would end the process, where a GPU raises an error."""
@@ -291,16 +289,16 @@ class Utilisation(TrainerCallback):
             self.samples.append((state.global_step, self.busy(), self.runtime.engine.peak_memory()))
 
     def busy(self) -> float | None:
+        """A share of 1; None where the device does not tell."""
         if self.runtime.kind == "cuda":
             try:
                 return torch.cuda.utilization() / 100
             except Exception:  # NVML's own errors: a slice of a board, or a driver that does not tell
                 return None
-        if self.runtime.family == "xla":
-            return None  # no chip tells it here
-        (wall, used), now = self.before, (time.perf_counter(), time.process_time())
-        self.before = now
-        return min(1.0, (now[1] - used) / (now[0] - wall) / torch.get_num_threads())
+        if self.runtime.kind != "cpu":
+            return None
+        (wall, used), self.before = self.before, (time.perf_counter(), time.process_time())
+        return min(1.0, (self.before[1] - used) / (self.before[0] - wall) / torch.get_num_threads())
 
     def advice(self) -> str:
         """What to change, by the mean over the logs."""

@@ -17,6 +17,7 @@ import torch
 from scipy.stats import binom
 
 from helpers.machine import xla
+from helpers.train.interruption import Stopped
 from helpers.tuning import ladder
 from helpers.tuning.ladder import Rung, TooSlow, Window, decision, interval
 from helpers.tuning.training import BATCH, Task, Utilisation
@@ -249,17 +250,39 @@ def test_a_rung_that_fails_is_named_and_the_climb_goes_on(task, monkeypatch):
     assert found.verdict == "failed: RuntimeError: no kernel image is available" and not found.kept
 
 
+@pytest.mark.once
+def test_a_signal_during_a_window_ends_the_climb(task, monkeypatch):
+    def window(task, settings, examples, patience=0.0):
+        raise Stopped("SIGTERM at step 2")
+
+    monkeypatch.setattr(ladder, "window", window)
+    rung = Rung("attention written out", {"attn_implementation": "eager"})
+    with pytest.raises(Stopped, match="SIGTERM"):
+        ladder.attempt(task, rung, task.start, 8, time.monotonic() + 9, 0.0)
+
+
+@pytest.mark.once
+def test_a_smaller_batch_that_is_asked_for_is_the_start_and_a_larger_one_the_only_one_tried(monkeypatch):
+    small, large = (task_of(cpu_here(), batch_size=size) for size in (4, 24))
+    speeds(monkeypatch, {"24": 1.3})
+    assert small.start[BATCH] == 4 and large.start[BATCH] == 8
+    assert not [each for each in ladder.climb(small, 60) if each.name.startswith("batch")]
+    assert [each.name for each in ladder.climb(large, 60) if each.name.startswith("batch")] == ["batch 24"]
+
+
 @pytest.mark.skipif(not xla.installed(), reason="torch_xla is not installed")
-def test_on_eight_virtual_devices_real_windows_are_compared(tmp_path):
+def test_on_eight_virtual_devices_real_windows_are_compared_until_the_rule_decides(tmp_path):
+    """Sixteen real windows; their speed is that of a machine whose steps take as long as what they pad."""
     from tests.tuning.test_training import in_process
 
-    (found,) = in_process((tmp_path / "xla", {"kind": "xla", "climb": 90}))
-    verdicts = {each["name"]: each["verdict"] for each in found["tried"]}
-    assert verdicts["torch.compile"] == "not tried: XLA compiles the whole step already"
-    assert not [said for said in verdicts.values() if said.startswith("failed")]
-    assert any(
-        said.startswith(("kept", "not kept", "not decided")) for said in verdicts.values()
-    )  # as a busy machine lets it
+    changes = [{"pad_to": 16}, {"bf16": True}]
+    (found,) = in_process((tmp_path / "xla", {"kind": "xla", "compare": changes}))
+    shorter, same = found["compared"]
+    assert shorter["kept"] and shorter["verdict"] == "kept: 2.00 x (2.00 to 2.00, 6 pairs)"
+    assert not same["kept"] and same["verdict"] == "not kept: 1.00 x (1.00 to 1.00, 2 pairs)"
+    # Within a pair they take turns, the other way round every second time.
+    assert shorter["changed"] == 3 * [False, True, True, False] and same["changed"] == [False, True, True, False]
+    assert all(0 < each["window"]["loss"] < 3 and each["window"]["step_seconds"] > 0 for each in (shorter, same))
 
 
 # ---- utilisation
