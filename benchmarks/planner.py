@@ -50,10 +50,8 @@ def memory_of(notebook: str, here: runtime.Runtime) -> dict:
     measured = allocated(step, here, examples)
     return {
         "notebook": notebook,
-        "model": step.name,
         "precision": here.precision,
         "examples": examples,
-        "length": step.length,
         "counted_bytes": counted,
         "measured_bytes": measured,
         "error": round(counted / measured - 1, 4),

@@ -263,9 +263,7 @@ def main() -> int:
     counts = {
         "runs": len(runs),
         "chose": sum(run.chooses for run in runs),
-        "sources": len({r.about["source"] for r in runs}),
     }
-    counts |= {"choosing_pairs": len(pairs([run for run in runs if run.chooses]))}
     write(FIT, machine("cpu", ("numpy",)), **counts, **found)
     print(json.dumps(counts | found, indent=1))
     test = found["tested"]

@@ -81,7 +81,6 @@ def main() -> None:
     ratios = [theirs / ours for theirs, ours in zip(*speeds.values(), strict=True)]
     result = {
         "comparison": "exported script",
-        "peer": "the notebook's trainer with the same settings and texts",
         "settings": settings,
         "clock": timed,
         "steps": arguments.steps,
