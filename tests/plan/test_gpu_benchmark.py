@@ -1,7 +1,8 @@
-"""benchmarks/gpu.py on the CPU, by the code that runs on a GPU: a notebook, the kernels, and the file that it leaves."""
+"""benchmarks/gpu.py on the CPU and with the CPU in a card's place: its parts, and the file that it leaves."""
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,46 @@ def test_a_part_is_a_notebook_run_to_its_end_beside_its_forecast(tmp_path):
     assert two == two | {"status": "not here", "reason": "needs 2 GPU(s), and torch sees 0"}
     done, again = measured(output, "--missing", "--only", "tinystories_reservoir")
     assert done.returncode == 0 and again["parts"] == found["parts"]
+
+
+# First thing in the process of the benchmark, and, as a start-up file of IPython, in the kernel of each notebook.
+PRETEND = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.machine.cuda_stand_in import pretend
+sys.path.remove({str(ROOT)!r})
+pretend("T4")
+"""
+COMMAND = "import runpy; sys.argv[0] = 'benchmarks/gpu.py'; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "legal_cot_sft",
+        "lejepa_training",
+        "graphmer_se",
+        "tinystories_reservoir",
+        "hardware_tuning",
+        "legal_cot_sft full",
+    ],
+)
+def test_on_a_t4_a_notebook_trains_in_fp16_and_has_its_mfu_and_memory_beside_the_forecast(name, tmp_path):
+    startup = tmp_path / "ipython/profile_default/startup/card.py"
+    startup.parent.mkdir(parents=True)
+    startup.write_text(PRETEND, encoding="utf-8")
+    output = tmp_path / "gpu.json"
+    command = [sys.executable, "-c", PRETEND + COMMAND, "--small", "--output", output, "--only", name]
+    environment = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(output.read_text())
+    part = found["parts"][name]
+    assert found["machine"]["device"] == "Tesla T4" and part["status"] == "done", part
+    assert part["precision"] == "fp16" and part["tokens_per_second"] > 0
+    assert part["mfu"] is not None  # of so small a model it is rounded to nothing
+    assert part["peak_memory_bytes"] == 2**30  # what the stand-in says
+    assert part["forecast_memory_bytes"]["high"] > 0 and part["forecast_step_seconds"]["high"] > 0
 
 
 def test_a_part_that_runs_out_of_time_leaves_no_kernel_with_the_memory_of_the_card(tmp_path, monkeypatch):
