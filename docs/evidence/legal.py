@@ -51,7 +51,7 @@ def headline() -> str:
     own = found["systems"]["trained"][MEASURES[best]]
     return (
         f"On {TITLES[best]} SmolLM2-135M, fine-tuned on {found['train_rows']} records, {said} the best row that counts words: "
-        f"**{100 * own['value']:.1f} %** {MEASURES[best].replace('_', ' ')}, {_percent(each, '+')} points, {found['seeds']} seed(s), "
+        f"**{100 * own['value']:.1f} %** {MEASURES[best].replace('_', ' ')}, {_percent(each, '+')} points, {found['seeds']} seeds, "
         f"{found['questions']} questions"
     )
 
@@ -88,7 +88,7 @@ def recipes() -> str:
         tried = "; ".join(f"{name} {100 * value:.1f}" for name, value in found["dev_f1"].items())
         lines.append(
             f"- **{task}**: {found['train_rows']} training rows, {found['dev_rows']} development rows, {found['questions']} test questions in "
-            f"{found['groups']} groups, {found['seeds']} seed(s). Macro F1 on development rows: {tried or 'nothing was trained'}."
+            f"{found['groups']} groups, {found['seeds']} seeds. Macro F1 on development rows: {tried or 'nothing was trained'}."
         )
     return "\n".join(lines) or "Nothing was trained."
 
@@ -101,7 +101,7 @@ def reasoning() -> str:
     before, after = (fmean(run[when]["loss"] for run in runs) for when in ("before", "after"))
     return (
         f"Loss of the reasoning and answers of {runs[0]['after']['rows']} unseen UK records: {before:.3f} nats a token before, "
-        f"{after:.3f} after one pass over {runs[0]['rows']} records ({len(runs)} seed(s): "
+        f"{after:.3f} after one pass over {runs[0]['rows']} records ({len(runs)} seeds: "
         f"{', '.join(format(run['after']['loss'], '.3f') for run in runs)})."
     )
 
