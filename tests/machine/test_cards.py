@@ -82,6 +82,17 @@ def test_repeated_heads_give_the_logits_of_grouped_ones(padded):
     assert torch.allclose(model(ids, attention_mask=mask).logits[seen], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("card", "kernel"), [("T4", attention.SDPA_REPEATED_HEADS), ("A100", "sdpa")])
+def test_a_model_with_grouped_heads_gets_the_attention_that_its_card_has_a_fused_kernel_for(card, kernel):
+    code = (
+        f"from tests.machine.cuda_stand_in import pretend; pretend({card!r})\n"
+        "from helpers.machine import runtime\nfrom tests.machine.test_cards import llama\n"
+        "model = llama(); runtime.detect(False).engine.prepare(model, model)\nprint(model.config._attn_implementation)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == kernel
+
+
 # ---- the trainers of all notebooks
 
 ROOMS = ("reservoir", "lejepa", "legal", "graphmer", "tuning")
