@@ -47,6 +47,16 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_effective_batch_and_
 
 
 @pytest.mark.once
+def test_an_operation_without_a_kernel_that_repeats_itself_is_named_and_the_run_goes_on(tmp_path):
+    stock = result(run(tmp_path / "stock", steps=3, save_steps=3, card="A100"))
+    ended = result(run(tmp_path / "run", steps=3, save_steps=3, card="A100", unrepeatable=True))
+    assert ended["train"]["messages"][0].endswith(
+        "max_unpooling2d_forward_out does not have a deterministic implementation"
+    )
+    assert ended["losses"] == stock["losses"]
+
+
+@pytest.mark.once
 def test_out_of_memory_at_one_example_names_what_to_change(tmp_path):
     stopped = run(tmp_path, **{**LARGE, "batch_size": 2, "blocks": 4}, exhaust_above=0)
     assert stopped.returncode == 1

@@ -215,3 +215,13 @@ def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=clean, capture_output=True, text=True)
     assert process.stdout.split() == ["cpu"], process.stderr
     assert "going on without a TPU" in process.stderr
+
+
+@pytest.mark.parametrize("used", ["lejepa.search import lexical_index as used", "graphmer.search import Bm25 as used"])
+def test_bm25_is_imported_without_jax(used, tmp_path):
+    """bm25s calls JAX while it is imported: on a GPU that takes most of its memory."""
+    (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
+    script = f"from helpers.{used}; used(['one two', 'three']); print('done')"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    process = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert process.stdout.strip().endswith("done"), process.stderr[-2000:]

@@ -55,6 +55,7 @@ DEFAULTS = {
     "masking": False,  # transformers' collator, which masks at random
     "exhaust_evaluation_above": None,
     "exhaust_above": None,  # a step with more examples than this asks the device for a petabyte too
+    "unrepeatable": False,  # a step does what torch has no deterministic kernel for, and is asked for one
     "file_limit": None,  # bytes a file may have, from step 3 on: a disk that fills up
 }
 
@@ -207,6 +208,8 @@ def main(output_dir: str, options: dict) -> dict:
                 with torch.no_grad():
                     next(self.model.parameters()).mul_(float("nan"))
             loss = super().training_step(model, inputs, num_items_in_batch)
+            if options["unrepeatable"]:
+                torch.nn.functional.max_unpool2d(torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1, dtype=torch.long), 2)
             if options["exhaust_above"] is not None and len(inputs["input_ids"]) > options["exhaust_above"]:
                 hog = loss + torch.ones(2**47, device=loss.device)  # alive, so that it must be allocated
                 xla.sync()  # XLA allocates when the graph runs; a CPU has refused before

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from helpers.machine.runtime import import_bm25s
+
 from .graph.extraction import cached_graph
 from .graph.knowledge_graph import DEFINED, cache_folder, keep
 from .text import Documents
@@ -47,9 +49,7 @@ class Bm25:
     """Okapi BM25 (k1 = 1.2, b = 0.75) by the package bm25s."""
 
     def __init__(self, texts: Sequence[str]):
-        import bm25s
-
-        self._count, self._index = len(texts), bm25s.BM25(k1=1.2, b=0.75)
+        self._count, self._index = len(texts), import_bm25s().BM25(k1=1.2, b=0.75)
         tokens = [words(text) for text in texts]
         self._known = set().union(*tokens)
         if self._known:

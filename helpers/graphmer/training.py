@@ -8,7 +8,6 @@ trainer.train()
 
 import dataclasses
 import hashlib
-import os
 from pathlib import Path
 
 import torch
@@ -159,7 +158,6 @@ def new_trainer(
     run, optimizer = configuration.run, configuration.optimizer
     if run.deterministic and runtime.kind != "xla":  # which repeats itself as it is
         # Kernels that give the same bits again, for this process; transformers' `full_determinism` makes each launch wait.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
         torch.use_deterministic_algorithms(True)
     batch = min(plan.per_device_batch_size, len(corpus.validation) // plan.device_count)
     if not batch:

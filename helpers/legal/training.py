@@ -238,6 +238,9 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         eval_batch = min(plan.micro_batch_size, devices * math.ceil(len(eval_dataset) / devices))
         args.per_device_eval_batch_size = eval_batch if on_xla else eval_batch // devices
         self._whole = {"train": plan.batch_size, "eval": eval_batch}
+        # The backward pass goes through what is frozen, too, and makes no gradient of its weights.
+        trained, whole = model.num_parameters(only_trainable=True), model.num_parameters()
+        mixin["flops_per_token"] = 4.0 * whole + 2.0 * trained
         super().__init__(model, args, None, train_dataset, eval_dataset, processing_class, **mixin)
         for weight in self.model.parameters():  # TRL makes the adapter of a model in 4 bits bf16
             if weight.requires_grad and weight.dtype == torch.bfloat16:
@@ -318,10 +321,11 @@ def labelled_loss(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return cross_entropy(logits.float(), labels_T[before + 1], reduction="sum")
 
 
-def tiled_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1) -> torch.Tensor:
+def tiled_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1, tokens: int = TILE_TOKENS) -> torch.Tensor:
     """The same for `FixedBlocks`, in tiles of tokens of all blocks, whose logits are made anew in the backward pass.
 
     devices: that a batch is split over along its first axis, in this process (SPMD). A position's label is the next token.
+    tokens: of a tile, for each device.
     """
     base, attention = base_of(model), model.config._attn_implementation
     given = {name: blocks[name] for name in ("input_ids", "position_ids")}
@@ -335,7 +339,7 @@ def tiled_loss(model, blocks: dict[str, torch.Tensor], devices: int = 1) -> torc
         return cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), ignore_index=IGNORED, reduction="sum")
     hidden_BTD = base.base_model(use_cache=False, **given).last_hidden_state
     again = xla.checkpoint_function() if hidden_BTD.device.type == "xla" else torch.utils.checkpoint.checkpoint
-    tile = max(1, TILE_TOKENS * devices // len(target_BT))
+    tile = max(1, tokens * devices // len(target_BT))
     parts = zip(hidden_BTD.split(tile, dim=1), target_BT.split(tile, dim=1), strict=True)
     if not torch.is_grad_enabled():
         return sum(_tile_loss(hidden, head.weight, target) for hidden, target in parts)

@@ -25,11 +25,12 @@ from .evaluation import ask_the_most, most_tokens
 from .model import NO_TPU, QWEN, apply_lora, frozen_dtype, load_model
 from .packing import BLOCK, FixedBlocks, count_blocks
 from .parameters import NOTEBOOK, LegalParameters, recipe
-from .training import IGNORED, ChatTemplate, LegalTrainer, encode, sft_config, tiled_loss
+from .training import IGNORED, TILE_TOKENS, ChatTemplate, LegalTrainer, encode, sft_config, tiled_loss
 
 __all__ = ["NOTEBOOK", "planned"]
 
 RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,000 tokens in the public run on it
+FUSED_TOKENS = 128  # counted so, a step took 0.95 and 0.96 of it on an H200 (docs/gpu.md)
 BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
 MEASURED_FILE = "measured.json"  # what processes that a notebook started have measured
 METHODS = ("full", "lora", "qlora")
@@ -59,20 +60,20 @@ def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[R
         raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
     if method == "qlora" and machine.family == "xla":
         raise DoesNotFit(NO_TPU)
-    step = (_step.__wrapped__ if weights else _step)(name, method, machine.precision, length, weights)
+    step = (_step.__wrapped__ if weights else _step)(name, method, machine.precision, length, weights, machine.kind)
     blocks = max(1, round((asked.examples or RECORDS) * BLOCKS_A_RECORD * 1_000 / length))
     return recipe(blocks, length, method, machine.device_count), step
 
 
 @functools.lru_cache(maxsize=4)
-def _step(name: str, method: str, precision: str, length: int, weights: bool) -> Workload:
+def _step(name: str, method: str, precision: str, length: int, weights: bool, kind: str) -> Workload:
     default = LegalParameters.defaults()
     config = Qwen2Config(**QWEN_HALF_B) if name == QWEN else AutoConfig.from_pretrained(name, trust_remote_code=False)
     with torch.device("cpu" if weights else "meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=frozen_dtype(method, precision))
         if method != "full":
             model = apply_lora(model, default.lora_rank)
-    return workload(model, name, length, method)
+    return workload(model, name, length, method, kind)
 
 
 def plan_of(
@@ -83,7 +84,8 @@ def plan_of(
     answer = most_tokens(sum(label != IGNORED for label in labels) for labels in rows["test"]["labels"])
     prompt = max(len(ids) for name in ("train", "test") for ids in rows[name]["input_ids"])
     choices = len(records.choices), 1 + max(map(len, records.choices), default=0)  # a token has a letter at least
-    step = workload(model, params.base_model, block, params.method, prompt=prompt, answer=answer, choices=choices)
+    asked = {"prompt": prompt, "answer": answer, "choices": choices}
+    step = workload(model, params.base_model, block, params.method, machine.kind, **asked)
     blocks = count_blocks([*map(len, rows["train"]["input_ids"])], block)
     planned = planner.plan(
         recipe(blocks, block, params.method, machine.device_count),
@@ -131,9 +133,10 @@ def train_together(parameters: str) -> None:
         run_folder.write_json(folder / MEASURED_FILE, trainer.results())
 
 
-def workload(model, name: str, length: int, method: str, **asked: Any) -> Workload:
+def workload(model, name: str, length: int, method: str, kind: str = "cpu", **asked: Any) -> Workload:
     """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss.
 
+    kind: of device; on "cuda" TRL's kernel keeps the logits of a few tokens alone.
     asked: as of `ask_the_most`, what the run asks of its model; without it texts of a block's length.
     """
 
@@ -141,12 +144,13 @@ def workload(model, name: str, length: int, method: str, **asked: Any) -> Worklo
         ids = random.Random(0).choices(range(5, 1_000), k=length)
         return FixedBlocks(length, pad_token_id=0)([{"input_ids": ids, "labels": ids}] * examples)
 
+    tokens = FUSED_TOKENS if kind == "cuda" else TILE_TOKENS
     return Workload(
         notebook=NOTEBOOK,
         name=name,
         model=_counted_in_four_bits(model) if method == "qlora" else model,
         batch=batch,
-        loss=lambda model, blocks: tiled_loss(model, blocks) / blocks["labels"].numel(),
+        loss=lambda model, blocks: tiled_loss(model, blocks, tokens=tokens) / blocks["labels"].numel(),
         evaluation=functools.partial(ask_the_most, **{"prompt": length, "answer": most_tokens([length])} | asked),
         length=length,
         parameters=model.num_parameters(),  # transformers counts both of two that one number holds

@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from sentence_transformers import SentenceTransformer
 from helpers.lejepa.data import Passage
 from helpers.lejepa.model import on_cpu
 from helpers.lejepa.standalone import hybrid, terms, unit
+from helpers.machine.runtime import import_bm25s
 
 # Q questions · N passages · K dimensions
 
@@ -32,7 +32,7 @@ hybrid_scores = functools.partial(hybrid, **FUSION)  # of embeddings and BM25, [
 
 def lexical_index(texts: Sequence[str]):
     """The BM25 index of texts (Robertson and Zaragoza 2009, as in Lucene), by bm25s."""
-    index = _bm25s().BM25(method="lucene", k1=1.5, b=0.75)
+    index = import_bm25s().BM25(method="lucene", k1=1.5, b=0.75)
     index.index([terms(text, STEM) or [""] for text in texts], show_progress=False)
     return index
 
@@ -71,21 +71,8 @@ def export(model: SentenceTransformer, folder: Path) -> None:
 
 def load(folder: Path) -> Any:
     """The module `search.py` of a saved folder: `load(folder).search("a question")`."""
-    _bm25s()
+    import_bm25s()
     spec = importlib.util.spec_from_file_location("saved_search", folder / "search.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _bm25s():
-    """bm25s without JAX, which it calls while it is imported: that takes a GPU's memory, or a TPU away from torch_xla."""
-    if "bm25s" not in sys.modules:
-        jax, sys.modules["jax"] = sys.modules.get("jax"), None
-        try:
-            import bm25s  # noqa: F401
-        finally:
-            del sys.modules["jax"]
-            if jax is not None:
-                sys.modules["jax"] = jax
-    return sys.modules["bm25s"]

@@ -109,16 +109,22 @@ class CudaEngine(Engine):
 
     @contextlib.contextmanager
     def computing(self, tf32: bool | None) -> Iterator[None]:
-        if tf32 is None:
-            yield
-            return
+        """With kernels that give the same bits again (`interruption.is_not_repeatable` tells where torch has none)."""
+        deterministic, utils = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic
+        warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), utils.fill_uninitialized_memory
         # By this function, since torch.compile asks for the older setting, which raises after the newer one was used.
         before = torch.backends.cuda.matmul.fp32_precision
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.use_deterministic_algorithms(True, warn_only=warns)
+        utils.fill_uninitialized_memory = False
+        if tf32 is not None:
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision("high" if before == "tf32" else "highest")
+            torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+            utils.fill_uninitialized_memory = fills
+            if tf32 is not None:
+                torch.set_float32_matmul_precision("high" if before == "tf32" else "highest")
 
     def wait(self) -> None:
         torch.cuda.synchronize()

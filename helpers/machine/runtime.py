@@ -221,6 +221,10 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
     note = _pin_to_one_gpu(torch)
     name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
     refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
+    # cuDNN's attention, the first choice on Hopper, is built anew for each length of a batch: up to 4 s for the first steps,
+    # and a whole step three times as slow (H200, torch 2.11).
+    torch.backends.cuda.enable_cudnn_sdp(False)
     memory = torch.cuda.get_device_properties(0).total_memory
     return "cuda", name, memory, capability, f"torch sees a GPU{note}"
 
@@ -312,3 +316,16 @@ def silence_chatter() -> None:
         warnings.filterwarnings("ignore", message=re.escape(words))
     for name in ("trainer_callback", "modeling_utils", "trainer_utils", "training_args"):
         logging.getLogger(f"transformers.{name}").addFilter(lambda record: not record.getMessage().startswith(CHATTER))
+
+
+def import_bm25s():
+    """bm25s without JAX, which it calls while it is imported: that takes a GPU's memory, or a TPU away from torch_xla."""
+    if "bm25s" not in sys.modules:
+        jax, sys.modules["jax"] = sys.modules.get("jax"), None
+        try:
+            import bm25s  # noqa: F401
+        finally:
+            del sys.modules["jax"]
+            if jax is not None:
+                sys.modules["jax"] = jax
+    return sys.modules["bm25s"]

@@ -37,13 +37,27 @@ IN_FP32 = (
     *((torch.Tensor, name) for name in ("softmax", "log_softmax", "pow")),
     *((torch, name) for name in ("softmax", "log_softmax", "pow")),
 )
-FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula for, like a GPU's
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention
-    ],
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ],
+
+
+def _all_heads(formula):
+    """The formula of attention for as many heads of keys as of queries; that of torch 2.11 refuses fewer."""
+
+    def flops(*args, **kwargs):
+        heads = args[0].shape[1]  # of the queries, or of the gradient of what they found
+        wide = [each[:, :1].expand(-1, heads, -1, -1) if getattr(each, "ndim", 0) == 4 else each for each in args]
+        return formula(*wide, **kwargs)
+
+    return flops
+
+
+ATEN = torch.ops.aten
+FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula for, is like a GPU's
+    ATEN._scaled_dot_product_flash_attention_for_cpu: _all_heads(
+        flop_registry[ATEN._scaled_dot_product_flash_attention]
+    ),
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _all_heads(
+        flop_registry[ATEN._scaled_dot_product_flash_attention_backward]
+    ),
 }
 # fp32 numbers of state a trained weight; Adafactor's rows and columns are too few to count.
 # bitsandbytes keeps two bytes, and two fp32 scales a block of 256.
@@ -64,6 +78,7 @@ class Count:
     step_peak: int  # bytes of all tensors at the fullest moment of forward and backward
     update_peak: int  # the same of the optimizer's update
     accumulated: int  # bytes of gradients of earlier micro-batches, in the peaks
+    launches: int  # operations that make a tensor, forward and backward
 
     @property
     def peak(self) -> int:
@@ -110,6 +125,7 @@ def count(
                 weight.grad = torch.zeros_like(weight)
                 there.append(weight.grad)
         with LiveBytes(there) as live:
+            made = live.made
             with torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF):
                 loss = workload.loss(model, batch)
             after_forward = live.now
@@ -128,6 +144,7 @@ def count(
         # AdamW on a CPU makes the denominator of the largest weight, twice; in one kernel nothing.
         update_peak=weights + gradients + optimizer + 8 * max(sizes, default=0) * (kind == "cpu"),
         accumulated=accumulated,
+        launches=live.made - made,
     )
 
 
@@ -238,12 +255,13 @@ class LiveBytes(TorchDispatchMode):
 
     Attributes:
         now, peak: bytes.
+        made: how many, `tensors` included.
         flops: of the operations that torch has a formula for.
     """
 
     def __init__(self, tensors):
         super().__init__()
-        self.now = self.peak = self.flops = 0
+        self.now = self.peak = self.flops = self.made = 0
         self._sizes: dict[int, int] = {}
         for tensor in tensors:
             self._count(tensor)
@@ -267,6 +285,7 @@ class LiveBytes(TorchDispatchMode):
         if key in self._sizes:
             return
         self._sizes[key] = size
+        self.made += 1
         self.now += size
         self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._freed, key).atexit = False

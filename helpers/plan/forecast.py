@@ -29,7 +29,8 @@ LEFT_OUT = "Time is training alone: download, compilation, evaluation and saving
 # kind: (least, most) of the counted bytes that are taken, and bytes that the driver takes beside them.
 BESIDE = {
     "cpu": ((0.95, 1.05), (0, 0)),  # benchmarks/planner.py
-    "cuda": ((1.0, 1.3), (300 * 10**6, 1_400 * 10**6)),  # fragments of the caching allocator; CUDA context
+    # Fragments of the caching allocator; CUDA context, which what a run measures has not. Four notebooks on an H200: 0.95 to 1.03.
+    "cuda": ((0.9, 1.3), (0, 1_400 * 10**6)),
     # Operation by operation, while XLA fuses: compiled programs of the notebooks took 0.45 to 1.0 (tpu_compiler_steps.json).
     "xla": ((0.4, 1.05), (0, 0)),
 }
@@ -44,6 +45,8 @@ EITHER_WAY = 1.87  # the interval of a time: 3.5 from its lower to its upper end
 # Of two machines of a kind on the same job, whose common errors cancel; of one and several of a card.
 RATIO, SAME_CARD = 1.77, 1.26
 SAME_MODEL, OTHER_MODEL = 1.2, 2.0  # either way, of a time that was measured on this very machine
+# Seconds that a GPU's host takes to launch an operation that makes a tensor; on an H200 27e-6 to 60e-6 (docs/gpu.md).
+LAUNCH = 10e-6, 100e-6
 ADAMW_BYTES = 28.0  # a trained weight: weight, gradient and two moments are read, all but the gradient written
 
 
@@ -182,7 +185,11 @@ def step_seconds(
     log = CONSTANT[machine.kind] + BALANCE * math.log(peak / bandwidth) + size * clipped(ideal)
     found = around(bound * math.exp(log), EITHER_WAY, "published runs")
     # No step is faster than peak and bandwidth allow; one smaller than any published may take as long as the smallest.
-    return replace(found, low=max(bound, found.low), high=max(bound, found.high) * max(1, SIZES[0] / ideal))
+    found = replace(found, low=max(bound, found.low), high=max(bound, found.high) * max(1, SIZES[0] / ideal))
+    if machine.kind != "cuda" or fused:
+        return found
+    fast, slow = (count.launches * accumulation * each for each in LAUNCH)
+    return replace(found, low=max(fast, found.low), high=max(slow, found.high))
 
 
 def clipped(ideal: float) -> float:

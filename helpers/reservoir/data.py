@@ -228,13 +228,12 @@ def cooccurrence_codes(tokens: np.ndarray, vocab_size: int, size: int, seed: int
     context_2V = np.bincount(context_P, weights, 2 * vocab_size) ** CONTEXT_POWER
     information_P = np.log(weights * context_2V.sum() / (token_V[token_P] * context_2V[context_P]))
     kept = information_P > 0
-    matrix = torch.sparse_coo_tensor(
-        torch.from_numpy(np.stack((token_P[kept], context_P[kept]))),
-        torch.from_numpy(information_P[kept]).float(),
-        (vocab_size, 2 * vocab_size),
-        check_invariants=True,
-    ).coalesce()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.sparse.check_sparse_tensor_invariants():
+        matrix = torch.sparse_coo_tensor(
+            torch.from_numpy(np.stack((token_P[kept], context_P[kept]))),
+            torch.from_numpy(information_P[kept]).float(),
+            (vocab_size, 2 * vocab_size),
+        ).coalesce()
         torch.default_generator.manual_seed(seed)
         left_VC, singular_C, _ = torch.svd_lowrank(matrix, q=min(size + 16, vocab_size), niter=4)
     codes_VC = left_VC[:, :size] * singular_C[:size].sqrt()

@@ -195,6 +195,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in said for words in OUT_OF_MEMORY)
 
 
+def is_not_repeatable(error: BaseException) -> bool:
+    """Whether torch has no kernel for an operation that gives the same bits again, and was asked for one."""
+    return "does not have a deterministic implementation" in str(error)
+
+
 def smaller_micro_batch(micro_batch: int, accumulation: int, multiple_of: int = 1) -> tuple[int, int] | None:
     """The next (micro-batch, accumulation) with the same product and at most half the micro-batch, or None.
 

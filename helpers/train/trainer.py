@@ -40,6 +40,7 @@ from .interruption import (
     Stopped,
     Stops,
     all_finite,
+    is_not_repeatable,
     is_out_of_memory,
     smaller_micro_batch,
 )
@@ -147,9 +148,13 @@ class TrainerMixin(TrainerCallback):
                     output = self._train_from(source, **kwargs)
                     break
                 except Exception as error:
-                    if not is_out_of_memory(error):
+                    if is_not_repeatable(error):
+                        self._say(f"a run is not repeated bit for bit: {str(error).partition(',')[0]}")
+                        torch.use_deterministic_algorithms(True, warn_only=True)
+                    elif is_out_of_memory(error):
+                        self._shrink_micro_batch(error)
+                    else:
                         raise
-                    self._shrink_micro_batch(error)
                 finally:
                     self._mark_trained()
                 # Outside `except`: the traceback would keep the failed step's tensors alive.

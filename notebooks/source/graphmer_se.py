@@ -168,6 +168,8 @@ plan = make_plan(configuration, model, corpus, machine)
 forecast = forecasts.here(workload(configuration, model), plan, machine)
 tables.show(plan.rows(), f"{model.num_parameters():,} weights; terms of the loss: {', '.join(model.config.weights())}")
 tables.show(forecast.rows())
+if machine.kind == "cuda":
+    model.cuda()  # where the untrained encoder answers in seconds
 triples = evaluation.asked_triples(corpus, configuration.evaluation.max_triples)
 ranks = {"resolver": [1.0] * len(triples)}
 for name, scorer in {"words": evaluation.Words(corpus), "untrained": evaluation.Encoder(model, corpus)}.items():

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,12 +187,3 @@ def test_the_saved_folder_holds_every_passage_and_nothing_that_is_pickled(saved)
     record = json.loads((saved / "search.json").read_text())
     assert (record["texts"], record["documents"]) == (TEXTS, [passage.document for passage in PASSAGES])
     assert not [path for path in saved.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".pickle")]
-
-
-def test_bm25_is_imported_without_jax(tmp_path):
-    """bm25s calls JAX while it is imported: on a GPU that takes most of its memory."""
-    (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
-    script = "from helpers.lejepa import search; search.lexical_index(['one two', 'three']); print('done')"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    process = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert process.stdout.strip().endswith("done"), process.stderr[-2000:]

@@ -230,3 +230,15 @@ def test_live_bytes_counts_a_storage_once_and_forgets_what_is_freed():
         assert live.now == 6000
         del made, view
         assert (live.now, live.peak) == (4000, 6000)
+
+
+@pytest.mark.parametrize("before", [0, 1])  # arguments before the query: the backward pass has a gradient
+def test_flops_of_heads_that_share_keys_are_asked_for_as_many_as_there_are_queries(before):
+    """The formula of torch 2.11 refuses fewer: no run of such a model began on a card that takes them."""
+
+    def strict(*args, out_val):
+        assert args[before].shape == args[before + 1].shape == args[before + 2].shape
+        return args[before].numel()
+
+    query, key = torch.empty(2, 14, 8, 4, device="meta"), torch.empty(2, 2, 8, 4, device="meta")
+    assert counting._all_heads(strict)(*[query] * before, query, key, key, 0.0, out_val=None) == query.numel()

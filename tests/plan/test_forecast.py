@@ -46,15 +46,15 @@ def counted(peak: int, gradients: int = 0, **changes) -> Count:
 # -- memory --
 
 
-@pytest.mark.parametrize(("gigabytes", "fits"), [(14.9, "no"), (15.4, "tight"), (20.8, "tight"), (21.0, "yes")])
+@pytest.mark.parametrize(("gigabytes", "fits"), [(13.4, "no"), (13.6, "tight"), (20.8, "tight"), (21.0, "yes")])
 def test_what_fits_follows_from_the_whole_interval_with_the_drivers_context(gigabytes, fits):
     held = memory(counted(15 * 10**9), "cuda", int(gigabytes * 10**9))
-    assert (held.peak.low, held.peak.high) == (15.3e9, 1.3 * 15e9 + 1.4e9)
+    assert (held.peak.low, held.peak.high) == (0.9 * 15e9, 1.3 * 15e9 + 1.4e9)
     assert held.fits == fits
 
 
 def test_processes_hold_their_gradients_once_more_to_exchange_them():
-    one, two = (memory(counted(10, 4), "cuda", None, processes=processes).peak.low for processes in (1, 2))
+    one, two = (memory(counted(10, 4), "cuda", None, processes=processes).peak.value for processes in (1, 2))
     assert two - one == 4
     assert memory(counted(10, 4), "xla", None, processes=8).peak == memory(counted(10, 4), "xla", None).peak
 
