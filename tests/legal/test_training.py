@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM
 from helpers.legal import training
 from helpers.legal.packing import FixedBlocks
 from helpers.legal.training import LegalTrainer, sft_config
+from helpers.legal.workload import workload
 from helpers.machine import xla
+from helpers.plan.counting import count
 from helpers.run import checkpoint
 from tests import harness
 from tests.harness import cpu_here
@@ -176,6 +178,22 @@ def test_rows_and_losses_are_those_of_trls_own_trainer(tmp_path):
     assert ours.compute_loss(ours.model, batch).item() == pytest.approx(losses[1], rel=1e-5) and heads == [True]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.once
+def test_under_adapters_the_whole_model_is_counted_and_on_a_gpu_the_logits_of_few_tokens(tmp_path):
+    model, tokenizer = loaded(method="lora")
+    peaks = [
+        count(workload(model, "sample", 128, "lora", kind), 16, kind="cuda", precision="bf16").step_peak
+        for kind in ("cpu", "cuda")
+    ]
+    assert peaks[1] < peaks[0]
+    planned = plan_by_hand(cpu_here(), batch_size=4, steps=1, length=128)
+    arguments = sft_config(planned, cpu_here(), tmp_path, length=128, seed=1, eval_steps=9, save_steps=9)
+    told = {"plan": planned, "runtime": cpu_here()}
+    trainer = LegalTrainer(model, arguments, Dataset.from_list(TEXTS), Dataset.from_list(TEXTS[:8]), tokenizer, **told)
+    adapters = model.num_parameters(only_trainable=True)
+    assert trainer.meter.flops_per_token == 4 * model.num_parameters() + 2 * adapters > 20 * adapters
 
 
 @pytest.mark.once
