@@ -34,7 +34,9 @@ def device(found: dict[str, Any]) -> str:
         for name, part in parts.items()
         if part["status"] != "done"
     ]
-    return "\n\n".join([head, *(tables.markdown(rows) for rows in (runs, kernels, resumed, found.get("seen"), missing) if rows)])
+    return "\n\n".join(
+        [head, *(tables.markdown(rows) for rows in (runs, kernels, resumed, found.get("seen"), missing) if rows)]
+    )
 
 
 def _run(name: str, part: dict[str, Any]) -> dict[str, str]:

@@ -271,6 +271,8 @@ class GraphMERPreTrainedModel(PreTrainedModel):
 class GraphMERModel(GraphMERPreTrainedModel):
     """The encoder without heads."""
 
+    _keys_to_ignore_on_load_unexpected = ["forbidden_2R", "token_bias", "query_head", "entity_head"]  # noqa: RUF012
+
     def __init__(self, config: GraphMERConfig):
         super().__init__(config)
         D, A, R = config.hidden_size, config.num_attention_heads, config.num_relations

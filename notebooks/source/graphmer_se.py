@@ -239,7 +239,7 @@ search_trainer = search_training.new_search_trainer(
     seed=params.seed,
     **options,
 )
-search_trainer.train(resume_from_checkpoint=params.resume)
+_ = search_trainer.train(resume_from_checkpoint=params.resume)
 
 # %% [markdown]
 # ## Verdict

@@ -237,7 +237,9 @@ except ModuleNotFoundError:
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForPreTraining
 batch = load_file(sys.argv[2])
-encoder = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+encoder, told = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True, output_loading_info=True)
+assert not any(told.values()), told
+encoder.eval()
 whole = AutoModelForPreTraining.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
 with torch.no_grad():
     states = encoder(**batch)
