@@ -34,7 +34,6 @@ STEPS = 30  # of a run; enough for a steady rate after the first
 PART_MINUTES = 8  # that one part may take
 SMALL = {"data_source": "sample", "base_model": "sample", "max_steps": 4}
 QWEN, MINILM = "Qwen/Qwen2.5-0.5B-Instruct", "sentence-transformers/all-MiniLM-L6-v2"
-BERT = "google-bert/bert-base-uncased"
 GROUPED = {"heads": 14, "groups": 2, "length": 1024, "width": 64}  # of Qwen2.5-0.5B
 
 
@@ -53,7 +52,9 @@ PARTS = {
     "lejepa_training": Part("lejepa_training", {"base_model": MINILM}),
     "graphmer_se": Part("graphmer_se", {"base_model": MINILM}),
     "tinystories_reservoir": Part("tinystories_reservoir"),
-    "hardware_tuning": Part("hardware_tuning", {"base_model": BERT, "tuning_minutes": 4.0, "paired_seeds": 0}),
+    "hardware_tuning": Part(
+        "hardware_tuning", {"base_model": "google-bert/bert-base-uncased", "tuning_minutes": 4.0, "paired_seeds": 0}
+    ),
     "legal_cot_sft qlora": Part("legal_cot_sft", {"base_model": QWEN, "method": "qlora"}),
     "legal_cot_sft full": Part("legal_cot_sft", {"base_model": QWEN, "method": "full"}),
     "legal_cot_sft two cards": Part("legal_cot_sft", {"base_model": QWEN, "num_processes": 0}, cards=2),

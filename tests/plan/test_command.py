@@ -123,10 +123,10 @@ def test_a_t4s_plan_of_the_legal_notebook_counts_the_kernel_that_repeated_heads_
     for heads, card in (("repeated", t4), ("grouped", a100)):
         model = copy.deepcopy(step.model)
         choose_attention(model, card, step.length)  # which transformers finds until another is made
-        needed[heads] = memory_of(replace(step, model=model), t4, 2, 16, checkpointing=False)
-    planned = memory_of(step, t4, 2, 16, checkpointing=False)
+        needed[heads] = memory_of(replace(step, model=model), t4, 3, 16, checkpointing=False)
+    planned = memory_of(step, t4, 3, 16, checkpointing=False)
     assert planned.peak.low == pytest.approx(needed["repeated"].peak.low, rel=0.03)
-    assert needed["grouped"].peak.low - needed["repeated"].peak.low > 2.5 * GIB
+    assert needed["grouped"].peak.low - needed["repeated"].peak.low > 3.5 * GIB
     assert (planned.fits, needed["grouped"].fits) == ("yes", "tight")
 
 
