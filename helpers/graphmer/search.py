@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from helpers.machine.runtime import import_bm25s
+from helpers.machine.bm25 import import_bm25s
 
 from .graph.extraction import cached_graph
 from .graph.knowledge_graph import DEFINED, cache_folder, keep

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from helpers.lejepa.data import Passage
 from helpers.lejepa.model import on_cpu
 from helpers.lejepa.standalone import hybrid, terms, unit
-from helpers.machine.runtime import import_bm25s
+from helpers.machine.bm25 import import_bm25s
 
 # Q questions · N passages · K dimensions
 

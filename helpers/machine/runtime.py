@@ -316,16 +316,3 @@ def silence_chatter() -> None:
         warnings.filterwarnings("ignore", message=re.escape(words))
     for name in ("trainer_callback", "modeling_utils", "trainer_utils", "training_args"):
         logging.getLogger(f"transformers.{name}").addFilter(lambda record: not record.getMessage().startswith(CHATTER))
-
-
-def import_bm25s():
-    """bm25s without JAX, which it calls while it is imported: that takes a GPU's memory, or a TPU away from torch_xla."""
-    if "bm25s" not in sys.modules:
-        jax, sys.modules["jax"] = sys.modules.get("jax"), None
-        try:
-            import bm25s  # noqa: F401
-        finally:
-            del sys.modules["jax"]
-            if jax is not None:
-                sys.modules["jax"] = jax
-    return sys.modules["bm25s"]
