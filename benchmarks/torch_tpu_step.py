@@ -58,11 +58,7 @@ def lowered(workload, examples: int, *, precision: str, length: int, checkpointi
             ):
                 loss = workload.loss(model, batch)
             loss.backward()
-            gradients = {
-                # A pooler that is not read has none.
-                name: (torch.zeros_like(weight) if weight.grad is None else weight.grad) + sums.get(name, 0)
-                for name, weight in weights.items()
-            }
+            gradients = {name: weight.grad + sums.get(name, 0) for name, weight in weights.items()}
             norm = torch.nn.utils.get_total_norm(gradients.values(), foreach=False).clamp(min=1)
             new = [adamw(trained[name], gradients[name] / norm, first[name], second[name]) for name in trained]
             return loss.detach(), *sum(zip(*new, strict=True), ())
