@@ -185,7 +185,7 @@ def new_trainer(
     stages = [(begin, configuration.roots(length)) for begin, length in configuration.stages()]
     sequences = curriculum(corpus.train, stages, steps=plan.max_steps, examples_per_step=plan.batch_size)
     whole = len(corpus.validation) // (batch * plan.device_count) * batch * plan.device_count
-    return GraphTrainer(
+    trainer = GraphTrainer(
         model=model,
         args=arguments,
         train_dataset=sequences,
@@ -195,3 +195,5 @@ def new_trainer(
         runtime=runtime,
         max_hours=max_hours,
     )
+    trainer.engine.repeats = run.deterministic
+    return trainer

@@ -30,6 +30,7 @@ class Engine:
     whole_batches = False
     autocasts = False  # whether the trainer's own autocast is left to this engine
     compile_seconds = 0.0
+    repeats = True  # whether kernels must give the same bits again
 
     def prepare(self, trained: nn.Module, transformer: nn.Module) -> None:
         """Once, before training: `trained` holds all weights, `transformer` the attention."""
@@ -109,13 +110,22 @@ class CudaEngine(Engine):
 
     @contextlib.contextmanager
     def computing(self, tf32: bool | None) -> Iterator[None]:
-        """With kernels that give the same bits again (`interruption.is_not_repeatable` tells where torch has none)."""
-        deterministic, utils = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic
-        warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), utils.fill_uninitialized_memory
+        """With kernels that give the same bits again, if it `repeats`; `interruption.is_not_repeatable`: where torch has none.
+
+        Without cuDNN's attention, the first choice on Hopper: it is built anew for each length of a batch, and a step took three
+        times as long (H200, torch 2.11; docs/gpu.md).
+        """
+        utils, cuda = torch.utils.deterministic, torch.backends.cuda
+        deterministic, warns = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        fills, cudnn = utils.fill_uninitialized_memory, cuda.cudnn_sdp_enabled()
         # By this function, since torch.compile asks for the older setting, which raises after the newer one was used.
-        before = torch.backends.cuda.matmul.fp32_precision
-        torch.use_deterministic_algorithms(True, warn_only=warns)
+        before = cuda.matmul.fp32_precision
+        torch.use_deterministic_algorithms(self.repeats)
         utils.fill_uninitialized_memory = False
+        cuda.enable_cudnn_sdp(False)
         if tf32 is not None:
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
         try:
@@ -123,6 +133,7 @@ class CudaEngine(Engine):
         finally:
             torch.use_deterministic_algorithms(deterministic, warn_only=warns)
             utils.fill_uninitialized_memory = fills
+            cuda.enable_cudnn_sdp(cudnn)
             if tf32 is not None:
                 torch.set_float32_matmul_precision("high" if before == "tf32" else "highest")
 

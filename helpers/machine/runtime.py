@@ -222,9 +222,6 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
     name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
     refuse_without_kernels(name, capability, torch.cuda.get_arch_list())
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic products; read at the first one
-    # cuDNN's attention, the first choice on Hopper, is built anew for each length of a batch: up to 4 s for the first steps,
-    # and a whole step three times as slow (H200, torch 2.11).
-    torch.backends.cuda.enable_cudnn_sdp(False)
     memory = torch.cuda.get_device_properties(0).total_memory
     return "cuda", name, memory, capability, f"torch sees a GPU{note}"
 

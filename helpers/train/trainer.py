@@ -150,7 +150,8 @@ class TrainerMixin(TrainerCallback):
                 except Exception as error:
                     if is_not_repeatable(error):
                         self._say(f"a run is not repeated bit for bit: {str(error).partition(',')[0]}")
-                        torch.use_deterministic_algorithms(True, warn_only=True)
+                        self.engine.repeats = False
+                        torch.use_deterministic_algorithms(False)
                     elif is_out_of_memory(error):
                         self._shrink_micro_batch(error)
                     else:
