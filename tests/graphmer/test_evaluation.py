@@ -86,6 +86,7 @@ def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):
         "optimizer.eps": 1e-6,
         "optimizer.scheduler.name": "linear",
         "run.seed": 5,
+        "run.deterministic": False,
     }
     changes |= {"run.log_interval": 3, "run.eval_interval_steps": 2, "run.save_interval_steps": 4}
     asked = override(read_configuration("cpu"), SMALL | changes | {"optimizer.weight_decay": 0.3})
@@ -95,4 +96,5 @@ def test_keys_of_the_optimizer_reach_the_trainer(corpus, tmp_path):
     assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon, args.weight_decay) == (0.8, 0.9, 1e-6, 0.3)
     assert (args.lr_scheduler_type.value, args.warmup_steps, args.seed) == ("linear", 2, 5)
     assert (args.logging_steps, args.eval_steps, args.save_steps, args.max_steps) == (3, 2, 4, 12)
+    assert not trainer.engine.repeats
     assert len(trainer.train_dataset) == 12 * 8
