@@ -618,19 +618,15 @@ def write(folder: Path) -> None:
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     found = {}
     for path in sorted(folder.glob("*.data")):
-        name, rows = path.stem, []
+        name = path.stem
         own = [run for run in runs if run["data"] == name]
-        for seconds, model in sorted({(run["seconds"], run["model"]) for run in own}):
-            some = [run for run in own if (run["seconds"], run["model"]) == (seconds, model)]
-            by_setting = {}
-            for run in some:
-                by_setting.setdefault((run["rate"], run["dropout"]), []).append(run)
-            some = sorted(max(by_setting.values(), key=len), key=lambda run: run["seed"])  # a trial has one seed
-            if some:
-                rows.append(row(some, own, seconds))
+        settings = {model: chosen(folder, name, model) for model in {run["model"] for run in own}}
+        kept = [run for run in own if (run["rate"], run["dropout"]) == settings[run["model"]]]
+        rows = [
+            row(some, kept) for _, some in itertools.groupby(sorted(kept, key=place), key=lambda run: place(run)[:2])
+        ]
         best = json.loads(path.with_suffix(".counting").read_text())
-        ours = [run for run in own if run["model"] == "reservoir" and run["seconds"] == max(r["seconds"] for r in rows)]
-        mean_S = np.mean([run["text_nats"]["mixture"] for run in by_seed(ours).values()], axis=0)
+        mean_S = np.mean([run["text_nats"]["mixture"] for run in by_seed(kept, 60).values()], axis=0)
         best["above_reservoir"] = above(np.array(best.pop("text_nats")), mean_S)
         found[name] = json.loads(path.read_text()) | {"rows": rows, "counting": best, "trials": trials(own)}
     report.write(
@@ -638,9 +634,14 @@ def write(folder: Path) -> None:
     )
 
 
-def row(runs: list[dict], own: list[dict], seconds: int) -> dict:
+def place(run: dict) -> tuple:
+    return run["seconds"], run["model"], run["seed"]
+
+
+def row(some, kept: list[dict]) -> dict:
     """Mean and seeds of one model at one budget, and how many bits it has more than the reservoir's mixture, with 95 %."""
-    first = by_seed([run for run in own if (run["model"], run["seconds"]) == ("reservoir", seconds)])
+    runs = list(some)
+    first = by_seed(kept, runs[0]["seconds"])
     found = {key: runs[0][key] for key in ("model", "seconds", "rate", "dropout", "trained", "vocab_size", "order")}
     found |= {
         key: [run[key] for run in runs]
@@ -658,9 +659,9 @@ def row(runs: list[dict], own: list[dict], seconds: int) -> dict:
     return found
 
 
-def by_seed(runs: list[dict]) -> dict[int, dict]:
-    """The run of each seed, of several trials the one that dev prefers."""
-    return {run["seed"]: run for run in sorted(runs, key=lambda run: -run["dev"])}
+def by_seed(kept: list[dict], seconds: int) -> dict[int, dict]:
+    """The reservoir's run of each seed at this budget."""
+    return {run["seed"]: run for run in kept if (run["model"], run["seconds"]) == ("reservoir", seconds)}
 
 
 def above(theirs_S: np.ndarray, ours_S: np.ndarray) -> list[float]:
