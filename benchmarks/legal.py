@@ -60,7 +60,8 @@ RECIPES = {  # method and learning rate; one block of BLOCK tokens a step, label
     "adapters": {"method": "lora", "rate": 5e-4},
     "all weights": {"method": "full", "rate": 5e-5},
 }
-PASSES = {"overruling": 4, "unfair_tos": 4, "contract_nli": 2, "uk_qa": 1}  # the weights of the middle or of the end count, by the development loss
+# The weights of the middle or of the end count, by the development loss.
+PASSES = {"overruling": 4, "unfair_tos": 4, "contract_nli": 2, "uk_qa": 1}
 TASKS = ("overruling", "unfair_tos", "contract_nli")
 TRAINED = "overruling"  # the shortest texts: every recipe and row; the other two have words, base and adapters
 
