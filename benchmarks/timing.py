@@ -13,21 +13,19 @@ from transformers import TrainerCallback
 WARM_UP = 2  # optimizer steps that do not count
 
 
-def taking_turns(
-    sides: dict[str, Callable], device: torch.device, repetitions: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
-    """Seconds of each side, in the order of turns, after a warm-up of each; clock: as of `seconds_of`."""
+def taking_turns(sides: dict[str, Callable], device: torch.device, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of each side, in the order of turns, after a warm-up of each."""
     for call in sides.values():
-        seconds_of(call, device, clock)
+        seconds_of(call, device)
     times = {name: [] for name in sides}
     for _ in range(repetitions):
         for name, call in sides.items():
-            times[name].append(seconds_of(call, device, clock))
+            times[name].append(seconds_of(call, device))
     return times
 
 
-def seconds_of(call: Callable, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
-    """On a GPU between two events, which includes the waits for launches; else by `clock`."""
+def seconds_of(call: Callable, device: torch.device) -> float:
+    """On a GPU between two events, which includes the waits for launches; on a CPU the processor's time."""
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -36,9 +34,9 @@ def seconds_of(call: Callable, device: torch.device, clock: Callable[[], float] 
         end.record()
         torch.cuda.synchronize()
         return begin.elapsed_time(end) / 1000
-    begin = clock()
+    begin = time.process_time()
     call()
-    return clock() - begin
+    return time.process_time() - begin
 
 
 class StepTimes(TrainerCallback):
