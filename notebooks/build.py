@@ -13,7 +13,7 @@ that ends in `# gpu only` or `# tpu only` (the marker is stripped). Three cells 
   can edit it. The file is left out of the payload (helpers/notebook/method.py).
 
 In a text cell `{planned}` stands for what the planner says of the notebook's default run (docs/results/grid.json),
-`{own data}` for how a file of one's own gets into the runtime, and a paragraph `{picture: what it shows}` for the small picture of
+`{own data}` for how a file of one's own gets into the runtime, and a paragraph `{picture: what it shows}` for the picture of
 the executed copy (docs/gallery), with a caption; without one there the paragraph is left out.
 """
 
@@ -143,8 +143,8 @@ def twin_cells(source: Path, twin: str) -> list[NotebookNode]:
 
 
 def picture(notebook: str, shows: str) -> str:
-    """The gallery's small picture inside the text, so that it needs no network, and its caption; "" where there is none."""
-    file = GALLERY / f"{notebook}_small.png"
+    """The gallery's picture inside the text, so that it needs no network, and its caption; "" where there is none."""
+    file = GALLERY / f"{notebook}.png"
     if not file.is_file():
         return ""
     data = base64.b64encode(file.read_bytes()).decode()

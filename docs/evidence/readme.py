@@ -94,7 +94,7 @@ def _minutes(file: str) -> str:
     measured = RESULTS / "gallery.json"
     known = json.loads(measured.read_text(encoding="utf-8")).get(file) if measured.is_file() else None
     said = []
-    if known and not known["resumed"]:
+    if known:
         said.append(
             f"The [executed copy](docs/gallery/{file}.ipynb) took {known['processor_seconds'] / 60:.0f} processor minutes on a CPU."
         )
