@@ -211,7 +211,7 @@ def test_a_public_address_gives_each_notebook_a_button_for_colab_and_one_for_kag
         [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'docs')!r}]; {code}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert not done.returncode, done.stderr

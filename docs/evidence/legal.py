@@ -50,9 +50,9 @@ def headline() -> str:
     said = "is ahead of" if each["low"] > 0 else "is behind" if each["high"] < 0 else "is not told apart from"
     own = found["systems"]["trained"][MEASURES[best]]
     return (
-        f"On {TITLES[best]} SmolLM2-135M, fine-tuned on {found['train_rows']} records, {said} the best row that counts words: "
-        f"**{100 * own['value']:.1f} %** {MEASURES[best].replace('_', ' ')}, {_percent(each, '+')} points, {found['seeds']} seeds, "
-        f"{found['questions']} questions"
+        f"On {TITLES[best]}, SmolLM2-135M, fine-tuned on {found['train_rows']} records, {said} the best method that counts words: it has "
+        f"**{100 * own['value']:.1f} %** {MEASURES[best].replace('_', ' ')}, a difference of {_percent(each, '+')} points "
+        f"({found['seeds']} seeds, {found['questions']} questions)"
     )
 
 
@@ -108,7 +108,7 @@ def reasoning() -> str:
 
 def systems() -> str:
     """What the name of the linear row means."""
-    return f"`{WORDS}`: words, word pairs and letters; its strength and the weights of the labels are chosen on the development rows."
+    return f"`{WORDS}` is a logistic regression on TF-IDF features of words, word pairs and letters. Its regularisation and the weights of the labels are chosen on the development rows."
 
 
 def parameters() -> str:

@@ -94,7 +94,7 @@ def an_hour() -> str:
     paid = "; ".join(
         f"{name} ${each['usd_per_hour']:.2f} ({each['source']}; {each['as_of']})" for name, each in PRICES.items()
     )
-    return f"Free of charge within a quota: {free}. An hour where it is paid: {paid}. Of all others no price with its month is known."
+    return f"Free of charge within a quota: {free}. Prices of an hour elsewhere: {paid}. For all other machines no price with its month is known."
 
 
 def tested() -> str:
@@ -103,11 +103,11 @@ def tested() -> str:
     test = found["tested"]
     inside, of = (sum(test[name].values()) for name in ("inside", "of"))
     return (
-        f"{found['chose']} training runs that others published chose the numbers, and {of} of other sources tested them: {inside} of "
-        f"{of} lay inside of their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs), which grows by a factor of "
-        f"{test['width']:g} from its lower to its upper end. {_centre(test)} Which of two machines is faster was decided for {test['decided']} of "
-        f"{test['pairs']} published pairs that chose nothing, and right for {test['right']} of these; all of them are of one source "
-        f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). Outside of their interval: "
+        f"The constants of the forecast were chosen on {found['chose']} training runs that others published, and tested on {of} runs of other sources: "
+        f"{inside} of {of} lay inside of their interval ({test['inside']['xla']} of {test['of']['xla']} on TPUs). The upper end of an interval is "
+        f"{test['width']:g} times its lower end. {_centre(test)} Of {test['pairs']} published pairs of machines that were used for no choice, the planner "
+        f"named the faster machine for {test['decided']} and was right for {test['right']} of these; all pairs are of one source "
+        f"({', '.join(test['sources_of_pairs'])}: V100 and A100, one and eight of them). These runs lay outside of their interval: "
         f"{'; '.join(dict.fromkeys(test['outside']))}."
     )
 
@@ -116,9 +116,9 @@ def _centre(test: dict) -> str:
     held = test["choosing_sources_left_out"]
     rules = ", ".join(f"{rule} {share:.0%}" for rule, share in held.items())
     return (
-        "The rule for its centre was first settled when results of the test had been seen. It is now chosen from the choosing "
-        f"sources alone, each left out in turn ({rules} of their runs inside), which takes {max(held, key=held.get)} again; the test "
-        "stands as it came."
+        "The rule for the centre of an interval was first chosen when results of the test had been seen. It was then chosen again from the "
+        f"choosing sources alone, each left out in turn ({rules} of their runs inside). That choice is {max(held, key=held.get)} again, so the "
+        "test was not repeated."
     )
 
 

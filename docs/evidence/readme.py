@@ -44,7 +44,7 @@ NOTEBOOKS = (
         "legal_cot_sft",
         "legal",
         "A fine-tuned chat model (LoRA, QLoRA or all weights) that answers in transformers, llama.cpp and Ollama, and an honest "
-        "score beside counting words. The example is legal reasoning; any file of questions and answers will do.",
+        "score beside that of counting words. The example is legal reasoning; any file of questions and answers will do.",
         legal,
     ),
     Notebook(

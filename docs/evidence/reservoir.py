@@ -56,25 +56,18 @@ def _of(row: dict, key: str) -> str:
     return _within(row[key]) if key in row else ""
 
 
-def trials() -> str:
-    """What was tried on dev with seed 0 at 60 seconds."""
-    tried = result(STUDY)["data"][FIRST]["trials"]
-    rows = [{"model": name} | settings for name, settings in tried.items()]
-    return tables.markdown(rows)
-
-
 def headline() -> str:
     """The first text after a minute, in a few words, for README.md."""
     data = result(STUDY)["data"][FIRST]
     rows = {row["model"]: row for row in data["rows"] if row["seconds"] == BUDGET}
     ours = rows.pop(OURS)
     beside = "; ".join(
-        f"{name} {spread(row['test']['mixture'])} ({_of(row, 'mixture_above_reservoir')})" for name, row in rows.items()
+        f"{name} {spread(row['test']['mixture'])}, {_of(row, 'mixture_above_reservoir')}" for name, row in rows.items()
     )
     return (
-        f"**{spread(ours['test']['mixture'])} bits per byte** of TinyStories after {ours['seconds']} processor seconds in all, "
-        f"preparation included ({len(ours['seed'])} seed{'s' if len(ours['seed']) > 1 else ''}); counting alone has "
-        f"{data['counting']['test']:.3f} ({_within(data['counting']['above_reservoir'])}). With the same helpers and budget: {beside}"
+        f"**{spread(ours['test']['mixture'])} bits per byte** (fewer is better) of TinyStories after {ours['seconds']} processor seconds in all, "
+        f"preparation included ({len(ours['seed'])} seed{'s' if len(ours['seed']) > 1 else ''}). Counting alone has "
+        f"{data['counting']['test']:.3f}, {_within(data['counting']['above_reservoir'])}. With the same helpers and budget: {beside}"
     )
 
 

@@ -44,7 +44,7 @@ def refused() -> str:
     donated = min(step["aliased"] / step["outputs"] for step in found)
     return (
         f"{len(found)} of {tried} steps that were tried compile and fit into a chip. At least {donated:.1%} of what a step writes at "
-        f"its end takes the place of what it read. They need {min(shares):.0%} to {max(shares):.0%} of the memory that the planner counts "
+        f"its end (weights and optimizer state) is written over what it read, so that neither is kept twice. The steps need {min(shares):.0%} to {max(shares):.0%} of the memory that the planner counts "
         "for the same step without fusion."
     )
 

@@ -57,8 +57,8 @@ def whole_runs() -> str:
         )
     steps = found["parameters"]["max_steps"]
     return (
-        f"{len(_both(runs, 'tuned'))} pairs of runs over as many examples as {steps} steps of 8, a pair a seed; mean ± sample standard "
-        f"deviation. So few steps leave the model half trained, and so few seeds the interval wide:\n\n{tables.markdown(rows)}"
+        f"{len(_both(runs, 'tuned'))} pairs of runs over as many examples as {steps} steps of 8, one pair for each seed; mean ± sample standard "
+        f"deviation. After so few steps the model is half trained, and with so few seeds the interval is wide:\n\n{tables.markdown(rows)}"
     )
 
 
