@@ -1,7 +1,6 @@
 """helpers.run.checkpoint: whole or absent, against damage, a full disk, and a kill at every file operation."""
 
 import errno
-import hashlib
 import json
 import os
 import random
@@ -56,19 +55,6 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-# -- what is written --
-
-
-def test_the_manifest_holds_sizes_and_hashes_of_what_was_written(tmp_path):
-    manifest = json.loads((write(tmp_path / "run", 3) / "manifest.json").read_text())
-    assert names(tmp_path / "run") == ["checkpoint-3"]  # and nothing beside it
-    content = {name: before + b"3" for name, before in FILES.items()}
-    assert manifest["step"] == 3
-    assert manifest["files"] == {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in content.items()
-    }
-
-
 # -- damage --
 
 
@@ -77,10 +63,14 @@ def test_the_manifest_holds_sizes_and_hashes_of_what_was_written(tmp_path):
 def test_damage_of_any_file_is_named_and_passed_over(tmp_path, name, harm):
     older, newer = write(tmp_path, 1), write(tmp_path, 2)
     harm(newer / name)
-    assert Path(name).name in checkpoint.damage(newer)
+    problem = checkpoint.damage(newer)
+    # A flipped bit in a digest of the manifest is taken for a change of that digest's file.
+    assert Path(name).name in problem or (
+        name == checkpoint.MANIFEST and harm is flip_a_bit and "has changed" in problem
+    )
     found, (skipped,) = checkpoint.newest_whole(tmp_path)
     assert found == older
-    assert skipped == f"skipped checkpoint-2: {checkpoint.damage(newer)}"
+    assert skipped == f"skipped checkpoint-2: {problem}"
 
 
 def test_a_checkpoint_of_the_stock_trainer_is_passed_over(tmp_path):
@@ -140,15 +130,6 @@ def test_a_failure_in_the_block_leaves_the_older_checkpoint_and_nothing_else(tmp
     message = str(raised.value)
     assert f"output_dir={str(tmp_path)!r}" in message and "No space left on device" in message
     assert "newest whole checkpoint is checkpoint-1" in message and "step 2" in message
-
-
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
-def test_a_mistake_of_ours_and_ctrl_c_are_not_blamed_on_the_disk(tmp_path, error):
-    with pytest.raises(error), checkpoint.staged(tmp_path, 2) as staging:
-        fill(staging / "checkpoint-2", 2)
-        raise error
-    checkpoint.sweep(tmp_path)
-    assert names(tmp_path) == []
 
 
 def test_a_leftover_of_a_killed_writer_does_not_leak_into_the_next_checkpoint(tmp_path):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import pickle
 import shutil
 from pathlib import Path
 
@@ -29,49 +29,20 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-def saved(path: Path, value: object, form: str) -> None:
-    """`value` as torch.save writes it, as it wrote it before 1.6, or as a bare pickle."""
-    if form == "bare":
-        path.write_bytes(pickle.dumps(value))
-    else:
-        torch.save(value, path, _use_new_zipfile_serialization=form == "zip")
-
-
 def signed(folder: Path) -> None:
     """Writes the manifest that fits what is there now."""
     manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
-    for name in manifest["files"]:
-        content = (folder / name).read_bytes()
-        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in manifest}
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(digests))
 
 
-@pytest.fixture
-def copied(finished, tmp_path_factory):
-    def make() -> tuple[Path, Path]:
-        around = tmp_path_factory.mktemp("around")
-        shutil.copytree(finished, around / "run")
-        return around, checkpoint.folder(around / "run", 2)
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("optimizer.pt", "zip"),
-        ("scheduler.pt", "bare"),
-        ("rng_state.pth", "zip"),
-        ("training_args.bin", "bare"),
-    ],
-)
-def test_the_trainer_runs_no_pickle_of_a_checkpoint(copied, name, form):
-    around, newest = copied()
-    saved(newest / name, {"state": payload(around)}, form)
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+def test_the_trainer_runs_no_pickle_of_a_checkpoint(finished, tmp_path, name):
+    shutil.copytree(finished, tmp_path / "run")
+    newest = checkpoint.folder(tmp_path / "run", 2)
+    torch.save({"state": payload(tmp_path)}, newest / name)
     signed(newest)
-    if name == "training_args.bin":  # which nothing reads
+    nothing_reads_it = contextlib.nullcontext() if name == "training_args.bin" else None
+    with nothing_reads_it or pytest.raises(Exception, match=r"Weights only load failed|Unsupported|weights_only"):
         main(str(newest.parent), OPTIONS | {"steps": 3, "save_steps": 3})
-    else:
-        with pytest.raises(Exception, match=r"Weights only load failed|Unsupported|weights_only"):
-            main(str(newest.parent), OPTIONS | {"steps": 3, "save_steps": 3})
-    assert not (around / MARKER).exists()
+    assert not (tmp_path / MARKER).exists()
