@@ -23,8 +23,6 @@ def runtime(name: str = "x86_64", precision: str = "fp32", devices: int = 1) -> 
         compute_capability=None,
         precision=precision,
         precision_reason="built by hand",
-        torch="2.9.0",
-        torch_xla=None,
     )
 
 

@@ -1,7 +1,6 @@
 """What a device asks of a training run. A trainer calls these methods and never asks which device it has.
 
-torch and transformers serve a CPU and a CUDA GPU, so their engines do little. A further kind of device (torch_tpu, say) is one
-more subclass.
+torch and transformers serve a CPU and a CUDA GPU, so their engines do little. A further kind of device is one more subclass.
 """
 
 from __future__ import annotations
@@ -110,9 +109,9 @@ class CudaEngine(Engine):
 
     @contextlib.contextmanager
     def computing(self, tf32: bool | None) -> Iterator[None]:
-        """With kernels that give the same bits again, if it `repeats`; `interruption.is_not_repeatable`: where torch has none.
+        """Computes with kernels that give the same bits again while `repeats`; where torch has none, the trainer goes on without.
 
-        Without cuDNN's attention, the first choice on Hopper: it is built anew for each length of a batch, and a step took three
+        cuDNN's attention, the first choice on Hopper, is off: it is built anew for each length of a batch, and a step took three
         times as long (H200, torch 2.11; docs/gpu.md).
         """
         utils, cuda = torch.utils.deterministic, torch.backends.cuda
@@ -148,7 +147,7 @@ class CudaEngine(Engine):
 
 
 class TorchTpuEngine(Engine):
-    """One TPU chip that is an ordinary torch device (TorchTPU): the way of a GPU, but for autocast, which transformers does not know."""
+    """One TPU chip as an ordinary torch device (TorchTPU). It trains as a GPU does, but transformers does not know its autocast."""
 
     autocasts = True
 

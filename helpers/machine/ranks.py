@@ -6,13 +6,11 @@ exchange at every step does not make a GPU wait.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = datetime.timedelta(minutes=30)  # that one process waits for another
 
 
 def count() -> int:
@@ -59,4 +57,4 @@ def _join() -> None:
 
     if not torch.distributed.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        torch.distributed.init_process_group(backend, timeout=PATIENCE)
+        torch.distributed.init_process_group(backend)

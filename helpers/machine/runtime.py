@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import logging
 import os
-import platform
 import re
 import sys
 import warnings
@@ -33,8 +31,6 @@ class Runtime:
     compute_capability: tuple[int, int] | None
     precision: str  # "fp32", "fp16" or "bf16": dtype of the matrix products
     precision_reason: str
-    torch: str
-    torch_xla: str | None
 
     @property
     def device(self):
@@ -89,13 +85,11 @@ class Runtime:
     def __str__(self) -> str:
         memory = f"{self.memory / 2**30:.1f} GiB" if self.memory else "memory unknown"
         capability = "" if self.compute_capability is None else " · sm_{}{}".format(*self.compute_capability)
-        xla_version = f" · torch_xla {self.torch_xla}" if self.torch_xla else ""
         return "\n".join(
             (
                 f"device     {self.device_count} x {self.device_name} ({self.kind}) · {memory}{capability}",
                 f"           {self.reason}",
                 f"precision  {self.precision}: {self.precision_reason}",
-                f"versions   Python {platform.python_version()} · torch {self.torch}{xla_version}",
             )
         )
 
@@ -177,12 +171,11 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
     if kind and (num_processes > 1 or ranks.count() > 1):
         raise ValueError(f"num_processes={max(num_processes, ranks.count())}: {ONE_HOST}")
     _announce_to_huggingface(kind == "xla")
-    count, capability, xla_version = 1, None, None
+    count, capability = 1, None
     if kind == "xla":
         xla.start()
         if xla.host_count() > 1:
             raise ValueError(f"use_tpu=True: {xla.host_count()} hosts share this TPU; {ONE_HOST}")
-        _, xla_version = xla.versions()
         name, count, memory = xla.device_name(), xla.device_count(), (xla.memory_info() or {}).get("bytes_limit")
     elif kind == "tpu":
         torch_tpu.start()
@@ -206,8 +199,6 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
         compute_capability=capability,
         precision=chosen,
         precision_reason=why,
-        torch=importlib.metadata.version("torch"),
-        torch_xla=xla_version,
     )
 
 
@@ -227,23 +218,13 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
 
 
 def _tpu() -> tuple[str, str]:
-    """The kind of the TPU that is here, "xla" (torch_xla) or "tpu" (TorchTPU), or "", and why.
-
-    TPU_ENGINE in the environment decides where both are installed: "torch_xla", "torch_tpu", or "auto": torch_xla first, which Colab and
-    Kaggle ship. Raises ValueError for another value.
-    """
-    wanted = os.environ.get("TPU_ENGINE", "auto")
-    if wanted not in ("auto", "torch_xla", "torch_tpu"):
-        raise ValueError(f"TPU_ENGINE={wanted!r} in the environment: give 'auto', 'torch_xla' or 'torch_tpu'")
-    reasons = []
-    for engine, kind, module in (("torch_xla", "xla", xla), ("torch_tpu", "tpu", torch_tpu)):
-        # Where neither is there nor asked for, torch_xla is the one that is missed.
-        if wanted == engine or (wanted == "auto" and (module is xla or module.installed())):
-            found, reason = module.available()
-            if found:
-                return kind, reason
-            reasons.append(reason)
-    return "", "; ".join(reasons)
+    """The kind of the TPU that is here, and why: "xla" (torch_xla, which Colab and Kaggle ship), else "tpu" (TorchTPU), else ""."""
+    found, reason = xla.available()
+    if found:
+        return "xla", reason
+    if torch_tpu.installed():
+        found, reason = torch_tpu.available()
+    return "tpu" if found else "", reason
 
 
 def get_device(use_tpu: bool = False):

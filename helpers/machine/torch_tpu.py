@@ -1,6 +1,6 @@
 """TorchTPU, the successor of torch_xla: a TPU as an ordinary torch device, `tpu` (`pip install torch_tpu`).
 
-What is not here is the way of a GPU through the trainers. TorchTPU is a beta (0.2 in October 2026); docs/tpu.md says what was shown.
+In all that this file leaves out, the trainers treat the device as they treat a GPU. TorchTPU is a beta (0.2 in October 2026); docs/tpu.md says what was shown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ def installed() -> bool:
 
 
 def available() -> tuple[bool, str]:
-    """Whether torch has a device `tpu`, and the reason."""
-    if not installed():
-        return False, "torch_tpu is not installed"
+    """Whether torch has a device `tpu`, and the reason; torch_tpu must be installed."""
     import torch  # loads torch_tpu by itself where a chip is seen
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -58,7 +56,7 @@ def teach_accelerate() -> bool:
 
 
 def device_name() -> str:
-    """Of the chip, as its driver says."""
+    """Name of the chip, as its driver says it."""
     import torch
 
     return torch.tpu.get_device_name(0)

@@ -27,8 +27,8 @@ def installed() -> bool:
     return importlib.util.find_spec("torch_xla") is not None
 
 
-def versions() -> tuple[str, str]:
-    """Installed (torch, torch_xla) versions. Raises RuntimeError if they differ in major.minor: the import would fail."""
+def check_versions() -> None:
+    """Raises RuntimeError if the installed torch and torch_xla differ in major.minor: the import would fail."""
     torch_version = importlib.metadata.version("torch")
     xla_version = importlib.metadata.version("torch_xla")
     if torch_version.split(".")[:2] != xla_version.split(".")[:2]:
@@ -37,17 +37,16 @@ def versions() -> tuple[str, str]:
             "version. On Colab and Kaggle restore the runtime's own pair (Runtime > Disconnect and delete runtime); "
             "elsewhere install requirements-tpu.txt into a new environment."
         )
-    return torch_version, xla_version
 
 
 def available() -> tuple[bool, str]:
     """Whether there is an XLA device to use, and why: a TPU, or with `PJRT_DEVICE=CPU` a rehearsal on the CPU.
 
-    Raises RuntimeError as `versions` does, and if XLA_USE_BF16 or XLA_DOWNCAST_BF16 is set.
+    Raises RuntimeError as `check_versions` does, and if XLA_USE_BF16 or XLA_DOWNCAST_BF16 is set.
     """
     if not installed():
         return False, "torch_xla is not installed"
-    versions()
+    check_versions()
     for flag in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
         if os.environ.get(flag, "0") not in ("", "0"):
             raise RuntimeError(
@@ -313,7 +312,7 @@ def counters() -> dict[str, float]:
 
 
 def tracing():
-    """torch_xla's bindings and its builder, for steps that are only traced (planning/tpu_step.py)."""
+    """torch_xla's bindings and its builder, for steps that are only traced (helpers/plan/tpu.py)."""
     from torch_xla import _XLAC
     from torch_xla.core import xla_builder
 

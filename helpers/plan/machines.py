@@ -68,8 +68,6 @@ def runtime_of(machine: Machine, precision: str = "auto") -> Runtime:
         compute_capability=capability,
         precision=chosen,
         precision_reason=why,
-        torch="",
-        torch_xla=None,
     )
 
 

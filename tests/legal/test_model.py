@@ -35,7 +35,7 @@ def runtime(precision: str = "fp32") -> Runtime:
     """A CPU, described by hand: `detect` would settle for the whole process whether transformers may use XLA."""
     return Runtime(
         kind="cpu", reason="", device_name="CPU", device_count=1, memory=None, compute_capability=None,
-        precision=precision, precision_reason="", torch=torch.__version__, torch_xla=None,
+        precision=precision, precision_reason="",
     )  # fmt: skip
 
 

@@ -38,8 +38,6 @@ def machine(kind: str = "cpu", *, devices: int = 1, memory: int | None = 16 * GI
         "compute_capability": capability,
         "precision": precision,
         "precision_reason": reason,
-        "torch": "2.9.0",
-        "torch_xla": None,
     }
     return Runtime(**{**known, **changed})
 
