@@ -86,9 +86,8 @@ def test_skipped_steps_are_counted_and_the_learning_rate_waits_for_them_also_aft
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("scale", "stops_at"), [(2.0, 3), (2.0**40, 21)])
-def test_a_run_that_learns_nothing_stops_and_says_what_to_change(tmp_path, scale, stops_at):
-    overflows = list(range(2, 41))
-    stopped = run(tmp_path, steps=40, save_steps=40, accumulation=1, blocks=80, scale=scale, overflows=overflows)
+def test_a_run_that_learns_nothing_stops_and_says_what_to_change(tmp_path):
+    stopped = run(tmp_path, accumulation=1, scale=2.0, overflows=[2, 3, 4])
     assert stopped.returncode == 1
-    assert f"at step {stops_at}: gradients overflow" in stopped.stderr and "precision='fp32'" in stopped.stderr
+    assert "skipped 2 steps, and its loss scale is 0.5 at step 3: gradients overflow" in stopped.stderr
+    assert "precision='fp32'" in stopped.stderr

@@ -119,7 +119,7 @@ class _AnyParent(int):
 
 
 def _spare_orphans(spared: bool) -> None:
-    """Whether ipykernel spares a kernel without a parent, which it would otherwise end within a second."""
+    """Tells ipykernel whether to spare a kernel without a parent, which it would otherwise end within a second."""
     if tracking.in_kernel():
         from ipykernel.kernelapp import IPKernelApp
 
@@ -167,10 +167,8 @@ class LossScale:
     nothing is skipped.
     """
 
-    LOWEST, MOST = 1.0, 20  # scale, and skipped steps in a row, at which a run stops
-
     def __init__(self, scaler=None, skipped: int = 0):
-        self.scaler, self.skipped, self.in_a_row = scaler, skipped, 0
+        self.scaler, self.skipped = scaler, skipped
         self.scale = scaler.get_scale() if scaler else 1.0
 
     def after_update(self, optimizer) -> str:
@@ -179,14 +177,8 @@ class LossScale:
             return ""
         before, self.scale = self.scale, self.scaler.get_scale()
         optimizer._is_overflow = self.scale < before
-        if not optimizer._is_overflow:
-            self.in_a_row = 0
-            return ""
-        self.skipped += 1
-        self.in_a_row += 1
-        if self.scale >= self.LOWEST and self.in_a_row < self.MOST:
-            return ""
-        return f"fp16 skipped {self.in_a_row} steps in a row ({self.skipped} in all), its loss scale is {self.scale:g}"
+        self.skipped += optimizer._is_overflow
+        return f"fp16 skipped {self.skipped} steps, and its loss scale is {self.scale:g}" if self.scale < 1 else ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
