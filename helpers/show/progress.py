@@ -15,11 +15,12 @@ from transformers.utils.notebook import NotebookProgressCallback
 from . import tables
 from .tracking import in_kernel, say
 
+SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_steps": "d"}  # of a log, and its digits
+
 
 class Progress(TrainerCallback):
     """One plain line for each log, with what is left."""
 
-    columns = ("step", "loss", "eval_loss", "learning_rate", "skipped_steps", "steps/s", "left")
     _mark: tuple[int, float] | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -31,17 +32,13 @@ class Progress(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not logs or not ("loss" in logs or "eval_loss" in logs) or self._mark is None:
             return
-        row = {"step": f"{state.global_step}/{state.max_steps}"}
-        row |= {name: f"{logs[name]:.4f}" for name in ("loss", "eval_loss") if name in logs}
-        row |= {name: logs[name] for name in ("skipped_steps",) if name in logs}
-        if "learning_rate" in logs:
-            step, since = self._mark
-            row["learning_rate"] = f"{logs['learning_rate']:.2e}"
-            rate = (state.global_step - step) / max(time.perf_counter() - since, 1e-9)
-            row["steps/s"] = f"{rate:.2f}"
-            row["left"] = tables.seconds((state.max_steps - state.global_step) / max(rate, 1e-9))
-            self._mark = (state.global_step, time.perf_counter())
-        say("  ".join(f"{name} {row[name]}" for name in self.columns if name in row))
+        told = [f"step {state.global_step}/{state.max_steps}"]
+        told += [f"{name} {logs[name]:{digits}}" for name, digits in SHOWN.items() if name in logs]
+        if "loss" in logs:
+            (step, since), self._mark = self._mark, (state.global_step, time.perf_counter())
+            rate = max((state.global_step - step) / max(self._mark[1] - since, 1e-9), 1e-9)
+            told += [f"steps/s {rate:.2f}", f"left {tables.seconds((state.max_steps - state.global_step) / rate)}"]
+        say("  ".join(told))
 
 
 class LiveProgress(NotebookProgressCallback, Progress):
@@ -61,9 +58,8 @@ class Wandb(WandbCallback):
     """transformers' W&B callback: all sessions of a run are one W&B run, and the run goes on where W&B does not answer."""
 
     def setup(self, args, state, *rest, **kwargs):
-        ours = {"WANDB_INIT_TIMEOUT": "30"}  # seconds, instead of 90
-        if state.is_world_process_zero:
-            ours |= {"WANDB_RUN_ID": _wandb_run(args.output_dir), "WANDB_RESUME": "allow"}
+        main = state.is_world_process_zero
+        ours = {"WANDB_RUN_ID": _wandb_run(args.output_dir), "WANDB_RESUME": "allow"} if main else {}
         added = [name for name in ours if name not in os.environ]
         os.environ.update({name: ours[name] for name in added})
         try:

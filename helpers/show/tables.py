@@ -21,22 +21,17 @@ def show(rows: Sequence[Row], caption: str = "") -> None:
 
 
 def text(rows: Sequence[Row], caption: str = "") -> str:
-    """Rows as text in aligned columns, numbers to the right."""
-    frame = _frame(rows)
-    for name in frame.columns:
-        if not all(isinstance(row.get(name), int | float | None) for row in rows):
-            width = 1 + max(len(name), frame[name].str.len().max())
-            frame[name] = frame[name].str.ljust(width)
-            frame = frame.rename(columns={name: name.ljust(width)})
-    lines = [line.rstrip() for line in frame.to_string(index=False).splitlines()]
-    return "\n".join([caption, *lines] if caption else lines)
+    """Rows as text in aligned columns."""
+    lines = _cells(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    told = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    return "\n".join([caption, *told] if caption else told)
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Rows as a Markdown table, for docs."""
-    frame = _frame(rows)
-    lines = [frame.columns, ["---"] * len(frame.columns), *frame.itertuples(index=False)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head, *lines = _cells(rows)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))
 
 
 def cell(value: Any) -> str:
@@ -79,15 +74,15 @@ class Table:
         return text(self.rows, self.caption)
 
     def _repr_html_(self) -> str:
+        import pandas
+
+        head, *lines = _cells(self.rows)
         caption = f"<p><b>{html.escape(self.caption)}</b></p>" if self.caption else ""
-        return caption + _frame(self.rows).to_html(index=False, border=0, justify="left").replace(
-            "<td>", '<td style="text-align:left">'
-        )
+        table = pandas.DataFrame(lines, columns=head).to_html(index=False, border=0, justify="left")
+        return caption + table.replace("<td>", '<td style="text-align:left">')
 
 
-def _frame(rows: Sequence[Row]):
-    """The cells as a `pandas.DataFrame`, with the columns of all rows."""
-    import pandas
-
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    """The head, with the columns of all rows, and the lines."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return pandas.DataFrame([[cell(row.get(name)) for name in columns] for row in rows], columns=columns)
+    return [columns, *([cell(row.get(name)) for name in columns] for row in rows)]

@@ -20,9 +20,9 @@ def in_kernel() -> bool:
 
 
 def report_to(wanted: str) -> tuple[str, str]:
-    """`TrainingArguments.report_to` and the reason: W&B without a key would block a headless run with a prompt."""
+    """`TrainingArguments.report_to`, and why not W&B where it was wanted: without a key it would block a headless run with a prompt."""
     if wanted == "none":
-        return "none", "report_to='none'"
+        return "none", ""
     try:
         import wandb
         from wandb.sdk import wandb_setup
@@ -33,10 +33,8 @@ def report_to(wanted: str) -> tuple[str, str]:
     settings = wandb_setup.singleton().settings
     if settings.mode == "disabled":
         return "none", "report_to='wandb', but W&B is switched off (WANDB_MODE=disabled)"
-    if settings.mode in ("offline", "dryrun"):
-        return "wandb", "W&B offline (WANDB_MODE): no key needed"
-    if _logged_in(wandb, settings):
-        return "wandb", f"W&B key found for {settings.base_url}"
+    if settings.mode in ("offline", "dryrun") or _logged_in(wandb, settings):
+        return "wandb", ""
     return "none", (
         f"report_to='wandb', but there is no WANDB_API_KEY (Colab or Kaggle secret, environment) and no `wandb login` for "
         f"{settings.base_url}: going on without it"

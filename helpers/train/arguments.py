@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from transformers import TrainingArguments
 
 from helpers.machine.runtime import Runtime
@@ -18,7 +16,7 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
     """
     on_cuda, batch = runtime.kind == "cuda", plan.per_device_batch_size * runtime.engine.fed
     fields = {
-        "output_dir": str(Path(output_dir).absolute()),
+        "output_dir": str(output_dir),
         "seed": seed,
         "data_seed": seed,
         "per_device_train_batch_size": batch,
@@ -51,8 +49,8 @@ def training_arguments(plan: Plan, runtime: Runtime, output_dir, *, seed: int, c
         "prediction_loss_only": True,
         **overrides,
     }
-    fields["report_to"], reason = tracking.report_to(asked := fields["report_to"])
-    if fields["report_to"] != asked:
+    fields["report_to"], reason = tracking.report_to(fields["report_to"])
+    if reason:
         tracking.say(reason)
     # The trainer sets TF32 while it computes (`Engine.computing`); transformers would set it for good.
     tf32 = fields.pop("tf32")
