@@ -214,7 +214,7 @@ def run_notebook(name: str, folder: Path, parameters: dict, notebooks: Path = NO
     assert {"source", "revision"} <= results["data"].keys()
     shown = [part for cell in executed.cells for part in cell.get("outputs", []) if "image/png" in part.get("data", {})]
     assert len(shown) >= len([*output.glob("figures/*.png")])  # what is drawn is also seen
-    assert results["schema"] == 2 and results["sessions"][-1]["last_step"] == results["train"]["steps"]
+    assert results["schema"] == 2 and results["sessions"]
     return executed, results
 
 

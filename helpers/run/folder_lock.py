@@ -71,7 +71,7 @@ def own(output_dir: Path | str) -> None:
 
 
 def _outwait(lease: SoftFileLease, path: Path, who: str) -> bool:
-    """Acquires the lease of an owner on another machine if it gives no sign of life for `SILENCE` seconds."""
+    """Whether an owner on another machine gave no sign of life for `SILENCE` seconds, so that this process owns its lease."""
     tracking.say(f"output_dir={str(path)!r} belongs to {who}: waiting up to {SILENCE:.0f} s for a sign of life")
     lock = path / LOCK_FILE
     with contextlib.suppress(FileNotFoundError):

@@ -38,10 +38,10 @@ def _commit() -> str | None:
     root = Path(helpers.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
-    git = ["git", "--no-optional-locks", "-C", str(root)]
+    git = ["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain=v2", "--branch", "helpers"]
     try:
-        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain", "helpers"], capture_output=True, text=True, check=True)
+        lines = subprocess.run(git, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found + ("+" if changed.stdout.strip() else "")
+    commit = lines[0].removeprefix("# branch.oid ")
+    return commit if all(line.startswith("#") for line in lines) else f"{commit}+"

@@ -31,7 +31,7 @@ SESSIONS_FILE = "sessions.json"
 # If one of these differs, a resumed run is not bit for bit the same.
 COMPARED = ("kind", "device", "devices", "precision", "payload", *provenance.LIBRARIES)
 METHOD_FOLDER = "method"
-RUN_SCHEMA, RESULTS_SCHEMA = 1, 2
+RESULTS_SCHEMA = 2
 
 
 class RunFolder:
@@ -59,7 +59,7 @@ class RunFolder:
             FolderTaken: another process owns the folder.
         """
         path = expanded("output_dir", params.output_dir).absolute()
-        _take(path, {"schema": RUN_SCHEMA, "notebook": notebook, "parameters": identity(params)}, params)
+        _take(path, {"notebook": notebook, "parameters": identity(params)}, params)
         return cls(path, notebook, params)
 
     def _staged_method(self) -> Path | None:
@@ -84,8 +84,8 @@ class RunFolder:
             before, self.path = self.path, self.path.with_name(f"{self.path.name}-edited-{ours[:8]}")
             _leave(before)
             said = f"{self.method.name} was edited: this run trains your version, in a folder of its own, {self.path}"
-        run = {"schema": RUN_SCHEMA, "notebook": self.notebook, "parameters": identity(self.params)}
-        _take(self.path, run | {"method": {module: ours}}, self.params)
+        run = {"notebook": self.notebook, "parameters": identity(self.params), "method": {module: ours}}
+        _take(self.path, run, self.params)
         if self.source:  # was noted in the folder that this run leaves
             self.same_data(self.source)
         kept = self.path / METHOD_FOLDER / self.method.name
@@ -223,7 +223,6 @@ def begin_session(
         "payload": provenance.payload(),
         **provenance.versions(),
         "first_step": first_step,
-        "last_step": first_step,
     }
     before = known[-1] if known else session
     if before.get("batch_size", batch_size) != batch_size:
@@ -242,12 +241,6 @@ def begin_session(
     if not changed:
         return ""
     return f"ATTENTION: this run goes on under other conditions ({'; '.join(changed)}): not bit for bit the run of one session"
-
-
-def note_step(output_dir: str | Path, step: int) -> None:
-    """Notes the last step of the present session."""
-    if known := sessions(output_dir):
-        write_json(Path(output_dir) / SESSIONS_FILE, [*known[:-1], known[-1] | {"last_step": step}])
 
 
 def write_json(path: Path, value: Any) -> None:

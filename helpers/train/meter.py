@@ -119,7 +119,6 @@ class Meter:
     def rows(train: Mapping[str, Any], xla: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The `train` and `xla` parts of results.json for `tables.show`."""
         shown = {
-            "steps": train["steps"],
             "loss, first and last": f"{tables.cell(train['loss_first'])}, {tables.cell(train['loss_last'])}",
             "time in all": tables.seconds(train["seconds"]),
             "of it compiling": tables.seconds(train["compile_seconds"]),
@@ -128,7 +127,6 @@ class Meter:
             "tokens a second": train["tokens_per_second"],
             "model FLOPs utilisation": train["mfu"] and f"{train['mfu']:.1%} of {train['mfu_peak']}",
             "memory at most": tables.size(train["peak_memory_bytes"]),
-            "resumed from step": train["resumed_from_step"],
             **{name.replace("_", " "): value for name, value in (xla or {}).items()},
         }
         return [{"measured": name, "": value} for name, value in shown.items() if value is not None]

@@ -108,12 +108,11 @@ class TrainerMixin(TrainerCallback):
 
     # -- the run --
 
-    def train(self, resume_from_checkpoint: bool | str | Path | None = True, **kwargs):
-        """Trains to `max_steps`, from the newest whole checkpoint if there is one.
+    def train(self, resume_from_checkpoint: bool = True, **kwargs):
+        """Trains to `max_steps`, from the newest whole checkpoint in `output_dir` if there is one.
 
         Args:
-            resume_from_checkpoint: True: the newest whole checkpoint in `output_dir`, or step 0; a path: this
-                checkpoint, which must be whole; False or None: step 0.
+            resume_from_checkpoint: False: from step 0.
 
         Returns:
             transformers' `TrainOutput`, or None if the run was finished before. The weights of the best evaluation
@@ -126,7 +125,7 @@ class TrainerMixin(TrainerCallback):
             CheckpointNotWritten: a checkpoint could not be written (the first is written before the first step).
             RuntimeError: memory ran out with the smallest micro-batch.
             EvaluationOutOfMemory: memory ran out in an evaluation; the steps before it are saved.
-            ValueError: the checkpoint of a given path is damaged; or a new run would begin from trained weights.
+            ValueError: a new run would begin from trained weights.
             CheckpointUnreadable: a checkpoint could not be read; it is kept as it is.
         """
         output_dir = self.args.output_dir
@@ -161,8 +160,6 @@ class TrainerMixin(TrainerCallback):
                 # Outside `except`: the traceback would keep the failed step's tensors alive.
                 self._forget_failed_step()
                 source, _ = checkpoint.newest_whole(output_dir)
-            if ranks.is_main():
-                run_folder.note_step(output_dir, self.state.global_step)
             if self.stops.reason and (self._owes_evaluation() or self.state.global_step < self.args.max_steps):
                 self._raise_stopped()
             self._load_best()
@@ -224,16 +221,13 @@ class TrainerMixin(TrainerCallback):
         logged = {name for entry in self.state.log_history if entry["step"] == step for name in entry}
         return due and not any(name.startswith("eval_") for name in logged)
 
-    def _checkpoint_to_resume(self, wanted: bool | str | Path | None) -> Path | None:
+    def _checkpoint_to_resume(self, wanted: bool) -> Path | None:
+        assert isinstance(wanted, bool), (
+            "a run continues from its newest whole checkpoint, not from one of a given path"
+        )
         checkpoint.sweep(self.args.output_dir)
         if not wanted:
             return None
-        if wanted is not True:
-            if problem := checkpoint.damage(wanted):
-                raise ValueError(
-                    f"resume_from_checkpoint={str(wanted)!r}: {problem}; give True for the newest whole checkpoint"
-                )
-            return Path(wanted)
         source, skipped = checkpoint.newest_whole(self.args.output_dir)
         for line, damaged in zip(skipped, checkpoint.listed(self.args.output_dir), strict=False):
             self._say(f"{line} (kept as {checkpoint.set_aside(damaged).name})")
@@ -247,8 +241,7 @@ class TrainerMixin(TrainerCallback):
         if self.state.best_global_step is None:
             return
         best = checkpoint.folder(self.args.output_dir, self.state.best_global_step)
-        problem = ranks.broadcast(checkpoint.damage(best) if best.is_dir() else "it is gone")
-        if problem:
+        if problem := ranks.broadcast(checkpoint.damage(best)):
             self._say(f"keeping the last weights: the best checkpoint {best.name} cannot be used: {problem}")
             return
         self._load_from_checkpoint(str(best))
@@ -447,7 +440,6 @@ class TrainerMixin(TrainerCallback):
             (written / METER_FILE).write_text(json.dumps(counts), encoding="utf-8")
         keep = self.args.save_total_limit or 2
         checkpoint.prune(output_dir, keep, newest=step, protect=state.best_model_checkpoint)
-        run_folder.note_step(output_dir, step)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         folder = str(Path(output_dir or self.args.output_dir).absolute())

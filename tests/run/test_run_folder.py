@@ -24,8 +24,6 @@ from helpers.run.run_folder import RunFolder
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-IDENTITY = {"seed": 7, "learning_rate": 1e-3, "data_source": "sample", "batch_size": 0}
-IDENTITY |= {"use_tpu": False, "precision": "auto"}
 
 
 class More(Parameters):
@@ -57,12 +55,6 @@ def add_checkpoint(path: Path, step: int = 5) -> None:
 
 
 # -- claiming --
-
-
-def test_a_new_folder_is_made_with_its_parents_and_says_whose_it_is(tmp_path):
-    path = claim(tmp_path / "deep/run")
-    assert json.loads((path / "run.json").read_text())["parameters"] == IDENTITY
-    assert json.loads((path / "run.json").read_text())["notebook"] == "legal_cot_sft"
 
 
 def test_what_frontends_and_file_systems_leave_does_not_count_as_content(tmp_path):
@@ -215,13 +207,10 @@ def test_a_checkout_says_its_commit_and_whether_files_differ_from_it(tmp_path):
 def test_a_session_under_other_conditions_is_said_in_one_line(tmp_path):
     cpu = runtime.detect(False)
     assert run_folder.begin_session(tmp_path, cpu, "fp32", 0) == ""
-    run_folder.note_step(tmp_path, 4)
     assert run_folder.begin_session(tmp_path, cpu, "fp32", 4) == ""
-    run_folder.note_step(tmp_path, 6)
     said = run_folder.begin_session(tmp_path, replace(cpu, kind="cuda", device_name="Tesla T4"), "fp16", 6)
     assert said.startswith("ATTENTION") and "precision fp32, now fp16" in said and "kind cpu, now cuda" in said
-    steps = [(each["first_step"], each["last_step"]) for each in run_folder.sessions(tmp_path)]
-    assert steps == [(0, 4), (4, 6), (6, 6)]
+    assert [each["first_step"] for each in run_folder.sessions(tmp_path)] == [0, 4, 6]
 
 
 def test_a_run_that_starts_anew_forgets_the_sessions_of_the_one_before(tmp_path):
