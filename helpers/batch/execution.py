@@ -18,7 +18,6 @@ from typing import Any
 
 from .grid import Run, literal_path
 
-PAPERMILL_CHATTER = ("Executing ", "Ending Cell", "Input Notebook", "Output Notebook")
 POLL = 0.5  # seconds
 START = 600  # seconds that a kernel may take to start on a busy machine; papermill would give up after 60
 Ended = tuple[dict[str, Any], dict[str, Any]]  # columns of the table; results.json
@@ -29,9 +28,7 @@ def show_output(jobs: int = 1) -> None:
     """Logs to stderr what runs and what the notebooks print; with several jobs each message begins with its run."""
     logging.basicConfig(format=("%(threadName)s: " if jobs > 1 else "") + "%(message)s")
     logger.setLevel(logging.INFO)
-    notebook_output = logging.getLogger("papermill")
-    notebook_output.setLevel(logging.INFO)
-    notebook_output.addFilter(lambda record: not record.getMessage().startswith(PAPERMILL_CHATTER))
+    logging.getLogger("papermill").setLevel(logging.INFO)
 
 
 def finished(each: Run) -> Ended | None:
@@ -85,13 +82,13 @@ def execute(each: Run, asked: Callable[[], int], environment: Mapping[str, str] 
 
 
 def not_run(each: Run) -> Ended:
-    """The outcome of a run to which nothing happened since the batch was stopped, but perhaps before."""
+    """The outcome of a run that was not started since the batch was asked to stop; an earlier command may have started it."""
     return {"status": "stopped" if each.executed.exists() else "not run"}, {}
 
 
 @contextlib.contextmanager
 def _signalled(asked: Callable[[], int], environment: Mapping[str, str]):
-    """The kernel manager class of one notebook, whose kernel gets the signals that are asked for, whenever it starts."""
+    """The kernel manager class of one notebook; its kernel gets the signals that are asked for, also if it starts after them."""
     import psutil
     from jupyter_client import AsyncKernelManager
 

@@ -19,7 +19,7 @@ def rows(name: str, path: Path, suffixes: Sequence[str]) -> Iterator[Row]:
     """Rows of the file that the parameter `name` names. Raises ValueError if it has none of `suffixes` or cannot be parsed."""
     file, suffix = f"{name}={str(path)!r}", path.suffix.lower()
     if suffix not in suffixes:
-        raise ValueError(f"{file}: cannot read {suffix or 'no suffix'}; use {', '.join(suffixes)}")
+        raise ValueError(f"{file}: cannot read {suffix or 'a file without a suffix'}; use {', '.join(suffixes)}")
     if suffix in DELIMITERS:
         return separated(file, path, DELIMITERS[suffix])
     return {".jsonl": jsonl, ".parquet": parquet}[suffix](file, path)
@@ -48,7 +48,7 @@ def separated(file: str, path: Path, delimiter: str = ",", columns: Sequence[str
 
 
 def numbered(source: str, rows: Iterable[dict]) -> Iterator[Row]:
-    """Rows of what has no lines, such as a data set of the hub."""
+    """Rows of a source without lines, such as a data set of the hub."""
     for number, values in enumerate(rows, 1):
         yield Row(f"{source}, row {number}", number, values)
 

@@ -1,38 +1,19 @@
-"""The Hugging Face hub: whether it answers, and what to say if something cannot be read from it."""
+"""The Hugging Face hub: its data sets, and what to say if something cannot be read from it."""
 
 from __future__ import annotations
 
 import contextlib
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 from helpers.parameters import source_path
 
 
-def answers(timeout: float = 5.0) -> bool:
-    """Whether the hub answers within `timeout` seconds; False at once in offline mode.
-
-    `from_pretrained` needs most of a minute of retries to find that out.
-    """
-    import huggingface_hub.constants as hub
-
-    if hub.HF_HUB_OFFLINE:
-        return False
-    try:
-        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=timeout):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
 def reading(source: str, name: str = "data_source") -> Iterator[None]:
-    """Turns what a library raises inside into an error with the parameter's name: a PermissionError for a gated repository, a
-    ConnectionError, a FileNotFoundError or a ValueError.
+    """Turns what a library raises inside the block into an error that names the parameter.
+
+    The error is a PermissionError for a gated repository, else a ConnectionError, a FileNotFoundError or a ValueError.
     """
     import datasets.config
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -43,16 +24,16 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
     token = f"Accept its licence on https://huggingface.co/{source}, and put a token that may read it into the secret HF_TOKEN"
     # What caused an error, the error that is raised for it, and what it says. datasets says FileNotFoundError for an unknown id.
     known = (
-        (GatedRepoError, PermissionError, f"is gated. {token}"),
+        (GatedRepoError, PermissionError, f" is gated. {token}"),
         (
             (ConnectionError, LocalEntryNotFoundError),
             ConnectionError,
-            f'the Hugging Face hub cannot be reached; use {name}="sample" or a local path',
+            f': the Hugging Face hub cannot be reached; use {name}="sample" or a local path',
         ),
         (
             (RepositoryNotFoundError, FileNotFoundError),
             FileNotFoundError,
-            "cannot be read or is not there; check the name",
+            " cannot be read or is not there; check the name",
         ),
     )
     try:
@@ -63,9 +44,9 @@ def reading(source: str, name: str = "data_source") -> Iterator[None]:
             causes.append(cause)  # transformers says OSError, and why in what caused it
         for kinds, kind, remedy in known:
             if any(isinstance(cause, kinds) for cause in causes):
-                raise kind(f"{said}: {remedy} ({error})") from error
+                raise kind(f"{said}{remedy} ({error})") from error
         raise ValueError(
-            str(error) if said in str(error) else f"{said}: cannot be read ({error.__cause__ or error!r})"
+            str(error) if said in str(error) else f"{said} cannot be read ({error.__cause__ or error!r})"
         ) from error
 
 
