@@ -88,23 +88,6 @@ def test_a_figure_that_was_typed_by_hand_is_named_with_its_line(tree, prose, fig
     assert [line.split(": ")[:2] for line in lines] == [["docs/page.md:9", figure] for figure in figures]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`learning_rate=0.005` and `0.5`",
-        "```bash\nmake 0.5  # 40 %\n```",
-        "[what it gave](results/0.5.json) and https://example.org/0.5",
-        "## Torch 2.5 and 40 %",
-        "<!-- 0.5 -->",
-        "Python 3.11 to 3.13, torch 2.9 and torch_xla 2.9.0, after arXiv 2510.09580.",
-        "512 tokens and 16 GB, 3 seeds",
-    ],
-)
-def test_code_links_headings_comments_versions_and_sizes_are_no_figures(tree, text):
-    tree.page.write_text(f"# A heading\n\n{text}\n\nWords.\n")
-    assert tree.build("--check") == (0, [])
-
-
 def test_a_block_is_written_anew_from_the_results_and_the_rest_of_the_page_stays(tree):
     tree.page.write_text(BLOCK)
     tree.results(values=[0.25, 0.75], code={}, versions={})
@@ -118,18 +101,6 @@ def test_a_block_is_written_anew_from_the_results_and_the_rest_of_the_page_stays
     tree.results(values=[0.25], code={}, versions={})
     tree.build()
     assert tree.page.read_text() == written.replace("0.500 ± 0.354", "0.250")
-
-
-@pytest.mark.parametrize(
-    ("known", "old"),
-    [({}, True), ({"code": {}}, True), ({"versions": {}}, True), ({"code": {}, "versions": {}}, False)],
-)
-def test_a_result_without_code_and_versions_is_named_as_before_schema_2(tree, known, old):
-    tree.page.write_text(BLOCK)
-    tree.results(values=[0.25], **known)
-    tree.build()
-    text = tree.page.read_text()
-    assert ("*Before schema 2" in text) == ("[run_seed0.json](results/run_seed0.json)" in text) == old
 
 
 def links(page: Path) -> list[str]:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.once
 
 # What no other test does: a kernel of which Jupyter, papermill or a person makes an end.
 CELLS = (
-    faults.Cell("papermill", "step", "SIGTERM"),
+    pytest.param(faults.Cell("papermill", "step", "SIGTERM"), marks=pytest.mark.slow),
     faults.Cell("notebook kernel", "evaluation", "SIGINT"),
     pytest.param(faults.Cell("single fault", "", "two owners"), marks=pytest.mark.slow),
 )

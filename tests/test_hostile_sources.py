@@ -18,24 +18,20 @@ pytestmark = pytest.mark.once
 
 PYTHON = [
     b"\0", b"\xff\xfe", b"# coding: no-such-code\n", b"# coding: utf-7\n+AAA-", b"(" * 10_000, b"a = " + b"-" * 50_000 + b"1",
-    b"a" + b".b" * 20_000, b"f" + b"()" * 20_000, b"a" + b".b" * 900, b"f" + b"()" * 900, b"x = [" + b"1," * 99_000 + b"]",
-    b"class A(A): pass\nclass B(C): pass\nclass C(B): pass", b"import os; os.system('touch executed')",
-    b"from . import *\nfrom .... import x\n", b"if 1:\n" * 200, b"lambda: " * 3_000, b"def f(" + b"a" * 10**6 + b"): pass",
-    b"'" * 3, b"x = 1" + b" + 1" * 20_000, b"if x: pass\n" + b"elif x: pass\n" * 900, b"f'{" * 200, b"\x0c\r\x0b",
-    "ﬁ = ﬁ.ﬁ()".encode(), b"x = " + b"[" * 90 + b"]" * 90, b"a = b\nb = a\nc = a.c.a()\n", b"x: " + b"a[" * 99 + b"]" * 99,
+    b"a" + b".b" * 20_000, b"f" + b"()" * 20_000, b"class A(A): pass\nclass B(C): pass\nclass C(B): pass",
+    b"import os; os.system('touch executed')", b"from . import *\nfrom .... import x\n", b"if 1:\n" * 200, b"'" * 3,
+    b"if x: pass\n" + b"elif x: pass\n" * 900, "ﬁ = ﬁ.ﬁ()".encode(), b"a = b\nb = a\nc = a.c.a()\n",
 ]  # fmt: skip
 JAVA = [
     b"\0", b"\xff\xfe", b"class A { " * 5_000, b"class A { int a = " + b"(" * 20_000,
     b"class A { void f() { a" + b".b()" * 20_000 + b"; } }", b"class A extends A implements A { A a; }",
-    b"package a.b; import a.*; class \xff {}", b"interface A<T extends A<T>> {}", b"class A { int" + b"[]" * 20_000 + b" a; }",
-    b"class A { int a = 1" + b" + 1" * 20_000 + b"; }", b"enum A { " + b"A," * 10_000 + b"}", b"package " + b"a." * 9_000 + b"b;",
-    b"class A { A" + b"<A" * 3_000 + b">" * 3_000 + b" a; }", b"class A { void f() { " + b"{" * 9_000 + b"}" * 9_000 + b"} }",
-    b"class A extends B {} class B extends C {} class C extends A { int f() { return g(); } }", b"import static *;", b"class",
+    b"interface A<T extends A<T>> {}", b"package " + b"a." * 9_000 + b"b;", b"class A { A" + b"<A" * 3_000 + b">" * 3_000 + b" a; }",
+    b"class A extends B {} class B extends C {} class C extends A { int f() { return g(); } }", b"import static *;",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("suffix", "known"), [(".py", PYTHON), (".java", JAVA)])
-@cases(40)
+@cases(20)
 @given(data=st.data())
 def test_sources_of_anything_make_a_graph_that_lists_what_could_not_be_read(tmp_path_factory, suffix, known, data):
     folder = tmp_path_factory.mktemp("sources")
@@ -71,16 +67,15 @@ def test_a_source_that_is_a_pipe_a_device_or_a_loop_is_listed_and_not_read(tmp_p
 
 LAUGHS = "".join(f"{c}: &{c} [*{b}, *{b}, *{b}]\n" for b, c in zip("abcdefghijklm", "bcdefghijklmn", strict=True))
 YAML = [
-    f"a: &a [x, x]\n{LAUGHS}", "run: &a\n  <<: *a\n", "- " * 5_000, "[" * 2_000, "{" * 2_000, "? " * 3_000,
-    f"run: !!python/object/apply:os.system [touch {MARKER}]\n", "run: {seed: !!binary aGk=}\n", "run: *b\n", "\0",
-    "run: {seed: 0x10, epochs: 1:30}\n", "run: {1: 2, null: 3, [a]: 4}\n", "\ud7ff\ufffe: 1", "run: 1\n---\nrun: 2\n",
-    "%YAML 9.9\n---\n", "run: {seed: " + "9" * 10_000 + "}", "model: {dropout: 1e999}\n", "run:\n\tseed: 1\n", "evaluation: []\n",
-    "optimizer: {betas: [0.9, 0.9, 0.9]}\n", "optimizer: {betas: {a: 1}}\n", "x" * 10**7, "run: {}\n" * 10**6, "1e999: 1\n",
-    "training_data: {short_to_long_curriculum: {enabled: true, schedule: [1, {steps: a}, {}]}}\n", "run: {seed: \ud800}\n",
+    f"a: &a [x, x]\n{LAUGHS}", "run: &a\n  <<: *a\n", "- " * 5_000, "[" * 2_000, "? " * 3_000, "run: {seed: !!binary aGk=}\n",
+    f"run: !!python/object/apply:os.system [touch {MARKER}]\n", "run: *b\n", "\0", "run: {1: 2, null: 3, [a]: 4}\n",
+    "run: 1\n---\nrun: 2\n", "run: {seed: " + "9" * 10_000 + "}", "model: {dropout: 1e999}\n", "run:\n\tseed: 1\n",
+    "optimizer: {betas: {a: 1}}\n", "x" * 10**7, "run: {}\n" * 10**6, "run: {seed: \ud800}\n",
+    "training_data: {short_to_long_curriculum: {enabled: true, schedule: [1, {steps: a}, {}]}}\n",
 ]  # fmt: skip
 
 
-@cases(60)
+@cases(40)
 @given(text=st.sampled_from(YAML) | st.text(max_size=40).map(lambda text: f"run: {text}\n"))
 def test_a_configuration_of_anything_is_read_or_refused_by_name_in_seconds(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("yaml")

@@ -3,7 +3,6 @@
 import math
 import random
 import signal
-import threading
 import time
 
 import pytest
@@ -62,20 +61,6 @@ def test_a_signal_that_was_ignored_stays_ignored():
             assert not stops.reason
     finally:
         signal.signal(signal.SIGHUP, previous)
-
-
-def test_outside_the_main_thread_no_handler_is_touched(arrived):
-    results = []
-
-    def run():
-        with Stops().listening() as stops:
-            results.append(asked_to_stop(stops))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    signal.raise_signal(signal.SIGTERM)
-    assert results == [(False, False)] and arrived == [signal.SIGTERM]
 
 
 def test_the_time_budget_counts_from_when_the_session_began():

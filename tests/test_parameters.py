@@ -1,26 +1,20 @@
-"""Types, ranges and names of notebook parameters, in plain objects, in IPython and through real papermill."""
+"""Types, ranges and names of notebook parameters, in plain objects and in IPython."""
 
-import importlib
 import math
 import sys
-from pathlib import Path
 from typing import Literal
 
-import nbformat
-import papermill
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from nbformat.v4 import new_code_cell, new_notebook
 from traitlets.config import Config
 
 from helpers import parameters
 from helpers.parameters import Parameters, parameter
 
-from .harness import START
+from .test_hostile_parameters import ROOMS
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[1]
 GOOD = {
     "data_source": "sample",
     "output_dir": "out",
@@ -114,9 +108,7 @@ def test_an_unknown_name_is_refused_with_the_closest():
 
 
 def test_every_parameter_of_every_notebook_is_described_and_at_most_eight_are_main():
-    for room in ("graphmer.parameters.GraphParameters", "legal.parameters.LegalParameters"):
-        module, _, name = room.rpartition(".")
-        cls = getattr(importlib.import_module(f"helpers.{module}"), name)
+    for cls in ROOMS:
         groups = [parameters.extra(field)["group"] for field in cls.model_fields.values()]
         assert groups.count(parameters.MAIN) <= 8
         assert all(field.description.endswith(".") for field in cls.model_fields.values())
@@ -147,48 +139,3 @@ def test_a_name_misspelt_in_the_parameters_cell_is_refused_until_the_cell_is_cor
         parameters.check(Parameters, shell.user_ns)
     execute(shell, "# Parameters\nmax_step = 3", CELL)  # what was injected before the correction is forgotten, too
     assert parameters.check(Parameters, shell.user_ns) == make()
-
-
-@pytest.fixture
-def notebook(tmp_path):
-    check = (
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom helpers import parameters\n"
-        "class Tiny(parameters.Parameters):\n    size: int = parameters.parameter(4, 'Units.')\n"
-        "params = parameters.check(Tiny, globals())\nprint(sys.executable)\nprint(params)\nprint('torch' in sys.modules)"
-    )
-    made = new_notebook(
-        cells=[new_code_cell(f"{CELL}\nsize: int = 4", metadata={"tags": ["parameters"]}), new_code_cell(check)]
-    )
-    made.metadata.kernelspec = {"name": "python3", "language": "python", "display_name": "Python 3"}
-    nbformat.write(made, tmp_path / "tiny.ipynb")
-    return tmp_path / "tiny.ipynb"
-
-
-def through_papermill(notebook, **passed):
-    output = notebook.with_name("executed.ipynb")
-    options = {"kernel_name": "python3", "progress_bar": False, "start_timeout": START}
-    return papermill.execute_notebook(notebook, output, passed, **options)
-
-
-def test_papermill_values_reach_the_checked_object_in_this_interpreter_without_torch(notebook):
-    executed = through_papermill(notebook, max_steps=7, learning_rate=1, resume=False, size=9)
-    printed = executed.cells[-1].outputs[0].text
-    interpreter, shown, torch = printed.splitlines()
-    assert interpreter == sys.executable
-    for value in ("max_steps=7", "learning_rate=1.0", "resume=False", "size=9"):
-        assert value in shown.split()
-    assert torch == "False"
-
-
-@pytest.mark.parametrize(
-    ("passed", "kind", "message"),
-    [
-        ({"max_step": 7}, "ValueError", "max_step is not a parameter of this notebook: did you mean max_steps?"),
-        ({"data_source": "./none.txt"}, "FileNotFoundError", "data_source='./none.txt': nothing at /"),
-    ],
-)
-def test_what_papermill_lets_through_stops_at_the_check(notebook, passed, kind, message):
-    with pytest.raises(papermill.PapermillExecutionError) as error:
-        through_papermill(notebook, **passed)
-    assert error.value.ename == kind
-    assert message in error.value.evalue

@@ -158,22 +158,14 @@ def test_a_wish_that_changes_after_transformers_came_asks_for_a_restart():
     [
         ("Tesla T4", "T4"),
         ("Tesla V100-SXM2-16GB", "V100"),
-        ("NVIDIA A10", "A10"),
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
         ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
-        ("NVIDIA L4", "L4"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
         ("TPU v5litepod-8", "TPU v5e"),
-        ("TPU v5litepod", "TPU v5e"),
         ("TPU v5 lite", "TPU v5e"),
-        ("TPU v5e", "TPU v5e"),
-        ("TPU v6e", "TPU v6e"),
         ("TPU v6 lite", "TPU v6e"),
     ],
 )
@@ -217,11 +209,10 @@ def test_an_import_that_sets_pjrt_device_is_not_taken_for_the_users_wish():
     assert "going on without a TPU" in process.stderr
 
 
-@pytest.mark.parametrize("used", ["lejepa.search import lexical_index as used", "graphmer.search import Bm25 as used"])
-def test_bm25_is_imported_without_jax(used, tmp_path):
+def test_bm25_is_imported_without_jax(tmp_path):
     """bm25s calls JAX while it is imported: on a GPU that takes most of its memory."""
     (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
-    script = f"from helpers.{used}; used(['one two', 'three']); print('done')"
+    script = "from helpers.machine.bm25 import import_bm25s; import_bm25s().BM25(); print('done')"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     process = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert process.stdout.strip().endswith("done"), process.stderr[-2000:]

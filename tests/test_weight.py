@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
-    "shared": 16797,
+    "shared": 16465,
     "plan": 5836,
     "reservoir": 6467,
     "lejepa": 6636,
@@ -29,7 +29,7 @@ CEILINGS = {
     "graphmer": 23500,
     "helpers": 77795,
     "notebooks": 9000,
-    "tests": 86818,
+    "tests": 86792,
     "benchmarks and docs": 22070,
 }
 SLACK = 1.05

@@ -165,21 +165,6 @@ def test_processes_that_a_kernel_starts_work_in_its_folder_with_its_method_also_
     assert (tmp_path / "worked").read_text() == str(tmp_path / "model.py")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gone.ipynb"], "notebook='gone.ipynb': no such file"),
-        (["{notebook}", "-p", "seed", "one"], "seed='one' is not of type int"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_runs(arguments, message, tmp_path, capsys):
-    notebook = small.write(tmp_path / "tiny.ipynb")
-    with pytest.raises(SystemExit) as caught:
-        processes.main([each.format(notebook=notebook) for each in arguments])
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_several_processes_or_hosts_on_a_tpu_are_refused(monkeypatch):
     monkeypatch.setattr("helpers.machine.xla.available", lambda: (True, "a TPU"))
     with pytest.raises(ValueError, match="num_processes=2: one process drives all chips of one host"):

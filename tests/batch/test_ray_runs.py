@@ -97,7 +97,3 @@ def test_missing_ray_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"ray='auto': Ray is not installed here: pip install \"ray>="):
         ray_runs.RayRuns("auto")
-
-
-def test_the_version_that_is_asked_for_is_the_one_that_is_tested():
-    assert ray_runs.REQUIREMENT in (small.ROOT / "tests/requirements.txt").read_text()

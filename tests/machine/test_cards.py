@@ -111,6 +111,12 @@ def test_a_model_with_grouped_heads_gets_the_attention_that_its_card_has_a_fused
 
 ROOMS = ("reservoir", "lejepa", "legal", "graphmer", "tuning")
 HALF = {"T4": "fp16", "A100": "bf16"}
+SLOW = pytest.mark.slow
+BOTH = [
+    pytest.param(room, card, marks=[SLOW] if card == "A100" and room != "legal" else [])
+    for room in ROOMS
+    for card in HALF
+]
 DRIVER = Path(__file__).with_name("room_trainers.py")
 
 
@@ -143,8 +149,7 @@ def undisturbed(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("card", HALF)
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(("room", "card"), BOTH)
 def test_a_trainer_in_half_precision_that_is_killed_ends_with_identical_weights_and_loss_scale(
     room, card, undisturbed, tmp_path
 ):
@@ -163,7 +168,9 @@ def test_a_trainer_in_half_precision_that_is_killed_ends_with_identical_weights_
     assert written(tmp_path) == written(folder)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(
+    "room", [pytest.param(each, marks=[] if each in ("lejepa", "legal") else [SLOW]) for each in ROOMS]
+)
 def test_a_trainer_that_runs_out_of_memory_in_backward_and_in_the_first_update_goes_on_with_smaller_parts(
     room, tmp_path
 ):
@@ -224,7 +231,7 @@ def answers(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", [pytest.param(each, marks=[] if each in HALF else [SLOW]) for each in CARDS])
 def test_runtime_plan_arguments_and_ladder_answer_for_every_card(card, answers):
     precision, tf32, name = CARDS[card]
     found = answers(card)

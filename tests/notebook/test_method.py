@@ -44,9 +44,9 @@ def alone(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def opened(notebooks: Path, **parameters) -> nbformat.NotebookNode:
+def opened(notebooks: Path) -> nbformat.NotebookNode:
     notebook = load_notebook_node(str(notebooks / f"{NAME}.ipynb"))
-    return parameterize_notebook(notebook, {**TINY, "output_dir": "out", **parameters})
+    return parameterize_notebook(notebook, {**TINY, "max_steps": 4, "eval_steps": 2, "output_dir": "out"})
 
 
 def edit(notebook: nbformat.NotebookNode, before: str, after: str) -> None:
