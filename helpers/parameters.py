@@ -234,7 +234,7 @@ def _shown(value: Any) -> str:
 
 
 def in_range(name: str, value: float, low: float, high: float) -> None:
-    """ValueError unless `low` <= `value` <= `high`, for a range that depends on another parameter."""
+    """Raises ValueError unless `low` <= `value` <= `high`, for a range that depends on another parameter."""
     if not low <= value <= high:
         raise ValueError(f"{name}={value!r} is out of range: give {low} to {high}")
 

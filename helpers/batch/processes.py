@@ -13,7 +13,6 @@ notebook is called with the parameters. What the processes tell each other is in
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import json
 import os
@@ -45,7 +44,7 @@ def call(function: str, parameters: Mapping[str, str], processes: int) -> None:
 
     For a notebook's kernel: torchrun starts them, with the GPUs that this process saw at first and the method that it uses.
 
-    Raises RuntimeError, with what the first process that failed said, if one fails.
+    Raises RuntimeError if a process fails, with what the first one to fail said.
     """
     from helpers.machine import runtime
 
@@ -118,8 +117,7 @@ def _values(target: str, parameters: Sequence[Sequence[str]]) -> dict[str, Any]:
     from . import grid
 
     declared = grid.inspect(Path(target).expanduser())
-    given = {name: grid.typed(declared, name, text) for name, text in parameters}
-    return {"output_dir": ast.literal_eval(declared["output_dir"]["default"])} | given
+    return {name: grid.typed(declared, name, text) for name, text in parameters}
 
 
 def _take_part(target: str, values: dict[str, Any]) -> None:
@@ -179,7 +177,7 @@ def run_cells(sources: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _end_with_the_launcher() -> None:
-    """Ends this process as SIGTERM does once its launcher, or the kernel that called it, is gone."""
+    """Ends this process, as SIGTERM does, once its launcher or the kernel that called it is gone."""
     launcher = os.getppid()
     kernel = int(os.environ.get(KERNEL, launcher))
     while os.getppid() == launcher and psutil.pid_exists(kernel):

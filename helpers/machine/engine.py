@@ -32,11 +32,11 @@ class Engine:
     repeats = True  # whether kernels must give the same bits again
 
     def prepare(self, trained: nn.Module, transformer: nn.Module) -> None:
-        """Once, before training: `trained` holds all weights, `transformer` the attention."""
+        """Prepares a model once, before training: `trained` holds all weights, `transformer` the attention."""
 
     @contextlib.contextmanager
     def computing(self, tf32: bool | None) -> Iterator[None]:
-        """Around training and evaluation: what is global is set for this trainer and put back afterwards."""
+        """Surrounds training and evaluation: global settings of torch are set for this trainer and put back afterwards."""
         yield
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager:
@@ -50,7 +50,7 @@ class Engine:
         """Asserts that the first batch is where it should be."""
 
     def begin(self, optimizer, running_loss: torch.Tensor) -> None:
-        """Before the first step, when weights and optimizer are loaded."""
+        """Is called before the first step, when weights and optimizer are loaded."""
 
     def before_update(self, optimizer) -> None: ...
 
@@ -84,7 +84,7 @@ class Engine:
     def reset_peak(self) -> None: ...
 
     def peak_memory(self) -> int | None:
-        """Most bytes so far: of this process on a CPU, of the device elsewhere; None if unknown."""
+        """Peak memory in bytes: of this process on a CPU, of the device elsewhere; None if unknown."""
         if sys.platform == "win32":
             import psutil
 

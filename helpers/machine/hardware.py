@@ -29,12 +29,12 @@ class Accelerator(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def memory(self) -> int:
-        """Bytes."""
+        """Memory in bytes."""
         return self.gigabytes * 10**9
 
     @property
     def bandwidth(self) -> int:
-        """Bytes/s."""
+        """Bandwidth of the memory in bytes/s."""
         return self.gigabytes_per_second * 10**9
 
     def peak_for(self, precision: str) -> float | None:

@@ -153,7 +153,7 @@ def detect(use_tpu: bool, precision: str = "auto", num_processes: int = 1) -> Ru
     Args:
         use_tpu: prefer a TPU; warns if there is none.
         precision: "auto", "fp32", "bf16" or "fp16".
-        num_processes: that a notebook will train in, each with its own GPU; 0: one for each GPU. Ignored under a launcher.
+        num_processes: processes that a notebook will train in, each with its own GPU; 0: one for each GPU. Ignored under a launcher.
 
     Raises:
         RuntimeError: torch and torch_xla versions differ, XLA stores weights in bf16, or transformers was already

@@ -34,7 +34,7 @@ _holds: dict[Path, tuple[SoftFileLease, float]] = {}  # of each folder, and when
 
 @functools.cache
 def _this_host() -> str:
-    """The name under which filelock notes this machine: inside a container not that of `socket.gethostname()` alone."""
+    """The name under which filelock notes this machine; inside a container it is more than `socket.gethostname()`."""
     with tempfile.TemporaryDirectory() as folder, SoftFileLease(Path(folder) / LOCK_FILE) as lease:
         return lease.owner.hostname
 

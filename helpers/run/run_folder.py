@@ -262,7 +262,7 @@ def saved(figure, path: str | Path):
 
 
 def _differences(theirs: Mapping, ours: Mapping, params: Parameters) -> list[str]:
-    """What another run is, in words. A parameter that is new since that run began had its default there."""
+    """How another run differs from ours, in words. A parameter that is new since that run began had its default there."""
     if theirs.get("notebook") != ours["notebook"]:
         return [f"notebook {theirs.get('notebook')!r} there, {ours['notebook']!r} here"]
     fields = type(params).model_fields

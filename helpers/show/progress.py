@@ -19,7 +19,7 @@ SHOWN = {"loss": ".4f", "eval_loss": ".4f", "learning_rate": ".2e", "skipped_ste
 
 
 class Progress(TrainerCallback):
-    """One plain line for each log, with what is left."""
+    """Prints one plain line for each log, with the time that is left."""
 
     _mark: tuple[int, float] | None = None
 

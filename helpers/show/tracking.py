@@ -9,7 +9,7 @@ from helpers.notebook import secrets
 
 
 def say(message: str) -> None:
-    """One line to the person watching."""
+    """Prints one line for the person who watches."""
     print(message, flush=True)
 
 

@@ -162,9 +162,9 @@ class FiniteGuard:
 class LossScale:
     """Counts the steps that fp16 skips because a gradient overflowed, so that no run which learns nothing reports success.
 
-    The scaler halves its scale when it skips a step. Fused AdamW skips on the device, which accelerate does not see, so it is told:
-    the learning rate does not advance with a skipped step. Reading the scale waits for the device once a step. Without a scaler
-    nothing is skipped.
+    The scaler halves its scale when it skips a step; a run whose scale falls below 1 stops. Fused AdamW skips on the device, which
+    accelerate does not see. Therefore accelerate is told, and the learning rate does not advance with a skipped step. Reading the scale
+    waits for the device once a step. Without a scaler nothing is skipped.
     """
 
     def __init__(self, scaler=None, skipped: int = 0):

@@ -57,7 +57,7 @@ class Meter:
         return time.perf_counter(), time.process_time(), self.runtime.engine.compile_seconds
 
     def _read(self) -> None:
-        """Adds what the clocks went on since they were last read."""
+        """Adds the time that has passed since the clocks were last read."""
         if self._mark is None:
             return
         now = self._clocks()

@@ -50,7 +50,7 @@ METER_FILE = "meter.json"
 
 
 class TrainerMixin(TrainerCallback):
-    """Put before a Hugging Face trainer class.
+    """Stands before a Hugging Face trainer class among the bases of a trainer.
 
     Args:
         plan: what `plan.plan` returned; if memory runs out, the trainer replaces it by one with smaller micro-batches.
@@ -112,7 +112,7 @@ class TrainerMixin(TrainerCallback):
         """Trains to `max_steps`, from the newest whole checkpoint in `output_dir` if there is one.
 
         Args:
-            resume_from_checkpoint: False: from step 0.
+            resume_from_checkpoint: whether to look for that checkpoint; otherwise the run begins at step 0.
 
         Returns:
             transformers' `TrainOutput`, or None if the run was finished before. The weights of the best evaluation
