@@ -69,6 +69,7 @@ def parse(assignments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _split(name: str, text: str) -> list[Any]:
+    """The values that stand after `name=`: a JSON list, one text in double quotes, or texts with commas between them."""
     if not text.startswith(("[", '"')):
         return text.split(",")
     try:

@@ -81,7 +81,7 @@ def _ask(asked: argparse.Namespace) -> None:
 
 
 def _show(rows: Sequence[dict], caption: str) -> None:
-    """A table in columns; `helpers.show` loads pandas, which takes longer than an answer that was kept."""
+    """Prints rows as a table. `helpers.show` would load pandas, which takes longer than an answer from a kept graph."""
     lines = [list(map(str, row)) for row in (rows[0], *(row.values() for row in rows))] if rows else []
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(caption)

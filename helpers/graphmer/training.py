@@ -138,7 +138,7 @@ class GraphTrainer(TrainerMixin, Trainer):
         return terms
 
     def _flush(self) -> None:
-        """On XLA zeros become data, as the sums are between logs, and not constants of a new graph."""
+        """Writes new sums to the device. XLA would take zeros that are not yet written for constants, and compile another step."""
         if self.runtime.kind == "xla":
             xla.sync()
 

@@ -95,6 +95,7 @@ class ChatTemplate:
             return False
 
     def _end_of_turn(self) -> int:
+        """The special token with which the chat template ends a turn of the assistant. Raises ValueError where there is none."""
         turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "law-7"}]
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         for token in self.encode(self.text(turns).rpartition("law-7")[2]):
@@ -253,7 +254,7 @@ class LegalTrainer(TrainerMixin, SFTTrainer):
         self._labels_a_batch = 1.0
 
     def _prepare_dataset(self, dataset, processing_class, args, packing, formatting_func, dataset_name):
-        """TRL's, and empty rows that fill the last step and the last evaluation batch: no shape varies."""
+        """TRL's rows, then empty rows that fill the last step and the last evaluation batch, so that all batches have one shape."""
         rows = super()._prepare_dataset(dataset, processing_class, args, packing, formatting_func, dataset_name)
         missing = -len(rows) % self._whole[dataset_name]
         empty = {"input_ids": [processing_class.pad_token_id], "labels": [IGNORED], "seq_lengths": [1]}

@@ -70,7 +70,8 @@ class Engine:
     def wait(self) -> None:
         """Blocks until the device has finished its work."""
 
-    def start_counting(self) -> None: ...
+    def start_counting(self) -> None:
+        """Begins to count what is compiled and what leaves the device; `book` says to which phase it belongs."""
 
     def book(self, phase: str) -> None:
         """Assigns what was compiled and moved since the last call to a phase of the run."""

@@ -135,6 +135,7 @@ class Task:
 
     @functools.cache  # noqa: B019  one task a notebook
     def _encoded(self, split: str, length: int) -> list[dict]:
+        """The texts of a split, each as a row of token ids, cut to `length`, and its label."""
         texts, labels = zip(*getattr(self.texts, split), strict=True)
         columns = {**self.tokenizer([*texts], truncation=True, max_length=length), "labels": labels}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -228,6 +228,8 @@ tables.show(forecast.beside(cost["train"]))
 # imitated, so that they flatter the trained model; it is never chosen by them.
 
 # %%
+import pandas
+
 embedded[TRAINED] = encode(trainer.model, texts, "document")
 for judge in measured:
     measured[judge][TRAINED] = judge.measure(encode(trainer.model, judge.asked, "query"), embedded[TRAINED])
@@ -241,6 +243,10 @@ if test in measured:
     ]
     tables.show(means(test), f"nDCG@10 on {len(test.asked)} test {collection.kind}")
     tables.show([verdict.row() for verdict in verdicts], "Verdict")
+    drawn = pandas.DataFrame(means(test)).set_index("model").apply(pandas.to_numeric, errors="coerce")
+    title = f"Search by {len(test.asked)} test {collection.kind}"
+    axes = drawn.plot.barh(figsize=(8, 3.2), title=title, xlabel="nDCG@10", ylabel="", xlim=(0, 1))
+    axes.invert_yaxis()
 else:
     print("These data have no questions and no headings, so nothing can be measured. The default search is saved.")
 print(f"kept: {kept}, in hybrid search ({reason})")
