@@ -34,7 +34,7 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 PARAMETERS = {
     "tinystories_reservoir": {},
     "lejepa_training": {"base_model": MINILM},
-    "legal_cot_sft": {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "max_steps": 60, "batch_size": 8},
+    "legal_cot_sft": {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct"},
     "graphmer_se": {"config": "cpu", "max_steps": 200},
     "hardware_tuning": {
         "base_model": MINILM,
@@ -66,7 +66,7 @@ def main() -> None:
         given = [f"{key}={json.dumps(value) if isinstance(value, str) else value}" for key, value in values.items()]
         if failed := batch.main([str(NOTEBOOKS / f"{name}.ipynb"), "--output-dir", str(folder), *given]):
             sys.exit(failed)
-        publish(executed, {str(folder): "outputs", str(Path.cwd()): ".", f"{Path.home()}/": "~/"})
+        publish(executed, {f"{folder}/run/output": f"outputs/{name}", str(Path.cwd()): ".", f"{Path.home()}/": "~/"})
         note(executed, processor_seconds() - before if whole else None)
 
 
