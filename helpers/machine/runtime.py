@@ -218,13 +218,23 @@ def _gpu_or_cpu() -> tuple[str, str, int, tuple[int, int] | None, str]:
 
 
 def _tpu() -> tuple[str, str]:
-    """The kind of the TPU that is here, and why: "xla" (torch_xla, which Colab and Kaggle ship), else "tpu" (TorchTPU), else ""."""
-    found, reason = xla.available()
-    if found:
-        return "xla", reason
-    if torch_tpu.installed():
-        found, reason = torch_tpu.available()
-    return "tpu" if found else "", reason
+    """The kind of the TPU that is here, "xla" (torch_xla) or "tpu" (TorchTPU), or "", and why.
+
+    TPU_ENGINE in the environment decides where both are installed: "torch_xla", "torch_tpu", or "auto": torch_xla first, which Colab and
+    Kaggle ship. Raises ValueError for another value.
+    """
+    wanted = os.environ.get("TPU_ENGINE", "auto")
+    if wanted not in ("auto", "torch_xla", "torch_tpu"):
+        raise ValueError(f"TPU_ENGINE={wanted!r} in the environment: give 'auto', 'torch_xla' or 'torch_tpu'")
+    reasons = []
+    for engine, kind, module in (("torch_xla", "xla", xla), ("torch_tpu", "tpu", torch_tpu)):
+        # Where neither is there nor asked for, torch_xla is the one that is missed.
+        if wanted == engine or (wanted == "auto" and (module is xla or module.installed())):
+            found, reason = module.available()
+            if found:
+                return kind, reason
+            reasons.append(reason)
+    return "", "; ".join(reasons)
 
 
 def get_device(use_tpu: bool = False):

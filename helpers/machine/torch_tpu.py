@@ -20,7 +20,9 @@ def installed() -> bool:
 
 
 def available() -> tuple[bool, str]:
-    """Whether torch has a device `tpu`, and the reason; torch_tpu must be installed."""
+    """Whether torch has a device `tpu`, and the reason."""
+    if not installed():
+        return False, "torch_tpu is not installed"
     import torch  # loads torch_tpu by itself where a chip is seen
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

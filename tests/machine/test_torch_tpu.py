@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.machine import torch_tpu
+from helpers.machine import runtime, torch_tpu
 from helpers.run import checkpoint
 from tests import harness
 from tests.test_resume import result
@@ -22,10 +22,28 @@ ROOMS = ("reservoir", "lejepa", "legal", "graphmer", "tuning")
 DRIVER = Path(__file__).with_name("room_trainers.py")
 
 
+@pytest.mark.once
+def test_an_unknown_engine_is_refused_with_the_choices(monkeypatch):
+    monkeypatch.setenv("TPU_ENGINE", "jax")
+    with pytest.raises(
+        ValueError, match="TPU_ENGINE='jax' in the environment: give 'auto', 'torch_xla' or 'torch_tpu'"
+    ):
+        runtime.detect(True)
+
+
+@pytest.mark.once
+def test_where_torch_tpu_is_asked_for_and_absent_the_run_goes_on_with_the_reason(monkeypatch):
+    if torch_tpu.installed():
+        pytest.skip("it is installed here")
+    monkeypatch.setenv("TPU_ENGINE", "torch_tpu")
+    with pytest.warns(UserWarning, match="torch_tpu is not installed: going on without a TPU"):
+        assert runtime.detect(True).kind == "cpu"
+
+
 @here
 def test_accelerate_does_not_know_the_device_by_itself():
     code = (
-        "from tests.machine import tpu_stand_in; tpu_stand_in.start(); from helpers.machine import torch_tpu; "
+        "from tests.machine import tpu_stand_in; tpu_stand_in.start(); from helpers.machine import runtime, torch_tpu; "
         "assert torch_tpu.teach_accelerate(), 'accelerate knows tpu now: teach_accelerate can go'; "
         "assert not torch_tpu.teach_accelerate()"
     )
