@@ -1,9 +1,9 @@
 """What one Java file defines and mentions, parsed by tree-sitter, and what its names stand for by the rules of the language.
 
-A method's id has its parameter types as written, `a.b.C.run(String,int[])`; one outside of the sources has none, and is
-named by the type it is called on, as in bytecode. In a scope it has the number of its arguments, `run/2`: an overload that
-this number does not tell, a name that only an import on demand from outside can bring, and what an anonymous class may inherit
-are unresolved.
+A method's id has its parameter types as written, `a.b.C.run(String,int[])`; a method outside of the sources has none, and is
+named by the type it is called on, as in bytecode. In a scope a method has the number of its arguments, `run/2`. Unresolved
+are an overload that this number does not tell, a name that only an import on demand from outside can bring, a method that an
+anonymous class may inherit, and a class that an expression names with its package.
 """
 
 from __future__ import annotations
@@ -25,34 +25,30 @@ KINDS = {
     "class_declaration": "class", "record_declaration": "class", "interface_declaration": "interface",
     "enum_declaration": "enum", "annotation_type_declaration": "annotation",
 }  # fmt: skip
-_METHODS = (
-    "method_declaration",
-    "constructor_declaration",
-    "element_declaration",
-)  # also a compact one, an annotation's
+# Endings: there are compact constructors, and the elements of annotations.
+_METHODS = ("method_declaration", "constructor_declaration", "element_declaration")
 _PARAMETERS = ("formal_parameter", "spread_parameter")
-_FIELDS = ("field_declaration", "constant_declaration")
+_FIELDS = ("field_declaration", "constant_declaration", *_PARAMETERS)  # parameters: of a record
 _LOCALS = (
-    "local_variable_declaration", "enhanced_for_statement", "resource", "formal_parameter", "instanceof_expression",
-    "catch_formal_parameter", "field_declaration",
+    "local_variable_declaration", "enhanced_for_statement", "resource", "instanceof_expression", "catch_formal_parameter", *_FIELDS,
+)  # fmt: skip
+_BLOCKS = (
+    "block", "class_body", "enhanced_for_statement", "try_with_resources_statement", "catch_clause", "lambda_expression",
 )  # fmt: skip
 _PRIMITIVE = {"boolean", "byte", "char", "double", "float", "int", "long", "short", "void"}
 _NOISE = re.compile(r"//.*|/\*(?s:.*?)\*/|@[\w.]+(?:\((?s:.*?)\))?|\s")  # in a type: comments, annotations, space
 _MOST_VARIADIC = 10  # arguments of a call that a method with `...` answers, beyond those that it names
+_OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 # Of the types that need no import (JLS 7.5.5), those that programs mention.
 _LANG_NAMES = """
-    Appendable AutoCloseable Boolean Byte CharSequence Character Class ClassLoader Cloneable Comparable Deprecated Double Enum Float
-    FunctionalInterface Integer Iterable Long Math Module Number Object Override Package Process ProcessBuilder Readable Record
-    Runnable Runtime SafeVarargs Short StackTraceElement StackWalker StrictMath String StringBuffer StringBuilder SuppressWarnings
-    System Thread ThreadGroup ThreadLocal Void ArithmeticException ArrayIndexOutOfBoundsException ArrayStoreException AssertionError
-    ClassCastException ClassNotFoundException CloneNotSupportedException Error Exception ExceptionInInitializerError
-    IllegalAccessException IllegalArgumentException IllegalMonitorStateException IllegalStateException IndexOutOfBoundsException
-    InstantiationException InternalError InterruptedException LinkageError NegativeArraySizeException NoClassDefFoundError
-    NoSuchFieldException NoSuchMethodException NullPointerException NumberFormatException OutOfMemoryError
-    ReflectiveOperationException RuntimeException SecurityException StackOverflowError StringIndexOutOfBoundsException Throwable
-    UnsatisfiedLinkError UnsupportedOperationException VirtualMachineError"""
+    AutoCloseable Boolean Byte CharSequence Character Class ClassLoader Cloneable Comparable Double Enum Float Integer Iterable
+    Long Math Number Object Process ProcessBuilder Record Runnable Runtime Short StackTraceElement String StringBuffer
+    StringBuilder System Thread ThreadLocal Void ArithmeticException ArrayIndexOutOfBoundsException AssertionError
+    ClassCastException ClassNotFoundException CloneNotSupportedException Error Exception IllegalAccessException
+    IllegalArgumentException IllegalStateException IndexOutOfBoundsException InterruptedException NoSuchFieldException
+    NoSuchMethodException NullPointerException NumberFormatException OutOfMemoryError ReflectiveOperationException
+    RuntimeException SecurityException StackOverflowError Throwable UnsupportedOperationException"""
 _LANG = frozenset(_LANG_NAMES.split())
-_OBJECT_METHODS = {"equals", "getClass", "hashCode", "notify", "notifyAll", "toString", "wait", "clone", "finalize"}
 
 
 # ---- what a file says: each function reads a `Node` of tree-sitter into the `Scope` that it stands in
@@ -72,33 +68,61 @@ def read_java(content: bytes) -> Module:
             wrong = inside[0]
         raise SyntaxError("invalid syntax", ("", wrong.start_point[0] + 1, None, None))
     package = "".join(_text(node.named_children[-1]) for node in _children(root, "package_declaration"))
-    types = _children(root, *KINDS)
-    module = Module(".".join(filter(None, (package, *map(_name, types[:1])))))
+    module = Module(".".join(filter(None, (package, *map(_name, _children(root, *KINDS)[:1])))))
     module.path, module.package = module.id, package
     module.scope = Scope("module", package, f"{package}." if package else "", None, module)
     if package:
         module.entities.append(Entity(package, "package", package.rpartition(".")[2], module=package))
         module.stars.append(package)
     for node in _children(root, "import_declaration"):
-        _import(_text(node), module)
-    for node in types:
-        _type(node, module.scope)
+        *words, said = _text(node).rstrip("; ").split()
+        name, static = said.removesuffix(".*"), "static" in words
+        owner, _, last = name.rpartition(".")
+        if said != name:
+            imported = _full(name, "class" if static else "package")
+            module.stars.append(name)
+        elif static:
+            imported, module.scope.names[f"{last}/"] = _full(owner), ("static", owner)
+        else:
+            imported = _full(name)
+            module.scope.names[last] = ("chain", imported, module.scope)
+        module.scope.uses.append((module.id, "imports", imported))
+    _read(_children(root, *KINDS), module)
     return module
 
 
-def _import(text: str, module: Module) -> None:
-    *words, said = text.rstrip("; ").split()
-    static, name = "static" in words, said.removesuffix(".*")
-    on_demand, (owner, _, last) = said != name, name.rpartition(".")
-    kind = "package" if on_demand and not static else "class"
-    chain = f"<{kind} {(owner if static and not on_demand else name).replace('.', '/')}>"  # a full name is looked up nowhere
-    module.scope.uses.append((module.id, "imports", chain))
-    if on_demand:
-        module.stars.append(name)
-    elif static:
-        module.scope.names[f"{last}/"] = ("static", owner)
-    else:
-        module.scope.names[last] = ("chain", chain, module.scope)
+def _read(types, module):
+    stack = [(node, module.scope) for node in types[::-1]]
+    while stack:
+        node, here = stack.pop()
+        kind, inside, children = node.type, here, node.named_children
+        if kind in KINDS and here.kind in ("module", "class"):
+            inside = _type(node, here)
+            children += children.pop().named_children  # those of its body
+        elif kind.endswith(_METHODS) and here.kind == "class":
+            inside = _method(node, here)
+        elif kind in (*_BLOCKS, *KINDS):
+            inside = Scope("block", here.owner, here.prefix, here, module)
+            inside.hidden = kind == "class_body" or kind in KINDS  # a class without a name, or within a method
+            if inside.hidden:
+                inside.names["this"] = OPAQUE
+        if kind in _LOCALS and (inside.kind != "class" or kind in _FIELDS):
+            _bind(node, inside)
+        elif kind == "type_parameter":
+            inside.names[_text(_children(node, "type_identifier", "identifier")[0])] = OPAQUE
+        elif kind == "enum_constant":
+            here.names[_name(node)] = ("known", here.owner, True)
+            here.define("field", _name(node), _lines(node))
+        elif kind == "lambda_expression":
+            parameters = node.child_by_field_name("parameters")
+            named = [parameters, *parameters.named_children]
+            inside.names |= {_text(one): OPAQUE for one in named if one.type == "identifier"}
+        elif kind == "method_invocation":
+            here.calls[_chain(node).removesuffix("()")].append(node.start_point[0] + 1)
+        elif kind == "object_creation_expression":
+            made = _chain_of_type(_bare(node.child_by_field_name("type")))
+            here.uses.append((here.owner, "instantiates", made or "?", [node.start_point[0] + 1]))
+        stack += [(child, inside) for child in children[::-1]]
 
 
 def _type(node, around):
@@ -106,39 +130,10 @@ def _type(node, around):
     entity = around.define(KINDS[node.type], name, _lines(node))
     around.bind(name, ("known", entity, False))
     scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
-    scope.names |= dict.fromkeys(_type_parameters(node), OPAQUE)
     above = "implements" if node.type != "interface_declaration" else "inherits_from"
     scope.bases = [("inherits_from", base) for base in _listed(node, "superclass", "extends_interfaces")]
     scope.bases += [(above, base) for base in _listed(node, "super_interfaces")]
-    for parameter in _children(node.child_by_field_name("parameters"), *_PARAMETERS):  # of a record: its fields
-        _bind(parameter, scope)
-    for member in node.child_by_field_name("body").named_children:
-        _member(member, scope)
-
-
-def _member(node, scope):
-    if node.type in KINDS:
-        _type(node, scope)
-    elif node.type == "enum_body_declarations":
-        for member in node.named_children:
-            _member(member, scope)
-    elif node.type.endswith(_METHODS):
-        _method(node, scope)
-    else:
-        if node.type == "enum_constant":
-            scope.define("field", _name(node), _lines(node))
-            scope.names[_name(node)] = ("known", scope.owner, True)
-        elif node.type in _FIELDS:
-            _bind(node, scope)
-        _body(node, Scope("block", scope.owner, scope.prefix, scope, scope.module))
-
-
-def _bind(node, scope):
-    """Variables of one name and two types have none; those of a class are its fields."""
-    for name, chain in _variables(node):
-        if scope.kind == "class":
-            scope.define("field", name, _lines(node))
-        scope.bind(name, ("chain", chain, scope) if chain else OPAQUE)
+    return scope
 
 
 def _method(node, outer):
@@ -147,50 +142,28 @@ def _method(node, outer):
     name, kind = _name(node), "constructor" if "constructor" in node.type else "method"
     entity = outer.define(kind, name, _lines(node), f"({signature})")
     scope = Scope("function", entity, f"{entity}.", outer, outer.module)
-    scope.names |= {"this": ("known", outer.owner, True)} | dict.fromkeys(_type_parameters(node), OPAQUE)
-    meaning = ("known", entity, False)
-    if kind != "constructor":
-        more = _MOST_VARIADIC if signature.endswith("...") else 0
-        for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
-            outer.bind(f"{name}/{count}", meaning)
-        if not {"static", "private"} & {word for each in _children(node, "modifiers") for word in _text(each).split()}:
-            outer.names[f"{name}({signature})"] = meaning
-        result = _chain_of_type(node.child_by_field_name("type"))
-        if result and result not in scope.names:
-            outer.module.results[entity] = (scope, f"{result}()")
+    scope.names["this"] = ("known", outer.owner, True)
     for parameter in parameters:
         for each, _ in _variables(parameter):
             scope.parameter(each, _lines(parameter))
-        _bind(parameter, scope)
-    if body := node.child_by_field_name("body"):
-        _body(body, scope)
+    if kind == "constructor":
+        return scope
+    meaning, more = ("known", entity, False), _MOST_VARIADIC if signature.endswith("...") else 0
+    for count in range(len(parameters) - bool(more), len(parameters) + more + (not more)):
+        outer.bind(f"{name}/{count}", meaning)
+    if not {"static", "private"} & {word for each in _children(node, "modifiers") for word in _text(each).split()}:
+        outer.names[f"{name}({signature})"] = meaning
+    if result := _chain_of_type(_bare(node.child_by_field_name("type"))):
+        outer.module.results[entity] = (scope, f"{result}()")
+    return scope
 
 
-def _body(whole, scope):
-    """Locals, calls and what is made."""
-    head = scope.owner
-    stack = [(whole, scope)]
-    while stack:
-        node, here = stack.pop()
-        kind = node.type
-        if kind in _LOCALS:
-            _bind(node, here)
-        elif kind == "lambda_expression":
-            parameters = node.child_by_field_name("parameters")
-            for one in [parameters] if parameters.type == "identifier" else parameters.named_children:
-                if one.type == "identifier":
-                    here.bind(_text(one), OPAQUE)
-        elif kind == "method_invocation":
-            here.calls[_chain(node).removesuffix("()")].append(node.start_point[0] + 1)
-        elif kind == "object_creation_expression":
-            made = _chain_of_type(node.child_by_field_name("type"))
-            here.uses.append((head, "instantiates", made or "?", [node.start_point[0] + 1]))
-        inside = here
-        if kind in ("class_body", *KINDS):
-            inside = Scope("block", head, here.prefix, here, here.module)
-            inside.hidden = True
-            inside.names["this"] = OPAQUE
-        stack += [(child, inside) for child in node.named_children[::-1]]
+def _bind(node, scope):
+    """Those of a class are its fields."""
+    for name, chain in _variables(node):
+        if scope.kind == "class":
+            scope.define("field", name, _lines(node))
+        scope.bind(name, ("chain", chain, scope) if chain else OPAQUE)
 
 
 # ---- chains
@@ -202,7 +175,8 @@ def _chain(node: Node | None) -> str:
     while node is not None:
         kind = node.type
         if kind == "method_invocation":
-            count = len(node.child_by_field_name("arguments").named_children)
+            arguments = node.child_by_field_name("arguments").named_children
+            count = sum(not argument.type.endswith("comment") for argument in arguments)
             names = f".{_name(node)}/{count}(){names}"
             node = node.child_by_field_name("object")
             if node is None:
@@ -214,22 +188,25 @@ def _chain(node: Node | None) -> str:
             node = node.named_children[0]
         elif kind in ("identifier", "this"):
             return _text(node) + names
-        elif kind == "super":
-            return f"super(){names}"
-        elif kind == "string_literal":
-            return f"<String>{names}"
+        elif kind in ("super", "string_literal"):
+            return ("super()" if kind == "super" else f"{_full('java.lang.String')}()") + names
         else:
             made = kind in ("cast_expression", "object_creation_expression")
-            if made and (name := _chain_of_type(node.child_by_field_name("type"))):
+            if made and (name := _chain_of_type(_bare(node.child_by_field_name("type")))):
                 return f"{name}(){names}"
             break
     return f"?.{names.rpartition('.')[2]}" if names else "?"
 
 
+def _full(name: str, kind: str = "class") -> str:
+    """A full name as a chain that is looked up nowhere."""
+    return f"<{kind} {name.replace('.', '/')}>"
+
+
 def _variables(node: Node) -> Iterator[tuple[str, str]]:
     """Name and chain of each field, local variable or parameter; "" for one that is primitive, an array or not certain."""
     written = _declared_type(node)
-    said = _chain_of_type(written)
+    said = _chain_of_type(_bare(written))
     for declarator in _children(node, "variable_declarator") or [node]:
         name = _name(declarator)
         if declarator.child_by_field_name("dimensions") or node.type == "spread_parameter":
@@ -247,15 +224,10 @@ def _declared_type(node: Node) -> Node:
     return said or next(child for child in node.named_children if child.type != "modifiers")
 
 
-def _type_parameters(node: Node) -> list[str]:
-    parameters = [one for clause in _children(node, "type_parameters") for one in _children(clause, "type_parameter")]
-    return [_text(_children(one, "type_identifier", "identifier")[0]) for one in parameters]
-
-
 def _listed(node: Node, *clauses: str) -> list[str]:
     """Every type that a declaration lists in its `extends` or `implements`."""
     said = (re.sub("^(extends|implements)", "", _bare(clause)) for clause in _children(node, *clauses))
-    return [name for names in said for name in names.split(",")]
+    return [_chain_of_type(name) for names in said for name in names.split(",")]
 
 
 def _bare(node: Node | None) -> str:
@@ -266,10 +238,11 @@ def _bare(node: Node | None) -> str:
     return text
 
 
-def _chain_of_type(node: Node | None) -> str:
-    """`a.b.C` of `a.b.C<D>`; "" for a type that is primitive or an array."""
-    bare = _bare(node)
-    return bare if re.fullmatch(r"[\w$.]+", bare) and bare not in _PRIMITIVE else ""
+def _chain_of_type(bare: str) -> str:
+    """The name, or the chain of a full one; "" for a type that is primitive or an array."""
+    if not re.fullmatch(r"[\w$.]+", bare) or bare in _PRIMITIVE:
+        return ""
+    return _full(bare) if "." in bare and bare[0].islower() else bare
 
 
 def _written(parameter: Node) -> str:
@@ -304,39 +277,25 @@ class JavaResolver(Resolver):
 
     def __init__(self, modules: list[Module]):
         super().__init__({f"{module.id} {number}": module for number, module in enumerate(modules)}, Imports((), ()))
-        full = [chain for module in modules for _, _, chain, *_ in module.scope.uses]
-        starts = [module.package.partition(".")[0] for module in modules]
-        starts += [chain.partition(" ")[2].partition("/")[0] for chain in full]
-        self.packages = {"java", "javax", *starts}
 
     def _name(self, scope: Scope, name: str) -> Value | None:
-        if name == "<String>":
-            return Value(self._lang("String").entity, True)
         if name[0] == "<":
             kind, _, full = name[1:-1].replace("/", ".").partition(" ")
             return Value(full, False) if full in self.classes else self._outside(full, kind)
         looking = scope
         while looking.parent is not None:
             if looking.kind == "class":
-                if found := self._in_class(looking, name):
-                    return found[0]
+                order = self.order(looking.owner)
+                if any(name in self.classes[one].names for one in order if one in self.classes):
+                    return self.member(looking.owner, name)
+                if "/" in name and looking.parent.kind == "class" and not self.classes.keys() >= {*order}:
+                    return None  # inherited from outside, or a method of the class around
             elif name in looking.names:
                 return self._meaning(looking.names[name], looking.module)
             elif looking.hidden and "/" in name:
                 return None
             looking = looking.parent
         return self._of_file(looking, name, scope)
-
-    def _in_class(self, scope: Scope, name: str) -> tuple[Value | None] | None:
-        """What a class says of a name in its body; None where what is around it is asked."""
-        if scope.owner == f"{scope.parent.prefix}{name}":
-            return (Value(scope.owner, False),)
-        order = self.order(scope.owner)
-        if any(one in self.classes and name in self.classes[one].names for one in order):
-            return (self.member(scope.owner, name),)
-        outside = any(one not in self.classes for one in order)
-        # A method is inherited from outside, or one of the class around.
-        return (None,) if "/" in name and outside and scope.parent.kind == "class" else None
 
     def _of_file(self, file: Scope, name: str, scope: Scope) -> Value | None:
         module, method = file.module, name.partition("/")[0]
@@ -355,30 +314,17 @@ class JavaResolver(Resolver):
             while scope.kind != "class" or scope.parent.kind == "class":
                 scope = scope.parent
             return self.member(scope.owner, name)
-        return Value(name, False) if name in self.packages else self._lang(name)
-
-    def _lang(self, name: str) -> Value | None:
         return self._outside(f"java.lang.{name}", "class") if name in _LANG else None
 
     def _attribute(self, value: Value | None, name: str) -> Value | None:
-        if value is None:
-            return None
-        full = f"{value.entity}.{name}"
-        if value.entity in self.classes:
-            return self.member(value.entity, name)
-        if value.entity in self.packages:
-            if full in self.classes or "/" in name:
-                return Value(full, False) if full in self.classes else None
-            if name[0].islower():
-                self.packages.add(full)
-                return Value(full, False)
-            return self._outside(full, "class")
+        if value is None or value.entity in self.classes:
+            return value and self.member(value.entity, name)
         if self.type_of(value.entity) not in CLASSES:
             return None
         if "/" in name:
-            return self._outside(full.partition("/")[0], "method")
+            return self._outside(f"{value.entity}.{name.partition('/')[0]}", "method")
         nested = not value.is_instance and name[0].isupper() and not name.isupper()
-        return self._outside(full, "class") if nested else None
+        return self._outside(f"{value.entity}.{name}", "class") if nested else None
 
     def found(self, order: list[str], name: str) -> Value | None:
         outside = []
