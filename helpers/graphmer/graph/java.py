@@ -71,9 +71,9 @@ def read_java(content: bytes) -> Module:
     module = Module(".".join(filter(None, (package, *map(_name, _children(root, *KINDS)[:1])))))
     module.path, module.package = module.id, package
     module.scope = Scope("module", package, f"{package}." if package else "", None, module)
+    module.stars.append(package)
     if package:
         module.entities.append(Entity(package, "package", package.rpartition(".")[2], module=package))
-        module.stars.append(package)
     for node in _children(root, "import_declaration"):
         *words, said = _text(node).rstrip("; ").split()
         name, static = said.removesuffix(".*"), "static" in words
@@ -130,9 +130,8 @@ def _type(node, around):
     entity = around.define(KINDS[node.type], name, _lines(node))
     around.bind(name, ("known", entity, False))
     scope = module.classes.setdefault(entity, Scope("class", entity, f"{entity}.", around, module))
-    above = "implements" if node.type != "interface_declaration" else "inherits_from"
     scope.bases = [("inherits_from", base) for base in _listed(node, "superclass", "extends_interfaces")]
-    scope.bases += [(above, base) for base in _listed(node, "super_interfaces")]
+    scope.bases += [("implements", base) for base in _listed(node, "super_interfaces")]
     return scope
 
 
@@ -176,7 +175,7 @@ def _chain(node: Node | None) -> str:
         kind = node.type
         if kind == "method_invocation":
             arguments = node.child_by_field_name("arguments").named_children
-            count = sum(not argument.type.endswith("comment") for argument in arguments)
+            count = sum(not each.type.endswith("comment") for each in arguments)
             names = f".{_name(node)}/{count}(){names}"
             node = node.child_by_field_name("object")
             if node is None:
@@ -189,7 +188,7 @@ def _chain(node: Node | None) -> str:
         elif kind in ("identifier", "this"):
             return _text(node) + names
         elif kind in ("super", "string_literal"):
-            return ("super()" if kind == "super" else f"{_full('java.lang.String')}()") + names
+            return f"{'super' if kind == 'super' else _full('java.lang.String')}(){names}"
         else:
             made = kind in ("cast_expression", "object_creation_expression")
             if made and (name := _chain_of_type(_bare(node.child_by_field_name("type")))):
@@ -304,7 +303,7 @@ class JavaResolver(Resolver):
         if "/" in name and f"{method}/" in file.names:
             owner = file.names[f"{method}/"][1]
             return self.member(owner, name) if owner in self.classes else self._outside(f"{owner}.{method}", "method")
-        for origin in (module.package, *module.stars):
+        for origin in module.stars:
             if origin in self.classes and name in self.classes[origin].names:
                 return self.member(origin, name)
             full = f"{origin}.{name}" if origin else name
