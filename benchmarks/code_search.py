@@ -123,7 +123,7 @@ def of_tests(root: Path, everything: list[Definition], draw: random.Random) -> l
     """Words of a test's name, and the places of what it calls."""
     places = {one.name: place for place, one in enumerate(everything)}
     calls: dict[str, list[int]] = {}
-    for head, relation, tail in load_graph(root, include_tests=True).triples:
+    for head, relation, tail in load_graph(root).triples:
         place = next((places[name] for name in _endings(tail) if name in places), None)
         if relation == "tests" and place is not None:
             calls.setdefault(head, []).append(place)
@@ -196,8 +196,10 @@ def trained(model: Model, minilm: Path, folder: Path):
         tokenizer.no_padding()
         rate, encoder = 0.05, SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=256)], device="cpu")
     machine = runtime.detect(False, "fp32")
-    options = {"batch_size": model.batch, "seed": model.seed, "one_package": model.one_package}
-    rows = in_batches(training_pairs(folder), steps=model.steps, **options)
+    rows = training_pairs(folder)
+    if not model.one_package:
+        rows = rows.remove_columns("package").add_column("package", ["all"] * len(rows))
+    rows = in_batches(rows, steps=model.steps, batch_size=model.batch, seed=model.seed)
     chosen = plan.plan(training.search_recipe(model.steps, model.batch, rate), step, machine)
     place = folder / "runs" / f"{model.row} {model.seed}".replace(" ", "_").replace(",", "")
     trainer = training.new_search_trainer(

@@ -298,9 +298,10 @@ def asking(package: Path, name: str) -> dict:
     found = {"package": package.name, "lines": sum(path.read_bytes().count(b"\n") for path in package.rglob("*.py"))}
     with tempfile.TemporaryDirectory() as cache:
         for state in ("new", "cached"):
-            command = [sys.executable, "-m", "helpers.graphmer", "ask", package, name, "called_by", "--cache", cache]
+            command = [sys.executable, "-m", "helpers.graphmer", "ask", str(package), name, "called_by"]
+            environment = os.environ | {"XDG_CACHE_HOME": cache}
             before = os.times()
-            subprocess.run([str(each) for each in command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
             after = os.times()
             spent = after.children_user + after.children_system - before.children_user - before.children_system
             found[state] = round(spent, 2)

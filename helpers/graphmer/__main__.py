@@ -1,6 +1,5 @@
 """python -m helpers.graphmer ask REPOSITORY NAME called_by|calls|impact   what the sources prove, without a model
 python -m helpers.graphmer search REPOSITORY "QUESTION"                  functions and classes that fit a question best
-python -m helpers.graphmer --config rtx3050 --set optimizer.lr=1e-4      checks a configuration and prints every key of it
 
 To train from the shell, run the notebook: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs
 config=mine.yaml max_steps=1000 data_source=my/repository`.
@@ -14,7 +13,7 @@ from itertools import chain
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints answers or a configuration; what cannot be asked, and a configuration that cannot be, exit with 2."""
+    """Prints answers. What cannot be asked ends with exit code 2."""
     parser = _parser()
     asked = parser.parse_args(arguments)
     try:
@@ -26,18 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m helpers.graphmer")
-    parser.add_argument("--config", default="", help="YAML file, or the name of a profile")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key with another value")
-    parser.set_defaults(action=_config)
-    commands = parser.add_subparsers(metavar="ask | search")
+    commands = parser.add_subparsers(metavar="ask | search", required=True)
     ask = commands.add_parser("ask", help="what the sources prove about a function or class, without a model")
     search = commands.add_parser("search", help="functions and classes that fit a question best")
     for command, action, most in ((ask, _ask, 20), (search, _search, 5)):
         command.add_argument("repository", help="folder of Python and Java sources")
         command.add_argument("--most", type=int, default=most, help=f"answers of each status; default {most}")
-        command.add_argument(
-            "--cache", help="folder for what is read of repositories; default: the user's cache folder"
-        )
         command.set_defaults(action=action)
     ask.add_argument("name", help="package.module.function, or the end of it where no other has the same")
     ask.add_argument("relation", help="called_by, calls or impact")
@@ -48,27 +41,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config(asked: argparse.Namespace) -> None:
-    from .configuration import PROFILES, override, read_configuration, to_yaml
-    from .parameters import changed
-
-    if not asked.config:
-        profiles = ", ".join(PROFILES)
-        raise ValueError(f"--config: is missing; give a YAML file or a profile ({profiles}), or a command: ask, search")
-    print(to_yaml(override(read_configuration(asked.config), changed("; ".join(asked.set)))), end="")
-
-
 def _search(asked: argparse.Namespace) -> None:
     from .search import search
 
-    found = search(asked.repository, asked.question, model=asked.model, most=asked.most, cache=asked.cache)
+    found = search(asked.repository, asked.question, model=asked.model, most=asked.most)
     _show([each._asdict() for each in found], asked.question)
 
 
 def _ask(asked: argparse.Namespace) -> None:
     from .ask import Asked
 
-    questions = Asked(asked.repository, asked.cache)
+    questions = Asked(asked.repository)
     entity = questions.entity(asked.name)
     answers = questions.answers(entity.id, asked.relation)
     count = Counter(each.status for each in answers)

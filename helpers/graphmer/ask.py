@@ -1,6 +1,7 @@
 """What the sources of a repository prove about a function, without a model: who calls it, what it calls, what a change reaches.
 
-ask("my/repository", "package.Class.method", "called_by")
+asked = Asked("my/repository")
+asked.answers("package.Class.method", "called_by")
 
 What only running would tell is never called known. No model guesses here: in no study did one add to what names and sources say.
 """
@@ -39,23 +40,11 @@ class Answer(NamedTuple):
     could_be: str = ""
 
 
-def ask(repository: str | Path, name: str, relation: str, *, cache: str | Path | None = None) -> list[Answer]:
-    """Every known answer, nearest first, then the open ones.
-
-    name: qualified name of an entity, or the end of one that no other has.
-    relation: "called_by", "calls" or "impact" (all that reach it over calls).
-    cache: folder for what is read of repositories; default: the user's.
-
-    Raises ValueError: an unknown name (with near ones) or relation; and what `load_graph` does.
-    """
-    return Asked(repository, cache).answers(name, relation)
-
-
 class Asked:
-    """A graph that is asked, with the folder of its sources."""
+    """A repository that is asked. Raises what `load_graph` does."""
 
-    def __init__(self, repository: str | Path, cache: str | Path | None = None):
-        self.graph, self.folder = cached_graph(repository, cache), folder_of(repository)
+    def __init__(self, repository: str | Path):
+        self.graph, self.folder = cached_graph(repository), folder_of(repository)
         linecache.checkcache()
         self.tails: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by head and relation
         self.heads: dict[tuple[str, str], list[Triple]] = defaultdict(list)  # by tail and relation
@@ -64,7 +53,13 @@ class Asked:
             self.heads[triple.tail, triple.relation].append(triple)
 
     def answers(self, name: str, relation: str) -> list[Answer]:
-        """As `ask`."""
+        """Every known answer, nearest first, then the open ones.
+
+        name: qualified name of an entity, or the end of one that no other has.
+        relation: "called_by", "calls" or "impact" (all that reach it over calls).
+
+        Raises ValueError: an unknown name (with near ones) or relation.
+        """
         entity = self.entity(name)
         if relation == "impact":
             found = [*self._impact(entity.id), *self._open_callers(entity)]

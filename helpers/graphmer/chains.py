@@ -42,7 +42,7 @@ IGNORED = -100  # label where nothing is asked for
 MASKED, REPLACED = 0.8, 0.1  # of what is chosen; the rest stays as it is (BERT)
 HEAD_TOKENS = 8  # of a head's name that a leaf looks at
 OPEN = 64  # sequences that documents are packed into at a time
-TRIES = 12  # draws before a wrong tail of a kind is taken for not to be had
+TRIES = 12  # draws after which there counts as being no wrong tail of a kind
 CHUNK = 2000  # documents that are encoded at a time
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[^\W\d_A-Z]+|[A-Z]+|\d+")
 
@@ -69,8 +69,6 @@ class Relations:
         }
 
     def id(self, name: str) -> int:
-        if name not in self.names[1:]:
-            raise ValueError(f"relation={name!r}: not in the ontology; known: {', '.join(self.names[1:])}")
         return self.names.index(name)
 
     def inverse(self, relation: int) -> int:
@@ -235,7 +233,7 @@ class _Leaf(NamedTuple):
 
 
 class LeafyChains(Dataset):
-    """Sequences of a graph: number `index` is the same whoever asks for it, and when; behind the last the next epoch begins.
+    """Sequences of a graph. The sequence of a number is always the same; after the last number the next epoch begins.
 
     Every end of `triples` is a document. Documents are packed into sequences once; an epoch is all of these in an order of its own,
     with leaves, masks and wrong tails of its own. A leaf hangs where its head is named: at a document's own name (its triples, and
@@ -244,8 +242,6 @@ class LeafyChains(Dataset):
 
     triples: resolved ones to train on. known: further true ones (of validation and test), never a wrong tail.
     configuration: sizes, shares and seed; sequences have the length of its first stage.
-
-    Raises ValueError where there is no triple, and for a relation that the ontology does not have.
     """
 
     def __init__(
@@ -267,8 +263,6 @@ class LeafyChains(Dataset):
         self.leaves, self.anchor = encoding.max_leaves_per_sequence, encoding.leaves_per_anchor
         self._identifiers_V = identifier_tokens(encoded.tokenizer) if self.mlm.span_mask_identifiers else None
         true = self._numbered(triples)
-        if not true:
-            raise ValueError("triples: there are none; give those of a split")
         self.known: dict[tuple[int, int], set[int]] = defaultdict(set)  # true tails of (head, relation)
         for head, relation, tail in (*true, *self._numbered(known)):
             self.known[head, relation].add(tail)

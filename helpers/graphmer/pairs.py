@@ -163,18 +163,17 @@ def _by_package(rows: Dataset) -> dict[str, list[int]]:
     return groups
 
 
-def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int, one_package: bool = True) -> Dataset:
+def in_batches(rows: Dataset, *, batch_size: int, steps: int, seed: int) -> Dataset:
     """`steps` batches in a row: question and code, in the order in which a run is trained on them.
 
-    one_package: all pairs of a batch are of one package, drawn by how many pairs it has: what else the batch holds, and what the
-        loss takes for wrong answers, are then functions that a search has to tell apart. Packages too small for a batch fill
-        batches together.
+    All pairs of a batch are of one package, drawn by how many pairs it has: what else the batch holds, and what the loss takes for
+    wrong answers, are then functions that a search has to tell apart. Packages too small for a batch fill batches together.
 
     Raises ValueError: fewer pairs than a batch has.
     """
     if len(rows) < batch_size:
         raise ValueError(f"batch_size={batch_size}: there are only {len(rows)} pairs; add packages, or lower it")
-    draw, groups = random.Random(seed), _by_package(rows) if one_package else {"": [*range(len(rows))]}
+    draw, groups = random.Random(seed), _by_package(rows)
     small = [place for name in [*groups] if len(groups[name]) < batch_size for place in groups.pop(name)]
     if len(small) >= batch_size:
         groups["small packages"] = small

@@ -109,7 +109,6 @@ def search(
     *,
     model: str | Path | None = None,
     most: int = 5,
-    cache: str | Path | None = None,
 ) -> list[Found]:
     """The definitions of a repository in Python or Java that fit a question best, at most `most`.
 
@@ -119,14 +118,14 @@ def search(
     """
     if not words(question):
         raise ValueError(f"question={question!r}: has no word to search for; ask in words")
-    graph = cached_graph(repository, cache)
+    graph = cached_graph(repository)
     documents = Documents(graph, repository)
     found = [one for one in graph.entities.values() if one.type in KINDS and one.status == DEFINED and one.line]
     if not found:
         raise ValueError(f"repository={str(repository)!r}: defines no function and no class")
     texts = [documents.text(one.id) for one in found]
     encoder = None if model is None else _loaded(model)
-    vectors_ND = None if encoder is None else _kept_vectors(encoder, texts, cache)
+    vectors_ND = None if encoder is None else _kept_vectors(encoder, texts)
     scores_N = CodeSearch([one.id for one in found], texts, encoder, vectors_ND).scores(question)
     best = np.argsort(-scores_N, kind="stable")[:most].tolist()
     return [Found(found[n].id, found[n].type, float(scores_N[n]), graph.place(found[n])) for n in best]
@@ -141,12 +140,12 @@ def _loaded(folder: str | Path) -> SentenceTransformer:
     return SentenceTransformer(str(path), device="cpu", local_files_only=True)
 
 
-def _kept_vectors(model: SentenceTransformer, texts: Sequence[str], cache: str | Path | None) -> np.ndarray:
+def _kept_vectors(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
     """Vectors of these texts by this model, kept beside the graphs: a second question costs no encoding."""
     digest = hashlib.sha256("\0".join(texts).encode())
     for name, weight in model.state_dict().items():
         digest.update(name.encode() + weight.detach().cpu().numpy().tobytes())
-    file = cache_folder(cache) / f"{digest.hexdigest()[:32]}.vectors"
+    file = cache_folder() / f"{digest.hexdigest()[:32]}.vectors"
     if file.is_file():
         return np.frombuffer(file.read_bytes(), np.float32).reshape(len(texts), -1)
     vectors_ND = embedded(model, texts)

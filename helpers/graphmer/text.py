@@ -106,8 +106,6 @@ class Documents:
 
 
 def _text(path: Path, file: dict) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r}: no such file; give the folder that the graph was built from")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != file["sha256"]:
         raise ValueError(f"{file['path']}: changed since the graph was built; build the graph again")

@@ -53,7 +53,7 @@ class Corpus(DataSource):
 def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configuration) -> Corpus:
     """Splits, a tokenizer trained on the training modules' code, and sequences of the graph of `data_source`.
 
-    Raises what the splits and `LeafyChains` do.
+    Raises what the splits and `Documents` do.
     """
     folder, encoding, seed = Path(data_source).expanduser(), configuration.encoding, configuration.run.seed
     splits = split_by_module(graph, seed=seed, held_out=configuration.evaluation.held_out)
@@ -67,7 +67,7 @@ def load_corpus(graph: KnowledgeGraph, data_source: str, configuration: Configur
     encoded, relations = EncodedDocuments(documents, tokenizer, roots=longest, **sizes), Relations(read_ontology())
     known = (*splits.train, *splits.validation, *splits.test)  # as wrong tails, true ones would be taught to be false
     train, validation = (LeafyChains(part, encoded, relations, configuration, known=known) for part in splits[:2])
-    sources = "".join(hashlib.sha256(text.encode()).hexdigest() for text in documents.sources.values())
+    sources = "".join(file["sha256"] for file in graph.manifest["files"])
     return Corpus(
         name=data_source if data_source == SAMPLE else folder.resolve().name,
         sha256=hashlib.sha256((graph.digest() + sources).encode()).hexdigest(),
@@ -89,7 +89,7 @@ def new_model(configuration: Configuration, corpus: Corpus) -> GraphMERForPreTra
 
 
 def make_plan(configuration: Configuration, model: GraphMERForPreTraining, corpus: Corpus, machine: Runtime) -> Plan:
-    """The configuration as a plan; nothing is chosen that it says.
+    """The configuration as a plan: what the configuration says is not chosen again.
 
     Raises ValueError: the configuration asks for another device, or for chips that are not there.
     """

@@ -14,7 +14,7 @@
 # 1. **Who calls this, and what does a change reach**: proved from the sources, in seconds, without a model.
 # 2. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
 #    here to be studied and changed: its whole method is one cell. The answers and the search do not use it, because the sources prove
-#    what it would guess, and words find what it would search.
+#    what it would guess, and words find what it would search for.
 # 3. **A search in words** over functions, methods and classes: a sentence encoder that is tuned on docstrings for two minutes, fused
 #    with BM25. It is saved as a SentenceTransformer.
 #
@@ -36,7 +36,7 @@
 # 1. **Who calls this, and what does a change reach**: proved from the sources, in seconds, without a model.
 # 2. **GraphMER-SE**, an encoder that reads code together with its knowledge graph and learns to fill in what is masked of both. It is
 #    here to be studied and changed: its whole method is one cell. The answers and the search do not use it, because the sources prove
-#    what it would guess, and words find what it would search.
+#    what it would guess, and words find what it would search for.
 # 3. **A search in words** over functions, methods and classes: a sentence encoder that is tuned on docstrings for two minutes, fused
 #    with BM25. It is saved as a SentenceTransformer.
 #
@@ -178,8 +178,8 @@ for name, scorer in {"words": evaluation.Words(corpus), "untrained": evaluation.
 # %% [markdown]
 # ## Train the encoder
 #
-# transformers' trainer; every term of the loss is in the logs. Below them is what the training added on the held-out triples. The model
-# is saved, and `AutoModel` reads its encoder again.
+# The trainer is that of transformers, and every term of the loss is in the logs. Below them is what the training added on the
+# held-out triples. The model is saved, and `AutoModel` reads its encoder again.
 
 # %%
 from transformers import AutoModel
@@ -204,8 +204,8 @@ print(f"{loaded.num_parameters():,} weights of the encoder were read again")
 #
 # A pair is the first sentence of a docstring and the definition without that docstring: of your repository, of the standard library
 # and of installed packages. All pairs of a batch are of one package, so that the other answers of the batch, which the loss takes for
-# wrong ones, are functions that a search has to tell apart. Four packages are held out. It is sentence-transformers' trainer with its
-# `MultipleNegativesRankingLoss`; only the upper half of the layers learns.
+# wrong ones, are functions that a search has to tell apart. Four packages are held out. The trainer is that of sentence-transformers
+# with its `MultipleNegativesRankingLoss`; only the upper half of the layers learns.
 
 # %%
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -313,7 +313,7 @@ print(results_file)
 # - **From the shell**, without a notebook: `python -m helpers.graphmer ask my/repository function_name called_by` and
 #   `python -m helpers.graphmer search my/repository "reads a configuration" --model outputs/graphmer_se/search_model`.
 # - **Another encoder**: change its cell, or `changes="model.num_layers=6"`; `config="published"` trains every part of the published
-#   configuration. `python -m helpers.graphmer --config published` prints every key.
+#   configuration. The first cell after the parameters prints every key.
 # - **Many runs**: `python -m helpers.batch notebooks/graphmer_se.ipynb --output-dir runs config=rtx3050 max_steps=10000`.
 # - **Out of memory**: lower `training_data.micro_batch_size` and raise `run.gradient_accumulation_steps` by as much, then
 #   `checkpointing.activation_checkpointing=true`.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.graphmer.__main__ import main
-from helpers.graphmer.ask import Answer, ask
+from helpers.graphmer.ask import Answer, Asked
 from helpers.graphmer.graph.extraction import cached_graph, load_graph
 
 from .test_imports import write
@@ -64,9 +64,15 @@ def shop(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("shop"), SHOP)
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/graphmer"
+
+
 @pytest.fixture
-def asked(shop, tmp_path):
-    return lambda name, relation: ask(shop, name, relation, cache=tmp_path)
+def asked(shop, cache):
+    return Asked(shop).answers
 
 
 def brief(answers: list[Answer]) -> list[tuple]:
@@ -133,9 +139,10 @@ def test_java_methods_are_asked_for_without_their_parameters(tmp_path):
     pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
     text = "class A { void f(int a) { } void g() { f(1); new B(); } }\nclass B { }\n"
     write(tmp_path / "code", {"A.java": text})
-    [caller] = ask(tmp_path / "code", "A.f", "called_by", cache=tmp_path)
+    answers = Asked(tmp_path / "code").answers
+    [caller] = answers("A.f", "called_by")
     assert (caller.name, caller.status, caller.mentioned) == ("A.g()", "known", "A.java:1")
-    [maker] = ask(tmp_path / "code", "B", "called_by", cache=tmp_path)
+    [maker] = answers("B", "called_by")
     assert maker.name == "A.g()" and maker.mentioned == "A.java:1"
 
 
@@ -143,7 +150,7 @@ def test_java_types_of_one_name_in_two_projects_are_told_apart(tmp_path):
     pytest.importorskip("tree_sitter_java", reason="needs pip install tree-sitter tree-sitter-java")
     text = "package x;\nclass A {\n void f() { }\n void g() { f(); }\n}\n"
     write(tmp_path / "code", {f"{project}/src/main/java/x/A.java": text for project in "ab"})
-    [caller] = ask(tmp_path / "code", "b:x.A.f", "called_by", cache=tmp_path)
+    [caller] = Asked(tmp_path / "code").answers("b:x.A.f", "called_by")
     assert (caller.name, caller.mentioned) == ("b:x.A.g()", "b/src/main/java/x/A.java:4")
     assert caller.source == "void g() { f(); }"
 
@@ -172,42 +179,42 @@ def test_known_callers_are_those_that_the_profiler_sees(asked, shop, monkeypatch
 # ---- kept between two questions
 
 
-def test_a_graph_that_was_kept_is_the_graph_until_a_file_changes(shop, tmp_path):
+def test_a_graph_that_was_kept_is_the_graph_until_a_file_changes(cache, tmp_path):
     folder = write(tmp_path / "code", SHOP)
-    first = cached_graph(folder, tmp_path / "cache")
-    kept = cached_graph(folder, tmp_path / "cache")
+    first = cached_graph(folder)
+    kept = cached_graph(folder)
     assert kept == first == load_graph(folder)
     assert kept.sites == first.sites
     assert kept.digest() == first.digest()
     (folder / "shop/new.py").write_text("from shop.goods import find\n\nfind('x')\n")
-    assert ("shop.new", "calls", "shop.goods.find") in cached_graph(folder, tmp_path / "cache").triples
-    assert len(list((tmp_path / "cache").iterdir())) == 1  # the former one is gone
+    assert ("shop.new", "calls", "shop.goods.find") in cached_graph(folder).triples
+    assert len(list(cache.iterdir())) == 1  # the former one is gone
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '["0", [], [], []]', "\0"])
-def test_a_damaged_cache_is_made_again(shop, tmp_path, damage):
-    whole = cached_graph(shop, tmp_path)
-    [file] = tmp_path.iterdir()
+def test_a_damaged_cache_is_made_again(shop, cache, damage):
+    whole = cached_graph(shop)
+    [file] = cache.iterdir()
     for content in (damage, file.read_text()[:-300], file.read_text().replace("shop", "shap", 1)[:-1]):
         file.write_text(content)
-        assert cached_graph(shop, tmp_path) == whole
+        assert cached_graph(shop) == whole
     kept = json.loads(file.read_text())
     kept[2] = kept[1]
     file.write_text(json.dumps(kept))
-    assert cached_graph(shop, tmp_path) == whole
+    assert cached_graph(shop) == whole
 
 
 def test_where_nothing_can_be_written_the_answer_is_the_same(shop, tmp_path):
-    (tmp_path / "file").touch()
-    assert ask(shop, "goods.find", "called_by", cache=tmp_path / "file" / "cache")
+    (tmp_path / "cache").touch()
+    assert Asked(shop).answers("goods.find", "called_by")
 
 
-def test_the_shell_answers_without_loading_a_model(shop, tmp_path):
+def test_the_shell_answers_without_loading_a_model(shop):
     code = (
         "import sys; from helpers.graphmer.__main__ import main; main(sys.argv[1:]);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )
-    command = [sys.executable, "-c", code, "ask", shop, "goods.find", "called_by", "--cache", tmp_path]
+    command = [sys.executable, "-c", code, "ask", shop, "goods.find", "called_by"]
     ran = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "shop.goods.find called_by: 1 known" in ran.stdout
@@ -216,12 +223,6 @@ def test_the_shell_answers_without_loading_a_model(shop, tmp_path):
 
 def test_the_shell_says_what_could_not_be_read(tmp_path, capsys):
     write(tmp_path / "code", {"a.py": "def f(): pass\n", "b.py": "def (:\n"})
-    assert main(["ask", str(tmp_path / "code"), "a.f", "called_by", "--cache", str(tmp_path)]) == 0
+    assert main(["ask", str(tmp_path / "code"), "a.f", "called_by"]) == 0
     printed = capsys.readouterr().out
     assert "a.f called_by: nothing that the sources say" in printed and "1 files could not be read" in printed
-
-
-def test_the_shell_names_a_wrong_name_in_one_line(shop, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["ask", str(shop), "goods.fnid", "called_by", "--cache", str(tmp_path)])
-    assert "did you mean shop.goods.find" in capsys.readouterr().err

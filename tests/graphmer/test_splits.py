@@ -41,15 +41,13 @@ def parts(splits):
     return {"train": splits.train, "validation": splits.validation, "test": splits.test}
 
 
-def module_of(graph, name: str, unit: str) -> str:
-    module = graph.entities[name].module
-    return module if unit == "module" else module.partition(".")[0]
+def package_of(graph, name: str) -> str:
+    return graph.entities[name].module.partition(".")[0]
 
 
-@pytest.mark.parametrize("unit", ["module", "package"])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(unit, seed):
-    splits = split_by_module(random_graph(seed=seed), seed=seed, unit=unit)
+def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(seed):
+    splits = split_by_module(random_graph(seed=seed), seed=seed)
     for one, other in combinations(parts(splits).values(), 2):
         assert one
         assert other
@@ -57,49 +55,17 @@ def test_no_pair_of_entities_is_in_two_parts_in_any_order_or_relation(unit, seed
         assert not any((triple.head, triple.tail) in pairs or (triple.tail, triple.head) in pairs for triple in other)
 
 
-@pytest.mark.parametrize("unit", ["module", "package"])
-def test_held_out_triples_have_heads_in_units_that_training_has_no_triple_of(unit):
+def test_held_out_triples_have_heads_in_packages_that_training_has_no_triple_of():
     graph = random_graph()
-    splits = split_by_module(graph, seed=0, unit=unit)
+    splits = split_by_module(graph, seed=0)
     pairs = {
         frozenset(triple[::2])
         for triple in graph.triples
         if (triple.tail, triple.head) in {t[::2] for t in graph.triples}
     }
-    trained = {module_of(graph, triple.head, unit) for triple in splits.train if frozenset(triple[::2]) not in pairs}
+    trained = {package_of(graph, triple.head) for triple in splits.train if frozenset(triple[::2]) not in pairs}
     for triple in (*splits.validation, *splits.test):
-        assert module_of(graph, triple.head, unit) not in trained
-
-
-def test_a_pair_between_units_of_different_parts_goes_to_training():
-    graph = random_graph(triples=3000)
-    splits = split_by_module(graph, seed=0, unit="module")
-    part_of = {triple: name for name, part in parts(splits).items() for triple in part}
-    own = {}  # part of a module, by a triple whose pair has no other module's triple
-    pairs = {triple[::2] for triple in graph.triples}
-    for triple, part in part_of.items():
-        if triple[::2][::-1] not in pairs:
-            own[module_of(graph, triple.head, "module")] = part
-    between = [
-        triple
-        for triple in part_of
-        if triple[::2][::-1] in pairs
-        and {own[module_of(graph, end, "module")] for end in triple[::2]} == {"train", "test"}
-    ]
-    assert between
-    assert all(part_of[triple] == "train" for triple in between)
-
-
-def test_what_is_outside_of_the_sources_is_never_all_that_is_new():
-    splits = split_by_module(random_graph(), seed=0)
-    assert any(triple.tail.startswith("builtins.") for triple in splits.train)
-    assert not any(triple.tail.startswith("?.") for part in parts(splits).values() for triple in part)
-
-
-def test_by_module_every_resolved_triple_is_in_one_part():
-    graph = random_graph()
-    splits = split_by_module(graph, seed=0)
-    assert sorted((*splits.train, *splits.validation, *splits.test)) == sorted(graph.resolved())
+        assert package_of(graph, triple.head) not in trained
 
 
 @pytest.mark.parametrize("held_out", [0.1, 0.3])
@@ -125,7 +91,7 @@ def test_modules_of_the_same_content_stay_together():
     ]
     for seed in range(8):
         graph = random_graph(files=files)
-        splits = split_by_module(graph, seed=seed, unit="module", held_out=0.3)
+        splits = split_by_module(graph, seed=seed, held_out=0.3)
         pairs = {triple[::2] for triple in graph.triples}
         found = {
             name

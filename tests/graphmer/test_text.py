@@ -61,7 +61,7 @@ def test_a_source_that_is_gone_or_changed_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"json/tool\.py: changed since the graph was built"):
         Documents(graph, tmp_path)
     (tmp_path / "json/tool.py").unlink()
-    with pytest.raises(FileNotFoundError, match=r"tool\.py.*no such file"):
+    with pytest.raises(FileNotFoundError, match=r"tool\.py"):
         Documents(graph, tmp_path)
 
 
@@ -87,7 +87,3 @@ def test_identifier_tokens_are_those_of_letters_digits_and_underscores(tokenizer
     for text, is_word in (("encode", True), ("_default", True), ("3", True), (" ", False), ("(", False), ("\n", False)):
         assert all(words[one] == is_word for one in encodings(tokenizer, [text])[0].ids), text
     assert not words[:3].any()
-
-
-def test_the_same_texts_make_the_same_tokenizer(documents, tokenizer):
-    assert train_tokenizer(documents.sources.values(), 2000).get_vocab() == tokenizer.get_vocab()

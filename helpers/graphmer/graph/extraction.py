@@ -45,12 +45,12 @@ def folder_of(data_source: str | Path) -> Path:
     return standard_library() if data_source == SAMPLE else Path(data_source).expanduser()
 
 
-def cached_graph(repository: str | Path, folder: str | Path | None = None) -> KnowledgeGraph:
-    """`load_graph`, kept for the next time in `folder` (default: the user's cache) as long as no file changes."""
+def cached_graph(repository: str | Path) -> KnowledgeGraph:
+    """`load_graph`, kept for the next time in the user's cache folder as long as no file changes."""
     path = folder_of(repository)
     sources = find_sources(path, include_tests=repository != SAMPLE)
     digest = sources.digest(_code())
-    file = cache_folder(folder) / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
+    file = cache_folder() / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
     found = kept_graph(file, digest)
     if found is None:
         found = _graph(repository, sources)

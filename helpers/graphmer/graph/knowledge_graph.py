@@ -17,7 +17,7 @@ DEFINED = "defined"  # in the sources
 EXTERNAL = "external"  # outside of them, known by its full name through an import or as a builtin
 UNRESOLVED = "unresolved"  # mentioned, but nothing in the sources says for certain what it is
 UNKNOWN = "unknown"  # type of an entity that the sources mention and do not define
-_NOT_RESOLVED = "?."  # before the name of what is
+_NOT_RESOLVED = "?."  # before the name of a mention that nothing resolves
 
 
 class Entity(NamedTuple):
@@ -46,7 +46,7 @@ class Triple(NamedTuple):
     tail: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KnowledgeGraph:
     """Every head and tail is a key of `entities`; both are sorted, no triple is there twice.
 
@@ -54,10 +54,10 @@ class KnowledgeGraph:
         read. sites: the lines of the head's file that say a call or an instantiation.
     """
 
-    entities: dict[str, Entity] = field(repr=False)
-    triples: tuple[Triple, ...] = field(repr=False)
-    manifest: dict[str, Any] = field(default_factory=dict, repr=False)
-    sites: dict[Triple, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
+    entities: dict[str, Entity]
+    triples: tuple[Triple, ...]
+    manifest: dict[str, Any] = field(default_factory=dict)
+    sites: dict[Triple, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def place(self, entity: Entity, line: int = 0) -> str:
         """`file:line` of an entity's definition, or of another line of its module; "" where that is not known."""
@@ -81,7 +81,7 @@ class KnowledgeGraph:
 def build_graph(
     entities: Iterable[Entity], triples: Mapping[tuple[str, str, str], Iterable[int]], manifest: dict[str, Any]
 ) -> KnowledgeGraph:
-    """Sorts both; of two entities with one id the first stays, `unresolved` ones are added.
+    """Sorts entities and triples. Of two entities with one id the first stays; those of unresolved tails are added.
 
     triples: each with the lines of the head's file that say it, where these are known.
     """
@@ -132,14 +132,14 @@ def read_ontology() -> dict[str, Relation]:
 
 # ---- kept between two questions: one file a repository, whole or absent
 
-# What a file that others wrote may be: no JSON, JSON of another form.
+# What reading a file may raise that something else wrote: it is no JSON, or JSON of another form.
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
-def cache_folder(folder: str | Path | None) -> Path:
-    """`folder`, or the user's own for what is kept."""
+def cache_folder() -> Path:
+    """The user's folder for what is kept: that of XDG_CACHE_HOME, or below the home."""
     with contextlib.suppress(RuntimeError):  # there is no home
-        return Path(folder or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/graphmer").expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "graphmer").expanduser()
     return Path(tempfile.gettempdir(), "graphmer")
 
 

@@ -94,7 +94,7 @@ class Sources:
 
 
 def _read(path: Path) -> bytes:
-    """Raises OSError, also for a pipe, a device, or what nobody wrote by hand."""
+    """Raises OSError, also for a pipe, a device, and a file that is too long to be written by hand."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
         raise OSError(errno.EFBIG, f"no file, or one of more than {MOST_BYTES:,} bytes")
@@ -106,7 +106,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Without the path, which differs between machines."""
+    """Why a file could not be read, without its path, which differs between machines."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}" if error.lineno else str(error.msg)
     if isinstance(error, RecursionError):

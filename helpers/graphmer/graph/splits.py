@@ -25,14 +25,15 @@ class Splits(NamedTuple):
     said: str  # by which unit, and why
 
 
-def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", held_out: float = 0.1) -> Splits:
+def split_by_module(graph: KnowledgeGraph, *, seed: int, held_out: float = 0.1) -> Splits:
     """Each triple to the part that the unit of its head was drawn for; all triples of one pair of entities stay together.
 
     Where the units of such a group were drawn for different parts (a calls b, b calls a), training gets it, then
     validation. Modules of the same content are one unit.
 
-    unit: "package" (the outermost that contains the module), "module", or "definition". Where units are too few or too large for
-        three parts the next smaller ones are taken; the splits say which.
+    Units are packages (the outermost that contains the module); where these are too few or too large for three parts they are
+    modules, else definitions, and the splits say which.
+
     held_out: share of the triples, in (0, 0.5), for validation and for test each; a little less, as units stay whole.
 
     Raises ValueError: no unit that is small enough.
@@ -41,20 +42,17 @@ def split_by_module(graph: KnowledgeGraph, *, seed: int, unit: str = "package", 
     pairs: dict[frozenset[str], list[Triple]] = defaultdict(list)
     for triple in triples:
         pairs[frozenset((triple.head, triple.tail))].append(triple)
-    tried = UNITS[UNITS.index(unit) :]
-    for smaller in tried:
-        unit_of = _units(graph, smaller)
+    for unit in UNITS:
+        unit_of = _units(graph, unit)
         sizes = Counter(unit_of.get(triple.head, "") for triple in triples)
         part_of, parts = _draw(sizes, held_out, seed), ([], [], [])
         for group in pairs.values():
             parts[min(part_of[unit_of.get(triple.head, "")] for triple in group)].extend(group)
         if all(parts):
-            why = "" if smaller == unit else f": by {unit} they would be too few or too large"
-            return Splits(
-                *(tuple(sorted(part)) for part in parts), f"held out by {smaller} ({len(sizes):,} of them){why}"
-            )
+            why = "" if unit == UNITS[0] else f": by {UNITS[0]} they would be too few or too large"
+            return Splits(*(tuple(sorted(part)) for part in parts), f"held out by {unit} ({len(sizes):,} of them){why}")
     raise ValueError(
-        f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(tried)}; give more sources, or "
+        f"held_out={held_out}: {len(triples):,} triples, too few to hold some out by {' or '.join(UNITS)}; give more sources, or "
         "raise held_out"
     )
 
