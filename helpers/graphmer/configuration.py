@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .encoder import GraphMERConfig
 
 PROFILES = {path.stem: path for path in sorted(Path(__file__).with_name("profiles").glob("*.yaml"))}
-MOST_BYTES = 100_000  # of a document; a whole one has 3,000
 HEAD_WEIGHT = 0.5  # of the terms that teach what wrong leaves and the ontology need
 Some = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -250,21 +249,19 @@ class Configuration(Section):
 def _combinations(of: Configuration) -> Iterator[str]:
     model, hardware, anchor = of.model, of.hardware, of.encoding.leaves_per_anchor
     if model.hidden_size % model.num_heads:
-        yield f"{model.hidden_size=} with {model.num_heads=}: not a multiple of it; give one"
+        yield f"{model.hidden_size=}: must be a multiple of {model.num_heads=}; change one of them"
     if model.hgat.relation_bias and not model.hgat.enabled:
-        yield f"{model.hgat.relation_bias=} with {model.hgat.enabled=}: is a part of it; set both to false"
+        yield f"{model.hgat.relation_bias=} with {model.hgat.enabled=}: the bias is a part of it; set both to false"
     if (least := anchor.positive + anchor.negatives) > (most := of.encoding.max_leaves_per_sequence):
-        yield f"encoding.max_leaves_per_sequence={most}: not even one anchor has room; give {least}"
+        yield f"encoding.max_leaves_per_sequence={most}: the leaves of one anchor need more room; give at least {least}"
     if hardware.num_workers and hardware.device == "tpu":
-        yield f"{hardware.num_workers=} with {hardware.device=}: torch_xla's own threads feed a TPU; give 0"
-    if hardware.tpu_cores and hardware.device != "tpu":
-        yield f"{hardware.tpu_cores=} with {hardware.device=}: there are none; give 0, or device: tpu"
+        yield f"{hardware.num_workers=} with {hardware.device=}: threads of torch_xla load data for a TPU; give 0"
     moments = (of.optimizer.betas, of.optimizer.eps)
     if of.optimizer.name == "adafactor" and moments != (Optimizer().betas, Optimizer().eps):
         yield "optimizer.betas or eps with optimizer.name='adafactor': Adafactor has none; leave them out"
     mnm = of.objectives.mnm
     if mnm.type_consistent_negatives + mnm.hard_negatives and not of.reads_names:
-        yield "objectives.mnm: has negatives, and without regularizers.contrastive nothing learns to tell them; set them to 0"
+        yield "objectives.mnm: without regularizers.contrastive nothing learns from its negatives; set them to 0"
 
 
 def _lengths(of: Configuration) -> Iterator[str]:
@@ -290,8 +287,6 @@ def read_configuration(source: str | Path) -> Configuration:
     path = PROFILES.get(str(source)) or expanded("config", str(source))
     if not path.is_file():
         raise FileNotFoundError(f"config={str(source)!r}: no such file; give one, or a profile: {', '.join(PROFILES)}")
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: {path.stat().st_size:,} bytes are no configuration; {MOST_BYTES:,} at most")
     return from_yaml(path.read_bytes(), str(path))
 
 

@@ -103,8 +103,7 @@ class Decay(nn.Module):
 
     def __init__(self, heads: int, base: float):
         super().__init__()
-        self.base = base
-        self.offset = nn.Parameter(torch.ones(heads))
+        self.base, self.offset = base, nn.Parameter(torch.ones(heads))
 
     def forward(self, distance_BNN: torch.Tensor) -> torch.Tensor:
         """[B, A, N, N] in fp32."""
@@ -157,8 +156,7 @@ class HGAT(nn.Module):
 
     def __init__(self, relations: int, width: int, *, bias: bool, dropout: float):
         super().__init__()
-        self.dropout = dropout
-        self.weight = nn.Parameter(torch.empty(relations, width, width))
+        self.dropout, self.weight = dropout, nn.Parameter(torch.empty(relations, width, width))
         self.attention = nn.Parameter(torch.empty(relations, 2, width))  # a_r: its half for tails and that for heads
         self.bias = nn.Parameter(torch.empty(relations, width)) if bias else None
 

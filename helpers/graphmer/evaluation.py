@@ -101,7 +101,7 @@ class Encoder:
 
 
 def verdict(rows: dict[str, Sequence[float]], groups: Sequence[str], best: str) -> list[dict]:
-    """MRR of each row, and how far the row `best` is above it, with a 95 % interval when groups of questions are drawn again."""
+    """MRR of each row, and how far the row `best` is above it, with a 95 % interval: a bootstrap over groups of questions."""
     group_Q = np.unique(groups, return_inverse=True)[1]
     count_G = np.bincount(group_Q)
     draws = np.random.default_rng(0).multinomial(len(count_G), np.full(len(count_G), 1 / len(count_G)), RESAMPLES)

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from helpers.machine.runtime import Runtime, choose_precision
 from helpers.parameters import SAMPLE, UPLOAD, Parameters, Source, parameter, source_path
 
-from .configuration import Configuration, override, read_configuration
+from .configuration import PROFILES, Configuration, override, read_configuration
 
 AUTO = "auto"
 SMALL_GPU = 10 * 2**30  # bytes; below it the profile for 8 GB
@@ -48,7 +48,7 @@ class GraphParameters(Parameters):
         AUTO,
         "Configuration of the encoder: a YAML file or the name of a profile; 'auto' takes the profile for this machine.",
         group=ENCODER,
-        suggestions=(AUTO, "published", "cpu", "t4", "rtx3050", "a100", "tpu_v5e_8"),
+        suggestions=(AUTO, *PROFILES),
     )
     changes: str = parameter(
         "",

@@ -76,7 +76,7 @@ def _sample(texts: Iterable[str], seed: int) -> SentenceTransformer:
 
 
 def freeze_lower_half(model: SentenceTransformer) -> int:
-    """Only the upper half of the layers goes on learning; the number of weights that do."""
+    """Freezes all but the upper half of the layers; returns how many weights go on learning."""
     stacks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
     layers = max(stacks, key=len)
     model.requires_grad_(False)

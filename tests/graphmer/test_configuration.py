@@ -31,10 +31,10 @@ WRONG = {
     "model:\n  norm: batchnorm\n": "c:2: model.norm='batchnorm': input should be 'rmsnorm' or 'layernorm'",
     "run: {seed: 1}\nmodel: {}\nrun: {seed: 2}\n": "c:3: not YAML: run is there twice; keep one",
     "run:\n  seed: 1\n  seed: 2\n": "c:3: not YAML: seed is there twice",
-    "model: {hidden_size: 100}\n": "model.hidden_size=100 with model.num_heads=12: not a multiple",
+    "model: {hidden_size: 100}\n": "model.hidden_size=100: must be a multiple of model.num_heads=12",
     "model: {hgat: {enabled: false}}\n": "model.hgat.relation_bias=True with model.hgat.enabled=False",
     "training_data: {max_seq_len: 100}\n": "max_seq_len=100 with 24 leaves of 4 tokens leaves no room for code",
-    "encoding: {max_leaves_per_sequence: 4}\n": "not even one anchor has room; give 8",
+    "encoding: {max_leaves_per_sequence: 4}\n": "max_leaves_per_sequence=4: the leaves of one anchor need more room; give at least 8",
     "model: [\n": "c:2: not YAML",
 }
 
@@ -96,25 +96,13 @@ OTHER = {  # what a key is changed to where twice its value, or the other truth,
     "encoding.leaves_per_anchor.negatives": 0,
     "evaluation.held_out": 0.2,
 }
+# Keys that corpus, plan and trainer read, see test_evaluation.py.
 READ_ELSEWHERE = [
-    "hardware.num_workers",
-    "hardware.device",
-    "hardware.tpu_cores",
-    "optimizer.name",
-    "optimizer.betas",
-    "optimizer.eps",
-    "optimizer.scheduler.name",
-    "run.log_interval",
-    "run.eval_interval_steps",
-    "run.save_interval_steps",
-    "run.seed",
-    "run.deterministic",
-    "run.mixed_precision",
-    "encoding.vocab_size",
-    "encoding.entity_tokens",
-    "evaluation.held_out",
+    "hardware.num_workers", "hardware.device", "hardware.tpu_cores", "optimizer.name", "optimizer.betas", "optimizer.eps",
+    "optimizer.scheduler.name", "run.log_interval", "run.eval_interval_steps", "run.save_interval_steps", "run.seed",
+    "run.deterministic", "run.mixed_precision", "encoding.vocab_size", "encoding.entity_tokens", "evaluation.held_out",
     "evaluation.max_triples",
-]  # keys that corpus, plan and trainer read, see test_evaluation.py
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -65,11 +65,6 @@ def test_each_of_two_applications_with_packages_of_one_name_calls_its_own(tmp_pa
         assert ran.stdout.strip() == each
 
 
-def test_what_two_folders_could_answer_is_open(tmp_path):
-    use = {"tool.py": "from app.models import build\n\nbuild()\n"}
-    assert calls(tmp_path, ONE | TWO | use)["tool.py"] == {"?:build"}
-
-
 def test_modules_of_one_name_have_ids_that_say_their_folders(tmp_path):
     graph = load_graph(write(tmp_path, ONE | TWO))
     for each in ("a", "b"):
@@ -224,7 +219,7 @@ def origin(root: Path, name: str) -> str | None:
     return spec.origin
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_what_python_finds_from_the_files_own_folder_is_found(seed, tmp_path):
     draw, names = random.Random(seed), ("alpha", "beta", "utils", "src", "lib")
     files = {"/".join((*draw.choices(names, k=draw.randint(0, 3)), f"{draw.choice(names[:3])}.py")) for _ in range(9)}
