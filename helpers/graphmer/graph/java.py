@@ -47,7 +47,7 @@ _LANG_NAMES = """
     ClassCastException ClassNotFoundException CloneNotSupportedException Error Exception IllegalAccessException
     IllegalArgumentException IllegalStateException IndexOutOfBoundsException InterruptedException NoSuchFieldException
     NoSuchMethodException NullPointerException NumberFormatException OutOfMemoryError ReflectiveOperationException
-    RuntimeException SecurityException StackOverflowError Throwable UnsupportedOperationException"""
+    RuntimeException SecurityException StackOverflowError StackWalker Throwable UnsupportedOperationException"""
 _LANG = frozenset(_LANG_NAMES.split())
 
 
