@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,22 +20,21 @@ import torch
 from helpers.data import data_files, hub
 from helpers.data.data_source import DataSource, located
 from helpers.parameters import SAMPLE, source_path
-from helpers.reservoir.parameters import MIN_TEXTS
+from helpers.reservoir.parameters import HUB_TEXTS, MIN_TEXTS
 from helpers.reservoir.sample import sample_stories
 
-TINYSTORIES = "roneneldan/TinyStories"
-TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
+REVISIONS = {"roneneldan/TinyStories": "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"}
 END_OF_TEXT = "<|endoftext|>"
 COLUMNS = ("text", "story")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
-LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 5, 1000, 0.05  # dev and test have the share each
-LONGEST_TEXT = 20_000  # characters; a longer text is split, and a separator that leaves longer ones on average is none
-PIECE = 4_000  # characters of a piece of a long text, about
+LEAST_HELD_OUT, MOST_HELD_OUT, HELD_OUT_SHARE = 5, 1000, 0.05  # texts of dev, and as many of test
+LONGEST_TEXT = 20_000  # characters; a longer text is split, and a separator has to leave shorter texts on average
+PIECE = 4_000  # characters that a piece of a long text has at least
 TOKENIZER_TEXTS = 50_000  # merges hardly change with more
-WINDOW_WEIGHTS = (1.0, 0.5, 1 / 3)  # of a neighbour by distance, in the codes
+WINDOW_WEIGHTS = (1.0, 0.5, 1 / 3)  # of a neighbour in the codes, by distance
 CONTEXT_POWER = 0.75  # flattens the contexts' frequencies (Levy, Goldberg and Dagan 2015, section 3.1)
 CODED_TOKENS = 20_000_000  # bounds time and memory
-ROWS = 64  # at most
+ROWS = 64  # of a stream, read side by side, at most
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     """Texts from `data_source`, without repeats, drawn with `seed`.
 
     data_source: "sample", a local .txt, .jsonl or .parquet (column `text` or `story`), a hub id, or a folder in hub layout.
-    num_texts: how many in all; 0 takes every text.
+    num_texts: how many in all; 0 takes every text, but 150,000 of a hub id.
 
     Raises ValueError (too few texts, no such column, a damaged file), FileNotFoundError, and ConnectionError for a hub that
     cannot be reached.
@@ -62,28 +61,38 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     name, revision = path.name if path else data_source, None
     if data_source == SAMPLE:
         found, how = sample_stories(), "the stories of the sample"
+    elif path and path.is_file() and path.suffix == ".txt":
+        found, how = _separated(path)
     elif path and path.is_file():
-        found, how = _read_file(path)
+        found, how = map(_text, data_files.rows("data_source", path, SUFFIXES)), "the rows of the file"
     else:
-        revision = TINYSTORIES_REVISION if data_source == TINYSTORIES and not path else None
-        found, how = _from_hub(data_source, revision, num_texts, seed), "the rows of the data set"
-    pieces, long = _without_long(text.strip() for text in found if text and text.strip())
+        if not path:
+            num_texts, revision = num_texts or HUB_TEXTS, REVISIONS.get(data_source)
+        rows = hub.splits(data_source, revision=revision)["train"]
+        if num_texts:
+            rows = rows.shuffle(seed=seed).select(range(min(num_texts, len(rows))))
+        rows = data_files.numbered(f"data_source={data_source!r}", rows.to_list())
+        found, how = map(_text, rows), "the rows of the data set"
+    whole = [text.strip() for text in found]
+    pieces = [piece for text in whole for piece in _pieces(text) if piece]
     kept = [*{" ".join(piece.split()): piece for piece in pieces}.values()]
-    repeats = len(pieces) - len(kept)
     random.Random(seed).shuffle(kept)
+    said = {
+        "repeated texts left out": len(pieces) - len(kept),
+        "long texts split": sum(len(text) > LONGEST_TEXT for text in whole),
+    }
     kept = kept[: num_texts or None]
     if len(kept) < MIN_TEXTS:
         raise ValueError(
             f"data_source={data_source!r}: {len(kept)} different texts ({how}); at least {MIN_TEXTS} are needed, "
-            f"{MIN_TEXTS - len(kept)} more: {LEAST_HELD_OUT} choose settings, {LEAST_HELD_OUT} measure, the others train"
+            f"so add {MIN_TEXTS - len(kept)}: {LEAST_HELD_OUT} choose settings, {LEAST_HELD_OUT} measure, the others train"
         )
     held = min(max(LEAST_HELD_OUT, int(HELD_OUT_SHARE * len(kept))), MOST_HELD_OUT)
-    said = [how, f"{repeats:,} repeated ones left out" if repeats else "", f"{long:,} long ones split" if long else ""]
     return Texts(
         train=kept[2 * held :],
         dev=kept[:held],
         test=kept[held : 2 * held],
-        how="; ".join(filter(None, said)),
+        how="; ".join([how, *(f"{what}: {number:,}" for what, number in said.items() if number)]),
         name=name,
         sha256=hashlib.sha256("\0".join(kept).encode()).hexdigest(),
         revision=revision,
@@ -91,9 +100,7 @@ def load_texts(data_source: str, *, num_texts: int, seed: int) -> Texts:
     )
 
 
-def _read_file(path: Path) -> tuple[Iterable[str], str]:
-    if path.suffix != ".txt":
-        return list(_column(str(path), data_files.rows("data_source", path, SUFFIXES))), "the rows of the file"
+def _separated(path: Path) -> tuple[list[str], str]:
     try:
         return separated(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -103,65 +110,38 @@ def _read_file(path: Path) -> tuple[Iterable[str], str]:
 def separated(text: str) -> tuple[list[str], str]:
     """The texts of a file, and what separates them: the first of marker, blank line and line end that most of it uses.
 
-    A separator is used by most of the file if it leaves fewer than 20,000 characters a text on average, and 30 texts or more;
-    where none does, blank lines separate. Line ends do so only where there is no blank line. A marker that is no separator is left out of the text.
+    A separator is used by most of the file if it leaves 30 texts or more, and fewer than 20,000 characters a text on
+    average; where none does, blank lines separate. Line ends do so only where there is no blank line. A marker that is no
+    separator is left out of the text.
     """
-    markers = text.count(END_OF_TEXT)
-    ways = {f"`{END_OF_TEXT}`": re.escape(END_OF_TEXT), "blank lines": r"\n\s*\n", "line ends": r"\n"}
-    counts = {way: len(re.findall(pattern, text.strip())) for way, pattern in ways.items()}
-    if counts["blank lines"]:
-        del counts["line ends"]
-    chosen = next(
-        (way for way, n in counts.items() if n + 1 >= max(MIN_TEXTS, len(text) / LONGEST_TEXT)), "blank lines"
-    )
-    how = f"separated by {chosen}"
-    if markers and END_OF_TEXT not in chosen:
+    text, markers = text.strip(), text.count(END_OF_TEXT)
+    least = max(MIN_TEXTS, len(text) / LONGEST_TEXT)
+    if markers + 1 >= least:
+        return text.split(END_OF_TEXT), f"separated by `{END_OF_TEXT}`"
+    pattern, how = r"\n\s*\n", "separated by blank lines"
+    if not re.search(pattern, text) and text.count("\n") + 1 >= least:
+        pattern, how = r"\n", "separated by line ends"
+    if markers:
         how += f", not by the {markers} `{END_OF_TEXT}`, which are left out"
-        text = text.replace(END_OF_TEXT, "\n\n")
-    return re.split(ways[chosen], text), how
+    return re.split(pattern, text.replace(END_OF_TEXT, "\n\n")), how
 
 
-def _column(data_source: str, rows: Iterable[data_files.Row]) -> Iterator[str]:
-    column = None
-    for row in rows:
-        column = column or _text_column(data_source, list(row.values))
-        if column not in row.values:
-            raise ValueError(f"{row.where} has no field {column!r}; its fields: {list(row.values)}")
-        yield data_files.text(row, column)
-
-
-def _text_column(data_source: str, found: Sequence[str]) -> str:
+def _text(row: data_files.Row) -> str:
+    """The text of a row: its column `text` or `story`."""
     for column in COLUMNS:
-        if column in found:
-            return column
-    raise ValueError(f"data_source={data_source!r}: no column `text` or `story`; columns found: {', '.join(found)}")
+        if column in row.values:
+            return data_files.text(row, column)
+    raise ValueError(f"{row.where}: no column `text` or `story`; columns found: {', '.join(row.values)}")
 
 
-def _from_hub(data_source: str, revision: str | None, num_texts: int, seed: int) -> list[str]:
-    train = hub.splits(data_source, revision=revision)["train"]
-    column = _text_column(data_source, train.column_names)
-    if getattr(train.features[column], "dtype", None) not in ("string", "large_string"):
-        raise ValueError(f"data_source={data_source!r}: column {column!r} is {train.features[column]}, not text")
-    if num_texts:
-        train = train.shuffle(seed=seed).select(range(min(num_texts, len(train))))
-    return train[column][:]
-
-
-def _without_long(texts: Iterable[str]) -> tuple[list[str], int]:
-    """Texts of at most 20,000 characters: longer ones are split between paragraphs, lines or sentences; and how many were."""
-    found, long = [], 0
-    for text in texts:
-        if len(text) <= LONGEST_TEXT:
-            found.append(text)
-            continue
-        long += 1
-        while len(text) > LONGEST_TEXT:
-            places = [text.find(mark, PIECE, LONGEST_TEXT) for mark in ("\n\n", "\n", ". ", "。", " ")]
-            place = next((place for place in places if place > 0), LONGEST_TEXT - 2) + 1
-            found.append(text[:place].strip())
-            text = text[place:].strip()
-        found.append(text)
-    return [text for text in found if text], long
+def _pieces(text: str) -> Iterator[str]:
+    """The text, or pieces of it of at most 20,000 characters, split between paragraphs, lines, sentences or words."""
+    while len(text) > LONGEST_TEXT:
+        places = (text.find(mark, PIECE, LONGEST_TEXT) for mark in ("\n\n", "\n", ". ", "。", " "))
+        place = next((place for place in places if place > 0), LONGEST_TEXT - 2) + 1
+        yield text[:place].strip()
+        text = text[place:].strip()
+    yield text
 
 
 # ---- tokens
@@ -187,7 +167,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int = 0):
 
 
 def token_bytes(tokenizer) -> np.ndarray:
-    """UTF-8 bytes that each token stands for, int64 [V]; special tokens stand for 0. A byte-level BPE writes one character a byte."""
+    """UTF-8 bytes that each token stands for, int64 [V]; special tokens stand for 0. A byte-level BPE writes one character for each byte."""
     lengths = np.zeros(len(tokenizer), dtype=np.int64)
     for token, index in tokenizer.get_vocab().items():
         lengths[index] = 0 if token in tokenizer.all_special_tokens else len(token)
@@ -195,7 +175,10 @@ def token_bytes(tokenizer) -> np.ndarray:
 
 
 def tokens_of(texts: Sequence[str], tokenizer) -> np.ndarray:
-    """The tokens of `texts`, each text and then the end-of-text token, int32. A text that spells that token out keeps its letters."""
+    """The tokens of all texts in one stream, int32, with the end-of-text token after each text.
+
+    Where a text spells that token out, its letters are ordinary tokens.
+    """
     found = []
     for start in range(0, len(texts), 1000):
         rows = tokenizer(
@@ -203,7 +186,6 @@ def tokens_of(texts: Sequence[str], tokenizer) -> np.ndarray:
             add_special_tokens=False,
             return_attention_mask=False,
             split_special_tokens=True,
-            verbose=False,
         )["input_ids"]
         found += [np.array([*row, tokenizer.eos_token_id], dtype=np.int32) for row in rows]
     return np.concatenate(found)
@@ -243,7 +225,10 @@ def cooccurrence_codes(tokens: np.ndarray, vocab_size: int, size: int, seed: int
 
 
 def _neighbours(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes token * 2V + context of the distinct pairs, contexts to the right in [0, V), to the left in [V, 2V); weights."""
+    """The distinct pairs of a token and a context, as numbers token * 2V + context, and the weights of the pairs.
+
+    The token after another one is a context in [0, V), the token before it a context in [V, 2V).
+    """
     all_pairs, all_weights = [], []
     for distance, weight in enumerate(WINDOW_WEIGHTS, start=1):
         earlier, later = tokens[:-distance], tokens[distance:]
@@ -259,14 +244,14 @@ def _neighbours(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.nda
 
 
 class TokenBlocks(torch.utils.data.Dataset):
-    """Blocks of T tokens that predict every token of a stream of texts once, and the state of a model before each.
+    """Blocks of T tokens that predict every token of a stream of texts once, and the state of a model before each block.
 
-    The stream is cut into rows of about equal length, each from the beginning of a text on, and a row into blocks, each of which
-    begins with the last token of the one before. What a last block lacks is filled up and not predicted (label -100), so
-    nothing is dropped. Labels are the inputs: models shift.
+    The stream is cut into rows of about equal length, which begin where a text begins. A row is cut into blocks, each of
+    which begins with the last token of the block before. The last block of a row is filled up, and what fills it is not
+    predicted (label -100), so that no token of the stream is dropped. Labels are the inputs, since models shift them.
 
-    multiple_of: the first blocks come once more at the end, until their number is a multiple of it.
-    most: blocks that a run reads, where it ends within the first pass: the first ones of every row.
+    multiple_of: the first blocks come once more at the end, until the number of blocks is a multiple of this.
+    most: how many blocks a run reads. Where they are fewer than there are, the first blocks of every row are kept.
     states_BS: set by `read_states`; each block then comes with its state.
     """
 
@@ -274,19 +259,16 @@ class TokenBlocks(torch.utils.data.Dataset):
         self.length = length
         wanted = np.linspace(0, len(tokens), min(ROWS, 1 + len(tokens) // (8 * length)), endpoint=False)
         begins = np.concatenate(([0], np.flatnonzero(tokens == end) + 1, [len(tokens)]))
-        borders = np.unique(np.concatenate((begins[np.searchsorted(begins, wanted)], [len(tokens)])))
-        blocks, self.starts, self.rows = [], [], []
-        for row, (first, last) in enumerate(itertools.pairwise(borders)):
-            stream = np.concatenate(([end], tokens[first:last]))
-            places = range(0, len(stream) - 1, length - 1)[: max(1, -(-most // (len(borders) - 1)))]
-            blocks += [stream[place : place + length] for place in places]
-            self.starts += [first + place for place in places]
-            self.rows += [row] * len(places)
-        self.sizes = np.array([len(block) for block in blocks])
-        self.ids_BT = np.full((len(blocks), length), end, dtype=np.int32)
-        for place, block in enumerate(blocks):
-            self.ids_BT[place, : len(block)] = block
-        self.count = -(-len(blocks) // multiple_of) * multiple_of
+        borders = np.unique([*begins[np.searchsorted(begins, wanted)], len(tokens)])
+        most_of_row = max(1, -(-most // (len(borders) - 1)))
+        starts = [np.arange(*row, length - 1)[:most_of_row] for row in itertools.pairwise(borders)]
+        self.starts, self.rows = np.concatenate(starts), np.repeat(np.arange(len(starts)), [*map(len, starts)])
+        self.sizes = np.minimum(length, 1 + borders[self.rows + 1] - self.starts)
+        # A row begins with a text, and before a text there is `end`.
+        padded = np.concatenate(([end], tokens, [end] * length)).astype(np.int32)
+        self.ids_BT = np.lib.stride_tricks.sliding_window_view(padded, length)[self.starts]
+        self.ids_BT[np.arange(length) >= self.sizes[:, None]] = end
+        self.count = -(-len(self.starts) // multiple_of) * multiple_of
         self.states_BS: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -301,24 +283,21 @@ class TokenBlocks(torch.utils.data.Dataset):
 
     @torch.no_grad()
     def read_states(self, model) -> TokenBlocks:
-        """Has the model read the stream, all rows side by side, and keeps its state [S] before each block, on disk.
+        """Has the model read the stream, all rows side by side, and keeps its state [S] before each block on disk.
 
-        A reservoir is never trained, so these states are those of every epoch, and blocks can still be shuffled.
+        A reservoir is never trained, so its states are the same in every epoch, and blocks can be shuffled. The model is
+        left in eval mode.
         """
-        rows = np.array(self.rows)
-        first_R = np.searchsorted(rows, np.arange(rows[-1] + 1))
-        length_R = np.bincount(rows)
+        _, first_R, length_R = np.unique(self.rows, return_index=True, return_counts=True)
         state_RS = torch.zeros_like(model.read(self._ids(first_R, model.device)[:, :1])[-1])
         with tempfile.TemporaryFile() as file:  # it is on the disk until the array is gone
-            self.states_BS = np.memmap(file, np.float32, "w+", shape=(len(rows), state_RS.shape[1]))
-        was_training = model.training
+            self.states_BS = np.memmap(file, np.float32, "w+", shape=(len(self.rows), state_RS.shape[1]))
         model.eval()
         for step in range(length_R.max()):
             going_R = step < length_R
             place_R = first_R + np.minimum(step, length_R - 1)
             self.states_BS[place_R[going_R]] = state_RS.float().cpu().numpy()[going_R]
             state_RS = model.read(self._ids(place_R, model.device)[:, :-1], state_RS)[-1]
-        model.train(was_training)
         return self
 
     def _ids(self, places: np.ndarray, device) -> torch.Tensor:

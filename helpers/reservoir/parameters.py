@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from helpers.parameters import MACHINE, SAMPLE, Parameters, Source, Text, in_range, parameter, source_path
+from helpers.parameters import MACHINE, Parameters, Source, Text, in_range, parameter
 
 MIN_TEXTS = 30
 HUB_TEXTS = 150_000  # about the tokens of the longest recipe; more would be tokenised and never read
@@ -74,9 +74,3 @@ class ReservoirParameters(Parameters):
                 f"units={self.units}: must be a multiple of 24, the blocks of the network; 3072 is the default"
             )
         return self
-
-    @property
-    def texts_wanted(self) -> int:
-        """`num_texts`, or the default where that is 0 (0 again: all there are)."""
-        from_hub = self.data_source != SAMPLE and source_path("data_source", self.data_source) is None
-        return self.num_texts or (HUB_TEXTS if from_hub else 0)

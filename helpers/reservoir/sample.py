@@ -1,4 +1,4 @@
-"""The sample: 211 short stories, written for this project, for a run with no network and no account. Each is told once."""
+"""The sample: 211 short stories, written for this project, for a run without network and account."""
 
 import json
 from pathlib import Path

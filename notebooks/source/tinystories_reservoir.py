@@ -76,7 +76,7 @@ print(machine, f"output     {run.path}", sep="\n")
 from helpers.reservoir.data import load_texts, tokens_of, train_tokenizer
 from helpers.show import tables
 
-texts = load_texts(params.data_source, num_texts=params.texts_wanted, seed=params.seed)
+texts = load_texts(params.data_source, num_texts=params.num_texts, seed=params.seed)
 run.same_data(texts.source)
 print(f"texts: {texts.how}")
 tokenizer, reason = train_tokenizer(texts.train, params.vocab_size)

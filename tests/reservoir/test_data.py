@@ -11,8 +11,7 @@ import torch
 from helpers.data import hub
 from helpers.reservoir.data import (
     END_OF_TEXT,
-    TINYSTORIES,
-    TINYSTORIES_REVISION,
+    REVISIONS,
     TokenBlocks,
     cooccurrence_codes,
     load_texts,
@@ -42,7 +41,7 @@ def all_of(texts) -> list[str]:
 def test_every_text_of_a_file_is_in_one_of_three_parts(tmp_path, between):
     texts = load_texts(written(tmp_path, between.join([*TEXTS, TEXTS[0]])), num_texts=0, seed=0)
     assert sorted(all_of(texts)) == sorted(TEXTS)
-    assert len(texts.dev) == len(texts.test) == 5 and "1 repeated ones left out" in texts.how
+    assert len(texts.dev) == len(texts.test) == 5 and "repeated texts left out: 1" in texts.how
 
 
 def test_one_marker_in_a_large_file_does_not_separate_it():
@@ -62,12 +61,12 @@ def test_a_long_text_is_split_and_no_word_is_lost(tmp_path):
     long = " ".join(f"word{n}." for n in range(20_000))
     texts = load_texts(written(tmp_path, "\n\n".join([*TEXTS * 20, long])), num_texts=0, seed=0)
     pieces = [text for text in all_of(texts) if text.startswith("word")]
-    assert "1 long ones split" in texts.how and max(map(len, pieces)) <= 20_000
+    assert "long texts split: 1" in texts.how and max(map(len, pieces)) <= 20_000
     assert sorted(" ".join(pieces).split()) == sorted(long.split())
 
 
 def test_too_few_texts_are_refused_with_the_number_that_is_missing(tmp_path):
-    with pytest.raises(ValueError, match=r"12 different texts .*; at least 30 are needed, 18 more"):
+    with pytest.raises(ValueError, match=r"12 different texts .*; at least 30 are needed, so add 18"):
         load_texts(written(tmp_path, "\n\n".join(TEXTS[:12])), num_texts=0, seed=0)
 
 
@@ -94,9 +93,10 @@ def test_a_data_set_of_the_hub_is_known_by_its_id_and_revision(monkeypatch):
         return datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": TEXTS})})
 
     monkeypatch.setattr(hub, "splits", splits)
-    texts = load_texts(TINYSTORIES, num_texts=50, seed=0)
-    assert asked == [(TINYSTORIES, {"revision": TINYSTORIES_REVISION})]
-    assert texts.source.startswith(f"{TINYSTORIES}@{TINYSTORIES_REVISION}, 50 texts") and len(all_of(texts)) == 50
+    ((name, revision),) = REVISIONS.items()
+    texts = load_texts(name, num_texts=50, seed=0)
+    assert asked == [(name, {"revision": revision})]
+    assert texts.source.startswith(f"{name}@{revision}, 50 texts") and len(all_of(texts)) == 50
 
 
 def test_the_sample_holds_hundreds_of_different_stories_of_many_words():
