@@ -14,7 +14,7 @@ from .counts import Counts
 from .data import TokenBlocks
 
 WEIGHTS = np.linspace(0, 1, 21)  # of the counts in the mixture
-CACHE_WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+CACHE_WEIGHTS = np.array([0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
 ORDERS = (3, 4, 5)
 BOOTSTRAP = 2_000
 BATCH = 16  # blocks
@@ -22,10 +22,12 @@ BATCH = 16  # blocks
 
 @torch.no_grad()
 def probabilities(model, tokens: np.ndarray, end: int, length: int = 128) -> np.ndarray:
-    """P of each token of a stream of texts after those of its text before it [P]; attention sees its own block of `length`."""
+    """P of each token of a stream of texts after those of its text before it [P].
+
+    The stream is read in blocks of `length` tokens; attention sees its own block only.
+    """
     blocks = TokenBlocks(tokens, end, length).read_states(model)
-    found_P, was_training = np.zeros(len(tokens)), model.training
-    model.eval()
+    found_P = np.zeros(len(tokens))
     spans = zip(blocks.starts, blocks.sizes - 1, strict=True)
     for batch in torch.utils.data.DataLoader(blocks, BATCH):
         ids_BT, state_BS = (batch[key].to(model.device) for key in ("input_ids", "state"))
@@ -33,7 +35,6 @@ def probabilities(model, tokens: np.ndarray, end: int, length: int = 128) -> np.
         for p_T in logs_BTV.gather(-1, ids_BT[:, 1:, None]).squeeze(-1).exp().cpu().numpy():
             start, size = next(spans)
             found_P[start : start + size] = p_T[:size]
-    model.train(was_training)
     return found_P
 
 
@@ -50,18 +51,15 @@ def fit_counts(train: np.ndarray, dev: np.ndarray, vocab_size: int, end: int) ->
 
 def best_mixture(model_P, counts: Counts, tokens, weights=WEIGHTS) -> tuple[float, float, float]:
     """The weights of counts and cache that predict a stream best beside a model's probabilities, and the nats it then has."""
-    plain_P = counts.probability(tokens)
-    share_P, any_P = counts.in_cache(tokens)
     tried = []
-    for cache_weight in CACHE_WEIGHTS:
-        counted_P = plain_P + cache_weight * any_P * (share_P - plain_P)
+    for cache_weight, counted_P in zip(CACHE_WEIGHTS, counts.with_cache(tokens, CACHE_WEIGHTS[:, None]), strict=True):
         tried += [(nats_of((1 - w) * model_P + w * counted_P).sum(), w, cache_weight) for w in weights]
     nats, weight, cache_weight = min(tried)
     return float(weight), float(cache_weight), float(nats)
 
 
 def chosen_mixture(model_P, counts, cache_weight, dev, bytes_V, end) -> tuple[float, float]:
-    """The weights of counts and cache that are best on dev, or 1 and that of counting alone where dev does not show a gain."""
+    """The weights of counts and cache that are best on dev, or 1 and the cache weight of counting alone where dev shows no gain."""
     weight, cache, _ = best_mixture(model_P, counts, dev)
     mixed_P = (1 - weight) * model_P + weight * counts.with_cache(dev, cache)
     ours, counting = (Score.of(each_P, dev, bytes_V, end) for each_P in (mixed_P, counts.with_cache(dev, cache_weight)))
@@ -109,20 +107,18 @@ def in_words(name: str, other: str, ours: Score, theirs: Score) -> str:
     )
 
 
-def verdict(scores: dict[str, Score], counts_weight: float) -> list[str]:
+def verdict(scores: dict[str, Score]) -> list[str]:
     """What training adds to counting, what the mixture does, and whether counting is as good; by the names of the scores."""
-    counting, ours, llama = (scores.get(name) for name in ("counting", "reservoir with counts", "Llama with counts"))
-    rows = [in_words("The reservoir without counts", "counting alone", scores["reservoir without counts"], counting)]
-    if counts_weight == 1:
-        return [
-            *rows,
-            "The dev texts do not show that the mixture is better than counting alone, so the model that you get is counting.",
-        ]
-    rows.append(in_words("The mixture of both", "counting alone", ours, counting))
-    if llama:
-        rows.append(in_words("The mixture of both", "the Llama's mixture", ours, llama))
+    counting, ours = scores["counting"], scores["reservoir with counts"]
+    rows = [
+        in_words("The reservoir without counts", "counting alone", scores["reservoir without counts"], counting),
+        in_words("The mixture of both", "counting alone", ours, counting),
+    ]
+    if "Llama with counts" in scores:
+        rows.append(in_words("The mixture of both", "the Llama's mixture", ours, scores["Llama with counts"]))
     if beside(ours, counting)[1] <= 0:
         rows.append(
-            "Counting is as good on this text: nothing that was trained is shown to add to it. More text or steps may."
+            "Counting alone is as good on this text: the test texts do not show that training adds anything. "
+            "More text or more steps may help."
         )
     return rows

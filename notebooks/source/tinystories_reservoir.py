@@ -120,9 +120,8 @@ config = ReservoirConfig(
     eos_token_id=end,
     pad_token_id=end,
 )
-codes = cooccurrence_codes(
-    train, len(tokenizer), config.input_codes, params.seed
-)  # tokens with the same neighbours are alike
+# What the network sees of a token: tokens with similar neighbours have similar codes.
+codes = cooccurrence_codes(train, len(tokenizer), config.input_codes, params.seed)
 model = ReservoirForCausalLM.initialise(config, codes, seed=params.seed)
 frozen = sum(tensor.numel() for tensor in model.reservoir.buffers())
 print(f"{model.num_parameters():,} weights are trained, {frozen:,} stay as they were drawn")
@@ -254,7 +253,7 @@ print(
     f"counts have a weight of {model.config.counts_weight:.2f}, and within them the cache {model.config.cache_weight:.2f}"
 )
 tables.show([{"model": name, "bits per byte of test": f"{score.bits_per_byte:.3f}"} for name, score in scores.items()])
-verdict = evaluation.verdict(scores, model.config.counts_weight)
+verdict = evaluation.verdict(scores)
 if params.data_source == "sample":
     verdict.append(
         "The sample is a few pages: its figures show that everything works, not how good such a model can be."
@@ -301,10 +300,8 @@ from transformers import AutoModelForCausalLM
 
 model_folder = run.path / "model"
 model.save_pretrained(model_folder)
-for folder in (
-    model_folder,
-    model_folder / "tokenizer",
-):  # beside a model with code, AutoTokenizer would ask about the code
+# Beside a model with code AutoTokenizer asks whether to run the code, so the tokenizer has a folder of its own, too.
+for folder in (model_folder, model_folder / "tokenizer"):
     tokenizer.save_pretrained(folder)
 reloaded = AutoModelForCausalLM.from_pretrained(model_folder).to(model.device)
 same_story = continued(reloaded, beginning) == story
@@ -350,7 +347,7 @@ paragraph = (
     "One day the tea pot was cold, and Nim was sad. The frog made a fire on the hill. Then the tea pot was warm again."
 )
 taught = tokens_of([paragraph], tokenizer)
-w = reloaded.config.counts_weight = max(0.5, model.config.counts_weight)  # so that what is taught is heard
+w = reloaded.config.counts_weight = max(0.5, model.config.counts_weight)  # so that what the counts learn is heard
 alone = evaluation.probabilities(reloaded, taught, end)
 
 
@@ -361,7 +358,7 @@ def bits():
 
 
 before, told = bits(), continued(reloaded, "Nim is", 30, temperature=0.1)
-reloaded.learn(np.tile(taught, 5))  # read five times: what was read once is one phrase among thousands
+reloaded.learn(np.tile(taught, 5))  # five times, since a text that was read once is little beside all others
 print(f"{before:.2f} bits per byte of this text before, {bits():.2f} after")
 print(f"before: {told}\nafter:  {continued(reloaded, 'Nim is', 30, temperature=0.1)}")
 
