@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILINGS = {
     "shared": 16465,
     "plan": 5836,
-    "reservoir": 6467,
+    "reservoir": 5996,
     "lejepa": 6636,
     "legal": 9180,
     "tuning": 5277,

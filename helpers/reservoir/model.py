@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import ModelOutput
 
 from .counts import WithCounts
@@ -35,7 +36,6 @@ class ReservoirConfig(PretrainedConfig):
     unit_blocks: int = 24  # G: W is block-diagonal, which makes a step G times cheaper
     leak: float = 0.5  # 1 forgets the old state except through W
     spectral_radius: float = 0.9  # largest |eigenvalue| of each block of W: below 1 old input fades away
-    input_scaling: float = 1.0
     bias_scaling: float = 0.1
     input_codes: int = 256  # C
     reservoir_seed: int = 0
@@ -58,7 +58,7 @@ class ReservoirConfig(PretrainedConfig):
 
 @dataclass
 class ReservoirOutput(ModelOutput):
-    """`state` [B, N + W] goes on after the last token: the units, then the last W token ids plus 1."""
+    """`state` [B, N + W] is what the next call goes on from: the units, then the last W token ids plus 1."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -85,9 +85,8 @@ class Reservoir(nn.Module):
     def draw(self, codes_VC):
         config, generator = self.config, torch.Generator().manual_seed(self.config.reservoir_seed)
         self.codes.copy_(codes_VC)
-        # 1 / sqrt(3 C): the variance that a uniform W_in in [-scaling, scaling] would have.
-        scale = config.input_scaling * (3 * config.input_codes) ** -0.5
-        self.input_map.copy_(scale * torch.randn(self.input_map.shape, generator=generator))
+        # 1 / sqrt(3 C): the variance that a uniform W_in in [-1, 1] would have.
+        self.input_map.copy_((3 * config.input_codes) ** -0.5 * torch.randn(self.input_map.shape, generator=generator))
         weight_GMM = torch.randn(self.weight.shape, generator=generator, dtype=torch.float64)
         radius_G = torch.linalg.eigvals(weight_GMM).abs().amax(-1)
         self.weight.copy_(weight_GMM * (config.spectral_radius / radius_G)[:, None, None])
@@ -97,8 +96,8 @@ class Reservoir(nn.Module):
     def forward(self, ids_BT, state_BN, seen_BT, driven_BT, begins_BT):
         """States after every token [B, T, N].
 
-        A token that is not seen (padding) leaves the state as it is, one that does not drive the network (token dropout) is
-        missing in it, and one that begins a text finds no state.
+        A token that is not seen (padding) leaves the state as it is. A token that does not drive the network (token
+        dropout) gives it no input. A token that begins a text finds a state of zeros.
         """
         kept_BT1, leak_BT1 = (~begins_BT)[..., None].float(), self.config.leak * seen_BT[..., None].float()
         with torch.autocast(ids_BT.device.type, enabled=False):
@@ -195,18 +194,15 @@ class Predictor(nn.Module):
         trust_BTK = self.trust(x_BTD).float()
         with torch.autocast(x_BTD.device.type, enabled=False):  # recall counts, and bf16 would round the counts
             boost_BTS = (trust_BTK[..., None, :] @ kernels_BTKS).squeeze(-2)
-        targets_BT = None if labels is None else F.pad(labels[:, 1:], (0, 1), value=-100)
         if labels is not None and x_BTD.device.type == "xla":
-            return self.loss_without_scatter(x_BTD, tokens_BS, boost_BTS, targets_BT, num_items_in_batch), None
+            return self.loss_without_scatter(x_BTD, tokens_BS, boost_BTS, labels, num_items_in_batch), None
         logits_BTV = self.head(x_BTD).float()
         logits_BTV = logits_BTV.scatter_add(2, tokens_BS[:, None].expand_as(boost_BTS), boost_BTS)
         if labels is None:
             return None, logits_BTV
-        reduction = "mean" if num_items_in_batch is None else "sum"
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=-100, reduction=reduction)
-        return loss if num_items_in_batch is None else loss / num_items_in_batch, logits_BTV
+        return ForCausalLMLoss(logits_BTV, labels, self.head.out_features, num_items_in_batch), logits_BTV
 
-    def loss_without_scatter(self, x_BTD, tokens_BS, boost_BTS, targets_BT, num_items_in_batch=None):
+    def loss_without_scatter(self, x_BTD, tokens_BS, boost_BTS, labels, num_items_in_batch=None):
         """The same loss for XLA, where a scatter into [B, T, V] would gather the batch on every chip.
 
         The vocabulary falls into what recall proposes and the rest. The rest has the head's logits. A proposed token has them
@@ -223,6 +219,7 @@ class Predictor(nn.Module):
             proposed_BTS.masked_fill(~first_BS, -1e30).logsumexp(-1),
         )
         total_BT = torch.stack(parts).logsumexp(0)  # XLA has no logaddexp: the host would compute it
+        targets_BT = F.pad(labels[:, 1:], (0, 1), value=-100)
         ids_BT = targets_BT.clamp(min=0)
         hit_BTS = (tokens_BS[:, None] == ids_BT[..., None]).float()
         target_BT = rest_BTV.gather(-1, ids_BT[..., None]).squeeze(-1) + (hit_BTS * boost_BTS).sum(-1)
@@ -255,7 +252,7 @@ class ReservoirForCausalLM(WithCounts, PreTrainedModel, GenerationMixin):
         sizes = D, config.readout_size, config.dropout
         self.blocks = nn.ModuleList(GatedBlock(*sizes) for _ in range(config.readout_blocks))
         self.norm = nn.RMSNorm(D, eps=1e-6)
-        # One mask for all tokens of a sequence; in place, since what it is given takes no gradient.
+        # One mask for all tokens of a sequence; in place, since its input takes no gradient.
         self.dropout = nn.Dropout1d(config.dropout, inplace=True)
         self.predictor = Predictor(D, V)
         self.post_init()

@@ -40,10 +40,10 @@ def plain(step, carry: tuple, inputs: tuple) -> torch.Tensor:
 
 
 def graphed(step, carry: tuple, inputs: tuple) -> torch.Tensor:
-    """`plain` by one launch: captured when a shape is first seen, then replayed on copies of what is given (all fp32)."""
+    """`plain` in one launch: a CUDA graph, captured when shapes are first seen and replayed on copies of the tensors (all fp32)."""
     given = (*carry, *inputs)
     graph = _graph(step, len(carry), tuple(each.shape for each in given), given[0].device)
-    return graph(*given).clone()  # the next replay overwrites what this one gave
+    return graph(*given).clone()  # the next replay overwrites what this one returned
 
 
 @functools.lru_cache(maxsize=4)  # training and evaluation have a shape each, and a graph keeps its memory

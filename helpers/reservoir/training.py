@@ -14,21 +14,21 @@ from helpers.train.trainer import TrainerMixin
 
 from .model import Predictor, begin_at_codes, recall
 
-LLAMA_RATE = 1.5e-3  # what the dev stories of benchmarks/reservoir.py prefer
-LLAMA_LAYERS, LLAMA_HEAD = 2, 32  # and the width of a head of attention
+LLAMA_RATE = 1.5e-3  # the best on the dev stories of benchmarks/reservoir.py
+LLAMA_LAYERS, LLAMA_HEAD = 2, 32  # layers, and the width of an attention head
 
 
 class LanguageModelTrainer(TrainerMixin, Trainer):
     """transformers' Trainer with this suite's reliability."""
 
     def transformer(self) -> nn.Module:
-        return getattr(self.model, "layers", self.model)  # a RecallLlama's attention is theirs
+        return getattr(self.model, "layers", self.model)  # the attention of a RecallLlama is in its layers
 
 
 class RecallLlama(PreTrainedModel):
-    """Llama layers under the reservoir's head: the same codes at the beginning, the same recall, of as many weights.
+    """Llama layers with the reservoir's head and recall, an embedding that begins at the same codes, and as many weights.
 
-    Attention sees its block; the tokens before it come by recall. A state [B, W] is those tokens' ids plus 1.
+    Attention sees its own block of tokens. The tokens before the block come by recall: a state [B, W] holds their ids plus 1.
     """
 
     config_class = LlamaConfig
@@ -43,7 +43,7 @@ class RecallLlama(PreTrainedModel):
 
     @classmethod
     def beside(cls, model, codes_VC: torch.Tensor, length: int, seed: int) -> RecallLlama:
-        """Of about as many trained weights as the reservoir model has, drawn from `seed`."""
+        """A Llama with about as many trained weights as the reservoir model, drawn from `seed`."""
         ours, V = model.config, model.config.vocab_size
         # An embedding V D, and in each of the layers 4 D^2 of attention and 8 D^2 of the feed-forward part.
         weights_DD = 12 * LLAMA_LAYERS
