@@ -15,7 +15,8 @@ import json
 import re
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+import time
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,7 +92,7 @@ def by_planner(workload, step: dict) -> dict:
         program = replace(workload, loss=workload.program)
     sent = count(program, step["examples_a_chip"], kind="xla", **how)
     weights = (3 if step["checkpointing"] else 2) * sent.weights
-    update = ADAMW_BYTES * sent.trained + sent.gradients + sent.accumulated
+    update = ADAMW_BYTES * sent.trained + (1 + step["accumulating"]) * sent.gradients
     least = weights + update + 2 * sent.activations
     return {"planned_peak": counted.peak, "least_moved": round(least)}
 
@@ -112,13 +113,19 @@ def compiled(case: Case, hardware: str, other) -> dict:
     if other:
         return about | other.compiled(workload, planned.per_device_batch_size, **step)
     about |= by_planner(workload, about)
-    traced = trace(workload, planned.per_device_batch_size * chips.count, chips=chips.count, **step)
+    traced, began = trace(workload, planned.micro_batch_size, chips=chips.count, **step), time.perf_counter()
     try:
         made = tpu.compile_step(traced, hardware)
     except tpu.DoesNotFitChip as error:
         return about | {"problem": str(error)}
-    # Its own name may be the folder of a local model.
-    return about | made.results() | {"collectives": collectives(made.program), "name": case.name}
+    about |= {"hardware": hardware, "chips": chips.count, "examples": planned.micro_batch_size}
+    return about | described(made) | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def described(made: tpu.Compiled) -> dict:
+    """A compiled step in numbers, for a results file."""
+    numbers = {name: value for name, value in asdict(made).items() if name != "program"}
+    return numbers | {"peak": made.peak, "moved": tpu.moved(made.program), "collectives": collectives(made.program)}
 
 
 def collectives(program: str) -> dict[str, dict[str, int]]:

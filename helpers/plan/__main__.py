@@ -23,14 +23,13 @@ from .workloads import ROOMS, Asked, Workload, room
 
 DEFAULT_HARDWARE = "T4,2xT4,P100,L4,A100 40GB,RTX 3050,v5e-1,v5e-8"
 OPTIONS = {  # name: default and help
-    "hardware": (DEFAULT_HARDWARE, f"with commas, of {', '.join(NAMES)}, or N x a GPU"),
-    "model": ("", "hub id or local folder with a config.json; the notebook's by default"),
+    "hardware": (DEFAULT_HARDWARE, f"names between commas: {', '.join(NAMES)}, or N x a GPU"),
+    "model": ("", "hub id, or local folder with a config.json; by default the notebook's model"),
     "method": ("", "legal_cot_sft: full, lora or qlora"),
-    "examples": (0, "rows of the data; 0 = the notebook's"),
-    "steps": (0, "optimizer steps; 0 = the recipe's"),
-    "batch-size": (0, "examples an optimizer step; 0 = the recipe's"),
-    "length": (0, "tokens of a sequence; 0 = the notebook's"),
-    "precision": ("auto", "auto, fp32, fp16 or bf16"),
+    "examples": (0, "rows of the data; 0: those of the notebook's data"),
+    "steps": (0, "optimizer steps; 0: the recipe's"),
+    "batch-size": (0, "examples in an optimizer step; 0: the recipe's"),
+    "length": (0, "tokens of a sequence; 0: the notebook's"),
 }
 
 
@@ -39,19 +38,17 @@ def forecasts(
     hardware: Sequence[str],
     asked: Asked,
     *,
-    precision: str = "auto",
     by_compiler: bool = False,
-    fused: bool = False,
-    measured: Sequence[Measured] = (),
     max_steps: int = 0,
+    **how,
 ) -> list[Forecast]:
     """The plan of a notebook's default run on each named machine, with time and cost.
 
     Args:
         asked: what differs from the notebook's defaults.
         by_compiler: memory on a TPU comes from the TPU compiler, which takes minutes.
-        fused, measured: as of `forecast.step_seconds`.
         max_steps: as of `plan`.
+        **how: `fused` and `measured`, as of `forecast.step_seconds`.
 
     Raises:
         ValueError: an unknown name. (If nothing fits, the forecast has no plan and says why.)
@@ -61,11 +58,11 @@ def forecasts(
         tpu.begin()
     found = []
     for each in map(machine, hardware):
-        runtime, hourly = runtime_of(each, precision), usd_per_hour(each)
+        runtime = runtime_of(each)
         try:
             recipe, workload = room(notebook).planned(asked, runtime)
             planned = plan(recipe, workload, runtime, batch_size=asked.batch_size, max_steps=max_steps)
-            expected = forecast(workload, planned, each, usd_per_hour=hourly, fused=fused, measured=measured)
+            expected = forecast(workload, planned, each, usd_per_hour=usd_per_hour(each), **how)
             found.append(compiled(expected, workload) if by_compiler and each.kind == "xla" else expected)
         except DoesNotFit as error:
             names = {"notebook": notebook, "model": asked.model or "its model", "precision": runtime.precision}
@@ -91,7 +88,7 @@ def compiled(expected: Forecast, workload: Workload) -> Forecast:
         return replace(expected, plan=None, problem=f"{error}; or a smaller --batch-size")
     held = around(program.peak, 1.0, "TPU compiler")
     chip, step = chips.accelerator, expected.step
-    bound = accumulation * max(program.flops / chip.peak_for(precision), program.moved / chip.bandwidth)
+    bound = accumulation * max(program.flops / chip.peak_for(precision), tpu.moved(program.program) / chip.bandwidth)
     return replace(
         expected,
         plan=replace(planned, memory=replace(planned.memory, peak=held)),
@@ -118,14 +115,14 @@ def row(found: Forecast) -> dict[str, str]:
 
 
 def money(found: Forecast) -> str:
-    """`$0 (Colab) or $0.02 to $0.08`."""
+    """What the run costs, such as `$0 (Colab) or $0.02 to $0.08`."""
     free = FREE.get(found.machine.name)
     paid = found.usd and between(found.usd, "${:.2g}".format)
     return " or ".join(filter(None, (free and f"$0 ({free})", paid))) or "no price"
 
 
 def report(found: Sequence[Forecast]) -> str:
-    """Machines side by side as text: the table, what there is to know of a machine or its step, and which to take."""
+    """Machines side by side as text: a table, notes on a machine or its step, and which machine to take."""
     first = next((each for each in found if each.plan), found[0])
     head = f"{first.notebook}, {first.model}"
     if first.plan:
@@ -160,8 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=type(default), default=default, help=what)
     parser.add_argument("--fused", action="store_true", help="the step is compiled, or its kernels are fused by hand")
     parser.add_argument("--measured", action="append", default=[], help="results.json of a run on the same machine")
-    parser.add_argument("--compile", action="store_true", help="TPUs: ask the TPU compiler; minutes, no TPU needed")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--compile", action="store_true", help="ask the TPU compiler about TPUs: it takes minutes and needs no TPU"
+    )
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     given = parser.parse_args(arguments)
     try:
         found = forecasts(
@@ -169,7 +168,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.hardware.split(","),
             Asked(**{each.name: getattr(given, each.name) for each in fields(Asked)}),
             max_steps=given.steps,
-            precision=given.precision,
             by_compiler=given.compile,
             fused=given.fused,
             measured=[Measured.read(path) for path in given.measured],

@@ -3,7 +3,7 @@
     begin()
     traced = trace(workload, 8, precision="bf16")        # torch_xla, no TPU, no memory; seconds
     compiled = compile_step(traced, "v5e-8")             # minutes
-    compiled.peak, compiled.moved, traced.products
+    compiled.peak, moved(compiled.program), traced.products
 
 The step is the trainer's: forward and backward under autocast, clipping, AdamW; every weight, moment and batch is a
 placeholder. libtpu holds the compiler; jax's compile-only client gives it a topology in the place of chips. The module that
@@ -18,10 +18,8 @@ import importlib.util
 import math
 import os
 import re
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 from unittest import mock
 
 from helpers.machine import attention, xla
@@ -52,10 +50,7 @@ class Traced:
     module: bytes
     batch: frozenset[int]  # arguments that are split over the chips, along their first axis
     state: frozenset[int]  # arguments that the step overwrites: weights, moments, gradients
-    held: int  # bytes of weights, moments and gradients, which a chip holds between two steps
-    examples: int  # of a step, over all chips
     products: dict[str, int]  # matrix products by the dtype of their result: fp32 ones are slow on a TPU
-    fingerprint: bytes  # under which torch_xla keeps the compiled program: a step that has it is not compiled again
 
 
 def available() -> str:
@@ -145,10 +140,7 @@ def trace(
         module=bindings._get_xla_tensors_hlo_proto(outputs),
         batch=frozenset(at for at, each in enumerate(arguments) if each in batches),
         state=frozenset(at for at, each in enumerate(arguments) if each in states),
-        held=sum(each.numel() * each.element_size() for each in state),
-        examples=examples,
         products=dict(collections.Counter(PRODUCT.findall(bindings._get_xla_tensors_hlo(outputs)))),
-        fingerprint=bindings._get_graph_hash(outputs),
     )
 
 
@@ -161,29 +153,19 @@ class DoesNotFitChip(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the compiler made of a step. Bytes and FLOPs are of one chip."""
+    """What the compiler made of a step: bytes and FLOPs of one chip."""
 
-    hardware: str
-    chips: int
-    examples: int  # of the step, over all chips
-    seconds: float  # that compiling took
     arguments: int
     outputs: int
     aliased: int  # of the outputs, written over arguments
     temporaries: int
     flops: float
-    moved: int  # bytes read from the chip's memory and written to it; what stays in the core's own does not count
-    program: str = field(repr=False)  # optimised HLO in text
+    program: str  # optimised HLO in text
 
     @property
     def peak(self) -> int:
         """Bytes that a chip needs: what comes in, what goes out beside it, and what lies between."""
         return self.arguments + self.outputs - self.aliased + self.temporaries
-
-    def results(self) -> dict[str, Any]:
-        found = {**asdict(self), "peak": self.peak}
-        del found["program"]
-        return found
 
 
 def said_of(products: dict[str, int], precision: str) -> str:
@@ -195,34 +177,23 @@ def said_of(products: dict[str, int], precision: str) -> str:
 
 
 def compile_step(traced: Traced, hardware: str) -> Compiled:
-    """Compiles a traced step for a TPU slice.
+    """Compiles a traced step for a TPU slice, whose chips share its batch.
 
     Raises:
-        ValueError: an unknown slice, or a batch that its chips cannot share.
+        ValueError: an unknown slice.
         DoesNotFitChip: the compiler's own answer where memory does not suffice.
     """
     if hardware not in TOPOLOGIES:
         raise ValueError(f"hardware={hardware!r}: unknown to the TPU compiler; there are {', '.join(TOPOLOGIES)}")
-    devices = _devices(hardware)
-    if traced.examples % len(devices):
-        raise ValueError(f"{traced.examples} examples cannot be split over the {len(devices)} chips of {hardware}")
-    began = time.perf_counter()
-    executable = _compile(traced, devices)
-    seconds = time.perf_counter() - began
+    executable = _compile(traced, _devices(hardware))
     stats = executable.get_compiled_memory_stats()
-    program = executable.hlo_modules()[0].to_string()
     return Compiled(
-        hardware=hardware,
-        chips=len(devices),
-        examples=traced.examples,
-        seconds=round(seconds, 1),
         arguments=stats.argument_size_in_bytes,
         outputs=stats.output_size_in_bytes,
         aliased=stats.alias_size_in_bytes,
         temporaries=stats.temp_size_in_bytes,
         flops=executable.cost_analysis()["flops"],
-        moved=moved(program),
-        program=program,
+        program=executable.hlo_modules()[0].to_string(),
     )
 
 

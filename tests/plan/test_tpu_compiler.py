@@ -36,7 +36,7 @@ def compiled(folder: Path, hardware: str, *names: str) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def on_one_chip(tmp_path_factory) -> dict[str, dict]:
-    return compiled(tmp_path_factory.mktemp("steps"), "v5e-1", "huge", "shrinking", "tuning in fp32", *TWINS)
+    return compiled(tmp_path_factory.mktemp("steps"), "v5e-1", "huge", "tuning in fp32", *TWINS)
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +48,11 @@ def on_eight(tmp_path_factory) -> dict[str, dict]:
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_twins_step_compiles_for_a_tpu_and_overwrites_what_it_replaces(on_one_chip, twin):
     step = on_one_chip[twin]
-    assert step["flops"] > 0 and step["chips"] == 1 and not step["collectives"]
+    assert step["flops"] > 0 and not step["collectives"]
     assert step["aliased"] > 0.99 * (step["outputs"] - 4096)  # the loss and an index of the outputs are new
     assert (
         step["arguments"] >= step["held"] and step["peak"] < step["arguments"] + step["outputs"] + step["temporaries"]
     )
-
-
-@needs_compiler
-def test_a_twin_is_compiled_once_and_a_step_of_changing_shapes_is_seen(on_one_chip):
-    assert all(on_one_chip[twin]["same_again"] for twin in TWINS)
-    assert not on_one_chip["shrinking"]["same_again"]
 
 
 @needs_compiler
