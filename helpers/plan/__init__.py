@@ -1,1 +1,1 @@
-"""Does it fit, how long, how much.   python -m helpers.plan"""
+"""Whether a run fits a machine, how long it takes and how much it costs: `python -m helpers.plan`."""

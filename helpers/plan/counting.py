@@ -1,9 +1,9 @@
-"""What one training step needs: the step itself on fake tensors, every operation counted.
+"""What one training step needs: the step itself runs on fake tensors, and every operation is counted.
 
     count(workload, 8, kind="cuda", precision="bf16").peak      # bytes, in some seconds and without the memory
 
-torch's FakeTensorMode runs the real model on shapes and dtypes without numbers, so that nothing is modelled here: what
-autograd keeps is what autograd keeps. What differs on the device is put in its place: CUDA's kernels for attention and
+torch's FakeTensorMode runs the real model on shapes and dtypes without numbers, so that nothing is modelled here: the
+tensors that autograd keeps are counted as it keeps them. What differs on the device is put in its place: CUDA's kernels for attention and
 dropout, its autocast rules, XLA's attention without a fused kernel. FLOPs are torch's own formulas (`flop_registry`).
 """
 
@@ -40,7 +40,7 @@ IN_FP32 = (
 
 
 def _all_heads(formula):
-    """The formula of attention for as many heads of keys as of queries; that of torch 2.11 refuses fewer."""
+    """The formula of attention, given as many heads of keys as of queries; torch 2.11's formula refuses fewer."""
 
     def flops(*args, **kwargs):
         heads = args[0].shape[1]  # of the queries, or of the gradient of what they found
@@ -51,13 +51,10 @@ def _all_heads(formula):
 
 
 ATEN = torch.ops.aten
+FUSED = "_scaled_dot_product_flash_attention"
 FLOPS = flop_registry | {  # a CPU's fused attention, which torch has no formula for, is like a GPU's
-    ATEN._scaled_dot_product_flash_attention_for_cpu: _all_heads(
-        flop_registry[ATEN._scaled_dot_product_flash_attention]
-    ),
-    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _all_heads(
-        flop_registry[ATEN._scaled_dot_product_flash_attention_backward]
-    ),
+    getattr(ATEN, f"{FUSED}_for_cpu{way}"): _all_heads(flop_registry[getattr(ATEN, FUSED + way)])
+    for way in ("", "_backward")
 }
 # fp32 numbers of state a trained weight; Adafactor's rows and columns are too few to count.
 # bitsandbytes keeps two bytes, and two fp32 scales a block of 256.
@@ -74,10 +71,9 @@ class Count:
     weights: int  # bytes, buffers included
     gradients: int  # bytes, of all trained weights
     optimizer: int  # bytes of its state
-    activations: int  # bytes that are there at the end of the forward pass beside these
+    activations: int  # bytes at the end of the forward pass, beside those of weights and gradients
     step_peak: int  # bytes of all tensors at the fullest moment of forward and backward
     update_peak: int  # the same of the optimizer's update
-    accumulated: int  # bytes of gradients of earlier micro-batches, in the peaks
     launches: int  # operations that make a tensor, forward and backward
 
     @property
@@ -109,27 +105,22 @@ def count(
         checkpointing: activations are computed again in backward.
         accumulating: the gradients of an earlier micro-batch are there already.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    model = copy_with(workload.model, functools.partial(_without_numbers, fake))
+    fake, model = _without_numbers(workload.model)
     model.train()
     if checkpointing:
         checkpoint_activations(transformer_of(model), "cpu")
     batch = tree_map_only(torch.Tensor, fake.from_tensor, workload.batch(examples, length or workload.length))
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    with fake, _kernels_of(kind, precision, shares_keys), torch.random.fork_rng(devices=[]):
-        there = [*model.parameters(), *model.buffers()]
-        weights, gradients, accumulated = _bytes(there), _bytes(trained), 0
-        if accumulating:
-            accumulated = gradients
-            for weight in trained:
-                weight.grad = torch.zeros_like(weight)
-                there.append(weight.grad)
-        with LiveBytes(there) as live:
-            made = live.made
-            with torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF):
-                loss = workload.loss(model, batch)
-            after_forward = live.now
-            loss.backward()
+    live = LiveBytes([*model.parameters(), *model.buffers()])
+    weights, gradients = live.now, sum(weight.nbytes for weight in trained)
+    with fake, _kernels_of(kind, precision, shares_keys), torch.random.fork_rng(devices=[]), live:
+        for weight in trained if accumulating else ():
+            weight.grad = torch.zeros_like(weight)
+        before, made = live.now, live.made
+        with _autocast(precision):
+            loss = workload.loss(model, batch)
+        activations = live.now - before
+        loss.backward()
     sizes = [weight.numel() for weight in trained]
     optimizer = round(4 * MOMENTS[workload.optimizer] * sum(sizes))
     return Count(
@@ -139,32 +130,42 @@ def count(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
-        activations=after_forward - weights - accumulated,
+        activations=activations,
         step_peak=live.peak + optimizer,
         # AdamW on a CPU makes the denominator of the largest weight, twice; in one kernel nothing.
         update_peak=weights + gradients + optimizer + 8 * max(sizes, default=0) * (kind == "cpu"),
-        accumulated=accumulated,
         launches=live.made - made,
     )
 
 
 @functools.lru_cache(maxsize=64)
 def evaluation_peak(workload: Workload, *, kind: str, precision: str, shares_keys: bool = True) -> int:
-    """Bytes at the fullest moment of a workload's evaluation, weights included; 0 where it has none, or on XLA, whose host does it."""
+    """Bytes at the fullest moment of a workload's evaluation, weights included.
+
+    They are 0 where the workload has no evaluation, and on XLA, where the host evaluates.
+    """
     if workload.evaluation is None or kind == "xla":
         return 0
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    model = copy_with(workload.model, functools.partial(_without_numbers, fake)).eval()
-    autocast = torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF)
+    fake, model = _without_numbers(workload.model)
     live = LiveBytes([*model.parameters(), *model.buffers()])
-    with fake, _kernels_of(kind, precision, shares_keys), torch.no_grad(), autocast, live:
-        workload.evaluation(model)
+    with fake, _kernels_of(kind, precision, shares_keys), torch.no_grad(), _autocast(precision), live:
+        workload.evaluation(model.eval())
     return live.peak
 
 
-def _without_numbers(fake: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    with fake:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+def _autocast(precision: str) -> torch.autocast:
+    return torch.autocast("cpu", dtype=HALF.get(precision), enabled=precision in HALF)
+
+
+def _without_numbers(model: nn.Module) -> tuple[FakeTensorMode, nn.Module]:
+    """A copy of the model on fake tensors, and their mode."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def make(tensor: torch.Tensor) -> torch.Tensor:
+        with fake:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+    return fake, copy_with(model, make)
 
 
 def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
@@ -173,11 +174,6 @@ def copy_with(model: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) ->
     for weight in model.parameters():
         memo[id(weight)] = nn.Parameter(make(weight), requires_grad=weight.requires_grad)
     return copy.deepcopy(model, memo)
-
-
-def _bytes(tensors) -> int:
-    """Of different storages."""
-    return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
 def transformer_of(model: nn.Module) -> nn.Module | None:
@@ -194,15 +190,16 @@ def _kernels_of(kind: str, precision: str, shares_keys: bool = True):
     CUDA: attention is fused with dropout, too, dropout masks have one byte, and under autocast its own list is fp32
     (torch/aten/src/ATen/autocast_mode.h, AT_FORALL_FP32; those that take part in training). XLA: no fused attention.
     """
+    patched = []
+    if kind == "xla":
+        patched = [(functional, "scaled_dot_product_attention", _attention_written_out)]
+    if kind == "cuda":
+        attend = functools.partial(_gpu_attention, shares_keys)
+        patched = [(functional, "scaled_dot_product_attention", attend), (functional, "dropout", _dropout)]
+        patched += [(owner, name, _in_fp32(getattr(owner, name))) for owner, name in IN_FP32 if precision in HALF]
     with contextlib.ExitStack() as stack:
-        if kind == "xla":
-            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _attention_written_out))
-        if kind == "cuda":
-            attend = functools.partial(_gpu_attention, shares_keys)
-            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attend))
-            stack.enter_context(mock.patch.object(functional, "dropout", _dropout))
-            for owner, name in IN_FP32 if precision in HALF else ():
-                stack.enter_context(mock.patch.object(owner, name, _in_fp32(getattr(owner, name))))
+        for each in patched:
+            stack.enter_context(mock.patch.object(*each))
         yield
 
 

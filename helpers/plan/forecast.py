@@ -29,7 +29,7 @@ LEFT_OUT = "Time is training alone: download, compilation, evaluation and saving
 # kind: (least, most) of the counted bytes that are taken, and bytes that the driver takes beside them.
 BESIDE = {
     "cpu": ((0.95, 1.05), (0, 0)),  # benchmarks/planner.py
-    # Fragments of the caching allocator; CUDA context, which what a run measures has not. Four notebooks on an H200: 0.95 to 1.03.
+    # The caching allocator's fragments, and the CUDA context, which a run's own measurement leaves out. Four notebooks on an H200: 0.95 to 1.03.
     "cuda": ((0.9, 1.3), (0, 1_400 * 10**6)),
     # Operation by operation, while XLA fuses: compiled programs of the notebooks took 0.45 to 1.0 (tpu_compiler_steps.json).
     "xla": ((0.4, 1.05), (0, 0)),
@@ -98,8 +98,10 @@ class Memory:
 def memory(count: Count, kind: str, capacity: int | None, *, processes: int = 1, evaluation: int = 0) -> Memory:
     """Memory of the counted step, or of the evaluation where it takes more beside the optimizer's state.
 
-    evaluation: bytes, of `counting.evaluation_peak`. capacity: bytes of a device (of a CPU: of the computer), or None. processes: reduce gradients among each other, in buckets
-    as large as all of them.
+    Args:
+        capacity: bytes of a device (of a CPU: of the computer), or None.
+        processes: how many reduce their gradients among each other, in buckets as large as all gradients.
+        evaluation: bytes, from `counting.evaluation_peak`.
     """
     (least, most), (low, high) = BESIDE[kind]
     counted = count.peak + (count.gradients if processes > 1 and kind != "xla" else 0)
@@ -253,7 +255,7 @@ class Forecast:
     def beside(self, measured: Mapping[str, Any]) -> list[dict[str, str | None]]:
         """What was measured, the `train` part of results.json, beside the forecast.
 
-        Seconds and steps are of all sessions of a run; memory is of this session, so that one which only found the run
+        Seconds and steps are of all sessions of a run. Memory is of this session alone: a session that only found the run
         finished has none.
         """
         steps, trained = measured["steps"], measured.get("resumed_from_step") != measured["steps"]

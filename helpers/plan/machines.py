@@ -28,24 +28,23 @@ def machine(name: str) -> Machine:
 
     Case, spaces and hyphens do not matter; `A100` is the one of 40 GB.
 
-    Raises ValueError for an unknown name, with the known ones, and for a count out of range.
+    Raises ValueError for an unknown name, with the known ones.
     """
-    times, plain = re.fullmatch(r"(?:(-?\d+)[x×])?(.*)", _plain(name)).groups()
+    times, plain = re.fullmatch(r"(?:(\d+)[x×])?(.*)", _plain(name)).groups()
     known = {_plain(each): each for each in NAMES} | {"a100": "A100 40GB"}
-    count, found = int(times or 1), known.get(plain, "")
-    if not 1 <= count <= MOST_GPUS:
-        raise ValueError(f"hardware={name!r}: {count} devices; give 1 to {MOST_GPUS}")
-    if found in GPUS:
+    count, found = int(times or 1), known.get(plain)
+    if found in GPUS and 0 < count <= MOST_GPUS:
         label = found if count == 1 else f"{count}x{found}"
         return Machine(name=label, kind="cuda", accelerator=find(found), count=count)
-    if not found or count > 1:
-        raise ValueError(
-            f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and N x a GPU such as 2xT4"
-        )
-    if found == "CPU":
+    if found in SLICES and count == 1:
+        generation, devices = found.split("-")
+        return Machine(name=found, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
+    if found == "CPU" and count == 1:
         return Machine(name=found, kind="cpu", accelerator=None, count=1)
-    generation, devices = found.split("-")
-    return Machine(name=found, kind="xla", accelerator=find(f"TPU {generation}"), count=int(devices))
+    raise ValueError(
+        f"hardware={name!r}: unknown; {did_you_mean(name, NAMES)}there are {', '.join(NAMES)}, and 2 to {MOST_GPUS} of a GPU, such "
+        "as 2xT4"
+    )
 
 
 def _plain(name: str) -> str:

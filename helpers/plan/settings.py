@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from helpers.show import tables
 from .forecast import Memory, memory
 from .workloads import Workload
 
+RECIPES = "the recipe's"
 FITS = ("yes", "unknown")  # answers that let the micro-batch grow
 # `TrainingArguments.optim` and the reason, by the kind of device, or by the optimizer that a workload asks for.
 OPTIMIZER = {
@@ -44,7 +46,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings of one run, with `reasons` by field name."""
+    """The settings of one run, with the `reasons` of those that were decided, by field name."""
 
     precision: str
     per_device_batch_size: int
@@ -82,13 +84,11 @@ class Plan:
         return replace(runtime, precision=self.precision, precision_reason=self.reasons["precision"])
 
     def rows(self) -> list[dict[str, str]]:
-        """Setting, value and reason, for `tables.show`."""
+        """What was decided, its value and the reason, for `tables.show`."""
         span = self.memory.peak
         worded = {
             "per_device_batch_size": f"{self.per_device_batch_size} x {self.device_count} device(s)",
             "memory": f"{tables.size(span.low)} to {tables.size(span.high)} a device, fits: {self.memory.fits}",
-            "sequence_length": f"{self.sequence_length:,} tokens",
-            "dataloader_workers": f"{self.dataloader_workers}" + (", pinned memory" if self.pin_memory else ""),
         }
         return [
             {"setting": name, "value": worded.get(name, tables.cell(getattr(self, name))), "why": reason}
@@ -123,46 +123,40 @@ def plan(
         ValueError: a negative value, or a batch size that the devices cannot share.
         DoesNotFit: the model is too large for a device.
     """
-    for name, value in (("batch_size", batch_size), ("learning_rate", learning_rate), ("max_steps", max_steps)):
-        if value < 0:
-            raise ValueError(f"{name}={value}: give a positive number, or 0 for the plan's own")
-    on_xla = runtime.family == "xla"
+    on_xla, devices = runtime.family == "xla", runtime.device_count
     if runtime.precision == "fp16" and workload.overflows_fp16:
-        why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better"
+        why = f"activations of {workload.name} overflow in fp16, and {runtime.device_name} has no better precision"
         runtime = replace(runtime, precision="fp32", precision_reason=why)
+    rate, why_rate = _chosen(learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla)
     effective, why_batch = _chosen(batch_size, recipe.batch_size, recipe.tpu_batch_factor, on_xla)
-    devices = runtime.device_count
+    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
+    recipe = replace(recipe, batch_size=effective, learning_rate=rate, max_steps=steps)  # which refuses negative ones
     if effective % devices:
         raise ValueError(
             f"batch_size={effective}: {devices} devices share it, so it must be a multiple of {devices}; "
             f"try {max(devices, effective // devices * devices)}"
         )
-    steps = max_steps or max(1, round(recipe.max_steps * recipe.batch_size / effective))
+    share = effective // devices
     recompute = recipe.gradient_checkpointing if gradient_checkpointing is None else gradient_checkpointing
-    micro, checkpointing, held = _micro_batch(
-        workload, runtime, effective // devices, recompute, recipe.micro_batch_size
-    )
-    held = _with_evaluation(held, workload, runtime)  # which no micro-batch makes smaller
-    recipes, there = "the recipe's", tables.size(runtime.memory) or "unknown memory"
+    micro, checkpointing, held = _micro_batch(workload, runtime, share, recompute, recipe.micro_batch_size)
+    there = tables.size(runtime.memory) or "unknown memory"
     largest = "the largest that fits" if runtime.memory else f"the whole batch at once: {there}"
     why_checkpointing = "does not fit without it" if checkpointing else "fits without it"
     chosen = {
         "precision": (runtime.precision, runtime.precision_reason),
-        "learning_rate": _chosen(learning_rate, recipe.learning_rate, recipe.tpu_learning_rate_factor, on_xla),
+        "learning_rate": (rate, why_rate),
         "max_steps": (steps, "asked for" if max_steps else "as many examples as the recipe's"),
-        "per_device_batch_size": (micro, recipes if recipe.micro_batch_size else largest),
-        "gradient_accumulation_steps": (effective // devices // micro, f"keeps {effective} examples a step"),
+        "per_device_batch_size": (micro, RECIPES if recipe.micro_batch_size else largest),
+        "gradient_accumulation_steps": (share // micro, f"keeps {effective} examples a step"),
         "gradient_checkpointing": (checkpointing, why_checkpointing if recompute is None else "asked for"),
         "memory": (held, f"{held.peak.basis}; {runtime.device_name} has {there}"),
-        "sequence_length": (recipe.sequence_length, recipes),
-        "warmup_steps": (round(steps * recipe.warmup_fraction), recipes),
-        "weight_decay": (recipe.weight_decay, recipes),
-        "max_grad_norm": (recipe.max_grad_norm, recipes),
         "optimizer": OPTIMIZER.get(workload.optimizer) or OPTIMIZER[runtime.family],
-        "dataloader_workers": (0, "batches are made from what is in memory; on a TPU forked workers hang"),
     }
     return Plan(
         **{name: value for name, (value, _) in chosen.items()},
+        **{name: getattr(recipe, name) for name in ("sequence_length", "weight_decay", "max_grad_norm")},
+        warmup_steps=round(steps * recipe.warmup_fraction),
+        dataloader_workers=0,  # batches are made from what is in memory; on a TPU forked workers hang
         device_count=devices,
         pin_memory=runtime.kind == "cuda",
         reasons={"batch_size": why_batch} | {name: why for name, (_, why) in chosen.items()},
@@ -175,31 +169,23 @@ def _chosen(asked, recipe, tpu_factor, on_xla: bool):
         return asked, "asked for"
     if on_xla and tpu_factor != 1:
         return recipe * tpu_factor, f"recipe {recipe:g} x {tpu_factor:g} on a TPU"
-    return recipe, "the recipe's"
+    return recipe, RECIPES
 
 
-def memory_of(workload: Workload, runtime: Runtime, examples: int, share: int, checkpointing: bool) -> Memory:
-    """Memory of one device that computes its `share` of a batch in micro-batches of `examples`."""
-    from .counting import count
+def memory_of(
+    workload: Workload, runtime: Runtime, examples: int, share: int, checkpointing: bool, *, evaluated: bool = False
+) -> Memory:
+    """Memory of one device that computes its `share` of a batch in micro-batches of `examples`.
 
-    counted = count(
-        workload,
-        examples,
-        kind=runtime.family,
-        precision=runtime.precision,
-        shares_keys=runtime.abilities["grouped_heads"][0],
-        checkpointing=checkpointing,
-        accumulating=examples < share,
-    )
-    return memory(counted, runtime.family, runtime.memory, processes=runtime.device_count)
+    evaluated: the workload's evaluation counts, too, which no micro-batch makes smaller.
+    """
+    from .counting import count, evaluation_peak
 
-
-def _with_evaluation(held: Memory, workload: Workload, runtime: Runtime) -> Memory:
-    from .counting import evaluation_peak
-
-    shares_keys = runtime.abilities["grouped_heads"][0]
-    evaluation = evaluation_peak(workload, kind=runtime.family, precision=runtime.precision, shares_keys=shares_keys)
-    return memory(held.count, runtime.family, runtime.memory, processes=runtime.device_count, evaluation=evaluation)
+    kind = runtime.family
+    how = {"kind": kind, "precision": runtime.precision, "shares_keys": runtime.abilities["grouped_heads"][0]}
+    counted = count(workload, examples, checkpointing=checkpointing, accumulating=examples < share, **how)
+    evaluation = evaluation_peak(workload, **how) if evaluated else 0
+    return memory(counted, kind, runtime.memory, processes=runtime.device_count, evaluation=evaluation)
 
 
 def _micro_batch(
@@ -208,8 +194,10 @@ def _micro_batch(
     """Examples in a forward pass of one device, whether activations are recomputed, and the memory for this."""
     from .counting import transformer_of
 
-    def held(examples: int, recompute: bool) -> Memory:
-        return memory_of(workload, runtime, examples, share, recompute)
+    held = functools.partial(memory_of, workload, runtime)
+
+    def too_large(examples: int, recompute: bool) -> bool:
+        return held(examples, share, recompute).fits not in FITS
 
     divisors = [each for each in range(1, share + 1) if share % each == 0]
     if wanted and wanted not in divisors:
@@ -218,18 +206,22 @@ def _micro_batch(
         )
     candidates = [wanted] if wanted else [each for each in divisors if each >= workload.least] or [share]
     able = getattr(transformer_of(workload.model), "supports_gradient_checkpointing", False)
-    both = [False, True] if able else [False]
-    for recompute in both if checkpointing is None else [checkpointing]:
-        # More examples never need less memory: the first number that does not fit ends the search.
-        fitting = bisect.bisect(candidates, False, key=lambda each, on=recompute: held(each, on).fits not in FITS)
-        if fitting:
+    for recompute in [checkpointing] if checkpointing is not None else [False, True] if able else [False]:
+        # More examples never need less memory. Mostly the whole share fits, or not even the fewest do: they are counted first.
+        if not too_large(candidates[-1], recompute):
             break
-    examples = candidates[max(fitting, 1) - 1]
-    needed = held(examples, recompute)
+        if not too_large(candidates[0], recompute):
+            fit = bisect.bisect(candidates[1:-1], False, key=lambda each, on=recompute: too_large(each, on))
+            candidates = candidates[: 1 + fit]
+            break
+    else:
+        candidates = candidates[:1]
+    examples = candidates[-1]
+    needed = held(examples, share, recompute)
     if needed.fits == "no" and not wanted:
         raise DoesNotFit(
             f"{examples} example(s) of {workload.tokens} tokens need at least {tables.size(needed.peak.low)} and "
             f"{runtime.device_name} has {tables.size(runtime.memory)}: use a smaller model or a shorter sequence"
             + ("" if recompute else ", or gradient_checkpointing=True")
         )
-    return examples, recompute, needed
+    return examples, recompute, held(examples, share, recompute, evaluated=True)

@@ -1,4 +1,4 @@
-"""A training step as a room hands it to the planner, which knows no model; what a person asks of one; and which rooms there are."""
+"""A training step as a room hands it to the planner, which knows no model; what a person asks of a room; and which rooms there are."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ class Workload:
     model: torch.nn.Module  # holds every weight, of the loss too; weights may be fake
     batch: Callable[[int, int], Any]  # (examples, tokens of a sequence) -> what `loss` takes, on the CPU
     loss: Callable[[torch.nn.Module, Any], torch.Tensor]  # (a copy of the model, a batch) -> scalar
-    program: Callable[[torch.nn.Module, Any], torch.Tensor] | None = (
-        None  # as `loss`: the largest that XLA is sent of a
-    )
-    # micro-batch of several, where a run cuts it; None: it is sent whole
-    # What the run does with its model beside training and without gradients; None: nothing that takes more than a step.
+    # As `loss`: the largest program that XLA is sent of a micro-batch, where a run cuts it into several; None: it is sent whole.
+    program: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None
+    # What the run does with its model beside training and without gradients; None: nothing that takes more memory than a step.
     evaluation: Callable[[torch.nn.Module], Any] | None = None
     length: int  # tokens of a sequence
     views: int = 1  # sequences an example
@@ -54,8 +52,7 @@ class Asked:
     batch_size: int = 0
 
 
-# The module of each notebook's room that has planned(asked, machine, weights=False) -> (Recipe, Workload), which downloads
-# nothing.
+# The module of each notebook's room that has planned(asked, machine, weights=False) -> (Recipe, Workload). It downloads nothing.
 ROOMS = {
     "graphmer_se": "graphmer.workload",
     "hardware_tuning": "tuning.training",

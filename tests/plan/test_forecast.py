@@ -1,12 +1,12 @@
 """helpers.plan.forecast: memory and time as intervals, what a results.json adds, and which of two machines is faster."""
 
+import functools
 import json
 import math
 from dataclasses import replace
 
 import pytest
 
-from helpers.machine.hardware import find
 from helpers.plan.counting import Count, count
 from helpers.plan.forecast import (
     ADAMW_BYTES,
@@ -63,26 +63,25 @@ def test_a_run_may_take_four_fifths_of_a_computers_memory():
     assert memory(counted(80), "cpu", 100).capacity == 80 and memory(counted(80), "xla", 100).capacity == 100
 
 
+@functools.cache
 def bert_large():
+    """24 layers of 1,024 dimensions on 512 tokens, without weights."""
     import torch
 
     with torch.device("meta"):
-        return bert(
-            24, attention="eager", hidden_size=1024, num_attention_heads=16, intermediate_size=4096, vocab_size=30_522,
-            max_position_embeddings=512,
-        )  # fmt: skip
+        sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 30_522}
+        return replace(bert(24, attention="eager", max_position_embeddings=512, **sizes), length=512)
 
 
 def test_bert_large_on_a_v100_is_where_hugging_face_measured_it():
     """Megabytes of nvidia-smi for batches of 512 tokens, documentation of transformers 4.x."""
-    large = replace(bert_large(), length=512)
     for megabytes, precision, options in (
         (14_949, "fp32", {"examples": 4}),
         (8_681, "fp32", {"examples": 1, "accumulating": True}),
         (6_775, "fp32", {"examples": 1, "accumulating": True, "checkpointing": True}),
         (13_275, "fp16", {"examples": 4}),
     ):
-        span = memory(count(large, kind="cuda", precision=precision, **options), "cuda", None).peak
+        span = memory(count(bert_large(), kind="cuda", precision=precision, **options), "cuda", None).peak
         assert span.low <= megabytes * 2**20 <= span.high, (megabytes, precision, options)
 
 
@@ -118,11 +117,9 @@ def test_a_smaller_micro_batch_than_any_published_takes_at_most_what_the_smalles
 
 def test_bert_large_on_a_v100_takes_as_long_as_hugging_face_measured():
     """Four examples of 512 tokens: 8.86 a second in fp32, 18.64 in fp16 (docs/results/public_runs.json)."""
-    large = replace(bert_large(), length=512)
     for precision, rate in (("fp32", 8.86), ("fp16", 18.64)):
-        step = count(large, 4, kind="cuda", precision=precision)
-        v100 = replace(machine("T4"), name="V100", accelerator=find("Tesla V100-SXM2-16GB"))
-        span = step_seconds(large, step, v100, precision)
+        step = count(bert_large(), kind="cuda", precision=precision, examples=4)
+        span = step_seconds(bert_large(), step, machine("V100"), precision)
         assert span.low <= 4 / rate <= span.high, (precision, span)
 
 

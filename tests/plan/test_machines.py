@@ -26,11 +26,11 @@ ISSUE = (
 TPUS = {"v2-8": 8, "v3-8": 8, "v5e-1": 1, "v5e-8": 8, "v6e-1": 1}
 
 
-@pytest.mark.parametrize("name", ISSUE)
-def test_every_gpu_is_known_and_so_is_two_of_it(name):
-    one, two = machine(name), machine(f"2x{name}")
-    assert (one.kind, one.count, one.accelerator.name) == ("cuda", 1, name)
-    assert (two.count, two.accelerator, two.name) == (2, one.accelerator, f"2x{name}")
+def test_every_gpu_is_known_and_so_is_two_of_it():
+    for name in ISSUE:
+        one, two = machine(name), machine(f"2x{name}")
+        assert (one.kind, one.count, one.accelerator.name) == ("cuda", 1, name)
+        assert (two.count, two.accelerator, two.name) == (2, one.accelerator, f"2x{name}")
 
 
 @pytest.mark.parametrize(("name", "devices"), TPUS.items())
@@ -48,17 +48,11 @@ def test_a_slice_may_be_called_a_tpu():
     assert machine("TPU v5e-8") == machine("v5e-8") and machine("A100").accelerator.name == "A100 40GB"
 
 
-@pytest.mark.parametrize("name", ["T5", "", "2xv5e-8", "v5e-3", "2xCPU", "RTX 3050 Ti"])
+@pytest.mark.parametrize("name", ["T5", "", "2xv5e-8", "v5e-3", "2xCPU", "RTX 3050 Ti", "0xT4", "-1xT4", "99xT4"])
 def test_an_unknown_name_lists_the_known_ones(name):
     with pytest.raises(ValueError, match=r"unknown") as caught:
         machine(name)
     assert all(known in str(caught.value) for known in NAMES)
-
-
-@pytest.mark.parametrize("name", ["0xT4", "-1xT4", "99xT4"])
-def test_a_count_out_of_range_is_refused(name):
-    with pytest.raises(ValueError, match="1 to 16"):
-        machine(name)
 
 
 @pytest.mark.parametrize("name", ["T4", "V100"])
@@ -88,10 +82,10 @@ def test_the_retired_runtime_is_marked():
     assert "retired" in machine("v2-8").accelerator.note and not machine("v5e-1").accelerator.note
 
 
-@pytest.mark.parametrize("entry", hardware.CATALOGUE, ids=lambda entry: entry.name)
-def test_an_entry_says_where_its_figures_are_from_and_when(entry):
-    assert re.search(r"datasheet|whitepaper|docs|CACM", entry.source)
-    assert entry.memory > 0 and entry.bandwidth > 0
+def test_an_entry_says_where_its_figures_are_from_and_when():
+    for entry in hardware.CATALOGUE:
+        assert re.search(r"datasheet|whitepaper|docs|CACM", entry.source), entry.name
+        assert entry.memory > 0 and entry.bandwidth > 0, entry.name
 
 
 @pytest.mark.parametrize(
@@ -105,9 +99,15 @@ def test_a_geforce_peak_is_two_operations_a_core_and_clock(name, cores, gigahert
 
 
 @pytest.mark.parametrize(
-    "reported", ["NVIDIA GeForce RTX 3050 Ti Laptop GPU", "NVIDIA GeForce RTX 3060 Ti", "NVIDIA GeForce RTX 3050 6GB"]
+    "reported",
+    [
+        "NVIDIA GeForce RTX 3050 Ti Laptop GPU",
+        "NVIDIA GeForce RTX 3060 Ti",
+        "NVIDIA GeForce RTX 3050 6GB",
+        "A100-SXM-64GB",
+    ],
 )
-def test_a_sibling_of_a_small_geforce_does_not_borrow_its_figures(reported):
+def test_a_card_of_another_size_does_not_borrow_figures(reported):
     assert hardware.find(reported) is None
 
 

@@ -106,13 +106,6 @@ def test_pairs_that_chose_nothing_are_decided_and_right():
     assert found["decided"] >= 0.6 * found["pairs"] and found["right"] >= 0.95 * found["decided"]
 
 
-def test_a_pair_is_one_job_on_two_machines():
-    for one, other in public_runs.pairs(RUNS):
-        assert one.machine != other.machine
-        for name in public_runs.JOB:
-            assert one.about.get(name) == other.about.get(name)
-
-
 def test_the_residual_of_a_run_is_that_of_a_fit_without_it():
     _, residuals = public_runs.fit(RUNS)
     for at in (0, 60, len(RUNS) - 1):
@@ -123,10 +116,6 @@ def test_the_residual_of_a_run_is_that_of_a_fit_without_it():
         left = RUNS[at].slowdown - float(np.dot(RUNS[at].features, rest))
         # Without the run its source weighs a little more, which is the whole difference.
         assert residuals[at] == pytest.approx(left, abs=0.05) and weighed == pytest.approx(left, abs=0.05), source
-
-
-def test_the_middle_is_that_of_the_interval_with_the_most_runs():
-    assert public_runs.densest(np.array([0.0, 0.5, 1.0, 9.0])) == pytest.approx(0.5)
 
 
 def test_what_a_gpu_takes_beside_tensors_is_what_published_runs_took():

@@ -2,44 +2,33 @@
 
 import json
 import math
-import os
 import random
-import subprocess
-import sys
+import types
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.machine.runtime import Runtime, choose_precision
+from helpers.machine.runtime import Runtime
+from helpers.plan.machines import machine as named
+from helpers.plan.machines import runtime_of
 from helpers.plan.settings import DoesNotFit, Plan, Recipe, memory_of, plan
 from helpers.show.tables import GIB
-from tests.workloads import bert, stack
+from helpers.train.arguments import training_arguments
+from tests.harness import cpu_here
+from tests.workloads import bert, plan_by_hand, stack
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = stack(3, length=64)
 DEEP = bert(9, attention="eager")
 RECIPE = Recipe(batch_size=32, learning_rate=1e-3, max_steps=200, sequence_length=64)
 
 
-def machine(kind: str = "cpu", *, devices: int = 1, memory: int | None = 16 * GIB, **changed) -> Runtime:
-    capability = (7, 5) if kind == "cuda" else None
-    name = {"cuda": "Tesla T4", "xla": "TPU v5e", "cpu": "x86_64"}[kind]
-    precision, reason = choose_precision(kind, name, capability)
-    known = {
-        "kind": kind,
-        "reason": "built by hand",
-        "device_name": name,
-        "device_count": devices,
-        "memory": memory,
-        "compute_capability": capability,
-        "precision": precision,
-        "precision_reason": reason,
-    }
-    return Runtime(**{**known, **changed})
+def machine(kind: str = "cpu", *, devices: int = 1, memory: int | None = 16 * GIB) -> Runtime:
+    """A CPU, T4s or chips of a TPU with so much memory each."""
+    name = {"cpu": "CPU", "cuda": "T4", "xla": "v5e-1"}[kind]
+    return replace(runtime_of(named(name)), device_count=devices, memory=memory)
 
 
 def needed(workload, examples: int, share: int, checkpointing: bool = False) -> int:
@@ -87,11 +76,6 @@ def test_the_plan_has_the_memory_of_an_evaluation_that_takes_more_than_training(
     assert chosen.per_device_batch_size == plain.per_device_batch_size and plain.memory.peak.basis == "counted"
 
 
-def test_a_prime_batch_goes_down_to_single_examples():
-    chosen = plan(RECIPE, SMALL, machine(memory=needed(SMALL, 4, 12)), batch_size=13)
-    assert (chosen.per_device_batch_size, chosen.gradient_accumulation_steps) == (1, 13)
-
-
 def test_no_micro_batch_is_smaller_than_the_loss_can_take():
     pairs = replace(SMALL, least=4)
     assert plan(RECIPE, pairs, machine(memory=needed(SMALL, 4, 32)), batch_size=32).per_device_batch_size == 4
@@ -112,19 +96,15 @@ def test_unknown_memory_takes_the_whole_batch_and_says_so():
     assert "unknown" in chosen.reasons["per_device_batch_size"]
 
 
-def test_a_batch_that_the_devices_cannot_share_is_refused_with_one_that_they_can():
-    with pytest.raises(ValueError, match=r"batch_size=30: 8 devices.*try 24"):
-        plan(RECIPE, SMALL, machine("xla", devices=8), batch_size=30)
-
-
-def test_a_batch_below_the_device_count_is_refused_with_the_device_count():
-    with pytest.raises(ValueError, match=r"batch_size=3: 8 devices.*try 8"):
-        plan(RECIPE, SMALL, machine("xla", devices=8), batch_size=3)
+@pytest.mark.parametrize(("batch", "remedy"), [(30, 24), (3, 8)])
+def test_a_batch_that_the_devices_cannot_share_is_refused_with_one_that_they_can(batch, remedy):
+    with pytest.raises(ValueError, match=rf"batch_size={batch}: 8 devices.*try {remedy}"):
+        plan(RECIPE, SMALL, machine("xla", devices=8), batch_size=batch)
 
 
 @pytest.mark.parametrize(("name", "value"), [("batch_size", -4), ("learning_rate", -1e-3), ("max_steps", -1)])
 def test_a_negative_wish_is_refused_naming_it(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value}"):
+    with pytest.raises(ValueError, match=rf"Recipe\n{name}\n.*input_value={value}"):
         plan(RECIPE, SMALL, machine(), **{name: value})
 
 
@@ -137,29 +117,26 @@ def test_a_model_that_does_not_fit_is_refused_with_what_it_needs():
 
 
 def test_activations_are_recomputed_only_where_the_smallest_micro_batch_does_not_fit_else():
-    enough, little = needed(DEEP, 1, 32), needed(DEEP, 1, 32, checkpointing=True)
-    assert not plan(RECIPE, DEEP, machine(memory=enough)).gradient_checkpointing
-    found = plan(RECIPE, DEEP, machine(memory=little))
+    enough, little = needed(DEEP, 1, 4), needed(DEEP, 1, 4, checkpointing=True)
+    assert not plan(RECIPE, DEEP, machine(memory=enough), batch_size=4).gradient_checkpointing
+    found = plan(RECIPE, DEEP, machine(memory=little), batch_size=4)
     assert found.gradient_checkpointing and found.reasons["gradient_checkpointing"] == "does not fit without it"
 
 
 def test_recomputing_that_is_asked_for_is_done_and_that_is_refused_is_not():
-    assert plan(RECIPE, DEEP, machine(), gradient_checkpointing=True).gradient_checkpointing
+    assert plan(RECIPE, DEEP, machine(), batch_size=4, gradient_checkpointing=True).gradient_checkpointing
+    little = machine(memory=needed(DEEP, 1, 4, checkpointing=True))
     with pytest.raises(DoesNotFit, match="or gradient_checkpointing=True"):
-        plan(RECIPE, DEEP, machine(memory=needed(DEEP, 1, 32, checkpointing=True)), gradient_checkpointing=False)
-
-
-def test_recomputing_lets_a_larger_micro_batch_fit():
-    memory = needed(DEEP, 4, 32)
-    plain, again = (plan(RECIPE, DEEP, machine(memory=memory), gradient_checkpointing=on) for on in (False, True))
-    assert plain.per_device_batch_size < again.per_device_batch_size and plain.batch_size == again.batch_size
+        plan(RECIPE, DEEP, little, batch_size=4, gradient_checkpointing=False)
 
 
 # -- what a TPU changes --
 
 
 def test_a_tpu_takes_the_recipes_factors():
-    chosen = plan(replace(RECIPE, tpu_batch_factor=4, tpu_learning_rate_factor=1.5), SMALL, machine("xla", devices=8))
+    recipe = replace(RECIPE, tpu_batch_factor=4, tpu_learning_rate_factor=1.5)
+    chosen, plain = (plan(recipe, SMALL, each) for each in (machine("xla", devices=8), machine()))
+    assert (plain.batch_size, plain.learning_rate) == (32, 1e-3)
     assert chosen.batch_size == 128 and math.isclose(chosen.learning_rate, 1.5e-3)
     assert "x 4" in chosen.reasons["batch_size"] and "x 1.5" in chosen.reasons["learning_rate"]
 
@@ -170,12 +147,6 @@ def test_what_is_asked_for_is_not_multiplied_on_a_tpu():
     assert chosen.reasons["batch_size"] == chosen.reasons["learning_rate"] == "asked for"
 
 
-@pytest.mark.parametrize("kind", ["cpu", "xla"])
-def test_a_gpu_or_cpu_takes_the_recipe_as_it_is_and_a_tpu_does_not(kind):
-    chosen = plan(RECIPE, SMALL, machine(kind))
-    assert (chosen.batch_size == 32) == (chosen.learning_rate == 1e-3) == (kind == "cpu")
-
-
 def test_no_loader_process_feeds_a_tpu_however_costly_an_example_is():
     chosen = plan(RECIPE, SMALL, machine("xla"))
     assert chosen.dataloader_workers == 0 and not chosen.pin_memory and chosen.optimizer == "adamw_torch"
@@ -184,12 +155,10 @@ def test_no_loader_process_feeds_a_tpu_however_costly_an_example_is():
 # -- the printed plan --
 
 
-@pytest.mark.parametrize("kind", ["cpu", "xla"])
-def test_every_setting_is_shown_with_a_reason(kind):
-    chosen = plan(RECIPE, SMALL, machine(kind))
-    assert [row["setting"] for row in chosen.rows() if not row["why"]] == []
-    elsewhere = {"reasons", "device_count", "pin_memory"}  # beside a reason, the batch and the workers
-    assert {field.name for field in fields(Plan)} - elsewhere <= {row["setting"] for row in chosen.rows()}
+def test_every_decision_is_shown_with_its_reason():
+    rows = {row["setting"]: row for row in plan(RECIPE, SMALL, machine()).rows()}
+    assert all(row["why"] for row in rows.values())
+    assert {"precision", "batch_size", "learning_rate", "max_steps", "gradient_checkpointing", "memory"} <= set(rows)
 
 
 def test_warm_up_is_a_fraction_of_the_steps_that_are_asked_for():
@@ -203,16 +172,7 @@ def test_results_are_json_and_hold_the_effective_batch_and_the_memory():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("batch_size", 0),
-        ("max_steps", 0),
-        ("sequence_length", 0),
-        ("tpu_batch_factor", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", math.nan),
-        ("tpu_learning_rate_factor", -1.0),
-    ],
+    ("name", "value"), [("batch_size", 0), ("learning_rate", math.nan), ("tpu_learning_rate_factor", -1.0)]
 )
 def test_an_impossible_recipe_is_refused_naming_the_field(name, value):
     with pytest.raises(ValueError, match=rf"Recipe\n{name}\n.*input_value={value}"):
@@ -233,66 +193,26 @@ FLIPS = {
     "optimizer": ("adafactor", {"optim": "adafactor"}),
     "dataloader_workers": (2, {"dataloader_num_workers": 2}),
 }
-# The first two have tests of their own, the next two reach the data and the model, the last two only inform.
+# Two have tests of their own, two reach the data and the model, two only inform.
 ELSEWHERE = {"device_count", "pin_memory", "sequence_length", "gradient_checkpointing", "memory", "reasons"}
-BASE = dict(
-    precision="fp32",
-    per_device_batch_size=4,
-    gradient_accumulation_steps=2,
-    device_count=1,
-    learning_rate=1e-3,
-    max_steps=100,
-    sequence_length=64,
-    warmup_steps=5,
-    weight_decay=0.01,
-    max_grad_norm=1.0,
-    optimizer="adamw_torch",
-    gradient_checkpointing=False,
-    dataloader_workers=0,
-    pin_memory=False,
-    memory=None,
-)
+BASE = plan_by_hand(machine(), batch_size=4, accumulation=2, steps=100, length=64, precision="fp32")
 DEVICES = {
-    "T4": ({"precision": "fp16"}, vars(machine("cuda"))),
-    "A100": ({"precision": "bf16", "pin_memory": True}, vars(machine("cuda", compute_capability=(8, 0)))),
-    "TPU": ({"precision": "bf16", "device_count": 8}, vars(machine("xla", devices=8))),
+    "T4": ({"precision": "fp16"}, machine("cuda")),
+    "A100": ({"precision": "bf16", "pin_memory": True}, replace(machine("cuda"), compute_capability=(8, 0))),
+    "TPU": ({"precision": "bf16", "device_count": 8}, machine("xla", devices=8)),
 }
-ARGUMENTS = """
-import json, sys, types
-from helpers.plan.settings import Plan
-from helpers.machine.runtime import Runtime
-from helpers.train.arguments import training_arguments
-base, flips, runtime, output_dir, devices = json.loads(sys.stdin.read())
-def arguments(**changed):
-    made = training_arguments(Plan(**{**base, **changed}), Runtime(**runtime), output_dir, seed=3)
-    return made.to_dict() | {"optim": str(made.optim.value)}
-answers = {"": arguments()} | {name: arguments(**{name: value}) for name, (value, _) in flips.items()}
-def handed_over(changed, device):
-    # As a namespace, because TrainingArguments for a GPU or TPU cannot be built on a CPU.
-    device["compute_capability"] = device["compute_capability"] and tuple(device["compute_capability"])
-    made = training_arguments(
-        Plan(**{**base, **changed}), Runtime(**device), output_dir, seed=3, cls=types.SimpleNamespace, lr=1
-    )
-    return vars(made)
-answers["devices"] = {name: handed_over(*pair) for name, pair in devices.items()}
-print("\\n" + json.dumps(answers, default=str))
-"""
 
 
-@pytest.fixture(scope="module")
-def arguments(tmp_path_factory):
-    """TrainingArguments of the base plan ("") and of the plan with one field flipped, by field."""
-    finished = subprocess.run(
-        [sys.executable, "-c", ARGUMENTS],
-        input=json.dumps([BASE, FLIPS, vars(machine()), str(tmp_path_factory.mktemp("run")), DEVICES]),
-        env=os.environ | {"USE_TORCH_XLA": "0", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-2000:]
-    return json.loads(finished.stdout.splitlines()[-1])
+def arguments(folder, **changed) -> dict:
+    """Of a run on this CPU."""
+    made = training_arguments(replace(BASE, **changed), cpu_here(), str(folder), seed=3)
+    return made.to_dict() | {"optim": made.optim.value}
+
+
+def handed_over(device: str) -> dict:
+    """What the class of a device's arguments gets; as a namespace, since TrainingArguments for it cannot be made on a CPU."""
+    changed, there = DEVICES[device]
+    return vars(training_arguments(replace(BASE, **changed), there, "run", seed=3, cls=types.SimpleNamespace, lr=1))
 
 
 def test_every_field_of_the_plan_is_accounted_for():
@@ -300,37 +220,34 @@ def test_every_field_of_the_plan_is_accounted_for():
 
 
 @pytest.mark.parametrize("name", FLIPS)
-def test_a_changed_field_of_the_plan_changes_exactly_its_arguments(arguments, name):
-    changed = {key for key, value in arguments[name].items() if value != arguments[""][key]}
-    expected = FLIPS[name][1]
-    assert changed == set(expected)
-    assert {key: arguments[name][key] for key in expected} == expected
+def test_a_changed_field_of_the_plan_changes_exactly_its_arguments(name, tmp_path):
+    value, expected = FLIPS[name]
+    before, after = arguments(tmp_path), arguments(tmp_path, **{name: value})
+    assert {key: after[key] for key in after if after[key] != before[key]} == expected
 
 
-def test_the_seed_decides_weights_and_data_order(arguments):
-    assert (arguments[""]["seed"], arguments[""]["data_seed"]) == (3, 3)
+def test_the_seed_decides_weights_and_data_order(tmp_path):
+    given = arguments(tmp_path)
+    assert (given["seed"], given["data_seed"]) == (3, 3)
 
 
 @pytest.mark.parametrize(
     ("device", "fp16", "bf16", "tf32"),
     [("T4", True, False, None), ("A100", False, True, True), ("TPU", False, False, None)],
 )
-def test_half_precision_goes_where_the_device_wants_it_and_never_to_a_tpu(arguments, device, fp16, bf16, tf32):
-    given = arguments["devices"][device]
+def test_half_precision_goes_where_the_device_wants_it_and_never_to_a_tpu(device, fp16, bf16, tf32):
+    given = handed_over(device)
     assert (given["fp16"], given["bf16"], given["tf32"], given["use_cpu"]) == (fp16, bf16, tf32, False)
+    assert given["lr"] == 1  # an override reaches the class
 
 
-def test_on_a_tpu_one_process_feeds_all_chips(arguments):
-    given = arguments["devices"]["TPU"]
+def test_on_a_tpu_one_process_feeds_all_chips():
+    given = handed_over("TPU")
     assert (given["per_device_train_batch_size"], given["per_device_eval_batch_size"]) == (32, 32)
 
 
-def test_an_override_reaches_the_class(arguments):
-    assert all(given["lr"] == 1 for given in arguments["devices"].values())
-
-
-def test_memory_is_pinned_where_the_plan_says_so(arguments):
-    pinned = {name: given["dataloader_pin_memory"] for name, given in arguments["devices"].items()}
+def test_memory_is_pinned_where_the_plan_says_so():
+    pinned = {name: handed_over(name)["dataloader_pin_memory"] for name in DEVICES}
     assert pinned == {"T4": False, "A100": True, "TPU": False}
 
 
