@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # A ceiling goes down in the commit that earns it, and never up.
 CEILINGS = {
     "shared": 16465,
-    "plan": 5836,
+    "plan": 5680,
     "reservoir": 5996,
     "lejepa": 6636,
     "legal": 9180,
-    "tuning": 5277,
+    "tuning": 5188,
     "graphmer": 23100,
     "helpers": 77795,
     "notebooks": 9000,

@@ -169,4 +169,4 @@ def _labels(data_source: str, splits: dict[str, list[Pair]]) -> tuple[str, ...]:
             f"data_source={data_source!r}: labels {sorted(unknown)[:5]} are not among the {len(splits['train'])} training rows; add "
             "such rows, or raise num_rows"
         )
-    return tuple(sorted(labels, key=int if all(label.lstrip("-").isdecimal() for label in labels) else str))
+    return tuple(labels)

@@ -41,7 +41,7 @@ class Verdict:
 
 
 def measured(trainer, task) -> dict[str, float]:
-    """Scores of a trained model on the test texts, and what training it took."""
+    """Scores of a trained model on the test texts, and the seconds that its training took."""
     rows = task.rows("test", trainer.settings)
     found = scores(trainer.logits(rows).argmax(axis=1), [row["labels"] for row in rows])
     return {**found, "training_seconds": trainer.training_seconds()}

@@ -29,7 +29,7 @@ from helpers.machine import ranks
 from helpers.show import tables, tracking
 from helpers.show.progress import Progress
 from helpers.train.interruption import Stopped, is_out_of_memory
-from helpers.tuning.training import BATCH, ClassifierTrainer, Settings, Task, clock
+from helpers.tuning.training import BATCH, ClassifierTrainer, Settings, Task
 
 ENOUGH, MOST = 6, 9  # pairs
 LARGEST_BATCH = 64  # a larger one would leave too few steps to learn from
@@ -45,7 +45,7 @@ class Rung:
 
     name: str
     change: Settings
-    why_not: str = ""  # it cannot be tried here
+    why_not: str = ""  # why it cannot be tried here
 
 
 def rungs(task: Task) -> list[Rung]:
@@ -279,10 +279,6 @@ def climb(task: Task, seconds: float) -> list[Tried]:
     windows = ENOUGH * (5 + sum(not rung.why_not for rung in candidates))  # many rungs are decided by their first pairs
     steps = min(MOST_STEPS, max(2, round(1 + (seconds / windows - pace) / first.step_seconds)))
     pace += (steps - 1) * first.step_seconds
-    tracking.say(
-        f"Windows of {steps * batch} examples, about {tables.seconds(pace)} each in {clock(task.runtime)}; the trials end within "
-        f"about {tables.seconds(seconds)}."
-    )
     tried = [
         Tried("stock Trainer", {}, start, True, f"{first.examples_per_second:.4g} examples a second", window=first)
     ]

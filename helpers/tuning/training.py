@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import statistics
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +65,7 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
     base_model: a hub id (`REVISIONS` are pinned), a local path, or "sample", which learns its tokeniser from `texts`. No code
         from a checkpoint is run; weights are safetensors.
 
-    Raises as `hub.reading`, and ValueError where the weights have another shape than config.json says.
+    Raises as `hub.reading`.
     """
     set_seed(seed)
     names = dict(enumerate(labels))
@@ -75,16 +74,12 @@ def load_classifier(base_model: str, labels: Sequence[str], *, texts: Iterable[s
         return sample_classifier(texts, config)
     path = source_path("base_model", base_model)
     options = {"revision": None if path else REVISIONS.get(base_model), "trust_remote_code": False}
+    # The head may have other labels, and is drawn anew.
     weights = {"dtype": "float32", "use_safetensors": True, "ignore_mismatched_sizes": True}
     with hub.reading(base_model, "base_model"):
         name = str(path or base_model)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            name, output_loading_info=True, **config, **weights, **options
-        )
-        # The head may have other labels, and is drawn anew; the encoder would be, too.
-        if wrong := [key for key in map(str, found["mismatched_keys"]) if f"{model.base_model_prefix}." in key]:
-            raise ValueError(f"base_model={base_model!r}: weights of another shape than config.json says: {wrong[0]}")
+        model = AutoModelForSequenceClassification.from_pretrained(name, **config, **weights, **options)
     if tokenizer.pad_token is None:  # decoders
         tokenizer.pad_token = tokenizer.eos_token
     model.config.pad_token_id, model.config.use_cache = tokenizer.pad_token_id, False  # nothing is generated
@@ -275,11 +270,10 @@ def clock(runtime: Runtime) -> str:
 
 
 class Utilisation(TrainerCallback):
-    """Utilisation and memory at each log: the GPU's by torch's own calls, a CPU's by the processor time of this process."""
+    """A GPU's utilisation, by torch's own call, and memory at each log."""
 
     def __init__(self, runtime):
         self.runtime, self.samples = runtime, []
-        self.before = time.perf_counter(), time.process_time()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in (logs or {}):
@@ -287,22 +281,17 @@ class Utilisation(TrainerCallback):
 
     def busy(self) -> float | None:
         """A share of 1; None where the device does not tell."""
-        if self.runtime.kind == "cuda":
-            try:
-                return torch.cuda.utilization() / 100
-            except Exception:  # NVML's own errors: a slice of a board, or a driver that does not tell
-                return None
-        if self.runtime.kind != "cpu":
+        try:
+            return torch.cuda.utilization() / 100 if self.runtime.kind == "cuda" else None
+        except Exception:  # NVML's own errors: a slice of a board, or a driver that does not tell
             return None
-        (wall, used), self.before = self.before, (time.perf_counter(), time.process_time())
-        return min(1.0, (self.before[1] - used) / (self.before[0] - wall) / torch.get_num_threads())
 
     def advice(self) -> str:
         """What to change, by the mean over the logs."""
         known = [busy for _, busy, _ in self.samples if busy is not None]
         if not known:
             return "This device does not tell its utilisation."
-        mean = statistics.fmean(known)
+        mean = round(statistics.fmean(known), 2)
         if mean >= BUSY:
             return f"Utilisation was {mean:.0%}: the device was busy."
         return (

@@ -89,7 +89,7 @@ print(machine, f"output     {run.path}", sep="\n")
 # ## Data
 #
 # A text that is in two splits stays in the last of training, validation and test only, and what was removed is counted. Your own
-# file has a row a text and a header, such as
+# file has a header and one row for each text, such as
 #
 # ```
 # review,stars
@@ -200,12 +200,12 @@ figure.savefig(run.path / "figures" / "optimisations.png", dpi=120)
 # ## Train with what was kept
 #
 # As many examples as the stock Trainer would see; a larger batch takes fewer steps, at a learning rate that grows with the square
-# root of the batch. The weights with the least loss on the validation texts are kept. Utilisation and memory are read at each log: below
+# root of the batch. The weights with the least loss on the validation texts are kept. A GPU's utilisation and memory are read at each log: below
 # 70 % the device waits, and the line says what to change.
 
 # %%
 from helpers.plan.forecast import here
-from helpers.tuning.training import ClassifierTrainer, Utilisation
+from helpers.tuning.training import ClassifierTrainer, Utilisation, clock
 
 trainer = ClassifierTrainer(task, settings, run.path / f"tuned-{params.seed}", seed=params.seed)
 forecast = here(task.step, trainer.plan, machine)
@@ -222,7 +222,7 @@ print(watch.advice())
 # ## The verdict: against the stock Trainer, at equal quality
 #
 # Both train with `paired_seeds` seeds, as far as `tuning_minutes` allow. Each pair shares data, order and first weights, so that what differs
-# between seeds falls out. Fewer than three pairs have no spread: then quality counts as not checked. Where nothing was kept there is
+# between seeds cancels. Fewer than three pairs have no spread: then quality counts as not checked. Where nothing was kept there is
 # nothing to compare, and the one run stands.
 
 # %%
@@ -288,7 +288,7 @@ results_file = run.results(
     **measured,
     sessions=sessions(trainer.args.output_dir),  # the kept run has a folder of its own
     ladder=climbed,
-    clock=ladder.clock(machine),
+    clock=clock(machine),
     verdict=compared,
     forecast=forecast.results(),
     data=texts.results(),
