@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from helpers.data import hub
@@ -21,14 +19,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
-QWEN_REVISION = "7ae557604adf67be50417f59c2c2f167def9a775"
+REVISIONS = {QWEN: "7ae557604adf67be50417f59c2c2f167def9a775"}  # of the hub; of other models the newest is read
 LORA_DROPOUT = 0.05
 NO_TPU = (
     "method='qlora': bitsandbytes has no kernels for a TPU. Use method='lora', whose frozen weights take 16 bits there, or "
     "a GPU with use_tpu=False"
 )
 SAMPLE_VOCABULARY = 600
-END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -46,13 +44,14 @@ def load_model(
     With QLoRA the base is read onto the GPU where there is one, and its projections have 4 bits. The tokeniser and its
     template are checked before any weight is downloaded, and generation stops at what the layout trains.
 
-    Raises as `check_method`, `ChatTemplate` and `hub.reading`.
+    Raises ValueError for 4 bits on a TPU, and as `ChatTemplate` and `hub.reading`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 
-    check_method(params.method, runtime)
+    if params.method == "qlora" and runtime.family == "xla":
+        raise ValueError(NO_TPU)
     name, dtype = params.base_model, frozen_dtype(params.method, runtime.precision)
-    options = {"revision": pinned_revision(name), "trust_remote_code": False}
+    options = {"revision": REVISIONS.get(name), "trust_remote_code": False}
     weights = options | {"dtype": dtype}
     if params.method == "qlora":  # Dettmers et al. 2023: NF4, its scales quantised too, products in `dtype`
         weights["device_map"] = {"": ranks.local() if runtime.kind == "cuda" else "cpu"}
@@ -82,9 +81,7 @@ def load_model(
     set_stop_tokens(model.generation_config, template)
     if params.method == "full":
         return model, tokenizer
-    # A base model never saw the token that ends a turn: its embedding is as it was initialised, and LoRA leaves it so.
-    untrained = [] if template.stop_token_id == tokenizer.eos_token_id else [template.stop_token_id]
-    return apply_lora(model, params.lora_rank, dropout=dropout, trained_tokens=untrained), tokenizer
+    return apply_lora(model, params.lora_rank, dropout=dropout), tokenizer
 
 
 def set_stop_tokens(generation_config, template: ChatTemplate) -> None:
@@ -95,11 +92,6 @@ def set_stop_tokens(generation_config, template: ChatTemplate) -> None:
     generation_config.pad_token_id = template.tokenizer.pad_token_id
 
 
-def pinned_revision(base_model: str) -> str | None:
-    """The commit of the hub that is read: of the default model a known one, of others (None) the newest."""
-    return QWEN_REVISION if base_model == QWEN else None
-
-
 def frozen_dtype(method: str, precision: str):
     """dtype of the base model's weights: half precision where they stay as they are, fp32 where they are trained."""
     import torch
@@ -108,44 +100,15 @@ def frozen_dtype(method: str, precision: str):
     return torch.float32 if method == "full" else half.get(precision, torch.float32)
 
 
-def check_method(method: str, runtime: Runtime) -> None:
-    """Raises ValueError for 4 bits on a TPU, and ImportError where bitsandbytes is not installed."""
-    if method != "qlora":
-        return
-    if runtime.family == "xla":
-        raise ValueError(NO_TPU)
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ImportError(
-            "method='qlora' needs bitsandbytes: add a cell with `%pip install bitsandbytes` above the first, restart the "
-            "kernel and run all again, or use method='lora'"
-        )
-
-
-def apply_lora(
-    model: PreTrainedModel, r: int, *, dropout: float = LORA_DROPOUT, trained_tokens: Sequence[int] = ()
-) -> PeftModel:
+def apply_lora(model: PreTrainedModel, r: int, *, dropout: float = LORA_DROPOUT) -> PeftModel:
     """LoRA (Hu et al. 2021) on every linear projection but the head: fp32 adapters of rank `r` beside frozen weights.
 
-    The update is scaled by 2; dropout is on the adapter's input; the embeddings of `trained_tokens`, and their rows
-    of the head, are trained too.
+    The update is scaled by 2; dropout is on the adapter's input.
     """
     from peft import LoraConfig, get_peft_model
 
-    embeddings = [model.get_input_embeddings()]
-    if not model.config.get_text_config().tie_word_embeddings:
-        embeddings.append(model.get_output_embeddings())
-    names = [name for module in embeddings for name, each in model.named_modules() if each is module]
-    return get_peft_model(
-        model,
-        LoraConfig(
-            task_type="CAUSAL_LM",
-            r=r,
-            lora_alpha=2 * r,
-            lora_dropout=dropout,
-            target_modules="all-linear",
-            trainable_token_indices={name: [*trained_tokens] for name in names} if trained_tokens else None,
-        ),
-    )
+    config = LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, lora_dropout=dropout, target_modules="all-linear")
+    return get_peft_model(model, config)
 
 
 # ---- the sample model

@@ -12,22 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
-from helpers.legal.data import load_records
-from helpers.legal.model import (
-    END_OF_TEXT,
-    SAMPLE_VOCABULARY,
-    apply_lora,
-    frozen_dtype,
-    load_model,
-    sample_model,
-    sample_tokenizer,
-)
+from helpers.legal.model import load_model, sample_model, sample_tokenizer
 from helpers.legal.parameters import LegalParameters
-from helpers.legal.sample import sample_records
-from helpers.legal.training import IGNORED, ChatTemplate, row_of
 from helpers.machine.runtime import Runtime
 
 
@@ -44,33 +31,6 @@ def loaded(precision: str = "fp32", **parameters):
     return load_model(LegalParameters(**{"base_model": "sample"} | parameters), runtime(precision))
 
 
-def test_the_sample_is_a_small_qwen2_with_a_chat_template_and_encodes_records():
-    model, tokenizer = loaded(method="full")
-    assert type(model).__name__ == "Qwen2ForCausalLM"
-    assert len(tokenizer) == model.config.vocab_size == SAMPLE_VOCABULARY
-    texts = [text for record in sample_records(40) for text in record.values()]
-    # A text of 1,500 characters is a few hundred tokens, as with a real tokeniser.
-    assert sum(map(len, texts)) / sum(len(tokenizer(text)["input_ids"]) for text in texts) > 3
-
-
-def test_generation_stops_at_the_token_that_a_record_ends_with():
-    model, tokenizer = loaded(method="full")
-    template = ChatTemplate(tokenizer)
-    row = row_of(load_records("sample", seed=0).splits["train"][0], template)
-    last = [label for label in row["labels"] if label != IGNORED][-1]
-    assert last == template.stop_token_id and last in model.generation_config.eos_token_id
-
-
-def test_lora_trains_every_projection_and_nothing_else():
-    model, _ = loaded(lora_rank=4)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    projections = {re.search(r"(\w+_proj)\.lora_", name)[1] for name in trained}
-    assert projections == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    assert len(trained) == 2 * 7 * 2  # A and B, projections, layers
-    config = model.peft_config["default"]
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 8, 0.05)
-
-
 @pytest.mark.parametrize(("precision", "frozen"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_lora_in_half_precision_keeps_its_adapter_in_fp32_beside_a_frozen_base_in_half(precision, frozen):
     model, _ = loaded(precision)
@@ -78,59 +38,6 @@ def test_lora_in_half_precision_keeps_its_adapter_in_fp32_beside_a_frozen_base_i
     for parameter in model.parameters():
         dtypes[parameter.requires_grad].add(parameter.dtype)
     assert dtypes == {True: {torch.float32}, False: {frozen}}
-
-
-def test_only_frozen_weights_are_ever_in_half_precision():
-    kinds = {(method, precision) for method in ("lora", "qlora", "full") for precision in ("fp32", "bf16", "fp16")}
-    half = {each for each in kinds if frozen_dtype(*each) != torch.float32}
-    assert half == {(method, precision) for method, precision in kinds if method != "full" and precision != "fp32"}
-
-
-def test_full_fine_tuning_in_bf16_keeps_fp32_weights():
-    model, _ = loaded("bf16", method="full")
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-@pytest.fixture
-def base_model(tmp_path) -> Path:
-    """Saved as a base model is: with a chat template, and an end of text that is not the end of a turn."""
-    tokenizer = sample_tokenizer()
-    tokenizer.eos_token = END_OF_TEXT
-    sample_model(len(tokenizer), tokenizer.eos_token_id, seed=0).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    return tmp_path
-
-
-def test_the_stop_token_of_a_base_model_gets_an_embedding_that_is_trained(base_model, tmp_path):
-    model, tokenizer = loaded(base_model=str(base_model), lora_rank=2)
-    stop = ChatTemplate(tokenizer).stop_token_id
-    assert stop != tokenizer.eos_token_id
-    assert model.peft_config["default"].trainable_token_indices == {"model.embed_tokens": [stop]}
-    deltas = [p for name, p in model.named_parameters() if "trainable_tokens_delta" in name]
-    assert [tuple(delta.shape) for delta in deltas] == [(1, model.config.hidden_size)]  # the head shares it
-    with torch.no_grad():
-        before = model(input_ids=torch.tensor([[5, 6, 7]])).logits
-        deltas[0].add_(1.0)
-        after = model(input_ids=torch.tensor([[5, 6, 7]])).logits
-    changed = (before != after).any(dim=1).nonzero()[:, 1].unique().tolist()
-    assert changed == [stop]
-    model.save_pretrained(tmp_path / "adapter")
-    fresh = AutoModelForCausalLM.from_pretrained(base_model)
-    reloaded = PeftModel.from_pretrained(fresh, tmp_path / "adapter")
-    with torch.no_grad():
-        torch.testing.assert_close(reloaded(input_ids=torch.tensor([[5, 6, 7]])).logits, after)
-
-
-def test_an_untied_head_gets_its_own_row_trained():
-    tokenizer = sample_tokenizer()
-    model = sample_model(len(tokenizer), 0, seed=0)
-    model.config.tie_word_embeddings = False
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    adapted = apply_lora(model, 2, trained_tokens=[2])
-    shapes = {n.split(".token_adapter")[0]: tuple(p.shape) for n, p in adapted.named_parameters() if "delta" in n}
-    assert shapes == dict.fromkeys(
-        ("base_model.model.model.embed_tokens", "base_model.model.lm_head"), (1, model.config.hidden_size)
-    )
 
 
 def test_a_template_that_cannot_be_learned_is_refused_before_weights_are_read(tmp_path):

@@ -11,7 +11,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from helpers.legal.export import export
-from helpers.legal.model import check_method
+from helpers.legal.model import load_model
+from helpers.legal.parameters import LegalParameters
 from helpers.legal.training import ChatTemplate
 from helpers.legal.workload import planned, workload
 from helpers.plan.counting import count
@@ -24,35 +25,33 @@ from .test_training import fingerprint, results, run
 INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
 needs_bitsandbytes = pytest.mark.skipif(not INSTALLED, reason="bitsandbytes is not installed")
 pytestmark = pytest.mark.once
-RUN = {"method": "qlora", "rank": 32, "steps": 14, "logging_steps": 6, "save_steps": 6, "dropout": 0.1}
-RUN |= {"checkpointing": True}
+RUN = {
+    "method": "qlora",
+    "rank": 32,
+    "steps": 14,
+    "logging_steps": 6,
+    "save_steps": 6,
+    "dropout": 0.1,
+    "checkpointing": True,
+}
 
 
 @needs_bitsandbytes
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_projections_have_four_bits_the_rest_the_runs_precision_and_the_adapter_fp32(precision):
-    from bitsandbytes.functional import dequantize_4bit
     from bitsandbytes.nn import Linear4bit
 
     model, _ = loaded(precision, method="qlora")
-    plain, _ = loaded(precision, method="lora")
     projections = [
         layer.base_layer for layer in model.modules() if isinstance(getattr(layer, "base_layer", None), Linear4bit)
     ]
     assert len(projections) == 2 * 7
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     for each in projections:
         state = each.weight.quant_state
         assert (state.quant_type, state.nested, each.compute_dtype) == ("nf4", True, dtype)
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.uint8, dtype}
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    assert model.num_parameters() == plain.num_parameters()
-    originals = [layer.base_layer.weight.float() for layer in plain.modules() if hasattr(layer, "base_layer")]
-    for each, original in zip(projections, originals, strict=True):
-        read = dequantize_4bit(each.weight, each.weight.quant_state).float()
-        assert (
-            0.08 < ((read - original).square().mean().sqrt() / original.std()) < 0.11
-        )  # a normal weight in NF4: 0.095
 
 
 @needs_bitsandbytes
@@ -79,7 +78,6 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
         for weight in model.parameters():
             if weight.requires_grad:
                 weight += 0.02
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
     ids = torch.arange(30)[None]
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits
@@ -88,15 +86,8 @@ def test_the_export_is_the_adapter_and_reads_back_to_the_same_logits(tmp_path):
     model.set_adapter("read_back")
     with torch.no_grad():
         assert torch.equal(model.eval()(input_ids=ids).logits, expected)
-    model.set_adapter("default")
-    model.delete_adapter("read_back")
-    assert [*before] == [name for name, _ in model.named_parameters()]
-    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
     assert not (folder / "merged").exists()
-    assert (
-        "To make the whole model, for llama.cpp, Ollama and vLLM: load the base in 16 bits"
-        in (folder / "README.md").read_text()
-    )
+    assert "load the base in 16 bits" in (folder / "README.md").read_text()
 
 
 @needs_bitsandbytes
@@ -113,13 +104,6 @@ def test_the_counted_bytes_are_those_of_the_loaded_weights():
 def test_a_tpu_refuses_with_the_remedy_and_so_does_its_plan():
     chip = replace(runtime("bf16"), kind="xla")
     with pytest.raises(ValueError, match=r"no kernels for a TPU\. Use method='lora'"):
-        check_method("qlora", chip)
-    check_method("lora", chip)
+        load_model(LegalParameters(base_model="sample", method="qlora"), chip)
     with pytest.raises(DoesNotFit, match="no kernels for a TPU"):
         planned(Asked(method="qlora"), chip)
-
-
-@pytest.mark.skipif(INSTALLED, reason="bitsandbytes is installed")
-def test_without_bitsandbytes_the_error_says_what_to_install():
-    with pytest.raises(ImportError, match="pip install bitsandbytes"):
-        check_method("qlora", runtime())
