@@ -63,8 +63,7 @@ class FixedBlocks:
 def mask_of(segment_ids_BT: torch.Tensor, implementation: str) -> torch.Tensor:
     """Which keys a query sees, [B, 1, T, T]: those before it, and itself, in its own segment; bool, added for "eager".
 
-    Built on the device from static shapes. Padding sees padding, so that no row of a softmax is empty. Raises ValueError for
-    an attention of transformers that takes no mask.
+    Built on the device from static shapes. Padding sees padding, so that no row of a softmax is empty.
     """
     import torch
 
@@ -73,10 +72,6 @@ def mask_of(segment_ids_BT: torch.Tensor, implementation: str) -> torch.Tensor:
     mask_B1TT = (same_BTT & (position_T[:, None] >= position_T[None, :]))[:, None]
     if implementation == "eager":
         return torch.where(mask_B1TT, 0.0, torch.finfo(torch.float32).min)
-    if not implementation.startswith("sdpa"):
-        raise ValueError(
-            f"attn_implementation={implementation!r}: cannot keep packed examples apart; load the model with 'sdpa'"
-        )
     return mask_B1TT
 
 
@@ -94,15 +89,15 @@ def choose_attention(model, runtime: Runtime, max_length: int) -> tuple[str, str
     if slides and runtime.family == "xla":
         raise ValueError(
             f"max_length={max_length}: the model attends over a sliding window of {window} tokens, which the mask of packed "
-            f"blocks has not; use max_length={window}, a GPU, or another model"
+            f"blocks does not have; use max_length={window}, a GPU, or another model"
         )
-    if any(hasattr(module, "sinks") for module in model.modules()):
-        name, reason = "eager", "the model has attention sinks, which the fused kernels leave out"
-    elif runtime.family == "xla":
+    if runtime.family == "xla":
         reason = "a mask from segment ids: no fused kernel for segments on XLA"
+    elif name == "eager":
+        reason = "transformers chose it: the fused kernels leave out a part of this model's attention"
     elif half and is_flash_attn_2_available():
         name, reason = FLASH, "flash-attn is installed: one fused kernel over all segments, no mask"
-    elif slides or name == "eager":
+    elif slides:
         reason = "transformers' mask from the positions of packed examples"
     else:
         _register(repeats=not runtime.abilities["grouped_heads"][0])
@@ -127,7 +122,7 @@ def _register(repeats: bool) -> None:
 
 
 def _segmentwise(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, repeats: bool = False, **kwargs):
-    """Causal attention inside each segment of one flattened batch, one call a segment; without segments SDPA.
+    """Causal attention inside each segment of one flattened batch, one call for each segment; SDPA where there are no segments.
 
     repeats: keys and values once for each query head, as cards below sm_80 need it (`machine.attention.repeat_heads`).
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -15,7 +16,6 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from helpers.legal.packing import FixedBlocks, choose_attention, count_blocks, mask_of
 from helpers.legal.training import IGNORED
-from helpers.machine.runtime import detect
 
 from .test_model import runtime
 
@@ -165,41 +165,6 @@ def test_keys_and_values_repeated_for_each_query_head_give_the_same_logits():
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_model_that_caps_its_attention_is_trained_by_the_attention_that_does():
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "head_dim": 8,
-    }
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        **sizes, vocab_size=VOCABULARY, num_key_value_heads=2, sliding_window=64, attn_logit_softcapping=0.05,
-        initializer_range=0.5,
-    )  # fmt: skip
-    model = Gemma2ForCausalLM(config).eval()
-    name, reason = choose_attention(model, runtime(), LENGTH)
-    assert name == "eager" and "transformers' mask" in reason  # SDPA refuses the cap
-    rows = examples(8)
-    alone = [model(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in rows]
-    batch = flattened(rows)
-    logits = model(**batch, use_cache=False).logits[0]
-    for start, end in itertools.pairwise(batch["cu_seq_lens_q"]):
-        ids = batch["input_ids"][0, start:end].tolist()
-        row = next(n for n, each in enumerate(rows) if each["input_ids"] == ids)
-        torch.testing.assert_close(logits[start:end], alone[row], rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_with_attention_sinks_is_trained_by_the_attention_that_has_them():
-    model = qwen2()
-    model.model.layers[0].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
-    assert choose_attention(model, runtime(), LENGTH) == (
-        "eager",
-        "the model has attention sinks, which the fused kernels leave out",
-    )
-
-
 def test_a_model_trained_one_segment_after_the_other_generates_as_before():
     model, ids = qwen2(), torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
     seen = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
@@ -209,33 +174,31 @@ def test_a_model_trained_one_segment_after_the_other_generates_as_before():
     assert torch.equal(model.generate(ids, **options), before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_fused_attention_over_segments_agrees_with_the_mask():
-    machine = detect(False)
-    model, batch = qwen2(head_dim=64).to("cuda", torch.bfloat16), packed_batch(examples())
-    batch = {name: tensor.cuda() for name, tensor in batch.items()}
-    masked = packed_logits(model, batch)[batch["segment_ids"] > 0]
-    choose_attention(model, machine, LENGTH)
-    flat = {name: each.cuda() if torch.is_tensor(each) else each for name, each in flattened(examples()).items()}
-    with torch.no_grad():
-        fused = model(**flat, use_cache=False).logits[0]
-    assert (fused - masked).abs().max() < 0.05 * masked.abs().max()
+def gemma2() -> Gemma2ForCausalLM:
+    """Caps its attention scores, which SDPA refuses."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    options = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 64, "attn_logit_softcapping": 0.05}
+    torch.manual_seed(0)
+    return Gemma2ForCausalLM(Gemma2Config(**sizes, **options, vocab_size=VOCABULARY, initializer_range=0.5)).eval()
 
 
-def test_a_sliding_window_shorter_than_a_block_slides_by_transformers_mask_and_is_refused_on_xla():
-    model = qwen2(sliding_window=6, use_sliding_window=True, max_window_layers=0)
-    rows = examples(8)
+SLIDES = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 0}
+
+
+@pytest.mark.parametrize(
+    ("build", "attention"), [(gemma2, "eager"), (functools.partial(qwen2, **SLIDES), "sdpa")], ids=["caps", "slides"]
+)
+def test_what_the_fused_kernels_leave_out_of_attention_is_trained_by_transformers_own(build, attention):
+    model, rows = build(), examples(8)
     alone = {tuple(r["input_ids"]): model(input_ids=torch.tensor([r["input_ids"]])).logits[0] for r in rows}
-    assert choose_attention(model, runtime(), LENGTH)[0] == "sdpa"
+    assert choose_attention(model, runtime(), LENGTH)[0] == attention
     batch = flattened(rows)
-    logits, starts = model(**batch, use_cache=False).logits[0], batch["cu_seq_lens_q"].tolist()
-    for start, end in itertools.pairwise(starts):
+    logits = model(**batch, use_cache=False).logits[0]
+    for start, end in itertools.pairwise(batch["cu_seq_lens_q"].tolist()):
         ids = tuple(batch["input_ids"][0, start:end].tolist())
         torch.testing.assert_close(logits[start:end], alone[ids], rtol=1e-4, atol=1e-4)
+
+
+def test_a_sliding_window_shorter_than_a_block_is_refused_on_xla():
     with pytest.raises(ValueError, match=r"max_length=32: the model attends over a sliding window of 6 tokens"):
-        choose_attention(model, replace(runtime(), kind="xla"), LENGTH)
-
-
-def test_an_attention_that_takes_no_mask_is_refused():
-    with pytest.raises(ValueError, match="attn_implementation='flex_attention': cannot keep packed examples apart"):
-        mask_of(torch.ones(1, 4), "flex_attention")
+        choose_attention(qwen2(**SLIDES), replace(runtime(), kind="xla"), LENGTH)
