@@ -23,9 +23,8 @@ from helpers.parameters import SAMPLE, source_path
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 HELD_OUT_SHARE = 0.1  # to validate, and as many to test, where the source has no splits
-NEAR_DUPLICATE = (
-    0.5  # Jaccard index of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended one
-)
+# Jaccard index of 5-character shingles; on real questions 0.5 to 0.6 is a reworded or extended question.
+NEAR_DUPLICATE = 0.5
 SHINGLE, COMMON = 5, 0.05  # a shingle in more than this share of the records belongs to an instruction that they share
 MOST_CHOICES, LONGEST_CHOICE, ROWS_A_CHOICE = 30, 100, 5  # labelled records have few short answers, each many times
 
@@ -41,6 +40,7 @@ SECTIONS = {  # of a chain-of-thought record, in the order in which they are wri
     "answer": (),
     "case_citation": ("case_citation", "citation"),
 }
+IN_ONE_LINE = ("topic", "difficulty")  # with their heading
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
 FORMS = (
     "`messages` (or ShareGPT's `conversations`), or a question (`question`, `instruction`, `prompt` or `text`) and an answer "
@@ -79,8 +79,7 @@ class Records(DataSource):
 
     splits: dict[str, tuple[Record, ...]]  # train, validation, test
     choices: tuple[str, ...] = ()  # the labels of labelled records
-    official: tuple[str, ...] = ()  # splits that are the source's own
-    set_aside: tuple[dict[str, str], ...] = ()  # row, reason and detail of each
+    set_aside: tuple[dict[str, str], ...] = ()  # row and reason of each
     unused: dict[str, int] = field(default_factory=dict)  # columns that are not used, and how many rows fill them
 
     def keeping(self, splits: Mapping[str, Sequence[Record]], set_aside: Iterable[dict[str, str]]) -> Records:
@@ -96,8 +95,7 @@ class Records(DataSource):
 
     def rows(self) -> list[dict[str, Any]]:
         """What there is, what was set aside for which reason and what is not used, for a table."""
-        own = {name: "the source's own split" for name in self.official}
-        lines = [(f"{name} records", len(records), own.get(name, "")) for name, records in self.splits.items()]
+        lines = [(f"{name} records", len(records), "") for name, records in self.splits.items()]
         reasons = Counter(each["reason"] for each in self.set_aside)
         first = {each["reason"]: f"first: {each['row']}" for each in reversed(self.set_aside)}
         lines += [(f"set aside: {reason}", count, first[reason]) for reason, count in reasons.most_common()]
@@ -130,11 +128,10 @@ def load_records(data_source: str, *, seed: int) -> Records:
             if not reason and same in seen:
                 reason = "repeats another row"
             if reason:
-                set_aside.append({"row": row.where.rpartition(", ")[2], "reason": reason, "detail": ""})
+                set_aside.append({"row": row.where.rpartition(", ")[2], "reason": reason})
             else:
                 seen.add(same)
                 records.append(record)
-    official = [name for name, records in splits.items() if records]
     if (absent := [name for name in splits if not splits[name]]) and splits["train"]:
         splits |= _held_out(splits["train"], absent, seed)
     choices = choices_of(splits["train"])
@@ -144,7 +141,6 @@ def load_records(data_source: str, *, seed: int) -> Records:
         draw=f"seed {seed}",
         splits={},
         choices=choices,
-        official=tuple(official) if official != ["train"] else (),
         unused=dict(unused),
     )
     told = {
@@ -176,11 +172,12 @@ def _read(data_source: str) -> dict[str, Iterable[Row]]:
 
 
 def _file(file: str, path: Path) -> Iterable[Row]:
-    text = path.read_text(encoding="utf-8-sig", errors="replace") if path.suffix.lower() in (".csv", ".json") else ""
-    if path.suffix.lower() == ".csv":
-        return data_files.separated(file, path, max(",;\t", key=text.partition("\n")[0].count))
-    if not text:
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".json"):
         return data_files.rows("data_source", path, SUFFIXES)
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    if suffix == ".csv":
+        return data_files.separated(file, path, max(",;\t", key=text.partition("\n")[0].count))
     if not text.lstrip().startswith("["):
         return data_files.jsonl(file, path)  # which many name .json
     try:
@@ -216,54 +213,51 @@ def record_of(row: Row, unused: Counter) -> tuple[Record | None, str]:
 
     def text(*names: str) -> str:
         name = next((name for name in names if name in values), "")
-        value = take(*names)
-        if not isinstance(value, str | int | float | None):
-            raise ValueError(
-                f"{row.where}, column `{name}` holds a {type(value).__name__}, not text; write it as a string"
-            )
-        return "" if value is None else str(value).strip()
+        return data_files.text(row._replace(values={name: take(name)}), name, str | int | float).strip()
 
-    common = {"id": text("id") or str(row.number), "group": text("document", "doc_id", "document_id", "group")}
-    common["tools"], system = _tools(row, take("tools")), text("system", "system_prompt")
+    number, group = text("id") or str(row.number), text("document", "doc_id", "document_id", "group")
+    tools, system = _tools(row, take("tools")), text("system", "system_prompt")
+    learned, answer, sections, text_alone = 0, None, (), False
     if columns & {*CONVERSATIONS}:
-        record = _conversation(common, system, _messages(row, take(*CONVERSATIONS) or [], "user"), 0)
+        said = _messages(row, take(*CONVERSATIONS) or [], "user")
     elif columns & {*QUESTIONS, *TEXTS, "instruction"} and columns & {*ANSWERS}:
-        named = {name for name in (*QUESTIONS, *ANSWERS) if isinstance(values.get(name), list)}
-        if named:  # TRL's conversational prompt and completion
-            prompt = _messages(row, take(*QUESTIONS) or [], "user")
-            answer = _messages(row, take(*ANSWERS) or [], "assistant")
-            record = _conversation(common, system, [*prompt, *answer], len(prompt))
+        if any(isinstance(values.get(name), list) for name in (*QUESTIONS, *ANSWERS)):
+            prompt = _messages(row, take(*QUESTIONS) or [], "user")  # TRL's conversational prompt and completion
+            said, learned = [*prompt, *_messages(row, take(*ANSWERS) or [], "assistant")], len(prompt)
         else:
             text_alone = "label" in values and not values.keys() & {*ANSWERS[:-1], *QUESTIONS, "instruction"}
             question = "\n\n".join(filter(None, (text("instruction"), text(*TEXTS), text(*QUESTIONS))))
-            answer = text(*ANSWERS)
+            written = answer = text(*ANSWERS)
             texts = {name: text(*names) for name, names in SECTIONS.items()}
             texts = {name: each for name, each in texts.items() if each and each.lower() not in PLACEHOLDERS}
-            record = _answered(common, system, question, texts | {"answer": answer}, text_alone)
+            if texts:
+                texts |= {"answer": answer}
+                sections = tuple(name for name in SECTIONS if name in texts)
+                written = "".join(_section(name, texts[name]) for name in sections).strip()
+                headings = ", ".join(f"### {heading(name)}" for name in sections)
+                system = system or f"You are a legal assistant. Write each section under its own heading: {headings}."
+            said = [{"role": "user", "content": question}, {"role": "assistant", "content": written}]
     else:
         raise ValueError(
             f"{row.where}: no columns of a record; columns found: {', '.join(row.values) or 'none'}. Give {FORMS}"
         )
     unused.update(values.keys())
-    missing = [name for name in ("question", "answer") if record is None or not getattr(record, name).strip()]
+    if system and said and said[0]["role"] != "system":
+        said, learned = [{"role": "system", "content": system}, *said], learned + 1
+    while said and said[-1]["role"] != "assistant":
+        said.pop()  # nobody answers
+    if not said:
+        return None, "no question and no answer"
+    if answer is None:
+        calls = said[-1].get("tool_calls")
+        answer = said[-1]["content"] or (json.dumps(calls) if calls else "")
+    record = Record(number, tuple(said), answer, sections, tools, group, learned, text_alone)
+    missing = [name for name in ("question", "answer") if not getattr(record, name).strip()]
     return (None, f"no {' and no '.join(missing)}") if missing else (record, "")
 
 
-def _answered(
-    common: Mapping[str, Any], system: str, question: str, texts: Mapping[str, str], text_alone: bool
-) -> Record:
-    """A question and its answer, or the sections of a chain of thought, each under its heading."""
-    sections = tuple(name for name in SECTIONS if name in texts) if len(texts) > 1 else ()
-    written = texts["answer"]
-    if sections:
-        short, long = "### {}: {}\n", "\n### {}:\n{}\n"
-        forms = {name: short if name in ("topic", "difficulty") else long for name in sections}
-        written = "".join(forms[name].format(heading(name), texts[name]) for name in sections).strip()
-        headings = ", ".join(f"### {heading(name)}" for name in sections)
-        system = system or f"You are a legal assistant. Write each section under its own heading: {headings}."
-    said = [{"role": "system", "content": system}] if system else []
-    said += [{"role": "user", "content": question}, {"role": "assistant", "content": written}]
-    return Record(**common, messages=tuple(said), answer=texts["answer"], sections=sections, text_alone=text_alone)
+def _section(name: str, text: str) -> str:
+    return f"### {heading(name)}: {text}\n" if name in IN_ONE_LINE else f"\n### {heading(name)}:\n{text}\n"
 
 
 def heading(section: str) -> str:
@@ -278,40 +272,22 @@ def section_of(text: str, section: str = "answer") -> str:
     return found[1].strip() if found else ""
 
 
-def _conversation(common: Mapping[str, Any], system: str, messages: list[dict[str, Any]], first: int) -> Record | None:
-    if system and messages and messages[0]["role"] != "system":
-        messages, first = [{"role": "system", "content": system}, *messages], first + 1
-    while messages and messages[-1]["role"] != "assistant":
-        messages = messages[:-1]  # nobody answers
-    if not messages:
-        return None
-    last = messages[-1]
-    answer = last["content"] or json.dumps(last.get("tool_calls", ""))
-    return Record(**common, messages=tuple(messages), answer=answer, first_learned=first)
-
-
 def _messages(row: Row, messages: Any, role: str) -> list[dict[str, Any]]:
     """Messages with `role`, `content` and every other key that has a value. A text is one message of `role`."""
     from trl import maybe_convert_to_chatml
 
     if isinstance(messages, str):
         messages = [{"role": role, "content": messages}]
-    if not isinstance(messages, list):
-        raise ValueError(f"{row.where}: messages must be a list; found {str(messages)[:80]}")
     found = []
-    for each in messages:
-        if not isinstance(each, Mapping):
-            raise ValueError(
-                f"{row.where}: a message must be an object with `role` and `content`; found {str(each)[:80]}"
-            )
-        (message,) = maybe_convert_to_chatml({"messages": [dict(each)]})["messages"]
+    for each in messages if isinstance(messages, list) else [messages]:
+        message = {}
+        if isinstance(each, Mapping):
+            (message,) = maybe_convert_to_chatml({"messages": [dict(each)]})["messages"]
         content = message.get("content") or ""
-        if isinstance(content, list) and all(
-            isinstance(part, Mapping) and {*part} == {"type", "text"} for part in content
-        ):
-            content = "".join(map(str, (part["text"] for part in content)))
         if not isinstance(message.get("role"), str) or not isinstance(content, str):
-            raise ValueError(f"{row.where}: a message has no `role`, or its `content` is no text: {str(each)[:80]}")
+            raise ValueError(
+                f"{row.where}: a message must be an object with a `role`, and a text as its `content`; found {str(each)[:80]}"
+            )
         kept = {key: value for key, value in message.items() if value not in NOTHING}
         found.append(kept | {"role": ROLES.get(message["role"], message["role"]), "content": content})
     return found

@@ -174,10 +174,10 @@ def _check_keys(record, place: int, whole: str, template: ChatTemplate) -> None:
 
 
 def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str = "all turns", reads: int = MOST_LENGTH):
-    """The rows of every split as data sets, the records that they are of, and the longest that a record may be.
+    """The rows of every split as data sets, the records that they are made of, and how many tokens a record may have.
 
-    A record longer than that is set aside: cut, it would teach an answer without its reasoning. So is one that spells out a
-    special token of the tokenizer, which would end a turn in its middle.
+    A longer record is set aside: cut, it would teach an answer without its reasoning. A record that spells out a special token
+    of the tokenizer is set aside, too: the token would end a turn in its middle.
 
     max_length: tokens, rounded up to a multiple of 128; 0 takes the longest training record, at most MOST_LENGTH and what
         the model `reads`. Raises as `row_of`, and ValueError where no record of a split is left.
@@ -190,11 +190,10 @@ def encode(records, template: ChatTemplate, *, max_length: int = 0, learn: str =
     for name, part in records.splits.items():
         kept[name] = []
         for record, row in zip(part, rows[name], strict=True):
-            tokens = len(row["input_ids"])
             spelled = next((token for token in special for each in record.messages if token in str(each)), None)
-            if spelled or tokens > length:
+            if spelled or len(row["input_ids"]) > length:
                 reason = f"spells out {spelled}" if spelled else f"longer than {length:,} tokens"
-                set_aside.append({"row": record.id, "reason": reason, "detail": f"{tokens:,} tokens"})
+                set_aside.append({"row": record.id, "reason": reason})
             else:
                 kept[name].append((record, row))
     records = records.keeping({name: [record for record, _ in pairs] for name, pairs in kept.items()}, set_aside)

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from helpers.legal.data import Record, choices_of, groups_of, load_records, near_duplicates, section_of
+from helpers.legal.data import Record, groups_of, load_records, near_duplicates, section_of
 from helpers.legal.sample import sample_records
 
 pytestmark = pytest.mark.once
@@ -105,17 +105,24 @@ REFUSED = {
         [{"question": "Why?", "comment": "So."}],
         r"columns found: question, comment\. Give `messages`",
     ),
-    "a message without role": ([{"messages": [{"content": "Why?"}]}], "line 1: a message has no `role`"),
-    "a message that is a text": ([{"messages": ["Why?"]}], "must be an object with `role` and `content`"),
+    "a message without role": (
+        [{"messages": [{"content": "Why?"}]}],
+        "line 1: a message must be an object with a `role`",
+    ),
+    "a message that is a text": ([{"messages": ["Why?"]}], "a text as its `content`; found Why\\?"),
     "an image in a message": (
         [{"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}],
-        "its `content` is no text",
+        "a text as its `content`; found {'role': 'user'",
     ),
     "an answer that is an object": (
         [{"question": "Why?", "answer": {"a": 1}}],
         "column `answer` holds a dict, not text",
     ),
     "tools that are no JSON": ([{"messages": [USER, ASSISTANT], "tools": "{"}], "column `tools` is not JSON"),
+    "an answer without a text": (
+        [{"messages": [USER, {"role": "assistant", "content": ""}]}],
+        "no record is left for .* {'no answer': 1}",
+    ),
     "answers alone": ([{"question": "", "answer": "So."}], "no record is left for .* {'no question': 1}"),
     "two records": ([{"question": "a", "answer": "b"}] * 2, "no record is left for .* {'repeats another row': 1}"),
 }
@@ -203,16 +210,6 @@ def test_a_text_with_a_label_and_no_question_is_told_the_labels(tmp_path):
     assert all(record.question.endswith("\n\nIs it?") for record in everything(asked))
 
 
-def test_records_are_labelled_where_they_have_few_short_answers_each_many_times():
-    def answered(*answers: str) -> list[Record]:
-        return [Record(str(n), (USER, ASSISTANT), answer) for n, answer in enumerate(answers)]
-
-    assert choices_of(answered(*["Yes", "No"] * 5)) == ("No", "Yes")
-    assert choices_of(answered(*["Yes", "No"] * 4)) == ()
-    assert choices_of(answered(*["Yes"] * 20)) == ()
-    assert choices_of(answered(*["Yes", "No " * 40] * 9)) == ()
-
-
 # ---- splits
 
 
@@ -228,7 +225,6 @@ def test_the_splits_of_a_folder_are_kept_with_the_names_of_class_labels(tmp_path
         )
     records = load_records(str(folder), seed=0)
     assert {name: len(part) for name, part in records.splits.items()} == {"train": 20, "validation": 5, "test": 6}
-    assert {*records.official} == {"train", "validation", "test"}
     assert records.choices == ("fair", "unfair")
 
 
@@ -240,7 +236,7 @@ def test_what_training_repeats_of_the_test_is_taken_from_training(tmp_path):
     records = load_records(str(folder), seed=0)
     assert [record.question for record in records.splits["test"]] == [question(3)]
     assert [each["reason"] for each in records.set_aside] == ["repeats another row"]
-    assert records.splits["validation"] and "test" in records.official
+    assert records.splits["validation"]
 
 
 def test_records_of_one_document_are_in_one_split(tmp_path):
@@ -251,27 +247,20 @@ def test_records_of_one_document_are_in_one_split(tmp_path):
     assert [len(part) for part in records.splits.values()] == [80, 10, 10]
 
 
-def test_another_seed_draws_another_split_and_the_same_seed_the_same():
-    first, again, other = (load_records("sample", seed=seed) for seed in (0, 0, 1))
-    assert first == again and first.splits != other.splits
-    assert first.source == again.source != other.source
-
-
 INSTRUCTION = "Read the following clause of an agreement carefully and say whether it lets a party end the agreement. "
 
 
-def slow_pairs(texts: list[str], left_out=()) -> list[tuple[int, int]]:
+def slow_pairs(texts: list[str]) -> list[tuple[int, int]]:
     """By set arithmetic, pair by pair."""
-    sets = [{text[i : i + 5] for i in range(len(text) - 4)} - {*left_out} for text in texts]
+    sets = [{text[i : i + 5] for i in range(len(text) - 4)} for text in texts]
     pairs = [(i, j) for j in range(len(sets)) for i in range(j)]
     return sorted((i, j) for i, j in pairs if len(sets[i] & sets[j]) >= 0.5 * len(sets[i] | sets[j]))
 
 
 def test_near_duplicates_are_those_of_set_arithmetic():
-    texts = [record["question"].lower() for record in sample_records(40)]
+    texts = [record["question"].lower() for record in sample_records(3)]
     plain = [" ".join("".join(c if c.isalnum() else " " for c in text).split()) for text in texts]
-    found = near_duplicates([f"{n:x} {text}" for n, text in enumerate(plain[:3])])
-    assert found == slow_pairs([f"{n:x} {text}" for n, text in enumerate(plain[:3])])
+    assert near_duplicates(plain) == slow_pairs(plain)
     other = [question(n) for n in range(30)]
     assert near_duplicates([*other, other[4] + " Please."]) == [(4, 30)]
 
