@@ -28,7 +28,7 @@ FREQUENT, NEAREST, WORDS = "most frequent answer", "nearest training record", "w
 
 
 def baselines(records: Records) -> dict[str, list[str]]:
-    """The answers to the labelled test questions of the most frequent label, the nearest record, and a linear model on words."""
+    """What the most frequent label, the nearest record and a linear model on words answer to the labelled test questions."""
     train, asked = records.splits["train"], records.splits["test"][:MOST_LABELLED]
     frequent = Counter(each.answer for each in train).most_common(1)[0][0]
     return {
@@ -77,7 +77,7 @@ def linear_model(train: Sequence[Record], validation: Sequence[Record], asked: S
 def by_likelihood(model, template, asked: Sequence[Record], choices: Sequence[str]) -> list[str]:
     """The label to which the model gives the highest probability, the end of its turn included.
 
-    Of a record with sections the answer is asked alone: its heading stands before the label.
+    For a record with sections only the answer is asked: its heading stands before the label.
     """
     prompts = [template.prompt(each) + ("### Answer:\n" if each.sections else "") for each in asked]
     log_p_QC = log_probabilities(model, template, prompts, choices)
@@ -131,7 +131,7 @@ def macro_f1(gold_Q, said_Q) -> float:
 
 
 def interval(values) -> dict[str, float]:
-    """Of a value and its resamples, or of a difference of two: the first, and the 95 % of the others in the middle."""
+    """The first of the values, and the interval that holds the middle 95 % of the others, which are its resamples."""
     low, high = np.quantile(values[1:], (0.025, 0.975))
     return {"value": float(values[0]), "low": float(low), "high": float(high)}
 
@@ -168,7 +168,7 @@ def scores(systems: Mapping[str, Sequence[str]], trained: Sequence[Sequence[str]
 
 
 def form(samples: Sequence[Mapping[str, Any]], asked: Sequence[Record]) -> dict[str, float]:
-    """Shares of the written answers: they stop by themselves, have the record's sections, and match its answer word for word."""
+    """The shares of written answers that stop by themselves, have the record's sections, and match its answer word for word."""
     shares = {"stops": [each["stops"] for each in samples]}
     if any(record.sections for record in asked):
         shares["format"] = [each["format"] for each in samples]
@@ -227,7 +227,7 @@ def examine(trainer, template, records: Records, rows, *, examples: bool = False
 
 
 def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row a system of `scores`, in percent with 95 % intervals."""
+    """One row for each system of `scores`, in percent with 95 % intervals."""
     shown = "{value:.1%} ({low:.1%} to {high:.1%})"
     return [
         {"answers": name} | {measure.replace("_", " "): shown.format(**each) for measure, each in values.items()}
@@ -236,7 +236,7 @@ def table(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Loss and perplexity of the test records' own texts, and the form of what is written, before and after."""
+    """Loss and perplexity of the test records' own texts, and the form of what is written, before and after training."""
     return [
         {
             "model": name,
@@ -248,18 +248,16 @@ def written_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[d
     ]
 
 
-def verdict(
-    found: Mapping[str, Any], against: Sequence[str] = (WORDS, "base model"), measure: str = "accuracy"
-) -> list[str]:
+def verdict(found: Mapping[str, Any]) -> list[str]:
     """A sentence for each comparison: better, worse, or not told apart, and how sure."""
     lines = []
-    for name in against:
-        each = found["trained less"][name][measure]
+    for name in (WORDS, "base model"):
+        each = found["trained less"][name]["accuracy"]
         said = (
             "is better than" if each["low"] > 0 else "is worse than" if each["high"] < 0 else "is not told apart from"
         )
         lines.append(
-            f"The trained model {said} {name}: {100 * each['value']:+.1f} points of {measure.replace('_', ' ')} (95 % interval "
+            f"The trained model {said} {name}: {100 * each['value']:+.1f} points of accuracy (95 % interval "
             f"{100 * each['low']:+.1f} to {100 * each['high']:+.1f}, {found['questions']} questions in {found['groups']} groups)."
         )
     return lines

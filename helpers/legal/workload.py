@@ -33,7 +33,6 @@ RECORDS, BLOCKS_A_RECORD = 1_852, 0.72  # rzeraat/law; packed into blocks of 1,0
 FUSED_TOKENS = 128  # counted so, a step took 0.95 and 0.96 of it on an H200 (docs/gpu.md)
 BITS = 4.127  # a weight in NF4 with double quantisation (Dettmers et al. 2023, section 3)
 MEASURED_FILE = "measured.json"  # what processes that a notebook started have measured
-METHODS = ("full", "lora", "qlora")
 QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
     "vocab_size": 151_936,
     "hidden_size": 896,
@@ -48,16 +47,15 @@ QWEN_HALF_B = {  # Qwen/Qwen2.5-0.5B-Instruct config.json
 def planned(asked: Asked, machine: Runtime, *, weights: bool = False) -> tuple[Recipe, Workload]:
     """Recipe and training step of a run, for the planner: `planned(Asked(method="qlora"), machine)`.
 
-    asked: `model` is a hub id or a path, `method` one of METHODS, `examples` are records, `length` is in tokens of a block.
+    asked: `model` is a hub id or a path, `method` as of LegalParameters, `examples` are records, `length` is in tokens of a block.
     machine: its precision is that of the frozen weights, and its devices share the batch.
     weights: the step has random weights and can be run; without them its model is on the device "meta" and takes no memory.
 
     Raises ValueError for an unknown method, and DoesNotFit for 4 bits on a TPU.
     """
     default = LegalParameters.defaults()
-    name, method, length = asked.model or default.base_model, asked.method or default.method, asked.length or BLOCK
-    if method not in METHODS:
-        raise ValueError(f"method={method!r}: unknown; there are {', '.join(METHODS)}")
+    name, length = asked.model or default.base_model, asked.length or BLOCK
+    method = LegalParameters(method=asked.method or default.method).method
     if method == "qlora" and machine.family == "xla":
         raise DoesNotFit(NO_TPU)
     step = (_step.__wrapped__ if weights else _step)(name, method, machine.precision, length, weights, machine.kind)
@@ -136,8 +134,8 @@ def train_together(parameters: str) -> None:
 def workload(model, name: str, length: int, method: str, kind: str = "cpu", **asked: Any) -> Workload:
     """The step of a causal language model on packed blocks, whole or with adapters, with the tiled loss.
 
-    kind: of device; on "cuda" TRL's kernel keeps the logits of a few tokens alone.
-    asked: as of `ask_the_most`, what the run asks of its model; without it texts of a block's length.
+    kind: the kind of device; on "cuda" TRL's kernel keeps the logits of a few tokens only.
+    asked: the arguments of `ask_the_most`, what the run asks of its model; by default texts of a block's length.
     """
 
     def batch(examples: int, length: int) -> dict[str, torch.Tensor]:

@@ -77,10 +77,11 @@ def test_intervals_are_over_documents_and_differences_on_the_same_draws():
 def test_the_verdict_says_better_worse_or_not_told_apart(trained, said):
     gold, words = drawn(0), drawn(1)
     answers = {"gold": gold, "wrong": ["maybe"] * 60, "same": words}[trained]
-    found = scores({WORDS: words}, [answers], records(gold))
-    (line,) = verdict(found, against=(WORDS,))
+    found = scores({WORDS: words, "base model": gold}, [answers], records(gold))
+    line, beside_base = verdict(found)
     assert line.startswith(f"The trained model {said} words") and "60 questions in 60 groups" in line
-    assert [row["answers"] for row in table(found)] == [WORDS, "gold", "trained"]
+    assert ("is not told apart from base model" in beside_base) == (trained == "gold")
+    assert [row["answers"] for row in table(found)] == [WORDS, "base model", "gold", "trained"]
 
 
 def test_answers_that_cost_nothing_are_the_majority_the_nearest_and_what_words_tell():
