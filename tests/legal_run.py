@@ -108,7 +108,6 @@ def main(output_dir: str, options: dict) -> dict:
     trainer = LegalTrainer(model, arguments, taught, evaluated, tokenizer, plan=planned, runtime=machine)
     trainer.add_callback(Watch())
     held_out = Dataset.from_list(rows(13, options["length"], seed=2))
-    before_training = trainer.completion_loss(held_out)["loss"], loss_by_hand(trainer, held_out)
     trainer.train(resume_from_checkpoint=options["resume"])
     moved = {
         name: float((p.detach().cpu() - before[name]).abs().max())
@@ -121,7 +120,6 @@ def main(output_dir: str, options: dict) -> dict:
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "grad_norms": [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry],
         "eval_losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
-        "before_training": before_training,
         "best_step": trainer.state.best_global_step,
         "moved": moved,
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),

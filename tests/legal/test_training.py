@@ -13,15 +13,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
 from helpers.legal import training
 from helpers.legal.packing import FixedBlocks
 from helpers.legal.training import LegalTrainer, sft_config
-from helpers.legal.workload import workload
 from helpers.machine import xla
-from helpers.plan.counting import count
 from helpers.run import checkpoint
 from tests import harness
 from tests.harness import cpu_here
@@ -47,8 +43,6 @@ RUNS = {
         "full": {"method": "full", **PARITY},
         "lora": {"method": "lora", **PARITY},
         "dropout": DROPOUT,
-        "full recomputed": {"method": "full", **PARITY, "checkpointing": True},
-        "lora recomputed": {"method": "lora", **PARITY, "checkpointing": True},
         "small rate": SMALL_RATE,
         "half base": HALF_BASE,
         "one batch of eight": {**CUT, "batch_size": 8, "accumulation": 1},
@@ -120,10 +114,8 @@ def fingerprint(folder: Path, options: dict) -> dict[str, str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_evaluation_loss_is_the_mean_over_all_labels_of_plain_passes(kind, method, finished):
     _, outcome = finished(kind, method)
-    assert outcome["best_step"] == 20
     assert outcome["loss_by_hand"] == pytest.approx(outcome["eval_losses"][-1], rel=1e-5)
     assert outcome["held_out_loss_by_hand"] == pytest.approx(outcome["held_out_loss"], rel=1e-5)
-    assert outcome["before_training"][0] == pytest.approx(outcome["before_training"][1], rel=1e-5)
     assert outcome["held_out_loss"] != pytest.approx(outcome["eval_losses"][-1], rel=1e-3)
 
 
@@ -133,12 +125,6 @@ def test_one_batch_of_eight_and_eight_of_one_give_the_same_losses_and_gradients(
     assert relative(parts["losses"], whole["losses"]) < 1e-5
     assert relative(parts["grad_norms"], whole["grad_norms"]) < 1e-4
     assert relative(parts["eval_losses"], whole["eval_losses"]) < 1e-5
-
-
-@pytest.mark.once
-def test_training_lowers_the_loss(finished):
-    _, outcome = finished("cpu", "full")
-    assert outcome["eval_losses"][-1] < outcome["losses"][0] - 2
 
 
 # ---- TRL
@@ -181,22 +167,6 @@ def test_rows_and_losses_are_those_of_trls_own_trainer(tmp_path):
 
 
 @pytest.mark.once
-def test_under_adapters_the_whole_model_is_counted_and_on_a_gpu_the_logits_of_few_tokens(tmp_path):
-    model, tokenizer = loaded(method="lora")
-    peaks = [
-        count(workload(model, "sample", 128, "lora", kind), 16, kind="cuda", precision="bf16").step_peak
-        for kind in ("cpu", "cuda")
-    ]
-    assert peaks[1] < peaks[0]
-    planned = plan_by_hand(cpu_here(), batch_size=4, steps=1, length=128)
-    arguments = sft_config(planned, cpu_here(), tmp_path, length=128, seed=1, eval_steps=9, save_steps=9)
-    told = {"plan": planned, "runtime": cpu_here()}
-    trainer = LegalTrainer(model, arguments, Dataset.from_list(TEXTS), Dataset.from_list(TEXTS[:8]), tokenizer, **told)
-    adapters = model.num_parameters(only_trainable=True)
-    assert trainer.meter.flops_per_token == 4 * model.num_parameters() + 2 * adapters > 20 * adapters
-
-
-@pytest.mark.once
 @pytest.mark.parametrize("changes", [{}, {"final_logit_softcapping": 5.0}])
 @pytest.mark.parametrize("tile", [1, 7, 2048])
 def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, monkeypatch):
@@ -227,42 +197,16 @@ def test_the_loss_in_tiles_is_the_plain_one_with_its_gradients(changes, tile, mo
 # ---- resume
 
 
-@pytest.mark.parametrize("name", [pytest.param("full", marks=pytest.mark.slow), "dropout"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, name, finished, tmp_path):
-    folder, reference = finished(kind, name)
-    options = {"kind": kind, **RUNS[kind][name]}
+def test_a_killed_run_ends_with_identical_weights_and_optimizer(kind, finished, tmp_path):
+    folder, reference = finished(kind, "dropout")
+    options = {"kind": kind, **DROPOUT}
     killed = run(tmp_path, {**options, "kill_step": 12})
     assert killed.returncode == -signal.SIGKILL
     (resumed,) = results(run(tmp_path, options, fresh=kind == "cpu"))
     assert resumed["train"]["resumed_from_step"] == options["save_steps"]
     assert resumed["losses"] == reference["losses"]
     assert fingerprint(tmp_path, options) == fingerprint(folder, options)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_adapter_of_a_checkpoint_loads_with_peft_alone(kind, finished, tmp_path):
-    folder, outcome = finished(kind, "dropout")
-    last = checkpoint.folder(folder, DROPOUT["steps"])
-    assert [path.name for path in last.glob("*.bin")] == ["training_args.bin"]
-    assert not (last / "model.safetensors").exists()
-    base, _ = loaded(method="full", seed=1)
-    model = PeftModel.from_pretrained(base, last).eval()
-    assert loss_of_examples(model) == pytest.approx(outcome["eval_losses"][-1], rel=1e-4)
-    model.merge_and_unload().save_pretrained(tmp_path)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loss_of_examples(merged) == pytest.approx(outcome["eval_losses"][-1], rel=1e-4)
-
-
-def loss_of_examples(model) -> float:
-    total = labels = 0
-    for row in rows(40, 64, seed=1):
-        ids, wanted = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits[0, :-1]
-        total += torch.nn.functional.cross_entropy(logits, wanted[0, 1:], reduction="sum").item()
-        labels += int((wanted[0, 1:] != -100).sum())
-    return total / labels
 
 
 @pytest.mark.once
@@ -272,14 +216,6 @@ def test_the_best_adapter_is_loaded_at_the_end(finished):
     assert outcome["best_step"] < 8
     assert outcome["loss_by_hand"] == pytest.approx(min(outcome["eval_losses"]), rel=1e-4)
     assert f"loaded checkpoint-{outcome['best_step']}" in outcome["train"]["messages"][-1]
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("method", METHODS)
-def test_gradient_checkpointing_changes_no_loss(method, finished):
-    (_, plain), (_, recomputed) = finished("cpu", method), finished("cpu", f"{method} recomputed")
-    assert recomputed["plan"]["gradient_checkpointing"]
-    assert relative(recomputed["losses"], plain["losses"]) < 1e-6
 
 
 # ---- XLA
