@@ -1,4 +1,4 @@
-"""Text from the model, and what it gives for a text: the likeliest tokens, and the log-probability of given ones.
+"""What the model writes, and the log-probability that it gives to a text.
 
 # B batch · L tokens of prompt and answer · D hidden size · Q questions · C choices · N tokens of a choice · V vocabulary
 """

@@ -57,7 +57,7 @@
 # %% [markdown]
 # ## Your settings
 #
-# A zero takes the recipe's value. {own data} Any of these rows will do; further columns are reported, not lost:
+# A zero takes the recipe's value. {own data} Any of these rows will do. Further columns are not used, and a table counts them:
 #
 # ```
 # {"question": "May the tenant leave early?", "reasoning": "Step 1: ...", "answer": "Yes."}
@@ -65,7 +65,7 @@
 # {"messages": [{"role": "user", "content": "May I leave?"}, {"role": "assistant", "content": "Yes."}]}
 # ```
 #
-# Tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets. Every setting is checked before anything is
+# Secret tokens never belong here: put `HF_TOKEN` or `WANDB_API_KEY` into the runtime's secrets. Every setting is checked before anything is
 # downloaded, and each choice for the machine has its reason.
 
 # %% tags=["parameters"]
@@ -101,12 +101,12 @@ print(f"output     {run.path}")
 # ## Data, and one record before and after
 #
 # Every row is checked, and each that cannot be used is counted with its reason. Splits of a hub set or a folder are kept as
-# they are; of one file, a tenth each is held out to validate and to test, and near-duplicate questions stay together.
+# they are. Of a single file one tenth is held out for validation and one tenth for the test; near-duplicate questions stay together.
 #
 # Then the model is loaded, whose chat template writes the records. With LoRA, small fp32 matrices are trained beside its
 # projections, which stay as they are. With QLoRA the projections have 4 bits, so that a model of 7 billion weights can be trained
-# on a T4. Of one record, what is learned is printed after what is only read. A record that is too long is set aside and not cut:
-# cut, it would teach an answer without its reasoning.
+# on a T4. For one record the cell prints the text that is only read, and after it the text that is learned. A record that is too
+# long is set aside and not cut: cut, it would teach an answer without its reasoning.
 
 # %%
 run.use_method()
@@ -133,8 +133,8 @@ print("--- read", tokenizer.decode(read), "--- learned", tokenizer.decode(learne
 # %% [markdown]
 # ## Plan, and the trainer
 #
-# What will run and why, and what it is expected to take; memory is counted on tensors without numbers. `sft_config` fills TRL's
-# `SFTConfig` from the plan; any other field can be given by name.
+# The tables say what will run and why, and how much time and memory it is expected to take. Memory is counted on tensors without
+# values. `sft_config` fills TRL's `SFTConfig` from the plan; any other field can be given by name.
 #
 # Last, the trainer's loss of two records that share a block is computed once more by hand, one record after the other. The two
 # numbers must be equal but for rounding: neither record sees the other.
@@ -172,9 +172,9 @@ print(f"by hand {sum(nats) / len(nats):.6f}, by the trainer {packed:.6f}")
 # %% [markdown]
 # ## What costs nothing, and the model as it came
 #
-# Of labelled records: how often the most frequent label, the label of the nearest training record and logistic regression on
-# words are right, and the model before training, asked alone and after three solved examples. Whatever is trained below must be
-# better than these. Of all records, one answer of the model as it came is printed.
+# For labelled records the table says how often each of these is right: the most frequent label, the label of the nearest training
+# record, logistic regression on words, and the model before training, asked alone and after three solved examples. Whatever is
+# trained below must be better than these. For all records, one answer of the model before training is printed.
 
 # %%
 from helpers.legal import evaluation
@@ -191,7 +191,7 @@ print(before["samples"][0]["text"])
 # ## Train
 #
 # Evaluations and checkpoints come every `save_steps` steps; the weights of the best evaluation are loaded at the end. The tables
-# say what the run cost, measured. Useful tokens are no padding; the model FLOPs utilisation leaves recomputation out.
+# say what the run cost, measured. Padding is not counted as useful tokens; the model FLOPs utilisation leaves recomputation out.
 
 # %% [markdown] tags=["tpu"]
 # ## Train
@@ -210,8 +210,9 @@ tables.show(forecast.beside(measured["train"]))
 # %% [markdown]
 # ## Is it any good?
 #
-# The test records chose nothing. `loss` is that of the records' own texts, reasoning included, which the model has not seen. The
-# other columns are of what it writes: does it stop, has it the sections of the record, is the answer the record's own.
+# Nothing was chosen on the test records. `loss` is the loss of the records' own texts, reasoning included, which the model has not
+# seen. The other columns are about what the model writes: how often it stops by itself, how often it has the sections of the
+# record, and how often its answer is the record's own.
 
 # %%
 import matplotlib.pyplot as plt
@@ -244,8 +245,8 @@ results_file = run.results(machine, **results)
 # %% [markdown]
 # ## Ask it
 #
-# The model's answer to a question of yours, asked as it was trained: no legal advice, and often wrong. Change the question and
-# run the cell again.
+# The cell asks the model a question of yours, in the form in which it was trained. Its answer is no legal advice, and often wrong.
+# Change the question and run the cell again.
 
 # %%
 # @title Ask the trained model {display-mode: "form"}
@@ -255,9 +256,8 @@ print(evaluation.ask(trainer, template, records, question))
 # %% [markdown]
 # ## Take it with you
 #
-# With LoRA the adapter is written, and in `merged/` the whole model where disk and memory have room; with QLoRA the adapter
-# alone. Every tensor is read again and must be what was trained. The model is merged in memory: this is the last cell that
-# can use the trainer.
+# With LoRA the adapter is written, and the whole model in `merged/`; with QLoRA the adapter alone; with `method="full"` the whole
+# model. The model is merged in memory: this is the last cell that can use the trainer.
 
 # %%
 from helpers.legal.export import export
@@ -283,7 +283,7 @@ print(*sorted(exported.rglob("*")), run.results(machine, **results), sep="\n")
 # - **Share it**: `huggingface_hub.create_repo("owner/name", private=True)`, then `upload_folder(repo_id="owner/name",
 #   folder_path="<output_dir>/model")`, with a token that may write in the secret `HF_TOKEN`.
 # - **Out of memory**: the micro-batch is halved by itself; then set `gradient_checkpointing=True`, then a smaller `max_length`.
-# - **Counting words is ahead?** Then take it: logistic regression on TF-IDF trains in seconds. More records, or a larger
+# - **Is counting words ahead?** Then use it: logistic regression on TF-IDF trains in seconds. More records, or a larger
 #   `base_model`, are what moves a language model past it.
 # - **Another device**: change `use_tpu` alone, restart the kernel and run all.
 
