@@ -24,7 +24,7 @@ CEILINGS = {
     "plan": 5680,
     "reservoir": 5996,
     "lejepa": 6636,
-    "legal": 9180,
+    "legal": 8602,
     "tuning": 5188,
     "graphmer": 23100,
     "helpers": 77795,
